@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["append", "command_line", "now"]
+__all__ = ["append", "command_line", "now", "show"]
 
 import datetime
 import json
+import platform
 import shlex
 import sys
 from collections.abc import Mapping
@@ -32,3 +33,16 @@ def append(output: Path | None, row: Mapping[str, Any]) -> None:
     if output is not None:
         with output.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def show(output: Path | None, *, module: str, **figures: Any) -> None:
+    """Print a result, and add it to a file.
+
+    Args:
+        output: the file; None for none.
+        module: what is run, ``benchmarks.cpu.dense``.
+        figures: of the result.
+    """
+    row = {"command": command_line(module), "date": now(), "machine": platform.machine(), **figures}
+    print(row)
+    append(output, row)

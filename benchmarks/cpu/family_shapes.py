@@ -52,7 +52,7 @@ _OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"num_key_value_heads": 4, "head_dim": 64},
     "t5": _T5,
-    "transfo-xl": {"d_inner": 3072, "cutoffs": [300, 600], "d_embed": 768, "mem_len": 0},
+    "transfo-xl": {"d_inner": 3072, "cutoffs": [300, 600], "d_embed": 768, "mem_len": 0, "same_length": False},
     "ultrabert": {"num_key_value_heads": 12, "head_dim": 64},
     "umt5": _T5,
     "xlnet": {"d_inner": 3072, "mem_len": None},

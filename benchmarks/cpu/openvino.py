@@ -59,8 +59,8 @@ _LEAST_COSINE = {
 """Of 16 of a text's tokens together with PyTorch's, at any length. Those of others only tell a poor answer from none:
 NNCF's scales are of texts of up to 512 tokens."""
 
-_TEXTS, _LONGEST_TEXT, _FIRST_TOKEN = 24, 512, 20_000
-"""Texts whose vectors are compared, begun so many tokens after those of calibrations."""
+_TEXTS, _LONGEST_TEXT, _FIRST_TOKEN = 24, 512, 96_000
+"""Texts whose vectors are compared, and the token of the help where they begin: its first 64 topics calibrate."""
 
 _LEAST_SECONDS = 2.0
 """Of the timed runs of a case: at 128 tokens, hundreds."""

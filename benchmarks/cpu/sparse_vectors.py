@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import resource
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import append, command_line, now
+from benchmarks.record import show
 from benchmarks.texts import HELP, tokenizer_of
 
 _MAX_LEN, _LAYERS = 4096, 2
@@ -57,18 +56,15 @@ def main() -> int:
             if difference > _ATOL:
                 print(f"{tokens} tokens: the vectors differ by {difference:.2g}, more than {_ATOL:g}")
                 return 1
-            row = {
-                "command": command_line("benchmarks.cpu.sparse_vectors"),
-                "date": now(),
-                "machine": platform.machine(),
-                "tokens": tokens,
-                "threads": options.threads,
-                "active": int((expected > 0).sum()),
-                "max_abs_difference": difference,
+            show(
+                options.output,
+                module="benchmarks.cpu.sparse_vectors",
+                tokens=tokens,
+                threads=options.threads,
+                active=int((expected > 0).sum()),
+                max_abs_difference=difference,
                 **found,
-            }
-            print(row)
-            append(options.output, row)
+            )
     return 0
 
 

@@ -10,7 +10,6 @@ both must give the same vectors. CPU time is that of all threads; beside other p
 from __future__ import annotations
 
 import argparse
-import platform
 import string
 import tempfile
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import append, command_line, now
+from benchmarks.record import show
 from benchmarks.texts import HELP, tokenizer_of
 
 _MAX_LEN, _DIMENSIONS = 4096, 128
@@ -64,17 +63,14 @@ def main() -> int:
                 if difference > _ATOL:
                     print(f"{name}: the vectors differ by {difference:.2g}, more than {_ATOL:g}")
                     return 1
-                row = {
-                    "command": command_line("benchmarks.cpu.token_vectors"),
-                    "date": now(),
-                    "machine": platform.machine(),
-                    "case": name,
-                    "threads": options.threads,
-                    "max_abs_difference": difference,
+                show(
+                    options.output,
+                    module="benchmarks.cpu.token_vectors",
+                    case=name,
+                    threads=options.threads,
+                    max_abs_difference=difference,
                     **_timed(runs, options.rounds),
-                }
-                print(row)
-                append(options.output, row)
+                )
     return 0
 
 

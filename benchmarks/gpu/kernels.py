@@ -35,7 +35,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.cases import DTYPES, FAMILIES, HIDDEN_SIZE, Case, flex_attention_on
+from benchmarks.gpu.cases import DTYPES, FAMILIES, HIDDEN_SIZE, Case
+from benchmarks.gpu.flex_attention import flex_attention_on
 from benchmarks.gpu.job import Job, StepFailedError
 from hdexport.bench.measure.ceilings import measured_ceilings, times_ms
 from hdexport.bench.results.result import Ceilings

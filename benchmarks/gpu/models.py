@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.cases import WindowCase, flex_attention_on
+from benchmarks.gpu.cases.window import WindowCase
+from benchmarks.gpu.flex_attention import flex_attention_on
 from benchmarks.gpu.kernels import attention_call
 from hdplugins import OPERATORS
 

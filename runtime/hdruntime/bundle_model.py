@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BundleModel", "checked_texts", "progress"]
+__all__ = ["BundleModel", "TwoSidedModel", "checked_texts", "progress"]
 
 import contextlib
 import functools
@@ -167,6 +167,45 @@ class BundleModel:
                 f"device is {str(device)!r}, and the bundle was loaded on {here} ({self._session.backend.value}).\n"
                 f"Leave it out, or choose another backend: {type(self).__name__}(bundle, backend=...)"
             )
+
+
+class TwoSidedModel(BundleModel):
+    """A loaded bundle whose texts are queries and documents, which prompts tell apart."""
+
+    encode: Callable[..., Any]
+
+    def encode_query(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        """As :meth:`encode` of queries, with the prompt ``query`` unless another is asked for."""
+        return self._encode_side("query", inputs, prompt_name, prompt, *arguments, **options)
+
+    def encode_document(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        """As :meth:`encode` of documents, with the prompt ``document`` unless another is asked for."""
+        return self._encode_side("document", inputs, prompt_name, prompt, *arguments, **options)
+
+    def _encode_side(
+        self, side: str, inputs: object, prompt_name: str | None, prompt: str | None, *arguments: Any, **options: Any
+    ) -> Any:
+        if prompt_name is None and prompt is None:
+            prompt_name = side
+        return self.encode(inputs, prompt_name, prompt, *arguments, **self._options_of_side(side), **options)
+
+    def _options_of_side(self, side: str) -> dict[str, Any]:
+        """What `encode` takes for queries or documents beside their prompt."""
+        return {}
 
 
 def checked_texts(inputs: object, *, name: str) -> list[str]:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.reader import Bundle, opened_bundle
 from hdruntime.bundle_model import BundleModel, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
@@ -86,7 +86,7 @@ class CrossEncoder(BundleModel):
         device: str | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
-        opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+        opened = opened_bundle(bundle)
         check_classifier(opened.manifest)
         if activation_fn is not None:
             _checked_function(activation_fn)

@@ -27,8 +27,8 @@ import numpy as np
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle_model import BundleModel, checked_texts, progress
+from hdruntime.bundle.reader import Bundle, opened_bundle
+from hdruntime.bundle_model import TwoSidedModel, checked_texts, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
@@ -41,7 +41,7 @@ from hdruntime.text.token_vectors import OUTPUT, Side, TextSide, multi_vector_of
 logger = logging.getLogger(__name__)
 
 
-class MultiVectorEncoder(BundleModel):
+class MultiVectorEncoder(TwoSidedModel):
     """A loaded bundle that gives a vector for each token. Safe to call from several threads; also a context manager.
 
     Args:
@@ -75,7 +75,7 @@ class MultiVectorEncoder(BundleModel):
         device: str | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
-        opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+        opened = opened_bundle(bundle)
         settings = multi_vector_of(opened.manifest)
         self._sides = {side: TextSide(settings, side) for side in (Side.QUERY, Side.DOCUMENT, None)}
         self._dimensions = next(int(spec.shape[-1]) for spec in opened.manifest.outputs if spec.name == OUTPUT)
@@ -188,32 +188,6 @@ class MultiVectorEncoder(BundleModel):
         found: list[Any] = vectors if from_numpy is None else [from_numpy(each) for each in vectors]
         return found[0] if isinstance(inputs, str) else found
 
-    def encode_query(
-        self,
-        inputs: str | Iterable[str],
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        *arguments: Any,
-        **options: Any,
-    ) -> Any:
-        """As :meth:`encode` of queries, with the prompt ``query`` unless another is asked for."""
-        if prompt_name is None and prompt is None:
-            prompt_name = "query"
-        return self.encode(inputs, prompt_name, prompt, *arguments, task=Side.QUERY, **options)
-
-    def encode_document(
-        self,
-        inputs: str | Iterable[str],
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        *arguments: Any,
-        **options: Any,
-    ) -> Any:
-        """As :meth:`encode` of documents, with the prompt ``document`` unless another is asked for."""
-        if prompt_name is None and prompt is None:
-            prompt_name = "document"
-        return self.encode(inputs, prompt_name, prompt, *arguments, task=Side.DOCUMENT, **options)
-
     def similarity(self, embeddings1: object, embeddings2: object) -> Any:
         """MaxSim of each query with each document; see :func:`hdruntime.text.similarity.maxsim`.
 
@@ -236,6 +210,9 @@ class MultiVectorEncoder(BundleModel):
             float32 [n]; a tensor if one was given.
         """
         return maxsim_of_pairs(embeddings1, embeddings2, mean=self._is_mean())
+
+    def _options_of_side(self, side: str) -> dict[str, Any]:
+        return {"task": side}
 
     def _is_mean(self) -> bool:
         if self.similarity_fn_name not in ("maxsim", "meanmaxsim"):

@@ -28,7 +28,7 @@ import numpy as np
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.reader import Bundle, opened_bundle
 from hdruntime.bundle_model import BundleModel, checked_texts, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
@@ -94,7 +94,7 @@ class SentenceEncoder(BundleModel):
         device: str | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
-        opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+        opened = opened_bundle(bundle)
         own = opened.manifest.sentence
         self._output = embedding_output(opened.manifest)
         self._token_output = next(spec for spec in opened.manifest.outputs if spec.has_tokens_axis)

@@ -15,7 +15,7 @@ from hdruntime.backends.choice import open_runner
 from hdruntime.backends.precision import Precision
 from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.reader import Bundle, opened_bundle
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.tasks.answers import answers
@@ -73,7 +73,7 @@ def load(
             f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for the backend's default."
         )
     precision = checked_choice(Precision, precision, option="precision")
-    opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+    opened = opened_bundle(bundle)
     opened, runner, reason = open_runner(
         opened, backend, threads=threads, precision=precision, device=device, rebuild=rebuild, gpu=gpu
     )

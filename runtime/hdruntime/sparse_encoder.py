@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle_model import BundleModel, checked_texts, progress
+from hdruntime.bundle.reader import Bundle, opened_bundle
+from hdruntime.bundle_model import TwoSidedModel, checked_texts, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
@@ -43,7 +43,7 @@ _BLOCK = 256
 """Vectors that are made dense at a time: 31 MB of a vocabulary of 30522."""
 
 
-class SparseEncoder(BundleModel):
+class SparseEncoder(TwoSidedModel):
     """A loaded bundle that gives sparse vectors. Safe to call from several threads; also a context manager.
 
     Args:
@@ -77,7 +77,7 @@ class SparseEncoder(BundleModel):
         device: str | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
-        opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+        opened = opened_bundle(bundle)
         manifest = opened.manifest
         if manifest.task != "sparse-similarity":
             raise InputError(
@@ -150,32 +150,6 @@ class SparseEncoder(BundleModel):
         tensor = _tensor(vectors, self._dimensions, torch)
         tensor = tensor if convert_to_sparse_tensor else tensor.to_dense()
         return tensor[0] if isinstance(inputs, str) else tensor
-
-    def encode_query(
-        self,
-        inputs: str | Iterable[str],
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        *arguments: Any,
-        **options: Any,
-    ) -> Any:
-        """As :meth:`encode`, with the prompt ``query`` unless another is asked for."""
-        if prompt_name is None and prompt is None:
-            prompt_name = "query"
-        return self.encode(inputs, prompt_name, prompt, *arguments, **options)
-
-    def encode_document(
-        self,
-        inputs: str | Iterable[str],
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        *arguments: Any,
-        **options: Any,
-    ) -> Any:
-        """As :meth:`encode`, with the prompt ``document`` unless another is asked for."""
-        if prompt_name is None and prompt is None:
-            prompt_name = "document"
-        return self.encode(inputs, prompt_name, prompt, *arguments, **options)
 
     def similarity(self, embeddings1: object, embeddings2: object) -> Any:
         """The similarity of each vector with each other.

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from benchmarks.gpu import kernels
-from benchmarks.gpu.cases import BLOCK_SIZE, ETC, HF_EVAL, TABLE, BlockCase, ChunkCase, WindowCase
+from benchmarks.gpu.cases.blocks import BLOCK_SIZE, ETC, HF_EVAL, TABLE, BlockCase
+from benchmarks.gpu.cases.chunks import ChunkCase
+from benchmarks.gpu.cases.window import WindowCase
 from hdexport.bench.results.result import Ceilings
 from support.asked_twice import complaint_about_another_definition
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import json
 import random
 import re
@@ -21,109 +20,20 @@ from hypothesis import HealthCheck, given, settings
 
 import hdruntime
 from hdexport.attention.kinds import attention_of
-from hdruntime.bundle.manifest import Default, Fill, PaddingRule, SentenceSettings
-from hdruntime.bundle.pair_template import PairTemplate, TemplatePart, Wording
+from hdruntime.bundle.pair_template import Wording
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.jobs.results import results_of_bundle
-from support.format_1 import format_1_of
-from support.tiny_bundle import INPUTS, engine_file, make_bundle
+from support.every_key import ENGINE, OLD, PARTS, bundles_of_every_key, resealed, write_json
+from support.tiny_bundle import make_bundle
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-VERIFICATION = {
-    "passed": True,
-    "level": "known to later versions only",
-    "graphs": {"model.onnx": {"passed": 4, "checks": 4, "max_abs_error": 2e-6, "tolerance": "<= 1e-04", "failed": []}},
-}
-PASSPORT = {
-    "plugins": {"SlidingWindowAttention": 1},
-    "engine_sha256": "0" * 64,
-    "onnx_sha256": {"model.onnx": "0" * 64},
-    "built_on": {"platform": "linux", "driver": None, "gpu": None, "date": "2026-01-01"},
-}
-ENGINE = engine_file("rtx")
-WINDOW = {"kind": "window", "layers": (3,), "converted": {"tokens": 3, "global_tokens": 1, "dilation": (1,)}}
-BLOCKS = {
-    "block_size": 2,
-    "mode": "hf_eval",
-    "random_blocks": 1,
-    "global_tokens": 0,
-    "last_block": "padded",
-    "dense_tokens": 4,
-}
-AFTER_SEPARATOR = dataclasses.replace(INPUTS[2], default=Default(fill=Fill.AFTER_TOKEN, token_id=3))
-_PARTS = (TemplatePart(before="long", slot="query"), TemplatePart(before="are", slot="document"))
-PAIRS = SentenceSettings(
-    kind="cross-encoder",
-    max_seq_length=16,
-    prompts={"web": "documents"},
-    activation="softmax",
-    pair_template=PairTemplate(
-        plain=Wording(parts=_PARTS, after="."),
-        prompted=Wording(parts=(TemplatePart(before="", slot="prompt"), *_PARTS), after="."),
-    ),
-)
-OLD = {
-    "engine": {"windows": [3], "window": WINDOW["converted"], "token_type_separator_id": 3},
-    "blocks": {"block_sparse": {"kind": "bigbird", **BLOCKS}},
-}
-"""What format version 1 had in place of the attention and the defaults of inputs."""
-
-
-def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value))
-
-
-def resealed(bundle: Path, manifest: dict[str, Any]) -> Path:
-    """The bundle with that manifest, and the checksums of its files."""
-    for name, record in manifest["files"].items():
-        data = (bundle / name).read_bytes()
-        record.update(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
-    write_json(bundle / "manifest.json", manifest)
-    return bundle
-
-
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three bundles that together have every key of a manifest; tests restore what they change.
-
-    Then the first two, as format version 1 had them.
-    """
-    folder = tmp_path_factory.mktemp("resealed")
-    made = {
-        "engine": make_bundle(folder / "engine", task="sentence-similarity", token_types=True, cpu_graph=True),
-        "blocks": make_bundle(
-            folder / "blocks", task="text-classification", padding=PaddingRule(multiple_of=2, free_up_to=4)
-        ),
-        "pairs": make_bundle(folder / "pairs", task="text-classification"),
-    }
-    (made["engine"] / "engines").mkdir()
-    (made["engine"] / ENGINE.file).write_bytes(b"no engine")
-    write_json(made["engine"] / ENGINE.passport, PASSPORT)
-    more = {
-        "engine": {
-            "engines": (ENGINE,),
-            "verification": VERIFICATION,
-            "attention": (WINDOW,),
-            "inputs": (*INPUTS[:2], AFTER_SEPARATOR),
-        },
-        "blocks": {
-            "labels": ("a", "b", "c", "d"),
-            "verification": VERIFICATION,
-            "attention": ({"kind": "blocks", "pattern": "bigbird", **BLOCKS, "converted": True},),
-        },
-        "pairs": {"sentence": PAIRS},
-    }
-    for name, path in made.items():
-        seal(path, dataclasses.replace(open_bundle(path).manifest, **more[name]))
-    for name in OLD:
-        made[f"old {name}"] = Path(shutil.copytree(made[name], folder / f"old {name}"))
-        manifest = made[f"old {name}"] / "manifest.json"
-        write_json(manifest, format_1_of(json.loads(manifest.read_text()), **OLD[name]))
-    return made
+    """Tests restore what they change."""
+    return bundles_of_every_key(tmp_path_factory.mktemp("resealed"))
 
 
 @pytest.fixture
@@ -266,7 +176,7 @@ OF_AN_ENCODER = (
     {
         "kind": "encoder",
         "max_seq_length": 4,
-        "pair_template": {"plain": dataclasses.asdict(Wording(parts=_PARTS, after="")), "prompted": None},
+        "pair_template": {"plain": dataclasses.asdict(Wording(parts=PARTS, after="")), "prompted": None},
     },
     r"manifest\.sentence\.pair_template is there for the kind encoder, which reads no pairs",
 )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hdruntime
+from hdexport.cli.build import own_length
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Backend, Role
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
 from support.made_once import made_once
 from support.needs import needs_rtx
 from support.tiny_models import save_sentence_modules, save_tiny_model
@@ -35,6 +40,25 @@ def prompted(hdexport: Command, tmp_path_factory: pytest.TempPathFactory) -> Pat
         (directory / "said").write_text(done.stdout)
 
     return made_once(tmp_path_factory, "prompted bundle", make)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reading"),
+    [
+        ("encoder", "SentenceEncoder truncate texts; max_seq_length='bundle'"),
+        ("sparse-encoder", "SparseEncoder truncate texts; max_seq_length='bundle'"),
+        ("multi-vector-encoder", "MultiVectorEncoder truncate documents; document_length='bundle'"),
+        ("cross-encoder", "CrossEncoder truncate pairs; max_length='bundle'"),
+    ],
+)
+def test_build_says_how_to_lift_each_kind_of_model_s_own_length(kind: Any, reading: str) -> None:
+    """By an argument that the class has."""
+    tokens = MultiVectorSettings(document_length=24) if kind == "multi-vector-encoder" else None
+    settings = SentenceSettings(kind=kind, max_seq_length=24, multi_vector=tokens)
+    assert own_length(settings, max_len=24) is None
+    assert own_length(settings, max_len=100) == (f"24 tokens, to which sentence-transformers and {reading} lifts that")
+    name, option = re.fullmatch(r"(\w+) .*; (\w+)=.*", reading).groups()  # type: ignore[union-attr]
+    assert option in inspect.signature(getattr(hdruntime, name)).parameters
 
 
 def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, prompted: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -17,7 +17,7 @@ from hdruntime.text.chunking import TextChunks
 from support.comparators import assert_close
 from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
-from support.sample_model import SAMPLE_MAX_LEN
+from support.sample_model import SAMPLE_MAX_LEN, save_sample_model
 
 ATOL = 1e-6
 """Measured: 2.4e-7. What is promised is ten times this."""
@@ -110,14 +110,30 @@ class ByHand:
         return states
 
 
-@pytest.fixture(scope="module")
-def by_hand(extended_sample: Path) -> ByHand:
-    return ByHand(extended_sample)
+@pytest.fixture(scope="module", params=[2, pytest.param(6, marks=pytest.mark.nightly)])
+def checkpoint(request: pytest.FixtureRequest, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample model up to that layer, with more positions than it was trained for."""
+    from hdexport.extend import ExtendOptions, extend
+
+    folder = tmp_path_factory.mktemp("late")
+    save_sample_model(folder / "sample", request.param)
+    extend(ExtendOptions(model=folder / "sample", output=folder / "checkpoint", max_len=SAMPLE_MAX_LEN))
+    return folder / "checkpoint"
 
 
 @pytest.fixture(scope="module")
-def session(sample_bundles: Callable[[str], Path]) -> Iterator[Session]:
-    with hdruntime.load(sample_bundles("sentence-similarity")) as session:
+def by_hand(checkpoint: Path) -> ByHand:
+    return ByHand(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def session(checkpoint: Path) -> Iterator[Session]:
+    from hdexport.build import BuildOptions, build
+
+    bundle = checkpoint.with_name("bundle")
+    options = {"max_len": SAMPLE_MAX_LEN, "attention_scale": "none", "verify": None}
+    build(BuildOptions(model=checkpoint, output=bundle, **options))
+    with hdruntime.load(bundle) as session:
         yield session
 
 

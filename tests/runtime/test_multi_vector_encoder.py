@@ -24,18 +24,15 @@ from hdruntime.jobs import VectorOptions
 from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.similarity import maxsim, maxsim_of_pairs
 from hdruntime.text.tokenization import Overflow
-from support.colbert_models import DOCUMENT_TOKENS, MODELS, POSITIONS, save_colbert
+from support.colbert_models import DOCUMENT_TOKENS, MAX_LEN, MODELS, POSITIONS, UNSEEN, WINDOW, made_colbert
 from support.comparators import assert_close
 from support.job_runs import read, run
-from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 ATOL = 1e-5
 """Measured: 4e-6."""
-
-MAX_LEN = 90
 
 TEXTS = [
     "What is read, and by whom?",
@@ -58,21 +55,7 @@ LONGER = LONG * 3
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Name of a model -> a folder with its ``checkpoint`` and, verified, its ``bundle``."""
 
-    def save_and_build(name: str) -> Callable[[Path], None]:
-        def make(directory: Path) -> None:
-            from hdexport.build import BuildOptions, build
-
-            save_colbert(directory / "checkpoint", name)
-            options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none"}
-            build(
-                BuildOptions(
-                    model=directory / "checkpoint", output=directory / "bundle", openvino=name == "classic", **options
-                )
-            )
-
-        return make
-
-    return lambda name: made_once(tmp_path_factory, f"colbert {name}", save_and_build(name))
+    return lambda name: made_colbert(tmp_path_factory, name)
 
 
 @pytest.fixture(params=MODELS)
@@ -122,9 +105,10 @@ def test_each_wrong_reading_of_a_query_or_document_is_found(both: tuple[Any, Mul
         assert_same_vectors([each * 1.001 for each in ours.encode_document(TEXTS)], documents)
 
 
-def test_what_is_added_to_a_query_is_not_seen_by_it(saved: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_is_added_to_a_query_is_not_seen_by_it(saved: Callable[[str], Path], name: str) -> None:
     """In every graph; where it is seen, as in the bundle of another model, the vectors are others."""
-    directory = saved("classic")
+    directory = saved(name)
     theirs = sentence_transformers.MultiVectorEncoder(str(directory / "checkpoint"), device="cpu")
     expected = theirs.encode_query(TEXTS, convert_to_numpy=True)
     ids = np.array([[101, 2054, 102, 103, 103]])
@@ -140,15 +124,40 @@ def test_what_is_added_to_a_query_is_not_seen_by_it(saved: Callable[[str], Path]
         assert_close(np.linalg.norm(unseen, axis=2), np.ones((1, 5)), atol=ATOL)
 
 
-def test_every_graph_of_a_bundle_was_verified(saved: Callable[[str], Path]) -> None:
-    verification = open_bundle(saved("classic") / "bundle").manifest.verification
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_added_tokens_see_what_of_the_query_is_in_their_window(saved: Callable[[str], Path], backend: str) -> None:
+    """Queries of all lengths: beyond the window, tokens see nothing, which is 0 in PyTorch's fused attention."""
+    directory = saved("windowed")
+    theirs = sentence_transformers.MultiVectorEncoder(str(directory / "checkpoint"), device="cpu")
+    queries = ["a " * words for words in range(14)]
+    expected = theirs.encode_query(queries, convert_to_numpy=True)
+    with MultiVectorEncoder(directory / "bundle", backend=backend) as ours:
+        assert_same_vectors(ours.encode_query(queries), expected)
+        for number in (0, 3, 13):
+            assert_same_vectors(ours.encode_query(queries[number : number + 1]), expected[number : number + 1])
+    eager = {"attn_implementation": "eager"}
+    others = sentence_transformers.MultiVectorEncoder(
+        str(directory / "checkpoint"), device="cpu", model_kwargs=eager
+    ).encode_query(queries[:1], convert_to_numpy=True)
+    differ = np.abs(others[0] - expected[0]).max(axis=1) > 0.1
+    real = 5  # [CLS], the three of "[Q] ", [SEP]
+    assert differ[real + WINDOW :].all()
+    assert not differ[: real + WINDOW].any()
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_every_graph_of_a_bundle_was_verified(saved: Callable[[str], Path], name: str) -> None:
+    verification = open_bundle(saved(name) / "bundle").manifest.verification
     assert verification is not None
     assert verification["passed"]
-    assert {"model.onnx", "onnxruntime_cpu.onnx"} < set(verification["graphs"])  # type: ignore[call-overload]
+    assert {"model.onnx", "onnxruntime_cpu.onnx", "openvino.onnx and openvino_unpadded.onnx"} == set(
+        verification["graphs"]
+    )  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("name", UNSEEN)
 def test_a_verification_finds_a_query_that_sees_what_was_added(
-    saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    saved: Callable[[str], Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hdexport.checkpoint import find_checkpoint
     from hdexport.model.graph_module import GraphModule
@@ -156,7 +165,7 @@ def test_a_verification_finds_a_query_that_sees_what_was_added(
     from hdexport.verify.grid import Grid
     from hdexport.verify.pytorch_reference import reference_of
 
-    directory, right = saved("classic"), GraphModule.forward
+    directory, right = saved(name), GraphModule.forward
     reference = reference_of(open_bundle(directory / "bundle"), find_checkpoint(directory / "checkpoint"))
     monkeypatch.setattr(GraphModule, "forward", lambda self, attended_mask, **inputs: right(self, **inputs))
     found = verify_bundle(open_bundle(directory / "bundle"), reference, grid=Grid.QUICK, report=lambda *_: None)
@@ -171,11 +180,31 @@ def test_attention_that_gives_unseen_tokens_nothing_is_refused(saved: Callable[[
     options = BuildOptions(
         model=saved("classic") / "checkpoint", output=tmp_path / "bundle", max_len=MAX_LEN, verify=None
     )
-    with pytest.raises(ModelError, match=r"attend: false\), which attention 'window' of this bert does not compute"):
-        build(dataclasses.replace(options, attention=attention_from_spec("window:8,global:0")))
+    with pytest.raises(ModelError, match=r"attend: false\), which attention 'blocks' of this bert does not compute"):
+        build(dataclasses.replace(options, attention=attention_from_spec("bigbird:block=8")))
     with pytest.raises(InputError, match=r"--max-len is 15, and the model expands every query to 16.*\nGive 16"):
         build(dataclasses.replace(options, max_len=15))
     assert not (tmp_path / "bundle").exists()
+
+
+def test_added_tokens_see_the_query_through_windows_that_replace_dense_attention(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The build compares them with PyTorch's attention under a mask; of two heads, one has gaps."""
+    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.build import BuildOptions, build
+
+    build(
+        BuildOptions(
+            model=saved("classic") / "checkpoint",
+            output=tmp_path / "bundle",
+            max_len=POSITIONS,
+            attention=attention_from_spec("window:3,global:0,dilation:1/2"),
+        )
+    )
+    verification = open_bundle(tmp_path / "bundle").manifest.verification
+    assert verification is not None
+    assert verification["passed"]
 
 
 def test_a_manifest_that_contradicts_itself_is_refused(saved: Callable[[str], Path]) -> None:

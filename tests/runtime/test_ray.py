@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import random
@@ -23,15 +22,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import hdruntime
-from hdruntime.bundle.manifest import EngineFile
-from hdruntime.errors import BackendError, BackendUnavailableError, BundleError, InputError
+from hdruntime.errors import BackendError, BundleError, InputError
 from hdruntime.jobs import Job, JobOptions, plan_job, run_job
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position
-from hdruntime.jobs.windows import LocalPool, Window, WindowOptions, WindowResult, cut_windows
+from hdruntime.jobs.window_inference import LocalPool
+from hdruntime.jobs.windows import Window, WindowOptions, WindowResult, cut_windows
 from hdruntime.ray import BundleMapper, RayPool
 from hdruntime.ray import pool as pool_module
-from hdruntime.ray.cluster import Places, connected, places
 from hdruntime.ray.worker import WindowWorker
 from hdruntime.text.tokenization import Overflow
 from support.recurrent_bundle import make_streaming_bundle
@@ -422,84 +420,3 @@ def test_the_command_starts_a_cluster_and_survives_a_killed_worker(bundle_path: 
 def ray_servers() -> set[int]:
     names = ("raylet", "gcs_server")
     return {process.pid for process in psutil.Process().children(recursive=True) if process.name() in names}
-
-
-def test_a_cluster_that_is_not_there_is_refused_before_ray_gives_up() -> None:
-    addresses = ("127.0.0.1:1", "no cluster", "auto")
-    code = f"""
-from hdruntime import BackendUnavailableError
-from hdruntime.ray.cluster import connected
-for address in {addresses!r}:
-    try:
-        with connected(address):
-            pass
-    except BackendUnavailableError as error:
-        print(error)
-"""
-    environment = {"RAY_ADDRESS": "127.0.0.1:1"}
-    # Ray itself would try for minutes.
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ | environment
-    )
-    said = "".join(
-        rf"There is no Ray cluster to join at {address}: .*\nStart one: ray start --head.*\n" for address in addresses
-    )
-    assert re.fullmatch(said, done.stdout), done.stdout + done.stderr
-
-
-def test_ray_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(hdruntime.MissingDependencyError, match=r"pip install 'hdexport\[ray\]'"), connected(None):
-        pass
-
-
-CPU_NODE, GPU_NODE = {"CPU": 8.0, "memory": 1e9}, {"CPU": 16.0, "GPU": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "engine", "backend", "threads", "expected"),
-    [
-        ([CPU_NODE], False, "auto", None, Places(workers=8, cpus=1, gpus=0)),
-        ([CPU_NODE, CPU_NODE], False, "auto", 3, Places(workers=4, cpus=3, gpus=0)),
-        ([CPU_NODE, GPU_NODE], False, "auto", 8, Places(workers=3, cpus=8, gpus=0)),
-        ([CPU_NODE, GPU_NODE], True, "auto", None, Places(workers=2, cpus=1, gpus=1)),
-        ([CPU_NODE, GPU_NODE], True, "onnxruntime", 4, Places(workers=6, cpus=4, gpus=0)),
-        ([CPU_NODE, GPU_NODE], True, "openvino", 4, Places(workers=6, cpus=4, gpus=0)),
-        ([CPU_NODE, GPU_NODE, GPU_NODE], True, "tensorrt", None, Places(workers=4, cpus=1, gpus=1)),
-        ([CPU_NODE], True, "auto", None, Places(workers=8, cpus=1, gpus=0)),
-        ([{"GPU": 4.0, "CPU": 2.0}], True, "auto", 1, Places(workers=2, cpus=1, gpus=1)),
-        ([{}, {"CPU": 1.0}], False, "auto", 1, Places(workers=1, cpus=1, gpus=0)),
-    ],
-)
-def test_a_cluster_is_divided_into_workers(
-    bundle_path: Path,
-    nodes: list[dict[str, float]],
-    engine: bool,
-    backend: str,
-    threads: int | None,
-    expected: Places,
-) -> None:
-    bundle = bundle_with_engine(bundle_path) if engine else hdruntime.open_bundle(bundle_path)
-    assert places(nodes, bundle, backend=backend, threads=threads) == expected
-
-
-def bundle_with_engine(path: Path) -> hdruntime.Bundle:
-    bundle = hdruntime.open_bundle(path)
-    engine = EngineFile(
-        file="e", passport="p", flavour="tensorrt", version="11", precision="float16", architectures=(), profiles=()
-    )
-    return hdruntime.Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=(engine,)))
-
-
-@pytest.mark.parametrize(
-    ("backend", "threads", "error", "message"),
-    [
-        ("tensorrt", None, BackendUnavailableError, "needs a GPU, and the Ray cluster has none"),
-        ("auto", 9, InputError, r"A worker of 9 threads .* the largest node of the Ray cluster has 8"),
-    ],
-)
-def test_a_cluster_without_a_place_for_any_worker_is_refused(
-    bundle_path: Path, backend: str, threads: int | None, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend=backend, threads=threads)

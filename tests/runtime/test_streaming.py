@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import hdruntime
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
-from hdruntime.bundle.manifest import SentenceSettings
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.inference.streaming import Segment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["NODES", "Clipped", "Shared", "exact_answer", "inputs_of", "model_of", "wrong_inputs"]
+__all__ = ["NODES", "Clipped", "Shared", "inputs_of", "model_of", "wrong_inputs"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -136,15 +136,6 @@ def inputs_of(node: Clipped, kinds: np.ndarray) -> dict[str, np.ndarray]:
     names = [*node.operator.state_names, *node.inputs]
     drawn = {name: (1.5 * generator.normal(size=shape)).astype(dtype) for name, shape in shapes.items()}
     return {name: kinds != 0 if name == "key_mask" else drawn[name] for name in names}
-
-
-def exact_answer(
-    node: Clipped, inputs: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float64, **changes: Any
-) -> np.ndarray:
-    """By the definition, computed in that dtype; `changes` are attributes."""
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    typed = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return node.by_definition([typed[name] for name in node.operator.state_names], typed, **changes).numpy()
 
 
 def model_of(nodes: Sequence[Clipped], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:

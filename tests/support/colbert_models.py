@@ -2,26 +2,58 @@
 
 from __future__ import annotations
 
-__all__ = ["DOCUMENT_TOKENS", "MODELS", "POSITIONS", "save_colbert"]
+__all__ = ["DOCUMENT_TOKENS", "MAX_LEN", "MODELS", "POSITIONS", "UNSEEN", "WINDOW", "made_colbert", "save_colbert"]
 
 import json
 import string
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AddedToken, AutoTokenizer, BertConfig, BertModel
+from transformers import (
+    AddedToken,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    PreTrainedModel,
+)
 
+from support.made_once import made_once
 from support.tiny_models import change_json
 
 POSITIONS, DOCUMENT_TOKENS, WIDTH = 64, 40, 12
 
-MODELS = ("classic", "attending", "unexpanded", "pylate", "stanford")
-"""Expanded by tokens that no token sees; by tokens that all see, punctuation left out of queries, too; not expanded;
-PyLate's and Stanford's formats, with markers that are tokens of their own."""
+MODELS = ("classic", "attending", "unexpanded", "windowed", "pylate", "stanford")
+"""Expanded by tokens that no token sees; by tokens that all see, punctuation left out of queries, too; not expanded; as
+the first, of a ModernBERT with windows that a query exceeds; PyLate's and Stanford's formats, with markers that are
+tokens of their own."""
+
+UNSEEN = ("classic", "windowed")
+"""Models whose added tokens are not seen, and whose bundles have graphs for OpenVINO."""
+
+MAX_LEN = 90
+
+WINDOW = 4
+"""Tokens on each side that a token of "windowed" sees in every second layer."""
 
 _OF_TOKENS = {"module_input_name": "token_embeddings"}
+
+
+def made_colbert(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder with a model of `MODELS`, its ``checkpoint`` and, verified, its ``bundle``: made once for all tests."""
+
+    def make(directory: Path) -> None:
+        from hdexport.build import BuildOptions, build
+
+        save_colbert(directory / "checkpoint", name)
+        options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none", "openvino": name in UNSEEN}
+        build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", **options))
+
+    return made_once(tmp_path_factory, f"colbert {name}", make)
 
 
 def save_colbert(path: Path, name: str, **config: Any) -> None:
@@ -30,7 +62,7 @@ def save_colbert(path: Path, name: str, **config: Any) -> None:
     Args:
         path: the folder to make; another beside it holds the encoder.
         name: of the model.
-        config: values of BERT's configuration.
+        config: values of the encoder's configuration.
     """
     from hdexport.checkpoint import default_model
 
@@ -48,7 +80,7 @@ def save_colbert(path: Path, name: str, **config: Any) -> None:
         "max_position_embeddings": POSITIONS,
         "initializer_range": 0.4,
     }
-    model = BertModel(BertConfig(**(sizes | config))).eval()
+    model = _windowed(sizes, tokenizer) if name == "windowed" else BertModel(BertConfig(**(sizes | config))).eval()
     weight = torch.randn(WIDTH, 32)
     if name == "stanford":
         model.save_pretrained(path)
@@ -61,6 +93,13 @@ def save_colbert(path: Path, name: str, **config: Any) -> None:
     _save_modules(path, base, name, weight)
     if name == "pylate":
         _as_pylate(path)
+
+
+def _windowed(sizes: dict[str, Any], tokenizer: Any) -> PreTrainedModel:
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep")}
+    ids |= {"bos_token_id": ids["cls_token_id"], "eos_token_id": ids["sep_token_id"]}
+    windows = {"num_hidden_layers": 4, "global_attn_every_n_layers": 2, "local_attention": 2 * WINDOW}
+    return ModernBertModel(ModernBertConfig(**(sizes | ids | windows))).eval()
 
 
 def _save_modules(path: Path, base: Path, name: str, weight: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["NODES", "Disentangled", "exact_answer", "inputs_of", "model_of", "wrong_inputs"]
+__all__ = ["NODES", "Disentangled", "inputs_of", "model_of", "wrong_inputs"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,15 +96,6 @@ def inputs_of(node: Disentangled, kinds: np.ndarray) -> dict[str, np.ndarray]:
     dtype = "float16" if node.dtype == "bfloat16" else node.dtype
     drawn = {name: generator.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
     return drawn | {"key_mask": kinds != 0}
-
-
-def exact_answer(
-    node: Disentangled, inputs: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float64, **changes: Any
-) -> np.ndarray:
-    """By the definition, computed in that dtype; `changes` are attributes and inputs."""
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    typed = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return node.by_definition([typed[name] for name in node.operator.state_names], typed, **changes).numpy()
 
 
 def model_of(nodes: Sequence[Disentangled], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["NODES", "Favor", "by_hand", "exact_answer", "inputs_of", "wrong_nodes"]
+__all__ = ["NODES", "Favor", "by_hand", "inputs_of", "wrong_nodes"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -83,15 +83,6 @@ def inputs_of(node: Favor, mask: np.ndarray, *, size: float = 0.5) -> dict[str, 
     sizes = {"query": size, "key": size, "value": 1.5}
     states = {name: (size * generator.normal(size=shape)).astype(node.dtype) for name, size in sizes.items()}
     return {**states, "key_mask": mask != 0}
-
-
-def exact_answer(
-    node: Favor, inputs: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float64, **changes: Any
-) -> np.ndarray:
-    """By the definition, computed in that dtype; `changes` are attributes."""
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    states = [tensors[name].to(dtype) for name in node.operator.state_names]
-    return node.by_definition(states, tensors, **changes).numpy()
 
 
 def by_hand(node: Favor, inputs: Mapping[str, np.ndarray], *, text: int, head: int) -> np.ndarray:

@@ -23,7 +23,8 @@ from hdruntime.bundle.writer import seal
 from hdruntime.jobs import JobOptions, plan_job, run_job
 from hdruntime.jobs.progress import JobProgress, RowCounts
 from hdruntime.jobs.rows import Row
-from hdruntime.jobs.windows import LocalPool, Window, WindowResult
+from hdruntime.jobs.window_inference import LocalPool
+from hdruntime.jobs.windows import Window, WindowResult
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")

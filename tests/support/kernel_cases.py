@@ -30,8 +30,11 @@ from hdplugins.operators.chunk_attention.tiles import tiles_for_chunks
 from hdplugins.operators.kernel_launch import launch
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.operators.sliding_window_attention.tiles import WINDOW_HEAD_DIMS, tiles_for_windows
+from support.block_operator import Blocks
+from support.chunk_operator import Chunks
 from support.interpreted_kernel import Inputs
-from support.sparse_operators import PADDINGS, Blocks, Chunks, Lsh, SparseLayer, Window, token_kinds
+from support.lsh_operator import Lsh
+from support.sparse_operators import PADDINGS, SparseLayer, Window, token_kinds
 
 _DTYPES = ("float32", "float16")
 """Not bfloat16: Triton 3.9's interpreter multiplies its bit patterns as integers."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["NODES", "LocalGlobal", "exact_answer", "inputs_of", "model_of", "wrong_nodes"]
+__all__ = ["NODES", "LocalGlobal", "inputs_of", "model_of", "wrong_nodes"]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,15 +119,6 @@ def inputs_of(node: LocalGlobal, mask: np.ndarray) -> dict[str, np.ndarray]:
     drawn = {name: 1.5 * generator.normal(size=shape) for name, shape in shapes.items()}
     names = [*node.operator.state_names, *node.inputs]
     return {name: mask if name == "token_mask" else drawn[name].astype(node.dtype) for name in names}
-
-
-def exact_answer(
-    node: LocalGlobal, inputs: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float64, **changes: Any
-) -> np.ndarray:
-    """By the definition, computed in that dtype; `changes` are attributes."""
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    typed = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return node.by_definition([typed[name] for name in node.operator.state_names], typed, **changes).numpy()
 
 
 def model_of(nodes: Sequence[LocalGlobal], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:

@@ -6,14 +6,13 @@ __all__ = [
     "MEMORIES",
     "NODES",
     "Relative",
-    "exact_answer",
     "inputs_of",
     "key_kinds",
     "model_of",
     "wrong_nodes",
 ]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,15 +125,6 @@ def inputs_of(node: Relative, kinds: np.ndarray, tokens: int, *, spare: int = 0)
     drawn = {name: generator.normal(size=shape) * sizes.get(name, 1.0) for name, shape in shapes.items()}
     names = [*node.operator.state_names, *node.inputs]
     return {name: kinds if name == "key_kind" else drawn[name].astype(node.dtype) for name in names}
-
-
-def exact_answer(
-    node: Relative, inputs: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float64, **changes: Any
-) -> np.ndarray:
-    """By the definition, computed in that dtype; `changes` are attributes."""
-    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    typed = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return node.by_definition([typed[name] for name in node.operator.state_names], typed, **changes).numpy()
 
 
 def model_of(nodes: Sequence[Relative], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:

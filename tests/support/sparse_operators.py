@@ -1,30 +1,23 @@
-"""The sparse operators as tests need them: nodes, their keys in view counted by hand, and what is particular to each.
+"""What tests need of a sparse operator: nodes, their keys in view counted by hand, and what is particular to it.
 
-A test of all sparse operators goes through `DESCRIPTIONS`; a new operator is one more `SparseLayer` and `Description`.
+Sliding windows are here; each other operator has a module, and `support.sparse_descriptions` has them all.
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "BLOCKS",
-    "CHUNKS",
-    "DESCRIPTIONS",
     "GLOBALS",
-    "LSH",
     "PADDINGS",
     "WINDOWS",
-    "Blocks",
-    "Chunks",
     "Description",
     "Layer",
-    "Lsh",
     "SparseLayer",
     "Window",
+    "scans",
     "token_kinds",
 ]
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -35,7 +28,6 @@ import onnx
 import torch
 
 from hdplugins import OPERATORS, Operator
-from hdplugins.operators.lsh_attention.hashing import draw_rotations
 from hdplugins.operators.onnx_text import BlockOrder
 
 PADDINGS = ("none", "right", "left", "holes", "all")
@@ -43,7 +35,10 @@ GLOBALS = ("none", "first", "scattered", "all")
 
 
 def token_kinds(padding: str, tokens: int, *, globals_: str = "none", bound: int = 0, batch: int = 3) -> np.ndarray:
-    """[batch, tokens], int32; the first text has the padding, all have globals, differently many where scattered."""
+    """[batch, tokens], int32; the first text has the padding, all have globals, differently many where scattered.
+
+    "unseen", of windows alone, is a text with tokens behind it that see it and are not seen, and some padding.
+    """
     generator = np.random.default_rng(tokens)
     kinds = np.ones((batch, tokens), np.int32)
     if padding == "right":
@@ -54,8 +49,11 @@ def token_kinds(padding: str, tokens: int, *, globals_: str = "none", bound: int
         kinds[0] = generator.random(tokens) < 0.6
     elif padding == "all":
         kinds[0] = 0
+    elif padding == "unseen":
+        kinds[0, (tokens + 2) // 3 :] = -1
+        kinds[0, tokens - tokens // 5 :] = 0
     for number, row in enumerate(kinds):
-        (real,) = row.nonzero()
+        (real,) = (row == 1).nonzero()
         if globals_ == "first":
             row[real[: min(1, bound)]] = 2
         elif globals_ == "scattered":
@@ -229,178 +227,6 @@ class Window(SparseLayer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks(SparseLayer):
-    """A node BlockSparseAttention; `listed` is the shape of a table with repeats and invalid entries."""
-
-    operator = OPERATORS["BlockSparseAttention"]
-    block: int = 8
-    first: int = 1
-    last: int = 1
-    window: int = 1
-    repeats: int = 0
-    dense: int = 0
-    by_row: int = 0
-    listed: tuple[int, int, int] | None = None
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {
-            "block_size": self.block,
-            "first_global": self.first,
-            "last_global": self.last,
-            "window": self.window,
-            "first_repeats": self.repeats,
-            "dense_tokens": self.dense,
-            "ends_by_row": self.by_row,
-        }
-
-    @property
-    def constants(self) -> dict[str, np.ndarray]:
-        """The table, [1 or heads, rows, listed], by its shape."""
-        if self.listed is None:
-            return {}
-        table = np.random.default_rng(7).integers(-2, self.listed[1] + 4, self.listed)
-        return {"table_" + "x".join(map(str, self.listed)): table.astype(np.int32)}
-
-    @property
-    def lengths(self) -> list[int]:
-        """A few blocks, the longest dense text and the blocks of the window, one less and one more."""
-        edges = {self.block, 2 * self.block, self.dense, self.block * (self.first + self.last + 2 * self.window + 1)}
-        return sorted({1, 113, *(edge + shift for edge in edges if edge >= 0 for shift in (-1, 0, 1))} - {-1, 0})
-
-    def keys_by_hand(self, kinds: np.ndarray, vectors: np.ndarray, head: int, query: int) -> list[int]:
-        tokens, size = len(kinds), self.block
-        end = 1 + max((i for i in range(tokens) if kinds[i]), default=-1) if self.by_row else tokens
-        last, own = math.ceil(end / size) - 1, query // size
-        if end <= self.dense or own < self.first or (self.last and own == last):
-            blocks = list(range(tokens // size + 1))
-        else:
-            near = range(own - self.window, own + self.window + 1)
-            blocks = sorted({*range(self.first), *([last] if self.last else []), *near}) + [0] * self.repeats
-            for table in self.constants.values():
-                if own - self.first < table.shape[1]:
-                    blocks += table[head % len(table), own - self.first].tolist()
-        return [key for block in blocks for key in range(tokens) if key // size == block and kinds[key]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunks(SparseLayer):
-    """A node ChunkAttention; `multiple` is in chunks."""
-
-    operator = OPERATORS["ChunkAttention"]
-    chunk: int = 8
-    before: int = 1
-    after: int = 0
-    multiple: int = 1
-    causal: int = 0
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {
-            "chunk": self.chunk,
-            "before": self.before,
-            "after": self.after,
-            "multiple": self.multiple * self.chunk,
-            "causal": self.causal,
-        }
-
-    @property
-    def lengths(self) -> list[int]:
-        """A chunk, two and the multiple, one less and one more."""
-        edges = {self.chunk, 2 * self.chunk, self.multiple * self.chunk}
-        return sorted({1, 113, *(edge + shift for edge in edges for shift in (-1, 0, 1))} - {0})
-
-    def chunks_by_hand(self, own: int, chunks: int) -> list[int]:
-        """The chunks that one of a circle sees; `chunks` is their number."""
-        return [(own + (step if abs(step) < chunks else 0)) % chunks for step in range(-self.before, self.after + 1)]
-
-    def padded(self, tokens: int) -> int:
-        """The tokens of a text with the padding that makes whole chunks of it."""
-        whole = self.multiple * self.chunk
-        return whole * math.ceil(max(tokens, 1) / whole)
-
-    def keys_by_hand(self, kinds: np.ndarray, vectors: np.ndarray, head: int, query: int) -> list[int]:
-        size = self.chunk
-        seen = self.chunks_by_hand(query // size, self.padded(len(kinds)) // size)
-        keys = [size * chunk + place for chunk in seen for place in range(size)]
-        return [key for key in keys if key < len(kinds) and kinds[key] and (key <= query or not self.causal)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lsh(Chunks):
-    """A node LSHAttention."""
-
-    operator = OPERATORS["LSHAttention"]
-    buckets: tuple[int, ...] = (4,)
-    rounds: int = 2
-    by_row: int = 0
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return super().attributes | {"buckets": self.buckets, "rounds": self.rounds, "ends_by_row": self.by_row}
-
-    @property
-    def rotations(self) -> torch.Tensor:
-        """[heads, head_dim, rounds, directions]."""
-        sizes = {"heads": self.heads, "head_dim": self.head_dim, "buckets": self.buckets, "rounds": self.rounds}
-        return draw_rotations(7, **sizes)
-
-    @property
-    def constants(self) -> dict[str, np.ndarray]:
-        rotations = self.rotations.numpy()
-        return {"rotations_" + "x".join(map(str, rotations.shape)): rotations}
-
-    def keys_of(self, states: Mapping[str, np.ndarray]) -> np.ndarray:
-        vectors = states["query_key"]
-        return vectors / np.sqrt((vectors**2).mean(-1, keepdims=True) + 1e-6)
-
-    def circle_by_hand(self, kinds: np.ndarray, vectors: np.ndarray, head: int) -> list[int]:
-        """The tokens of all rounds in the order of their circle; -1 for what is padding."""
-        circle: list[int] = []
-        for number in range(self.rounds):
-            found, start, group = np.zeros(len(kinds), np.int64), 0, 1
-            for factor in self.buckets:
-                half = vectors @ self.rotations.numpy()[head, :, number, start : start + factor // 2]
-                found += group * np.concatenate([half, -half], axis=1).argmax(1)
-                start, group = start + factor // 2, group * factor
-            tokens = sorted(kinds.nonzero()[0].tolist(), key=found.__getitem__)
-            padded = self.padded(len(tokens) if self.by_row else len(kinds))
-            circle += tokens + [-1] * (padded - len(tokens))
-        return circle
-
-    def keys_by_hand(self, kinds: np.ndarray, vectors: np.ndarray, head: int, query: int) -> list[int]:
-        circle, size = self.circle_by_hand(kinds, vectors, head), self.chunk
-        owns = [place // size for place, token in enumerate(circle) if token == query]
-        seen = [chunk for own in owns for chunk in self.chunks_by_hand(own, len(circle) // size)]
-        keys = [key for chunk in seen for key in circle[size * chunk : size * (chunk + 1)] if key not in (-1, query)]
-        return [key for key in keys if key < query or not self.causal] or [query]
-
-    def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
-        """Queries in each of their rounds with the keys of the chunks that they see there, by hand."""
-        kinds, size, found = np.ones(tokens, np.int32), self.chunk, 0
-        for head, vectors in enumerate(np.random.default_rng(tokens).normal(size=(self.heads, tokens, self.head_dim))):
-            circle = np.array(self.circle_by_hand(kinds, vectors, head)).reshape(-1, size) >= 0  # [chunks, chunk]
-            for own, queries in enumerate(circle):
-                seen = sorted(set(self.chunks_by_hand(own, len(circle))))
-                found += int(queries.sum() * circle[seen].sum())
-        return found
-
-    def decided(self, states: torch.Tensor) -> torch.Tensor:
-        """Tokens whose two largest products are close in any round are drawn again."""
-        generator = torch.Generator().manual_seed(states.shape[2])
-        while True:
-            products = torch.einsum("bhtd,hdrn->bhtrn", states.double(), self.rotations.double())
-            parts = products.split([factor // 2 for factor in self.buckets], dim=-1)
-            tops = [torch.cat([part, -part], dim=-1).topk(2).values for part in parts]
-            gaps = torch.stack([top[..., 0] - top[..., 1] for top in tops]).amin((0, -1))  # [batch, heads, tokens]
-            close = gaps < 1e-3 * states.double().norm(dim=-1)
-            if not close.any():
-                return states
-            drawn = torch.randn(states.shape, generator=generator).to(states.dtype)
-            states = torch.where(close[..., None], drawn, states)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Description:
     """What tests of all sparse operators ask of one."""
 
@@ -440,7 +266,8 @@ class Description:
     lowered_wide: tuple[Sequence[SparseLayer], tuple[int, int], int]
 
 
-def _scans(order: BlockOrder, sequential: int) -> dict[str, int]:
+def scans(order: BlockOrder, sequential: int) -> dict[str, int]:
+    """Loops of a body that has some in sequence alone."""
     return {"Scan": sequential if order is BlockOrder.SEQUENTIAL else 0}
 
 
@@ -481,7 +308,12 @@ WINDOWS = Description(
         for dilation in ((1,), (2, 1), (3,))
         for left, right in ((0, 0), (2, 1), (0, 3), (20, 20))
     ]
-    + [(layer, token_kinds("holes", 37, globals_="scattered", bound=3)) for layer in _WINDOWS[15::2]],
+    + [(layer, token_kinds("holes", 37, globals_="scattered", bound=3)) for layer in _WINDOWS[15::2]]
+    + [
+        (Window(left=4, right=2, dilation=dilation, bound=1), token_kinds("unseen", 41, globals_=globals_, bound=1))
+        for dilation in ((1,), (2, 1))
+        for globals_ in ("none", "first")
+    ],
     dense=(Window(left=64, right=64, bound=5), 61),
     undefined=[
         (Window(left=2, right=2, bound=4), change, message)
@@ -509,7 +341,7 @@ WINDOWS = Description(
         replace(layer, right=layer.right + 1),
         replace(layer, dilation=tuple(step + 1 for step in layer.dilation)),
     ],
-    counts=lambda layer, order: {"TopK": layer.bound > 0} | _scans(order, len(set(layer.dilation))),
+    counts=lambda layer, order: {"TopK": layer.bound > 0} | scans(order, len(set(layer.dilation))),
     names={
         Window(left=1, right=1): "SlidingWindowAttention",
         Window(left=1, right=1, dilation=(1, 1)): "SlidingWindowAttention",
@@ -573,262 +405,3 @@ WINDOWS = Description(
     lowered_alike=((Window(left=16, right=16), _FIVE, _FIVE, _TWO_STEPS), (1, 1, 2), 3),
     lowered_wide=((Window(left=256, right=256, bound=16), Window(left=64, right=64)), (4096, 8192), 8),
 )
-
-_BIGBIRD = Blocks(repeats=2, dense=72)
-_LISTED = Blocks(dense=72, listed=(2, 14, 2))
-_BLOCKS = (
-    _BIGBIRD,
-    replace(_BIGBIRD, by_row=1, dtype="float16"),
-    _LISTED,
-    replace(_LISTED, by_row=1, repeats=1, listed=(1, 5, 3), heads=3),
-    Blocks(last=0, first=3),  # ETC
-    Blocks(last=0, first=2, window=0, listed=(2, 9, 1), dtype="float16"),
-    Blocks(first=0, last=0, window=-1, listed=(2, 11, 3)),  # any list of blocks
-    Blocks(first=0, last=0, window=-1, listed=(1, 11, 3), dense=20, by_row=1),
-    Blocks(first=3, window=2, block=5, repeats=1, by_row=1, head_dim=80, dtype="float16"),
-    Blocks(first=0, window=0, repeats=3, block=1),
-    Blocks(window=-1, dense=9, heads=1),
-    Blocks(first=0, last=0, window=3, block=16, heads=1),
-)
-_WIDE_BLOCKS = Blocks(block=64, dense=704, heads=4, head_dim=64)
-
-BLOCKS = Description(
-    layers=_BLOCKS,
-    by_hand=[
-        (layer, token_kinds(padding, layer.dense + 3 * layer.block + 1, batch=2))
-        for layer in _BLOCKS
-        for padding in ("right", "holes")
-    ],
-    dense=(_BIGBIRD, 72),
-    undefined=[
-        (_LISTED, {"block_size": 0}, "block_size is 0; it must be 1 or more"),
-        (_LISTED, {"window": -2}, "window is -2; it must be -1 or more"),
-        (_LISTED, {"dense_tokens": -1}, "dense_tokens is -1; it must be 0 or more"),
-        (
-            _LISTED,
-            {"listed_blocks": torch.zeros(3, 4, 2, dtype=torch.int32)},
-            r"listed_blocks is \[3, 4, 2\]; with 2 heads it is \[1 or 2, rows, listed\]",
-        ),
-    ],
-    # Half are 66 tokens: dense where texts end by row, and the table is one for blocks of longer texts.
-    mixed=[(_BLOCKS[number], 131) for number in (1, 2, 7, 3)],
-    long=[
-        (
-            Blocks(block=64, repeats=3, dense=704, listed=(1, 12, 2), heads=1, head_dim=64, by_row=1),
-            1025,
-            "right",
-            2,
-            False,
-        ),
-    ],
-    measured=[_BIGBIRD, _BLOCKS[1], _LISTED],
-    wrong=lambda layer: [
-        replace(layer, repeats=layer.repeats + 1),
-        replace(layer, first=0),
-        replace(layer, first=2),
-        replace(layer, last=0),
-        replace(layer, window=0),
-        replace(layer, window=2),
-        replace(layer, block=layer.block + 1),
-        replace(layer, by_row=1 - layer.by_row),
-        replace(layer, dense=211),
-        replace(layer, listed=(1, 5, 3)),
-    ],
-    counts=lambda layer, order: _scans(order, 1 + (layer.first + layer.last > 0)),
-    names={_BIGBIRD: "BlockSparseAttention_first_last_window1_dense"},
-    bodiless=[(Blocks(first=0, last=0, window=-1), "its queries see nothing")],
-    # Measured 5.2e-7; values reach 1.6.
-    chain=(
-        (_BIGBIRD, _LISTED, replace(_BIGBIRD, block=16, dense=100), replace(_LISTED, listed=(1, 5, 3)), _BIGBIRD),
-        2e-6,
-    ),
-    repeated=replace(_BIGBIRD, by_row=1),
-    once={BlockOrder.SEQUENTIAL: dict.fromkeys(("ReduceMax", "Log", "Mod", "Equal", "Pad"))},
-    choices=1,
-    wide=replace(_WIDE_BLOCKS, listed=(4, 200, 3)),
-    built=[
-        (replace(_WIDE_BLOCKS, repeats=3, by_row=1, dtype="float16"), True),
-        (replace(_WIDE_BLOCKS, listed=(4, 254, 3)), True),
-        (replace(_WIDE_BLOCKS, dense=0, first=2, last=0, head_dim=80, dtype="bfloat16"), False),
-        (
-            replace(_WIDE_BLOCKS, dense=0, first=0, last=0, window=-1, listed=(1, 256, 5), dtype="float16"),
-            True,
-        ),
-    ],
-    span=lambda layer: max(
-        64 * (layer.first + layer.last + 2 * layer.window + 1 + (layer.listed or (0, 0, 0))[2]), layer.dense
-    ),
-    lowered={
-        _BIGBIRD: 72,
-        replace(_BIGBIRD, by_row=1): 72,
-        Blocks(listed=(2, 9, 2), dense=40): 40,
-        Blocks(first=2, last=0): 32,
-        Blocks(first=0, last=0, window=-1, listed=(1, 9, 3)): None,
-        Blocks(block=5, window=-1, repeats=1): 10,
-        Blocks(block=5, first=0, window=2): 20,
-    },
-    lowered_atol=6e-6,  # measured 2.7e-6; values reach 5.2
-    lowered_chain=(
-        _BIGBIRD,
-        Blocks(listed=(2, 9, 2), dense=40),
-        Blocks(first=2, last=0),
-        Blocks(first=0, last=0, window=-1, listed=(1, 9, 3)),
-        Blocks(listed=(1, 5, 3), dense=40),
-        _BIGBIRD,
-    ),
-    lowered_long=[],
-    lowered_alike=((_BIGBIRD, _BIGBIRD, replace(_BIGBIRD, block=16)), (2,), 3),
-    lowered_wide=(
-        (Blocks(block=64, repeats=3, dense=300), Blocks(block=64, listed=(2, 254, 3))),
-        (8192, 16384),
-        16,
-    ),
-)
-
-_CHUNKS = (
-    Chunks(),
-    Chunks(dtype="float16", multiple=2),
-    Chunks(before=0, after=0, heads=1),
-    Chunks(before=1, after=1, head_dim=80),
-    Chunks(before=0, after=2, causal=1),
-    Chunks(before=2, causal=1, dtype="float16"),
-    Chunks(chunk=1, before=3, after=3, multiple=7),
-    Chunks(chunk=5, before=3, multiple=3, heads=3),
-    Chunks(chunk=64, head_dim=64),
-)
-_WIDE_CHUNKS = Chunks(chunk=64, heads=4, head_dim=64)
-
-CHUNKS = Description(
-    layers=_CHUNKS,
-    by_hand=[
-        (layer, token_kinds(padding, tokens, batch=2))
-        for layer in (_CHUNKS[1], *_CHUNKS[3:8])
-        for padding, tokens in (("right", 29), ("holes", 13), ("none", 5))
-    ],
-    dense=(_CHUNKS[0], 8),
-    undefined=[
-        (_CHUNKS[0], {"chunk": 0}, "chunk is 0; it must be 1 or more"),
-        (_CHUNKS[0], {"before": -1}, "before is -1; it must be 0 or more"),
-        (_CHUNKS[0], {"after": -2}, "after is -2; it must be 0 or more"),
-        (_CHUNKS[0], {"multiple": 12}, "multiple is 12; it must be a multiple of the chunk's 8 tokens"),
-        (_CHUNKS[0], {"causal": 2}, "causal is 2; it must be 0 or 1"),
-    ],
-    mixed=[(_CHUNKS[3], 45), (_CHUNKS[4], 33)],
-    long=[
-        (_CHUNKS[8], 1025, "right", 2, False),
-        (Chunks(chunk=64, heads=1), 16384, "right", 1, False),
-    ],
-    measured=[_CHUNKS[0], _CHUNKS[1], _CHUNKS[4]],
-    wrong=lambda layer: [
-        replace(layer, before=layer.before + 1),
-        replace(layer, after=layer.after + 1),
-        replace(layer, chunk=layer.chunk + 1),
-        replace(layer, causal=1 - layer.causal),
-    ],
-    counts=lambda layer, order: {"TopK": 0, "ScatterElements": 0} | _scans(order, 1),
-    names={
-        _CHUNKS[0]: "ChunkAttention_chunk8_before1_after0_of8",
-        _CHUNKS[4]: "ChunkAttention_chunk8_before0_after2_of8_causal",
-    },
-    bodiless=[(Chunks(chunk=0), "chunk is 0"), (Chunks(before=-1), "before is -1")],
-    # Measured 1.9e-6; values reach 2.9.
-    chain=((_CHUNKS[0], Chunks(after=1, multiple=2), _CHUNKS[0]), 4e-6),
-    repeated=_CHUNKS[0],
-    once={BlockOrder.PARALLEL: {"Range": None, "Less": 1}},
-    choices=1,
-    wide=_WIDE_CHUNKS,
-    built=[
-        (replace(_WIDE_CHUNKS, dtype="float16"), False),
-        (replace(_WIDE_CHUNKS, after=1, multiple=4, causal=1), True),
-    ],
-    span=lambda layer: layer.chunk * (layer.before + 1 + layer.after),
-    lowered=dict.fromkeys((_CHUNKS[0], _CHUNKS[4], Chunks(chunk=5, before=3, multiple=3))),
-    lowered_atol=6e-6,  # measured 2.9e-6; values reach 6.4
-    lowered_chain=(_CHUNKS[0], Chunks(after=1, multiple=2), _CHUNKS[0]),
-    lowered_long=[],
-    lowered_alike=((_CHUNKS[0], _CHUNKS[0], Chunks(after=1)), (1, 1), 0),
-    lowered_wide=((Chunks(chunk=64), Chunks(chunk=64, after=1)), (16384, 32768), 32),
-)
-
-_LSH = (
-    Lsh(),
-    Lsh(dtype="float16", rounds=3, multiple=2),
-    Lsh(rounds=1, before=0, heads=1),
-    Lsh(buckets=(4, 2), after=1, by_row=1),
-    Lsh(buckets=(2,), rounds=4, causal=1, dtype="float16", by_row=1),
-    Lsh(chunk=1, before=2, after=2, multiple=5),
-    Lsh(chunk=5, before=3, multiple=3, buckets=(6, 4, 2), heads=3),
-    Lsh(rounds=1, causal=1, head_dim=80),
-    Lsh(chunk=64, buckets=(4, 8), head_dim=64),
-)
-_WIDE_LSH = Lsh(chunk=64, buckets=(16, 32), heads=4, head_dim=64)
-_FEW_LSH = Lsh(chunk=64, buckets=(16, 32), heads=1)
-
-LSH = Description(
-    layers=_LSH,
-    by_hand=[
-        (layer, token_kinds(padding, tokens, batch=2))
-        for layer in (*_LSH[:2], *_LSH[3:8])
-        for padding, tokens in (("right", 29), ("holes", 13), ("none", 5), ("none", 1))
-    ],
-    dense=None,  # a token does not see itself
-    undefined=[
-        (_LSH[0], {"chunk": 0}, "chunk is 0; it must be 1 or more"),
-        (_LSH[0], {"multiple": 12}, "multiple is 12; it must be a multiple of the chunk's 8 tokens"),
-        (_LSH[0], {"buckets": [3]}, r"buckets is \[3\]; it must be even numbers of 2 or more"),
-        (_LSH[0], {"buckets": []}, r"buckets is \[\]; it must be"),
-        (_LSH[0], {"rounds": 0}, "rounds is 0; it must be 1 or more"),
-        (_LSH[0], {"rounds": 3}, r"rotations is \[2, 32, 2, 2\]; .* \[2, 32, 3, 2\]"),
-        (_LSH[0], {"ends_by_row": 2}, "ends_by_row is 2; it must be 0 or 1"),
-    ],
-    mixed=[(_LSH[0], 33), (_LSH[3], 45), (_LSH[4], 33)],
-    long=[
-        (_LSH[8], 1025, "right", 2, False),
-        (_FEW_LSH, 4097, "right", 1, False),
-        *((_FEW_LSH, tokens, "right", 1, tokens < 7680) for tokens in (4095, 4096, 7680, 7681)),
-        (replace(_FEW_LSH, heads=2, rounds=4), 16384, "holes", 1, True),
-        (_FEW_LSH, 16384, "none", 1, False),
-    ],
-    measured=[_LSH[0], _LSH[1], _LSH[3]],
-    wrong=lambda layer: [
-        replace(layer, before=layer.before + 1),
-        replace(layer, after=layer.after + 1),
-        replace(layer, chunk=layer.chunk + 1),
-        replace(layer, causal=1 - layer.causal),
-        replace(layer, rounds=layer.rounds + 1),
-        replace(layer, buckets=(*layer.buckets, 2)),
-        replace(layer, by_row=1 - layer.by_row),
-    ],
-    # TensorRT's TopK takes 3840 numbers: in parallel, a count sorts.
-    counts=lambda layer, order: {"TopK": order is BlockOrder.SEQUENTIAL, "ScatterElements": 1} | _scans(order, 2),
-    names={
-        _LSH[0]: "LSHAttention_chunk8_before1_after0_of8_rounds2_buckets4",
-        _LSH[3]: "LSHAttention_chunk8_before1_after1_of8_rounds2_buckets4x2_byrow",
-    },
-    bodiless=[(Lsh(chunk=0), "chunk is 0"), (Lsh(buckets=(5,)), "even numbers"), (Lsh(rounds=0), "rounds is 0")],
-    # Measured 1.4e-6; values reach 2.8.
-    chain=((_LSH[0], Lsh(after=1), _LSH[0]), 4e-6),
-    repeated=_LSH[3],
-    once={BlockOrder.PARALLEL: {"Max": 1, "Less": 1}},
-    choices=3,
-    wide=_WIDE_LSH,
-    built=[
-        (replace(_WIDE_LSH, dtype="float16", by_row=1), False),
-        (replace(_WIDE_LSH, rounds=1, after=1, multiple=4, causal=1), True),
-        (replace(_WIDE_LSH, rounds=4, dtype="bfloat16"), True),
-    ],
-    span=lambda layer: layer.rounds * layer.chunk * (layer.before + 1 + layer.after),
-    lowered=dict.fromkeys((_LSH[0], _LSH[3], Lsh(rounds=1), Lsh(chunk=5, before=3, multiple=3, causal=1))),
-    lowered_atol=2e-5,  # measured 1.1e-5 in a chain, where PyTorch's is 2.6e-5; values reach 5.4
-    lowered_chain=(_LSH[0], Lsh(after=1), _LSH[0]),
-    lowered_long=[(replace(_FEW_LSH, heads=2), 4097, 1)],
-    lowered_alike=((_LSH[0], _LSH[0], Lsh(after=1)), (2, 2), 0),
-    lowered_wide=((Lsh(chunk=64, buckets=(16, 32)), Lsh(chunk=64, rounds=1)), (8192, 16384), 16),
-)
-
-DESCRIPTIONS = {
-    "BlockSparseAttention": BLOCKS,
-    "ChunkAttention": CHUNKS,
-    "LSHAttention": LSH,
-    "SlidingWindowAttention": WINDOWS,
-}

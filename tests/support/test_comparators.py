@@ -14,8 +14,10 @@ from hdexport.verify.comparison import (
     FLOAT32_STEPS,
     HALF_COSINE,
     ROUNDING,
+    Comparison,
     Rounding,
     compare,
+    compare_output,
     compare_scores,
     compare_vectors,
 )
@@ -129,6 +131,28 @@ def test_verify_refuses_values_that_are_not_finite_on_either_side(value: float, 
 def test_verify_holds_float32_to_the_absolute_tolerance() -> None:
     assert compare(RIGHT + np.float32(0.9 * FLOAT32_ATOL), RIGHT, half_precision=False).passed
     assert not compare(RIGHT + np.float32(1.2 * FLOAT32_ATOL), RIGHT, half_precision=False).passed
+
+
+def test_verify_holds_sums_to_a_part_of_their_largest() -> None:
+    """Each text's own, and of outputs that may be sums alone; one term of 4096 that is left out is found."""
+    sums = np.array([[3000.0, 0.5, 40.0], [4.0, 0.5, 0.0]], np.float32)
+
+    def found(number: tuple[int, int], error: float, name: str = "sparse_embedding") -> Comparison:
+        actual = sums.copy()
+        actual[number] += np.float32(error)
+        given = {"half_precision": False, "precision": Precision.FLOAT32, "of_tokens": True}
+        return compare_output(name, actual, sums, **given)  # type: ignore[arg-type]
+
+    for number in ((0, 0), (0, 1), (0, 2)):
+        assert found(number, 2.6e-3).passed
+        assert not found(number, 3.4e-3).passed
+        assert not found(number, -3000 / 4096).passed
+    assert found((0, 1), 0.0).tolerance == (
+        "max abs error <= 0.0001, or 2 units in the last place of large values, or 1e-06 of a text's largest value"
+    )
+    assert found((1, 1), 0.9 * FLOAT32_ATOL).passed
+    assert not found((1, 1), 1.2 * FLOAT32_ATOL).passed
+    assert not found((0, 1), 2.6e-3, "sentence_embedding").passed
 
 
 @pytest.mark.parametrize("value", [1e6, -1e6, 2048.0, -3e38])

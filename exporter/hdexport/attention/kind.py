@@ -311,9 +311,9 @@ class AttentionKind:
         return []
 
     def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
-        """Whether tokens that are masked attend to those that are not, in a graph with these nodes.
+        """Whether masked tokens attend as in the library, in a graph with these nodes.
 
-        Else their states are 0, or undefined.
+        Else their states are undefined.
         """
         return False
 

@@ -188,7 +188,7 @@ def check_unseen_tokens(setups: Mapping[str, Setup], nodes: Sequence[OperatorNod
             raise ModelError(
                 f"The model expands queries by tokens that see the query and are not seen (attend: false), which "
                 f"attention {kind.name!r} of this {model_type} does not compute.\n"
-                "Choose a model with dense attention, without --attention, or one that attends to the expansion, or "
+                "Choose a model with dense attention or windows, or one that attends to the expansion, or "
                 "build the vectors of its tokens: --task feature-extraction"
             )
 

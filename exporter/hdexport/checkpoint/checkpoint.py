@@ -24,7 +24,7 @@ from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of, generator_model_types
 from hdexport.model.positions import LONGEST
-from hdexport.model.tasks import ENCODER_TASKS, Task, infer_task, model_task
+from hdexport.model.tasks import ENCODER_TASKS, Task, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
 from hdruntime.errors import InputError, ModelError
 
@@ -92,6 +92,21 @@ class Checkpoint:
         return infer_task(
             list(self.config.get("architectures") or []),
             is_sentence_transformer=saved_from == "SentenceTransformer",
+        )
+
+    @property
+    def task_remark(self) -> str | None:
+        """What whoever did not name a task is told about `task`; None where the checkpoint says what it was made for.
+
+        Raises:
+            ModelError: as of `task`.
+        """
+        head = None if sentence_class(self.path) else unread_head(list(self.config.get("architectures") or []))
+        if head is None or self.task() is not Task.FEATURE_EXTRACTION:
+            return None
+        return (
+            f"Task: feature-extraction, the vectors of tokens. config.json names {head}, whose head is left out, and "
+            "there is no modules.json, in which an embedder's pooling stands. --task names another."
         )
 
     @functools.cached_property

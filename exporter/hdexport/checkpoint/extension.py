@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
-from hdruntime.bundle.manifest import AttentionScale, Length, Scheme
+from hdruntime.bundle.manifest import AttentionScale, Scheme
+from hdruntime.bundle.value_types import Length
 from hdruntime.errors import ModelError
 
 EXTENSION_KEY = "hdexport"

@@ -24,7 +24,8 @@ from typing import Any, Literal
 from hdexport.checkpoint.sentence_modules import TOKENS, SentenceModule, reads_and_writes, sentence_modules
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
-from hdruntime.bundle.manifest import MultiVectorSettings, QueryExpansion, Size, TokenId
+from hdruntime.bundle.sentence_settings import MultiVectorSettings, QueryExpansion
+from hdruntime.bundle.value_types import Size, TokenId
 from hdruntime.errors import ModelError
 
 PROJECTION = "linear.weight"

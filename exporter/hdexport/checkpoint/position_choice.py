@@ -13,7 +13,7 @@ from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.extension import Extension, read_extension
 from hdexport.checkpoint.hierarchical_position import HIERARCHICAL_KEY, hierarchical_alpha
 from hdexport.model.positions import DEFAULT_ALPHA, Scheme, check_options
-from hdexport.model.tasks import Task
+from hdexport.model.tasks import TASKS, Task
 from hdruntime.bundle.manifest import AttentionScale
 from hdruntime.errors import InputError
 
@@ -174,7 +174,7 @@ def _beyond(
     trainable, as_it_is = _options(scheme, DEFAULT_ALPHA, "none"), _options(scheme, EMBEDDING_ALPHA, scale)
     if trainable == as_it_is:
         return PositionChoice(reason="as the options say")
-    if task not in (Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY, Task.TOKEN_SIMILARITY):
+    if TASKS[task].vectors is None:
         return PositionChoice(
             reason=f"a {task.value} model is mostly fine-tuned on long texts",
             force=f"{as_it_is}, for one that is not",

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from hdexport.support.json_files import read_json, read_object, shown
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
-from hdruntime.bundle.manifest import TokenId
+from hdruntime.bundle.value_types import TokenId
 from hdruntime.errors import ModelError
 
 _MODES = {

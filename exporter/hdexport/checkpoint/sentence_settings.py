@@ -15,8 +15,9 @@ from hdexport.checkpoint.sentence_modules import logit_score, pooling_settings, 
 from hdexport.model.tasks import Task
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
-from hdruntime.bundle.manifest import SentenceSettings, Similarity, Size
 from hdruntime.bundle.pair_template import PairTemplate
+from hdruntime.bundle.sentence_settings import SentenceSettings, Similarity
+from hdruntime.bundle.value_types import Size
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -180,11 +181,13 @@ def _of_tokens(checkpoint: Checkpoint) -> SentenceSettings:
 def _of_sparse_vectors(checkpoint: Checkpoint) -> SentenceSettings:
     from hdexport.checkpoint.splade_pooling import splade_pooling
 
-    splade_pooling(checkpoint.path)  # refuses other modules
+    pooling = splade_pooling(checkpoint.path)
     _check_transformer(checkpoint.path, "sparse-encoder")
     config = _config(checkpoint.path)
     general = _general(checkpoint) | {"similarity": config.similarity_fn_name or "dot", "truncate_dim": None}
-    return SentenceSettings(kind="sparse-encoder", pooling=("max",), max_active_dims=config.max_active_dims, **general)
+    return SentenceSettings(
+        kind="sparse-encoder", pooling=(pooling.strategy,), max_active_dims=config.max_active_dims, **general
+    )
 
 
 def _of_late_interaction(checkpoint: Checkpoint) -> SentenceSettings:

@@ -27,8 +27,17 @@ if TYPE_CHECKING:
     from hdexport.build import BuildOptions
     from hdexport.cli.progress import TerminalProgress
     from hdruntime.bundle.manifest import Dtype, Manifest
+    from hdruntime.bundle.sentence_settings import SentenceSettings
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
+
+_READERS = {
+    "encoder": ("SentenceEncoder", "texts", "max_seq_length"),
+    "sparse-encoder": ("SparseEncoder", "texts", "max_seq_length"),
+    "multi-vector-encoder": ("MultiVectorEncoder", "documents", "document_length"),
+    "cross-encoder": ("CrossEncoder", "pairs", "max_length"),
+}
+"""Kind of a model of sentence-transformers -> our class, what it reads, and its argument for how many tokens of it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -205,6 +214,24 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     )
 
 
+def own_length(settings: SentenceSettings, *, max_len: int) -> str | None:
+    """What the library and our class cut a model's texts to, and how to lift that; None if it is what is served.
+
+    Args:
+        settings: of the bundle.
+        max_len: of the bundle.
+    """
+    from hdexport.model.positions import LONGEST
+    from hdruntime.text.token_vectors import Side, TextSide
+
+    reader, what, option = _READERS[settings.kind]
+    is_of_tokens = settings.kind == "multi-vector-encoder"
+    tokens = TextSide(settings, Side.DOCUMENT).own_length if is_of_tokens else settings.max_seq_length
+    if tokens in (max_len, LONGEST):
+        return None
+    return f"{tokens} tokens, to which sentence-transformers and {reader} truncate {what}; {option}='bundle' lifts that"
+
+
 def _print_summary(output: Path, manifest: Manifest) -> None:
     size_bytes = sum(record.size_bytes for record in manifest.files.values())
     engines = ", ".join(f"{engine.flavour} engine" for engine in manifest.engines) or "no engine"
@@ -212,17 +239,14 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
         f"{output}: {manifest.name}, {manifest.task}, 1 to {manifest.max_len} tokens, {manifest.dtype}, "
         f"{size_bytes / 1e6:.1f} MB, {engines}"
     )
-    from hdexport.model.positions import LONGEST
+    from hdexport.model.tasks import TASKS, Task
 
-    settings = manifest.sentence
-    if settings is not None and settings.max_seq_length not in (manifest.max_len, LONGEST):
-        lifted = "; max_seq_length='bundle' lifts that" if settings.kind == "encoder" else ""
-        readers = "sentence-transformers and SentenceEncoder" if lifted else "sentence-transformers"
-        print(f"Own length:  {settings.max_seq_length} tokens, to which {readers} truncate texts{lifted}")
+    if manifest.sentence is not None and (shorter := own_length(manifest.sentence, max_len=manifest.max_len)):
+        print(f"Own length:  {shorter}")
     print(f"Look inside: hdexport inspect {output}")
     if manifest.tokenizer is not None:
         print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")
     positions = manifest.positions
     # Only vectors can be judged without labels.
-    if positions.rows > positions.base and manifest.task in ("feature-extraction", "sentence-similarity"):
+    if positions.rows > positions.base and TASKS[Task(manifest.task)].vectors == "texts":
         print(f"Measure it:  hdexport quality {output} --texts FILE")

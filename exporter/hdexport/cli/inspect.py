@@ -18,8 +18,9 @@ from hdruntime.errors import BundleCorruptError, MissingDependencyError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest, MultiVectorSettings, SentenceSettings
+    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest
     from hdruntime.bundle.reader import Bundle
+    from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
 
 SUMMARY = "show what is in a bundle"
 

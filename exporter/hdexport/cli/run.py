@@ -337,7 +337,7 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
     import hdruntime
     from hdruntime.backends.cpu_choice import CPU_BACKENDS
-    from hdruntime.jobs.windows import LocalPool
+    from hdruntime.jobs.window_inference import LocalPool
 
     if options.ray is not None:
         if options.rebuild:

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_pickle_argument, whole_number
+from hdexport.cli.arguments import PRECISIONS, add_pickle_argument, whole_number
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError, VerificationError
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=["float32", "bfloat16", "int8", "all"],
+        choices=[*(each for each in PRECISIONS if each != "auto"), "all"],
         help="what the CPU computes in, each with tolerances of its own (default: float32; bfloat16 if the bundle was "
         "built with --bf16 or --fp16 for OpenVINO, and the CPU has it; int8 if the bundle has such graphs); all: each "
         "that runs here",

@@ -15,7 +15,7 @@ from hdexport.model.head import Head
 from hdexport.model.memories import Memories
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
-from hdruntime.bundle.tasks import OUTPUTS_OF_TASK
+from hdruntime.bundle.tasks import TASKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +54,7 @@ class GraphModule(torch.nn.Module):
     def outputs(self) -> dict[str, tuple[str | int, ...]]:
         """Name of each output -> its axes; memories, which are inputs of the next call, come last."""
         memories = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
-        return {**OUTPUTS_OF_TASK[self.task.value], **memories}
+        return {**TASKS[self.task.value].outputs, **memories}
 
     def forward(
         self,
@@ -88,7 +88,7 @@ class GraphModule(torch.nn.Module):
         if self.head is not None:
             pooled = None if pooling_mask is None else attention_mask * pooling_mask
             return *self.head.outputs(getattr(outputs, self.head.reads), attention_mask, pooled), *left
-        return *(getattr(outputs, name).float() for name in OUTPUTS_OF_TASK[self.task.value]), *left
+        return *(getattr(outputs, name).float() for name in TASKS[self.task.value].outputs), *left
 
 
 @contextlib.contextmanager

@@ -12,17 +12,14 @@ class Head(torch.nn.Module):
 
     Attributes:
         reads: name of the model's output.
-        pools_wide_values: whether it pools values of tokens that are too wide for those of all tokens to be in memory
-            at once; `hdexport.graph.passes.pool_in_blocks` then has to find them.
     """
 
     reads = "last_hidden_state"
-    pools_wide_values = False
 
     def outputs(
         self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        """The task's outputs, in the order of `OUTPUTS_OF_TASK`.
+        """The task's outputs, in the order of `hdruntime.bundle.tasks`.
 
         Args:
             states: [batch, tokens, width], what the model gave, in its dtype.

@@ -1,10 +1,23 @@
-"""The tasks: which head a checkpoint is loaded with."""
+"""The tasks: which model and head a checkpoint is loaded with, and what the exporter does for its answers."""
 
 from __future__ import annotations
 
-__all__ = ["AUTO_CLASS_OF_TASK", "ENCODER_TASKS", "Task", "infer_task", "model_task"]
+__all__ = [
+    "AUTO_CLASS_OF_TASK",
+    "ENCODER_TASKS",
+    "TASKS",
+    "Task",
+    "TaskTraits",
+    "infer_task",
+    "model_task",
+    "unread_head",
+]
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 
 class Task(str, Enum):
@@ -24,42 +37,74 @@ class Task(str, Enum):
     """The log-probability of each token after those before it."""
 
 
-AUTO_CLASS_OF_TASK = {
-    Task.FEATURE_EXTRACTION: "AutoModel",
-    Task.FILL_MASK: "AutoModelForMaskedLM",
-    Task.TEXT_CLASSIFICATION: "AutoModelForSequenceClassification",
-    Task.TOKEN_CLASSIFICATION: "AutoModelForTokenClassification",
-    Task.QUESTION_ANSWERING: "AutoModelForQuestionAnswering",
-    Task.TEXT_SCORING: "AutoModelForCausalLM",
+@dataclass(frozen=True, kw_only=True)
+class TaskTraits:
+    """What the exporter knows about a task; the runtime has `hdruntime.bundle.tasks`.
+
+    Attributes:
+        auto_class: class of ``transformers`` that loads a checkpoint for it; None where it is `made_of` another.
+        made_of: the task whose model is run, before what `hdexport.checkpoint.heads` adds; None for its own.
+        architectures: endings of names of architectures that were made for it.
+        has_labels: whether the checkpoint's ``id2label`` names its logits.
+        vectors: whether texts or tokens have dense vectors, by which texts are compared; None for neither.
+        pools_logits: whether its outputs are pooled of logits of all tokens, in graphs a block of tokens at a time:
+            `hdexport.graph.passes.pool_in_blocks` has to find them.
+    """
+
+    auto_class: str | None = None
+    made_of: Task | None = None
+    architectures: tuple[str, ...] = ()
+    has_labels: bool = False
+    vectors: Literal["texts", "tokens"] | None = None
+    pools_logits: bool = False
+
+
+TASKS: Mapping[Task, TaskTraits] = {
+    Task.FEATURE_EXTRACTION: TaskTraits(
+        auto_class="AutoModel",
+        # A discriminator: it tells replaced tokens from real ones and fills no mask.
+        architectures=("ElectraForPreTraining",),
+        vectors="texts",
+    ),
+    Task.SENTENCE_SIMILARITY: TaskTraits(made_of=Task.FEATURE_EXTRACTION, vectors="texts"),
+    Task.SPARSE_SIMILARITY: TaskTraits(made_of=Task.FILL_MASK, pools_logits=True),
+    Task.TOKEN_SIMILARITY: TaskTraits(made_of=Task.FEATURE_EXTRACTION, vectors="tokens"),
+    Task.FILL_MASK: TaskTraits(
+        auto_class="AutoModelForMaskedLM",
+        architectures=("ForMaskedLM", "ForPreTraining"),
+    ),
+    Task.TEXT_CLASSIFICATION: TaskTraits(
+        auto_class="AutoModelForSequenceClassification",
+        architectures=("ForSequenceClassification",),
+        has_labels=True,
+    ),
+    Task.TOKEN_CLASSIFICATION: TaskTraits(
+        auto_class="AutoModelForTokenClassification",
+        architectures=("ForTokenClassification",),
+        has_labels=True,
+    ),
+    Task.QUESTION_ANSWERING: TaskTraits(
+        auto_class="AutoModelForQuestionAnswering",
+        architectures=("ForQuestionAnswering",),
+    ),
+    Task.TEXT_SCORING: TaskTraits(
+        auto_class="AutoModelForCausalLM",
+        architectures=("TransfoXLLMHeadModel",),
+    ),
 }
+
+AUTO_CLASS_OF_TASK = {task: traits.auto_class for task, traits in TASKS.items() if traits.auto_class is not None}
 """Class of ``transformers`` that loads a checkpoint for a task; see `model_task` for the others."""
 
 ENCODER_TASKS = tuple(task for task in AUTO_CLASS_OF_TASK if task is not Task.TEXT_SCORING)
 """The tasks of `AUTO_CLASS_OF_TASK` that encoders have, unless their family says otherwise."""
 
-_MADE_OF = {
-    Task.SENTENCE_SIMILARITY: Task.FEATURE_EXTRACTION,
-    Task.SPARSE_SIMILARITY: Task.FILL_MASK,
-    Task.TOKEN_SIMILARITY: Task.FEATURE_EXTRACTION,
-}
-"""Task that has no class of its own -> that whose model is run, before what `hdexport.checkpoint.heads` adds."""
-
-_TASK_OF_HEAD = (
-    # A discriminator: it tells replaced tokens from real ones and fills no mask.
-    ("ElectraForPreTraining", Task.FEATURE_EXTRACTION),
-    ("ForMaskedLM", Task.FILL_MASK),
-    ("ForPreTraining", Task.FILL_MASK),
-    ("ForSequenceClassification", Task.TEXT_CLASSIFICATION),
-    ("ForTokenClassification", Task.TOKEN_CLASSIFICATION),
-    ("ForQuestionAnswering", Task.QUESTION_ANSWERING),
-    ("TransfoXLLMHeadModel", Task.TEXT_SCORING),
-)
-"""Ending of an architecture's name -> task."""
+_HAS_HEAD = re.compile(r"For[A-Z]|LMHead|DoubleHeads")
 
 
 def model_task(task: Task) -> Task:
     """The task of `AUTO_CLASS_OF_TASK` whose model of transformers is run for a task."""
-    return _MADE_OF.get(task, task)
+    return TASKS[task].made_of or task
 
 
 def infer_task(architectures: list[str], *, is_sentence_transformer: bool) -> Task:
@@ -72,7 +117,19 @@ def infer_task(architectures: list[str], *, is_sentence_transformer: bool) -> Ta
     if is_sentence_transformer:
         return Task.SENTENCE_SIMILARITY
     for architecture in architectures:
-        for ending, task in _TASK_OF_HEAD:
-            if architecture.endswith(ending):
+        for task, traits in TASKS.items():
+            if architecture.endswith(traits.architectures):
                 return task
     return Task.FEATURE_EXTRACTION
+
+
+def unread_head(architectures: list[str]) -> str | None:
+    """The class of a checkpoint that has a head from which no task is inferred, as a generator's; None for none.
+
+    Args:
+        architectures: as of `infer_task`.
+    """
+    read = [ending for traits in TASKS.values() for ending in traits.architectures]
+    if any(architecture.endswith(tuple(read)) for architecture in architectures):
+        return None
+    return next((name for name in architectures if _HAS_HEAD.search(name)), None)

@@ -8,9 +8,6 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.quantize.calibration import CalibratedProduct, calibrate
 from hdexport.quantize.insert import StoredProduct, quantize_products
@@ -29,11 +26,6 @@ _LOWERINGS = (CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
 
 _ALIGNMENT = 64
 """Bytes; the place of a weight in the file is a multiple."""
-
-_CHECK_EVERY = 4
-"""Every so many texts are not calibrated with but checked."""
-
-IntArray = npt.NDArray[np.int64]
 
 
 def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | None = None) -> Manifest:
@@ -54,10 +46,8 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
     progress = progress or Progress()
     progress.step("Calibrating int8")
     texts = calibration_texts(bundle, options.calibrate)
-    checked = texts.ids[_CHECK_EVERY - 1 :: _CHECK_EVERY] or texts.ids
-    calibrated_with = [ids for number, ids in enumerate(texts.ids) if number % _CHECK_EVERY != _CHECK_EVERY - 1]
-    tokens = sum(map(len, calibrated_with))
-    to_run = tokens + sum(map(len, texts.rare))
+    tokens = sum(map(len, texts.ids))
+    to_run = tokens + sum(map(len, texts.rare)) + sum(len(ids) for _, ids in texts.behind_padding)
     done = 0
 
     def did(more: int) -> None:
@@ -65,13 +55,13 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
         done += more
         progress.detail("calibrating", done, to_run)
 
-    products = calibrate(bundle, float_graph(bundle), calibrated_with, rare=texts.rare, did=did)
+    products = calibrate(bundle, float_graph(bundle), texts, did=did)
     if not products:
         raise ExportError(
             f"--int8 found no product with a weight in the layers of {bundle.manifest.model_type}.\n"
             "Build without --int8."
         )
-    kept, cosine = kept_float(bundle, products, checked, progress)
+    kept, cosine = kept_float(bundle, products, texts.checked, progress)
     used = _stored({name: product for name, product in products.items() if name not in kept}, bundle.path)
     written = [
         _write(bundle, graph, used)
@@ -80,15 +70,15 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
     ]
     record = Int8Calibration(
         texts=texts.source,
-        count=len(calibrated_with),
+        count=len(texts.ids),
         tokens=tokens,
         products=len(used),
         kept_float=tuple(sorted(kept)),
         worst_cosine=cosine,
     )
     progress.result(
-        f"int8: {len(used)} of {len(products)} weights, calibrated with {len(calibrated_with)} texts, {texts.source}; "
-        f"worst cosine of {len(checked)} others {cosine:.4f}"
+        f"int8: {len(used)} of {len(products)} weights, calibrated with {len(texts.ids)} texts, {texts.source}; "
+        f"worst cosine of {len(texts.checked)} others {cosine:.4f}"
     )
     graphs = (*bundle.manifest.graphs, *written)
     return seal(bundle.path, dataclasses.replace(bundle.manifest, graphs=graphs, int8=record))

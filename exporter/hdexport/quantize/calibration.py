@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["CalibratedProduct", "calibrate"]
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from hdexport.quantize.rounding import (
     round_weight,
 )
 from hdexport.quantize.splitting import Split, chosen_split, widening
+from hdexport.quantize.texts import CalibrationTexts
 from hdexport.verify.single_texts import single_text_runner
 from hdruntime.bundle.reader import Bundle
 
@@ -33,7 +34,11 @@ _RARE_SHARE = 0.1
 _EVERY_SEEN_FIRST = 8
 """Every so many texts tell which channels are wide."""
 
+_TOGETHER = 1024
+"""Tokens that are counted at once; the products of channels are as large, whatever a text's length."""
+
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +57,8 @@ class CalibratedProduct:
 def calibrate(
     bundle: Bundle,
     model: onnx_ir.Model,
-    texts: Sequence[IntArray],
+    texts: CalibrationTexts,
     *,
-    rare: Sequence[IntArray] = (),
     did: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, CalibratedProduct]:
     """Calibrate the products with weights of a float32 graph.
@@ -64,9 +68,9 @@ def calibrate(
     Args:
         bundle: in whose files the weights are.
         model: the graph, lowered for ONNX Runtime on a CPU; it is changed.
-        texts: [tokens] each.
-        rare: likewise, of tokens that the texts may lack: they widen ranges, and count little in what is rounded best.
-        did: called with the tokens of each text.
+        texts: what to run. The rare ones, and those behind padding, widen ranges and count little in what is rounded
+            best.
+        did: called with the tokens that ran, now and then.
 
     Returns:
         weight's name -> product; empty for a model without such products.
@@ -75,7 +79,7 @@ def calibrate(
     products = [product for product in weight_products(model) if product.node.graph is model.graph]
     groups = [_group(products, sources, names) for sources, names in _groups(products).items()]
     calibrated = {}
-    for group, found in zip(groups, _statistics(bundle, model, groups, texts, rare, did), strict=True):
+    for group, found in zip(groups, _statistics(bundle, model, groups, texts, did), strict=True):
         split = group.split
         weights = {name: split.of_weight(each) if split else each for name, each in group.weights.items()}
         activation = activation_scale(found, list(weights.values()), split)
@@ -134,8 +138,7 @@ def _statistics(
     bundle: Bundle,
     model: onnx_ir.Model,
     groups: Sequence[_Group],
-    texts: Sequence[IntArray],
-    rare: Sequence[IntArray],
+    texts: CalibrationTexts,
     did: Callable[[int], None],
 ) -> list[Statistics]:
     """Of each group, in order; what is split is chosen after the first texts."""
@@ -146,21 +149,55 @@ def _statistics(
         model.graph.outputs.extend(source for source in group.sources if str(source.name) not in own)
     run = single_text_runner(bundle, model)
     numbers = {str(source.name): number for number, group in enumerate(groups) for source in group.sources}
-    of_rare = _RARE_SHARE / (1 - _RARE_SHARE) * sum(map(len, texts)) / max(sum(map(len, rare)), 1)
-    weighted = [*((text, 1.0) for text in texts), *((text, of_rare) for text in rare)]
-    first = [*weighted[: len(texts) : _EVERY_SEEN_FIRST], *weighted[len(texts) :: _EVERY_SEEN_FIRST]]
-    _choose_splits(groups, numbers, [(run(_splittable(groups, numbers), text), weight) for text, weight in first])
+    usual = [(0, ids) for ids in texts.ids]
+    rare = [*((0, ids) for ids in texts.rare), *texts.behind_padding]
+    of_rare = _RARE_SHARE / (1 - _RARE_SHARE) * _tokens(usual) / max(_tokens(rare), 1)
+    first = [(ids, 1.0) for ids in texts.ids[::_EVERY_SEEN_FIRST]]
+    first += [(ids, of_rare) for ids in texts.rare[::_EVERY_SEEN_FIRST]]
+    _choose_splits(groups, numbers, [(run(_splittable(groups, numbers), ids), weight) for ids, weight in first])
     found: dict[int, Statistics] = {}
-    for text, weight in weighted:
-        for name, activation in run(list(numbers), text).items():
-            number = numbers[name]
-            split = groups[number].split
-            rows = split.of_activation(activation) if split else activation
-            if number not in found:
-                found[number] = Statistics.empty(rows.shape[-1])
-            found[number].add(rows, weight=weight)
-        did(len(text))
+    for weight, kind in ((1.0, usual), (of_rare, rare)):
+        for together in _together(kind):
+            parts: dict[int, list[FloatArray]] = {}
+            for padding, ids in together:
+                for name, activation in run(list(numbers), ids, padding=padding).items():
+                    parts.setdefault(numbers[name], []).extend(_rows(activation, padding, len(ids)))
+            for number, rows in parts.items():
+                split = groups[number].split
+                activation = np.concatenate(rows)
+                if split:
+                    activation = split.of_activation(activation)
+                found.setdefault(number, Statistics.empty(activation.shape[-1])).add(activation, weight=weight)
+            did(_tokens(together))
     return [found[number] for number in range(len(groups))]
+
+
+_Padded = tuple[int, IntArray]
+
+
+def _tokens(texts: Sequence[_Padded]) -> int:
+    return sum(len(ids) for _, ids in texts)
+
+
+def _together(texts: Sequence[_Padded]) -> Iterator[list[_Padded]]:
+    """Texts, until they have so many tokens that their activations are worth counting."""
+    together: list[_Padded] = []
+    for text in texts:
+        together.append(text)
+        if _tokens(together) >= _TOGETHER:
+            yield together
+            together = []
+    if together:
+        yield together
+
+
+def _rows(activation: FloatArray, padding: int, tokens: int) -> list[FloatArray]:
+    """[tokens, channels], without padding; none of an activation in which padding has no place of its own."""
+    if padding:
+        if activation.shape[:-1] != (1, padding + tokens):
+            return []
+        activation = activation[:, padding:]
+    return [activation.reshape(-1, activation.shape[-1])]
 
 
 def _splittable(groups: Sequence[_Group], numbers: Mapping[str, int]) -> list[str]:

@@ -92,12 +92,11 @@ class _Insertion:
         self._add_bias(node, f"{product.weight}.int8_bias", stored.bias)
 
     def _widen(self, product: WeightProduct, split: Split) -> None:
-        """Make some of the channels of a product's activation twice; runtimes compute the constants when they load."""
+        """Make the channels of a product's activation as often as they have parts; runtimes compute the constants when
+        they load."""
         found = widening(product)
         assert found is not None, f"{product.weight} was split in another lowering"
-        (channels,) = {value.shape[-1] for value in found.values if value.shape is not None}
-        assert isinstance(channels, int)
-        order = self._constant(f"{product.weight}.int8_order", split.order(channels))
+        order = self._constant(f"{product.weight}.int8_order", split.sources)
         for node, index in found.constants:
             read = node.inputs[index]
             assert read is not None
@@ -105,23 +104,22 @@ class _Insertion:
             if producer is not None and producer.op_type == "DequantizeLinear":
                 for number in (0, 1):
                     producer.replace_input_with(number, self._repeated(producer, producer.inputs[number], order))
-                self._extend(read, len(split.channels))
+                self._widened(read, split)
             else:
                 node.replace_input_with(index, self._repeated(node, read, order))
         for value in found.values:
-            self._extend(value, len(split.channels))
+            self._widened(value, split)
 
     def _repeated(self, node: onnx_ir.Node, constant: onnx_ir.Value, order: onnx_ir.Value) -> onnx_ir.Value:
         repeated = self._op(node, "Gather", [constant, order], {"axis": -1})
         repeated.dtype = constant.dtype
         return repeated
 
-    def _extend(self, value: onnx_ir.Value, more: int) -> None:
+    def _widened(self, value: onnx_ir.Value, split: Split) -> None:
         import onnx_ir as ir
 
         if value.shape is not None:
-            *others, channels = value.shape
-            value.shape = ir.Shape([*others, channels + more])
+            value.shape = ir.Shape([*value.shape[:-1], len(split.sources)])
 
     def _rounded(self, node: onnx_ir.Node, source: onnx_ir.Value, activation: ActivationScale) -> onnx_ir.Value:
         name = f"{source.name}.int8_{len(self._activations)}"

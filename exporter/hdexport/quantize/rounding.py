@@ -15,8 +15,12 @@ from hdexport.quantize.splitting import Split
 _LEVELS = 255
 """Steps of uint8, which activations are rounded to."""
 
-_LARGEST = 64
-"""Of a weight, either side. Processors without VNNI add two products in 16 bits and saturate; 2 * 255 * 64 fits."""
+_LARGEST = 127
+"""Of a weight, either side."""
+
+_LARGEST_PAIR = 128
+"""Of the sum of two weights of one sign, of channels 0 and 1, 2 and 3, and so on. Processors without VNNI add the
+products of such a pair in 16 bits and saturate; 255 * 128 fits."""
 
 _EXPONENT = 0.9
 """Of a channel's range in its smallest scale; see `activation_scale`. With 1, every channel uses all levels, and a text
@@ -25,7 +29,7 @@ with larger values than the calibration's is clipped in many."""
 _ITERATIONS = 20
 """Of scales and the steps of weights, each of which follow from the other."""
 
-HEADROOM = 1.4
+HEADROOM = 1.1
 """Other texts have larger values than the calibration's: the distance from the mean to both ends is widened by it."""
 
 _HANDED_ON = 0.25
@@ -100,7 +104,7 @@ class ActivationScale:
     Attributes:
         scale: [channels], float32.
         zero_point: [channels], uint8.
-        split: which channels are there twice, their upper parts last; None for none.
+        split: which parts of channels the channels are; None for no part.
     """
 
     scale: FloatArray
@@ -109,11 +113,10 @@ class ActivationScale:
 
     @property
     def start(self) -> FloatArray:
-        """[channels], float32: 0, but of an upper part the largest value that the lower part has a level for."""
+        """[channels], float32: 0, but of an upper part the largest value that the part below has a level for."""
         start = np.zeros_like(self.scale)
-        if self.split is not None:
-            lower = self.split.channels
-            start[-len(lower) :] = self.scale[lower] * (_LEVELS - self.zero_point[lower].astype(np.float32))
+        for lower, upper in self.split.followers if self.split is not None else []:
+            start[upper] = start[lower] + self.scale[lower] * np.float32(_LEVELS - int(self.zero_point[lower]))
         return start
 
 
@@ -145,21 +148,22 @@ def activation_scale(
     weights and `v` its variance: the least is where both are the same, but every channel's range must fit.
 
     Args:
-        statistics: of the activation, of both parts of what is split.
+        statistics: of the activation, of the parts of what is split.
         weights: [channels, outputs] each, all that it is multiplied with.
-        split: which channels are split.
+        split: which parts the channels are.
     """
     weight = np.concatenate(weights, axis=1).astype(np.float64)
     lowest, highest = _widened(statistics, split)
     span = np.maximum(highest - lowest, _SMALLEST)
     largest = np.maximum(np.abs(weight).max(1), _SMALLEST)
-    rounded = _rounded_share(len(span), split) * (weight**2).sum(1)
+    # A part of a channel is exact where the value is in another part.
+    rounded = (1 if split is None else split.share) * (weight**2).sum(1)
     variance = np.diagonal(statistics.covariance)
     smallest = span**_EXPONENT / largest ** (1 - _EXPONENT)
     smallest *= (span / smallest).max() / _LEVELS
     scale, candidates = smallest, []
     for _ in range(_ITERATIONS):
-        steps = np.abs(weight * scale[:, None]).max(0) / _LARGEST
+        steps = _steps(weight * scale[:, None])
         of_weights = _HANDED_ON * (steps**2).sum() * variance
         candidates.append((float((rounded * scale**2 + of_weights / scale**2).sum()), scale))
         even = (of_weights / np.maximum(rounded, _SMALLEST**2)) ** 0.25
@@ -168,30 +172,21 @@ def activation_scale(
     middle = (highest + lowest) / 2
     zero_point = np.round(_LEVELS / 2 - middle / scale)
     if split is not None:
-        zero_point[split.channels] = np.round(_LEVELS - split.thresholds / scale[split.channels])
-        zero_point[-len(split.channels) :] = 0
+        of_end = np.round(_LEVELS - (split.ends - split.offsets) / scale)
+        zero_point = np.where(np.isfinite(split.starts), 0, np.where(np.isfinite(split.ends), of_end, zero_point))
     zero_point = np.clip(zero_point, 0, _LEVELS)
     return ActivationScale(scale=scale.astype(np.float32), zero_point=zero_point.astype(np.uint8), split=split)
 
 
 def _widened(statistics: Statistics, split: Split | None) -> tuple[WideArray, WideArray]:
-    """The lowest and highest values that are expected of other texts, [channels] each."""
+    """The lowest and highest values that are expected of other texts, [channels] each; 0 is between them."""
     mean = statistics.mean
-    lowest = mean - HEADROOM * (mean - statistics.lowest)
-    highest = mean + HEADROOM * (statistics.highest - mean)
+    lowest = np.minimum(mean - HEADROOM * (mean - statistics.lowest), 0)
+    highest = np.maximum(mean + HEADROOM * (statistics.highest - mean), 0)
     if split is not None:
-        highest[split.channels] = split.thresholds
-        lowest[-len(split.channels) :] = 0
+        lowest = np.where(np.isfinite(split.starts), 0, lowest)
+        highest = np.where(np.isfinite(split.ends), split.ends - split.offsets, highest)
     return lowest, highest
-
-
-def _rounded_share(channels: int, split: Split | None) -> WideArray:
-    """[channels], of tokens: a part of a split channel is exact where the value is in the other part."""
-    share = np.ones(channels)
-    if split is not None:
-        share[split.channels] -= split.share
-        share[-len(split.channels) :] = split.share
-    return share
 
 
 def round_weight(statistics: Statistics, activation: ActivationScale, weight: FloatArray) -> Int8Weight:
@@ -204,7 +199,7 @@ def round_weight(statistics: Statistics, activation: ActivationScale, weight: Fl
     """
     scale = activation.scale.astype(np.float64)
     exact = weight * scale[:, None]
-    steps = np.maximum(np.abs(exact).max(0), _SMALLEST * scale.min()) / _LARGEST
+    steps = np.maximum(_steps(exact), _SMALLEST * scale.min() / _LARGEST)
     # The activation's own rounding is noise in each channel, 1/12 of a step's square: it also keeps this invertible.
     together = statistics.covariance / np.outer(scale, scale) + np.eye(len(scale)) / 12
     damping = _DAMPING * np.diagonal(together).mean()
@@ -222,19 +217,32 @@ def round_weight(statistics: Statistics, activation: ActivationScale, weight: Fl
     )
 
 
+def _steps(exact: WideArray) -> WideArray:
+    """[outputs], the smallest steps of weights [channels, outputs] that the integers' limits allow."""
+    paired = np.concatenate([exact, np.zeros((len(exact) % 2, exact.shape[1]))])
+    first, second = paired[0::2], paired[1::2]
+    same_sign = (np.maximum(sign * first, 0) + np.maximum(sign * second, 0) for sign in (1, -1))
+    of_pairs = np.maximum(*(each.max(0) for each in same_sign))
+    steps: WideArray = np.maximum(np.abs(exact).max(0) / _LARGEST, of_pairs / _LARGEST_PAIR)
+    return steps
+
+
 def _rounded(exact: WideArray, together: WideArray) -> WideArray:
     """Integers [channels, outputs] near the exact weights whose products with activations are nearer still."""
     order = np.argsort(-np.diagonal(together), kind="stable")
+    place = np.argsort(order)
+    neighbours = np.append(place, len(place))[np.minimum(order ^ 1, len(place))]
     upper = np.linalg.cholesky(np.linalg.inv(together[np.ix_(order, order)])).T
-    left, values = exact[order], np.empty_like(exact)
+    left, values = exact[order], np.zeros((len(exact) + 1, exact.shape[1]))
     for start in range(0, len(left), _BLOCK):
         end = min(start + _BLOCK, len(left))
         errors = np.empty((end - start, left.shape[1]))
         for row in range(start, end):
-            values[row] = np.clip(np.round(left[row]), -_LARGEST, _LARGEST)
+            taken = values[neighbours[row]]  # 0 while it is not rounded
+            most = np.minimum(_LARGEST, _LARGEST_PAIR - np.maximum(taken, 0))
+            least = np.maximum(-_LARGEST, -_LARGEST_PAIR - np.minimum(taken, 0))
+            values[row] = np.clip(np.round(left[row]), least, most)
             errors[row - start] = (left[row] - values[row]) / upper[row, row]
             left[row + 1 : end] -= np.outer(upper[row, row + 1 : end], errors[row - start])
         left[end:] -= upper[start:end, end:].T @ errors
-    restored = np.empty_like(values)
-    restored[order] = values
-    return restored
+    return values[place]

@@ -1,9 +1,10 @@
-"""Wide channels of an activation in two: a lower and an upper part of the range, each with steps of its own.
+"""Wide channels of an activation in parts of their range, each with steps of its own.
 
 After GELU a channel is near 0 for most tokens, and 25 times its standard deviation for some; steps that reach there are
-coarse for all. `x` is ``min(x, threshold) + max(x - threshold, 0)``, and both are what uint8 gives when it saturates:
-one at its largest level, the other at 0. So what makes the activation makes these channels twice, and nothing else is
-computed. (Zhao et al., "Improving Neural Network Quantization without Retraining using Outlier Channel Splitting",
+coarse for all, and make those of the weights coarse, with which they are multiplied. `x` is ``min(x, threshold) +
+max(x - threshold, 0)``, and both are what uint8 gives when it saturates: one at its largest level, the other at 0. So
+what makes the activation makes these channels twice or more often, and nothing else is computed. (Zhao et al.,
+"Improving Neural Network Quantization without Retraining using Outlier Channel Splitting",
 https://arxiv.org/abs/1901.09504, halves values, where both halves are rounded for every token.)
 """
 
@@ -24,11 +25,14 @@ from hdexport.quantize.products import WeightProduct, initializer_of
 if TYPE_CHECKING:
     import onnx_ir
 
-_PART = 48
-"""One of so many channels is split: 32 of 1536, which take away a third of the noise; 128 take away 2 % more."""
+_PARTS = 24
+"""For so many channels there is one part more, all of which the widest channels get."""
+
+_ROUNDS = 4
+"""In which parts are given: those of one round may be split again in the next."""
 
 _FRACTIONS = (0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-"""Of a channel's range, where it may be split."""
+"""Of a part's range, where it may be split."""
 
 _ELEMENTWISE = frozenset(
     {"Add", "Cast", "Div", "Elu", "Erf", "Gelu", "Mul", "Pow", "Relu", "Sigmoid", "Sub", "Swish", "Tanh"}
@@ -36,36 +40,44 @@ _ELEMENTWISE = frozenset(
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+WideArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Channels of an activation that are there twice.
+    """Which parts an activation is in, wide ones beside narrow ones: neighbours have to share the range of weights.
 
     Attributes:
-        channels: [split], int64; their upper parts follow the other channels, in this order.
-        thresholds: [split], float32, where the upper parts begin.
-        share: [split], float32, of tokens whose value is in the upper part.
+        sources: [parts], int64, the channel that each is a part of.
+        starts: [parts], float32, where it begins; negative infinity for the lowest of its channel.
+        ends: [parts], float32, where it ends; infinity for the highest.
+        share: [parts], float32, of tokens whose value is in the part.
     """
 
-    channels: IntArray
-    thresholds: FloatArray
+    sources: IntArray
+    starts: FloatArray
+    ends: FloatArray
     share: FloatArray
 
     def of_activation(self, activation: FloatArray) -> FloatArray:
-        """[..., channels] -> [..., channels + split]"""
-        wide = activation[..., self.channels]
-        parted = np.concatenate([activation, np.maximum(wide - self.thresholds, 0)], axis=-1)
-        parted[..., self.channels] = np.minimum(wide, self.thresholds)
-        return parted
+        """[..., channels] -> [..., parts]"""
+        return np.clip(activation[..., self.sources], self.starts, self.ends) - self.offsets
 
     def of_weight(self, weight: FloatArray) -> FloatArray:
-        """[channels, outputs] -> [channels + split, outputs]"""
-        return weight[self.order(len(weight))]
+        """[channels, outputs] -> [parts, outputs]"""
+        return weight[self.sources]
 
-    def order(self, channels: int) -> IntArray:
-        """[channels + split], of the channels that each is a copy of."""
-        return np.concatenate([np.arange(channels), self.channels])
+    @property
+    def offsets(self) -> FloatArray:
+        """[parts], float32: what is taken away of a value, 0 of the lowest part."""
+        return np.where(np.isfinite(self.starts), self.starts, 0).astype(np.float32)
+
+    @property
+    def followers(self) -> list[tuple[int, int]]:
+        """Pairs of a part and the next of the same channel, lower ones first."""
+        order = np.lexsort((self.starts, self.sources))
+        pairs = zip(order[:-1].tolist(), order[1:].tolist(), strict=True)
+        return [(lower, upper) for lower, upper in pairs if self.sources[lower] == self.sources[upper]]
 
 
 def chosen_split(
@@ -82,26 +94,62 @@ def chosen_split(
     Returns:
         None if there are so few channels that none is split.
     """
-    count = rows.shape[1] // _PART
-    if not count:
+    channels = rows.shape[1]
+    if channels < _PARTS:
         return None
     energy = sum((weight.astype(np.float64) ** 2).sum(1) for weight in weights)
     mean = shares @ rows
-    lowest, highest = (mean + headroom * (ends - mean) for ends in (rows.min(0), rows.max(0)))
-    span = highest - lowest
-    thresholds = np.stack([lowest + fraction * span for fraction in _FRACTIONS])
-    above = np.stack([shares @ (rows > threshold) for threshold in thresholds])
-    fractions = np.array(_FRACTIONS)[:, None]
-    left = (1 - above) * fractions**2 + above * (1 - fractions) ** 2
-    best, every = left.argmin(0), np.arange(rows.shape[1])
-    gain = (1 - left[best, every]) * span**2 * energy
-    channels = np.sort(np.argsort(-gain, kind="stable")[:count])
-    chosen = best[channels], channels
+    starts, ends = (mean + headroom * (edge - mean) for edge in (rows.min(0), rows.max(0)))
+    lowest, highest = starts, ends
+    sources = np.arange(channels)
+    noise, thresholds, gain = _best_thresholds(rows, shares, starts, ends)
+    for left in np.array_split(np.arange(channels // _PARTS), _ROUNDS):
+        split = np.argsort(-gain * energy[sources], kind="stable")[: len(left)]
+        between, source = thresholds[split], sources[split]
+        sources = np.concatenate([sources, source])
+        starts, ends = np.concatenate([starts, between]), np.concatenate([ends, ends[split]])
+        ends[split] = between
+        changed = np.concatenate([split, np.arange(len(sources) - len(split), len(sources))])
+        found = _best_thresholds(rows[:, sources[changed]], shares, starts[changed], ends[changed])
+        noise, thresholds, gain = (np.concatenate([each, each[: len(split)]]) for each in (noise, thresholds, gain))
+        noise[changed], thresholds[changed], gain[changed] = found
+    span = ends - starts
+    by_width = np.argsort(-(span**2) * energy[sources], kind="stable")
+    order = np.empty_like(by_width)
+    half = -(-len(order) // 2)
+    order[0::2], order[1::2] = by_width[:half], by_width[half:][::-1]
+    # A part in which no token was seen is rounded, too, in another text.
+    share = np.maximum(noise / np.maximum(span, np.finfo(np.float32).tiny) ** 2, 1 / len(rows))
+    is_lowest, is_highest = starts <= lowest[sources], ends >= highest[sources]
     return Split(
-        channels=channels,
-        thresholds=thresholds[chosen].astype(np.float32),
-        share=above[chosen].astype(np.float32),
+        sources=sources[order],
+        starts=np.where(is_lowest, -np.inf, starts)[order].astype(np.float32),
+        ends=np.where(is_highest, np.inf, ends)[order].astype(np.float32),
+        share=share[order].astype(np.float32),
     )
+
+
+def _best_thresholds(
+    rows: FloatArray, shares: WideArray, starts: WideArray, ends: WideArray
+) -> tuple[WideArray, WideArray, WideArray]:
+    """Of each part: its noise, the threshold that takes away most of it, and how much; [parts] each.
+
+    The noise is the square of the part's range, counted for the tokens whose value is there.
+
+    Args:
+        rows: [tokens, parts].
+        shares: [tokens].
+        starts: [parts].
+        ends: [parts].
+    """
+    span, every = ends - starts, np.arange(len(starts))
+    thresholds = np.stack([starts + fraction * span for fraction in _FRACTIONS])
+    below = np.stack([shares @ (rows < each) for each in (starts, *thresholds, ends)])
+    fractions = np.array(_FRACTIONS)[:, None]
+    left = (below[1:-1] - below[0]) * fractions**2 + (below[-1] - below[1:-1]) * (1 - fractions) ** 2
+    best = left.argmin(0)
+    noise = (below[-1] - below[0]) * span**2
+    return noise, thresholds[best, every], noise - left[best, every] * span**2
 
 
 @dataclass(frozen=True, kw_only=True)

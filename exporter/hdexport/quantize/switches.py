@@ -79,8 +79,7 @@ def _replace(model: onnx_ir.Model, product: WeightProduct, rounded: CalibratedPr
     source = product.source
     nodes = []
     if activation.split is not None:
-        order = activation.split.order(len(activation.scale) - len(activation.split.channels))
-        nodes.append(ir.node("Gather", [source, constant("order", order)], {"axis": -1}))
+        nodes.append(ir.node("Gather", [source, constant("sources", activation.split.sources)], {"axis": -1}))
         nodes.append(ir.node("Sub", [nodes[-1].outputs[0], constant("start", activation.start)]))
         source = nodes[-1].outputs[0]
     scale, zero_point = constant("scale", activation.scale), constant("zero_point", activation.zero_point)

@@ -5,13 +5,16 @@ from __future__ import annotations
 __all__ = ["CalibrationTexts", "calibration_texts"]
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.quantize.everyday import EVERYDAY
 from hdexport.support.texts import read_texts
 from hdexport.verify.sample_text import ENGLISH, RANDOM_IDS, english_texts, random_ids, sample_ids
 from hdruntime.bundle.reader import Bundle
@@ -22,14 +25,30 @@ _TEXTS = 64
 _TOKENS = 512
 _LONG_TOKENS = 2048
 
+_CUT_TOKENS = 160
+"""Of two texts of three: many texts tell more than long ones, and take as much time."""
+
+_CHECK_EVERY = 4
+"""Every so many texts are not calibrated with but checked."""
+
 _SHORT_TEXTS = (2, 3, 4, 5, 6, 8, 11, 16, 23, 33, 47, 65)
 """Tokens of short texts, whose activations are unlike those of long ones: few tokens share all attention."""
 
-_RARE_LENGTHS = (*(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) * 2, *(512,) * 8)
+_SENTENCE = re.compile(r"[^.!?]+[.!?](?=\s)")
+_WORDS = range(2, 31)
+"""Of a sentence. Of short texts, those that end with a full stop are unlike those that are cut."""
+
+_RARE_LENGTHS = (*(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) * 2, *(512,) * 2)
 """Tokens of texts of random ids. Texts of another kind have words that the calibration's lack, and without these, up to
 all of the error of such a word was clipping."""
 
+_PADDING = (1, 2, 3, 5, 9, 17, 33, 64)
+_BEHIND_PADDING = (1, 1, 2, 3)
+"""Tokens before a few that are alone, and how many those are. A token that has no special one to attend to, and is not
+in the place of one, attends to itself: then the averages of attention are single vectors, and far larger."""
+
 IntArray = npt.NDArray[np.int64]
+_Text = TypeVar("_Text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +57,17 @@ class CalibrationTexts:
 
     Attributes:
         ids: [tokens], int64 each.
+        checked: [tokens], int64 each, that are not among `ids`, unless there is one text alone.
         source: the file's name, `ENGLISH` or `RANDOM_IDS`.
-        rare: [tokens], int64 each, of ids drawn from the whole vocabulary.
+        rare: [tokens], int64 each: sentences of many kinds, and ids drawn from the whole vocabulary.
+        behind_padding: how many tokens of padding come before, and [tokens], int64, of few tokens.
     """
 
     ids: Sequence[IntArray]
+    checked: Sequence[IntArray]
     source: str
-    rare: Sequence[IntArray]
+    rare: Sequence[IntArray] = ()
+    behind_padding: Sequence[tuple[int, IntArray]] = ()
 
 
 def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
@@ -58,41 +81,89 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
     Raises:
         InputError: the file cannot be read, holds no text, or the bundle has no tokenizer.
     """
-    longest = bundle.manifest.max_len
-    lengths = [min(_TOKENS, longest)] * _TEXTS
-    if longest > _TOKENS:
-        lengths.append(min(_LONG_TOKENS, longest))
     if file is None:
-        ids, kind = sample_ids(bundle, lengths[-1:])
-        if kind == RANDOM_IDS:
-            return CalibrationTexts(ids=sample_ids(bundle, lengths)[0], source=RANDOM_IDS, rare=())
-        english = _with_short(_encoded(bundle, english_texts()[:_TEXTS]))
-        return CalibrationTexts(ids=english + ids, source=ENGLISH, rare=_rare(bundle))
-    if bundle.manifest.tokenizer is None:
+        if sample_ids(bundle, [min(_TOKENS, bundle.manifest.max_len)])[1] == RANDOM_IDS:
+            return _random_texts(bundle)
+        texts, source = english_texts()[:_TEXTS], ENGLISH
+    elif bundle.manifest.tokenizer is None:
         raise InputError(
             f"--calibrate names {file}, but the checkpoint has no tokenizer to read texts with.\n"
             "Add its tokenizer.json, or leave --calibrate out: random ids are used then."
         )
-    texts = [text.text for text in itertools.islice(read_texts(file, option="--calibrate"), _TEXTS)]
-    ids = _with_short(_encoded(bundle, texts))
-    if longest > _TOKENS:
-        ids += _encoded(bundle, ["\n".join(texts)], tokens=lengths[-1])
-    return CalibrationTexts(ids=ids, source=file.name, rare=_rare(bundle))
+    else:
+        read = itertools.islice(read_texts(file, option="--calibrate"), _TEXTS)
+        texts, source = [text.text for text in read], file.name
+    calibrated, checked = _parted(texts)
+    ids = _long_and_short(bundle, calibrated)
+    if bundle.manifest.max_len > _TOKENS:
+        ids += _encoded(bundle, ["\n".join(calibrated)], tokens=_LONG_TOKENS)
+    rare = [*_encoded(bundle, EVERYDAY), *random_ids(bundle.manifest, _lengths(bundle, _RARE_LENGTHS))]
+    return CalibrationTexts(
+        ids=ids,
+        checked=_long_and_short(bundle, checked),
+        source=source,
+        rare=rare,
+        behind_padding=_behind_padding(bundle, [*ids, *rare]),
+    )
 
 
-def _rare(bundle: Bundle) -> list[IntArray]:
-    lengths = [min(length, bundle.manifest.max_len) for length in _RARE_LENGTHS]
-    return random_ids(bundle.manifest, lengths)
+def _random_texts(bundle: Bundle) -> CalibrationTexts:
+    long = [_LONG_TOKENS] if bundle.manifest.max_len > _TOKENS else []
+    lengths = [_most_tokens(number) for number in range(_TEXTS)]
+    ids, checked = _parted(random_ids(bundle.manifest, _lengths(bundle, [*lengths, *long])))
+    return CalibrationTexts(ids=ids, checked=checked, source=RANDOM_IDS, behind_padding=_behind_padding(bundle, ids))
 
 
-def _with_short(texts: list[IntArray]) -> list[IntArray]:
-    """The texts, and two short ones of each size, which end as the whole does."""
+def _lengths(bundle: Bundle, lengths: Sequence[int]) -> list[int]:
+    return [min(length, bundle.manifest.max_len) for length in lengths]
+
+
+def _most_tokens(number: int) -> int:
+    return _CUT_TOKENS if number % 3 else _TOKENS
+
+
+def _parted(texts: Sequence[_Text]) -> tuple[list[_Text], list[_Text]]:
+    """Those that calibrate, and those that are checked."""
+    checked = list(texts[_CHECK_EVERY - 1 :: _CHECK_EVERY])
+    others = [text for number, text in enumerate(texts) if number % _CHECK_EVERY != _CHECK_EVERY - 1]
+    return others, checked or others
+
+
+def _long_and_short(bundle: Bundle, texts: Sequence[str]) -> list[IntArray]:
+    """Texts, two sentences of each, and two beginnings of each of the short sizes, which end as the whole does."""
+    long = _encoded(bundle, texts)
+    sentences = [
+        sentence
+        for text in texts
+        for found in [sorted(filter(_is_sentence, _SENTENCE.findall(text)), key=len)]
+        for sentence in dict.fromkeys([*found[:1], *found[len(found) // 2 :][:1]])
+    ]
     short = []
     for number, length in enumerate((*_SHORT_TEXTS, *_SHORT_TEXTS)):
-        text = texts[number % len(texts)]
+        text = long[number % len(long)]
         if len(text) > length:
-            short.append(np.concatenate([text[: length - 1], text[-1:]]))
-    return [*texts, *short]
+            short.append(_beginning(text, length))
+    cut = [_beginning(text, min(len(text), _most_tokens(number))) for number, text in enumerate(long)]
+    return [*cut, *_encoded(bundle, [" ".join(sentence.split()) for sentence in sentences]), *short]
+
+
+def _is_sentence(text: str) -> bool:
+    return len(text.split()) in _WORDS
+
+
+def _beginning(text: IntArray, length: int) -> IntArray:
+    """It ends as the whole does."""
+    return np.concatenate([text[: length - 1], text[-1:]])
+
+
+def _behind_padding(bundle: Bundle, texts: Sequence[IntArray]) -> list[tuple[int, IntArray]]:
+    """A few tokens from within texts, behind every size of padding that the model's length allows."""
+    generator, found = np.random.default_rng(0), []
+    within = np.concatenate([text[1:-1] for text in texts])
+    for padding, count in itertools.product(_PADDING, _BEHIND_PADDING * 3):
+        if len(within) and padding + count <= bundle.manifest.max_len:
+            found.append((padding, generator.choice(within, count)))
+    return found
 
 
 def _encoded(bundle: Bundle, texts: Sequence[str], tokens: int = _TOKENS) -> list[IntArray]:

@@ -20,7 +20,7 @@ from hdexport.checkpoint.extended_files import check_extendable, extension_of, w
 from hdexport.checkpoint.extension import Extension
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.model.positions import TABLES
-from hdexport.model.tasks import Task
+from hdexport.model.tasks import TASKS, Task
 from hdexport.support.progress import Progress
 from hdexport.tune.contrast import Contrast
 from hdexport.tune.corpus import Corpus, read_corpus
@@ -36,8 +36,6 @@ from hdruntime.jobs.identity import Identity
 RECORD_FILE = "tuning.json"
 
 _PACKAGES = ("hdexport", "torch", "transformers")
-
-_EMBEDDING_TASKS = (Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +109,7 @@ def _loss(checkpoint: Checkpoint, options: TuneOptions) -> tuple[Loss, str]:
     if options.loss is not None:
         return options.loss, "as --loss says"
     task = checkpoint.task()
-    if task in _EMBEDDING_TASKS:
+    if TASKS[task].vectors == "texts":
         return Loss.CONTRAST, f"for {task.value} models"
     if task is Task.FILL_MASK:
         return Loss.MLM, "because the checkpoint has that head"

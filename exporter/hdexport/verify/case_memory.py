@@ -1,13 +1,15 @@
-"""The memory that a case takes besides the weights: outputs of graphs and PyTorch, and attention scores."""
+"""The memory that a verification takes: weights of graphs, and, of a case, outputs and attention scores."""
 
 from __future__ import annotations
 
-__all__ = ["arrays_bytes", "scores_bytes"]
+__all__ = ["arrays_bytes", "open_at_once", "scores_bytes"]
 
 import math
+from collections.abc import Iterator, Sequence
 
 from hdexport.attention.kinds import attention_of
 from hdexport.families import family_of
+from hdexport.model.tasks import TASKS, Task
 from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Case
 from hdruntime.bundle.manifest import Manifest, TensorSpec
@@ -16,14 +18,40 @@ from hdruntime.constants import PORTABLE_LOWERING
 _VALUE_BYTES = 4
 """All outputs and scores are float32, or computed in it."""
 
+_WEIGHT_FILES = (".onnx", ".onnx.data")
+
 _OUTPUT_COPIES = 2
 """Of a graph's output: as it was computed, and what the runtime assembles from rows, or the product before a cast."""
 
-_POOLED_TASK, _POOLED_COPIES = "sparse-similarity", 2
-"""Its portable graph and PyTorch hold logits of all tokens, the product and what is left of it beside padding."""
+_POOLED_COPIES = 2
+"""Of logits of all tokens, which the portable graph and PyTorch hold where logits are pooled: the product, and what is
+left of it beside padding."""
 
 _SCORE_COPIES = 3
 """Of attention scores: with the mask added, the softmax, and what is made of either."""
+
+
+def open_at_once(sets: Sequence[GraphSet], manifest: Manifest, limit_bytes: int) -> Iterator[list[GraphSet]]:
+    """Divide graphs into parts whose weights fit in memory together, or that are a single one.
+
+    Each session has a copy of the weights. The fewer parts there are, the less often PyTorch answers the same cases.
+
+    Args:
+        sets: what is verified.
+        manifest: of the bundle.
+        limit_bytes: memory for the weights of a part.
+    """
+    files = (record.size_bytes for name, record in manifest.files.items() if name.endswith(_WEIGHT_FILES))
+    # Weights of half precision are widened.
+    copy_bytes = sum(files) * (1 if manifest.dtype == "float32" else 2)
+    part: list[GraphSet] = []
+    for graphs in sets:
+        if part and copy_bytes * sum(len(each.graphs) for each in (*part, graphs)) > limit_bytes:
+            yield part
+            part = []
+        part.append(graphs)
+    if part:
+        yield part
 
 
 def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) -> int:
@@ -41,7 +69,7 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
         reference_values = sum(_tokens_axis(spec, length) if samples is None else samples for length in case.lengths)
         features = math.prod(axis for axis in spec.shape if isinstance(axis, int))
         total += (_OUTPUT_COPIES * graph_values + reference_values) * features * _VALUE_BYTES
-    if manifest.task == _POOLED_TASK:
+    if TASKS[Task(manifest.task)].pools_logits:
         total += _POOLED_COPIES * case.batch * case.tokens * manifest.vocab_size * _VALUE_BYTES
     if samples is not None:
         head_input = (_OUTPUT_COPIES * case.batch * case.tokens + sum(case.lengths)) * manifest.hidden_size

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.bundle.manifest import Manifest, Role
-from hdruntime.bundle.tasks import OUTPUTS_OF_TASK
+from hdruntime.bundle.tasks import TASKS
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared besides those at boundaries."""
@@ -126,7 +126,7 @@ def _expected_of_padded_rows(
     case: Case, reference: Reference, samples: IntArray | None, decisions: Sequence[IntArray]
 ) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row of the padded batch, which it is given one by one: memory is one row's."""
-    inputs, axes = padded_batch(case, reference), OUTPUTS_OF_TASK[reference.task.value]
+    inputs, axes = padded_batch(case, reference), TASKS[reference.task.value].outputs
     rows = []
     for row, length in enumerate(case.lengths):
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)]

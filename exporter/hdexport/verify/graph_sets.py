@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
-from hdruntime.backends.precision import Precision
+from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.manifest import GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CUDA_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
@@ -54,12 +54,12 @@ def graph_sets(
     Args:
         manifest: of the bundle.
         asked: what to compute in; None for float32, for bfloat16 if the bundle is of half precision, which sessions
-            are then loaded with unless told otherwise, and for int8 if it has such graphs.
+            are then loaded with unless told otherwise, and for the precisions that it has graphs for.
         leave_out: called with a sentence for each graph and precision that is not run.
     """
     is_half = manifest.dtype != Precision.FLOAT32.value
     if asked is None:
-        asked = {Precision.FLOAT32, Precision.INT8, *([Precision.BFLOAT16] if is_half else [])}
+        asked = {Precision.FLOAT32, *OPTION_OF_GRAPHS, *([Precision.BFLOAT16] if is_half else [])}
     found = []
     for graphs in _together(manifest.graphs):
         for precision in _precisions_of(graphs):
@@ -84,7 +84,7 @@ def check_precision(bundle: Bundle, precision: Precision) -> None:
         if precision is Precision.BFLOAT16:
             chosen_precision(chosen_device(new_core(), None), precision, bundle.manifest)
         return
-    option = "--int8" if precision is Precision.INT8 else "--target openvino"
+    option = OPTION_OF_GRAPHS.get(precision, "--target openvino")
     raise InputError(
         f"The bundle {bundle.path} has no graph that computes in {precision.value} on a CPU.\n"
         f"Build it again with {option}, or leave out --precision."
@@ -102,8 +102,9 @@ def _together(graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
 
 
 def _precisions_of(graphs: Sequence[GraphFile]) -> tuple[Precision, ...]:
-    if graphs[0].dtype == Precision.INT8.value:
-        return (Precision.INT8,)
+    for precision in OPTION_OF_GRAPHS:
+        if graphs[0].dtype == precision.value:
+            return (precision,)
     if graphs[0].lowering == OPENVINO_LOWERING:
         return (Precision.FLOAT32, Precision.BFLOAT16)
     return (Precision.FLOAT32,)

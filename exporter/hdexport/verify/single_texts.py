@@ -27,6 +27,8 @@ _ERRORS_ONLY = 3
 def single_text_runner(bundle: Bundle, graph: onnx_ir.Model | Path) -> Callable[..., dict[str, npt.NDArray[Any]]]:
     """A function from names of outputs, a text's ids, [tokens], and inputs of this graph's own, to the outputs' values.
 
+    Its `padding` is the number of tokens of padding that come before the text, and are in outputs as well.
+
     Args:
         bundle: in whose files the weights are.
         graph: a changed graph, or the file of one.
@@ -47,12 +49,19 @@ def single_text_runner(bundle: Bundle, graph: onnx_ir.Model | Path) -> Callable[
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(
-        outputs: Sequence[str], text: IntArray, more: Mapping[str, npt.NDArray[Any]] | None = None
+        outputs: Sequence[str],
+        text: IntArray,
+        more: Mapping[str, npt.NDArray[Any]] | None = None,
+        *,
+        padding: int = 0,
     ) -> dict[str, npt.NDArray[Any]]:
-        first = (np.arange(len(text)) == 0).astype(np.int64)[np.newaxis]
+        tokenizer = bundle.manifest.tokenizer
+        pad = tokenizer.pad_token_id if tokenizer is not None else 0
+        places = np.arange(padding + len(text))[np.newaxis]
+        ids = np.concatenate([np.full(padding, pad, np.int64), text])[np.newaxis]
         # The first token stands for what a caller may mark; a single text has tokens of one type.
-        ones = np.ones_like(first)
-        known = {Role.IDS: text[np.newaxis], Role.MASK: ones, Role.MARKS: first, Role.POOLED: ones, Role.ATTENDED: ones}
+        first, real = (places == padding).astype(np.int64), (places >= padding).astype(np.int64)
+        known = {Role.IDS: ids, Role.MASK: real, Role.MARKS: first, Role.POOLED: real, Role.ATTENDED: real}
         feeds = {
             spec.name: empty_memory(spec, 1, bundle.manifest.least_memory)
             if spec.role is Role.MEMORY

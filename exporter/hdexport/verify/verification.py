@@ -14,9 +14,9 @@ from hdexport.attention.kind import DECISION, Boundaries
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
-from hdexport.model.tasks import Task
+from hdexport.model.tasks import TASKS, Task
 from hdexport.support.memory import free_bytes
-from hdexport.verify.case_memory import arrays_bytes, scores_bytes
+from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
 from hdexport.verify.graph_runners import Run, runner, sampled_runner
@@ -88,13 +88,13 @@ def verify_bundle(
     sampled = [case for case in found if can_be_sampled and arrays_bytes(case, manifest) > limit_bytes]
     whole = [case for case in found if case not in sampled]
     for asked, those in _readers(bundle, reference, sets):
-        for group, open_run in ((whole, runner), (sampled, sampled_runner)):
-            with contextlib.ExitStack() as stack:
-                # The graphs of one group at a time: each holds a copy of the weights.
-                decisions = reference.facts.decisions
-                runs = {each: stack.enter_context(open_run(bundle, each, decisions)) for each in those if group}
-                for case in group:
-                    _check_case(bundle, asked, case, runs, outcomes, limit_bytes, is_sampled=group is sampled)
+        for part in open_at_once(those, manifest, _free_bytes() // 2):
+            for group, open_run in ((whole, runner), (sampled, sampled_runner)):
+                with contextlib.ExitStack() as stack:
+                    decisions = reference.facts.decisions
+                    runs = {each: stack.enter_context(open_run(bundle, each, decisions)) for each in part if group}
+                    for case in group:
+                        _check_case(bundle, asked, case, runs, outcomes, limit_bytes, is_sampled=group is sampled)
     if manifest.max_len > longest:
         outcomes.leave_out(f"lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
     for engine in manifest.engines:
@@ -159,7 +159,7 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
     chunk = manifest.ffn_chunk
     if chunk is not None:
         yield Boundaries(lengths=frozenset({chunk, chunk + 1, 2 * chunk + 1}), first=chunk, second=chunk + 1)
-    if manifest.task == Task.SPARSE_SIMILARITY.value:
+    if TASKS[Task(manifest.task)].pools_logits:
         lengths = frozenset({BLOCK_TOKENS, BLOCK_TOKENS + 1, 2 * BLOCK_TOKENS + 1})
         yield Boundaries(lengths=lengths, first=BLOCK_TOKENS, second=BLOCK_TOKENS + 1)
     trained = manifest.positions.trained
@@ -186,9 +186,11 @@ class _Outcomes:
 
 
 def _limit_bytes(grid: Grid) -> int:
-    if grid is Grid.QUICK:
-        return _QUICK_LIMIT_BYTES
-    return (free_bytes() or 2 * _QUICK_LIMIT_BYTES) // 2
+    return _QUICK_LIMIT_BYTES if grid is Grid.QUICK else _free_bytes() // 2
+
+
+def _free_bytes() -> int:
+    return free_bytes() or 2 * _QUICK_LIMIT_BYTES
 
 
 def _check_case(

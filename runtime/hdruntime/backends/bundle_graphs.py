@@ -5,20 +5,20 @@ from __future__ import annotations
 __all__ = ["chosen_graph", "has_graph"]
 
 from collections.abc import Sequence
-from typing import Literal
 
+from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendUnavailableError, BundleCorruptError
 
 
-def has_graph(bundle: Bundle, lowering: str, *, dtype: Literal["int8"] | None = None) -> bool:
-    """Whether a bundle has a graph of that lowering, and of that dtype as of `chosen_graph`."""
-    return any(graph.lowering == lowering for graph in _of_dtype(bundle, dtype))
+def has_graph(bundle: Bundle, lowering: str, *, precision: Precision = Precision.AUTO) -> bool:
+    """Whether a bundle has a graph of that lowering that computes in a precision, as of `chosen_graph`."""
+    return any(graph.lowering == lowering for graph in _of_precision(bundle, precision))
 
 
 def chosen_graph(
-    bundle: Bundle, lowerings: Sequence[str], *, where: str, dtype: Literal["int8"] | None = None
+    bundle: Bundle, lowerings: Sequence[str], *, where: str, precision: Precision = Precision.AUTO
 ) -> GraphFile:
     """The bundle's graph of the first lowering that it has.
 
@@ -26,23 +26,28 @@ def chosen_graph(
         bundle: an opened bundle.
         lowerings: best first.
         where: the device that runs it, for the message.
-        dtype: ``int8`` for the graph of that name, None for the one that every bundle has.
+        precision: what it is to compute in; those without graphs of their own take the one that every bundle has.
 
     Raises:
         BundleCorruptError: the bundle has no such graph.
-        BackendUnavailableError: it has none in int8.
+        BackendUnavailableError: it has none of the precision's own.
     """
-    by_lowering = {graph.lowering: graph for graph in _of_dtype(bundle, dtype)}
+    by_lowering = {graph.lowering: graph for graph in _of_precision(bundle, precision)}
     for lowering in lowerings:
         if lowering in by_lowering:
             return by_lowering[lowering]
-    if dtype is not None:
+    if precision.has_graphs:
         raise BackendUnavailableError(
-            f"The bundle {bundle.path} has no graph in {dtype} that {where} can run.\n"
-            f"Build it again with --{dtype}, or leave out the precision."
+            f"The bundle {bundle.path} has no graph in {precision.value} that {where} can run.\n"
+            f"Build it again with {OPTION_OF_GRAPHS[precision]}, or leave out the precision."
         )
     raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that {where} can run.\nRebuild it.")
 
 
-def _of_dtype(bundle: Bundle, dtype: Literal["int8"] | None) -> list[GraphFile]:
-    return [graph for graph in bundle.manifest.graphs if (graph.dtype == "int8") == (dtype == "int8")]
+def _of_precision(bundle: Bundle, precision: Precision) -> list[GraphFile]:
+    others = {each.value for each in OPTION_OF_GRAPHS}
+    return [
+        graph
+        for graph in bundle.manifest.graphs
+        if (graph.dtype == precision.value if precision.has_graphs else graph.dtype not in others)
+    ]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from hdruntime.backends import Runner
 from hdruntime.backends.bundle_graphs import has_graph
-from hdruntime.backends.precision import Precision
+from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import OPENVINO_LOWERING
@@ -163,8 +163,9 @@ def _against_openvino(bundle: Bundle, precision: Precision = Precision.AUTO) -> 
     if not has_graph(bundle, OPENVINO_LOWERING):
         command = shlex.join(["hdexport", "rebuild", str(bundle.path), "--target", "openvino"])
         return "the bundle has no graph for OpenVINO", f"Add it: {command}"
-    if precision is Precision.INT8 and not has_graph(bundle, OPENVINO_LOWERING, dtype="int8"):
-        return "the bundle has no graph for OpenVINO in int8", "Build it again with --int8, or leave out the precision."
+    if precision.has_graphs and not has_graph(bundle, OPENVINO_LOWERING, precision=precision):
+        reason = f"the bundle has no graph for OpenVINO in {precision.value}"
+        return reason, f"Build it again with {OPTION_OF_GRAPHS[precision]}, or leave out the precision."
     return None
 
 

@@ -71,7 +71,7 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
         precision: Precision = Precision.AUTO,
     ) -> None:
         graph = graph_on_cpu(bundle, precision)
-        self.precision = Precision.INT8 if precision is Precision.INT8 else Precision.FLOAT32
+        self.precision = precision if precision.has_graphs else Precision.FLOAT32
         options = session_options(threads, spinning=spinning)
         options.enable_cpu_mem_arena = _USES_ARENA
         session = open_session(
@@ -119,6 +119,6 @@ def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
             f"ONNX Runtime does not compute in {precision.value} on a CPU, OpenVINO does.\n"
             "Leave out the precision, or use the backend openvino."
         )
-    if precision is Precision.INT8:
-        return chosen_graph(bundle, (CPU_LOWERING,), where="ONNX Runtime on the CPU", dtype="int8")
+    if precision.has_graphs:
+        return chosen_graph(bundle, (CPU_LOWERING,), where="ONNX Runtime on the CPU", precision=precision)
     return chosen_graph(bundle, (CPU_LOWERING, PORTABLE_LOWERING), where="the CPU")

@@ -1,9 +1,10 @@
-"""What a session on a CPU computes in."""
+"""What a session on a CPU computes in, and which precisions have graphs of their own."""
 
 from __future__ import annotations
 
-__all__ = ["Precision"]
+__all__ = ["OPTION_OF_GRAPHS", "Precision"]
 
+from collections.abc import Mapping
 from enum import Enum
 
 
@@ -17,4 +18,13 @@ class Precision(str, Enum):
     BFLOAT16 = "bfloat16"
     """By OpenVINO; sums, normalisation and softmax stay in float32 where it says so."""
     INT8 = "int8"
-    """Products with weights in 8 bits, by a graph of its own: ``hdexport build --int8``."""
+    """Products with weights in 8 bits, by graphs of its own: ``hdexport build --int8``."""
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether graphs of its own compute in it, whose dtype is its name; any other graph computes in the others."""
+        return self in OPTION_OF_GRAPHS
+
+
+OPTION_OF_GRAPHS: Mapping[Precision, str] = {Precision.INT8: "--int8"}
+"""Precision with graphs of its own -> option of ``hdexport build`` that adds them."""

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
-from hdruntime.bundle.manifest import Count, Length, Size, TensorSpec, TokenCount, TokenId
+from hdruntime.bundle.manifest import TensorSpec
+from hdruntime.bundle.value_types import Count, Length, Size, TokenCount, TokenId
 from hdruntime.constants import FORMAT_VERSION
 
 _BLOCK_SPARSE_MODELS = ("big_bird", "bigbird_pegasus")

@@ -14,13 +14,10 @@ __all__ = [
     "InputSpec",
     "Int8Calibration",
     "Manifest",
-    "MultiVectorSettings",
     "PaddingRule",
     "Positions",
     "ProfileShape",
-    "QueryExpansion",
     "Role",
-    "SentenceSettings",
     "TensorSpec",
     "TokenizerInfo",
     "Verification",
@@ -33,7 +30,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hdruntime.bundle.pair_template import PairTemplate
+from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.tasks import Task
+from hdruntime.bundle.value_types import Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 
 # What a value may be. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
 
@@ -45,22 +44,6 @@ AttentionScale = Literal["logn", "none"]
 GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
 Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda", "openvino", "openvino_unpadded"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
-Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
-
-_MOST_TOKENS = 2**24
-"""More than any model has positions for; up to here float32, in which graphs divide by lengths, has every integer."""
-
-_INT32_MAX = 2**31 - 1
-"""The largest axis, id or number of layers that the backends index with."""
-
-Length = Annotated[int, Meta(ge=1, le=_MOST_TOKENS)]
-TokenCount = Annotated[int, Meta(ge=0, le=_MOST_TOKENS)]
-TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
-Size = Annotated[int, Meta(ge=1, le=_INT32_MAX)]
-Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
-LargeCount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Name = Annotated[str, Meta(min_length=1)]
 
 
 class Backend(str, Enum):
@@ -310,82 +293,6 @@ class TokenizerInfo:
     unk_token_id: TokenId | None
     mask_token_id: TokenId | None
     token_types: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryExpansion:
-    """How queries of a model of late interaction are made longer; the added tokens have vectors, too.
-
-    Attributes:
-        strategy: ``fixed`` cuts queries to the length as well, ``min`` does not.
-        length: tokens that a shorter query is brought to, special tokens and prompt included.
-        token_id: what is added, usually the mask.
-        attend: whether tokens attend to those that were added.
-    """
-
-    strategy: Literal["fixed", "min"]
-    length: Length
-    token_id: TokenId
-    attend: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class MultiVectorSettings:
-    """What makes a model of late interaction of an encoder with a vector for each token.
-
-    Attributes:
-        query_length: tokens that queries are cut to, where they are not expanded; None for `max_seq_length`.
-        document_length: tokens that the model cuts documents to; a bundle may serve more. None for `max_seq_length`.
-        expansion: of queries; None for none.
-        skipped_ids: tokens whose vectors are left out, for example punctuation's.
-        skipped_in: the texts in which they are.
-        similarity: MaxSim, or MaxSim divided by the vectors of the query.
-    """
-
-    query_length: Length | None = None
-    document_length: Length | None = None
-    expansion: QueryExpansion | None = None
-    skipped_ids: tuple[TokenId, ...] = ()
-    skipped_in: tuple[Literal["query", "document"], ...] = ()
-    similarity: Literal["maxsim", "meanmaxsim"] = "maxsim"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentenceSettings:
-    """How sentence-transformers runs the checkpoint, which `hdruntime.SentenceEncoder` does by default.
-
-    Attributes:
-        kind: ``encoder`` of texts, ``cross-encoder`` of pairs of texts, ``sparse-encoder`` or
-            ``multi-vector-encoder``.
-        max_seq_length: tokens that its texts are cut to, special tokens included; a bundle may serve more.
-        prompts: name -> prompt before a text, or before the first text of a pair.
-        default_prompt_name: the prompt of texts that none is named for; None for no prompt.
-        include_prompt: whether a sentence's vector is pooled of its prompt's tokens, too.
-        pooling: modes, whose vectors are concatenated; ``()`` where the bundle gives token vectors.
-        dense: whether the pooled vector goes through a Dense layer.
-        normalize: whether the bundle's vectors have length 1.
-        truncate_dim: dimensions of a vector that are kept; None for all.
-        max_active_dims: values of a sparse vector that are kept, the largest; None for all.
-        similarity: of two vectors.
-        activation: makes scores of a cross-encoder's logits; None of an encoder.
-        multi_vector: of a multi-vector-encoder; None of others.
-        pair_template: writes a cross-encoder's pair as one text; None where the tokenizer takes two.
-    """
-
-    kind: Literal["encoder", "cross-encoder", "sparse-encoder", "multi-vector-encoder"]
-    max_seq_length: Length
-    prompts: dict[str, str] = field(default_factory=dict)
-    default_prompt_name: str | None = None
-    include_prompt: bool = True
-    pooling: tuple[Name, ...] = ()
-    dense: bool = False
-    normalize: bool = False
-    truncate_dim: Size | None = None
-    max_active_dims: Size | None = None
-    similarity: Similarity = "cosine"
-    activation: Literal["sigmoid", "softmax", "identity"] | None = None
-    multi_vector: MultiVectorSettings | None = None
-    pair_template: PairTemplate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from hdruntime.bundle.checked_json import (
 from hdruntime.bundle.format_1 import from_format_1
 from hdruntime.bundle.manifest import EngineFile, Fill, InputSpec, Manifest, Positions, Role, TensorSpec, Verification
 from hdruntime.bundle.pair_template import Slot, Wording
-from hdruntime.bundle.tasks import OUTPUTS_OF_TASK
+from hdruntime.bundle.tasks import TASKS
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError, BundleVersionError
 
@@ -35,13 +35,6 @@ _FILLS_OF_ROLE = {
     Role.ATTENDED: (Fill.ONES,),
     Role.MEMORY: (Fill.ZEROS, Fill.ONES),
 }
-
-_KIND_OF_TASK = {
-    "text-classification": "cross-encoder",
-    "sparse-similarity": "sparse-encoder",
-    "token-similarity": "multi-vector-encoder",
-}
-"""Task -> kind of its settings of sentence-transformers, where that is not an encoder."""
 
 _FILLS_BY_TOKEN = (Fill.UNTIL_TOKEN, Fill.AFTER_TOKEN)
 
@@ -165,14 +158,12 @@ def _output_problems(manifest: Manifest) -> Iterator[str]:
         sizes = spec.shape[named:]
         if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(size, int) for size in sizes):
             yield f"outputs[{index}] should be float32 [batch, ...] or [batch, tokens, ...], not {_described(spec)}"
-    for name, axes in OUTPUTS_OF_TASK[manifest.task].items():
+    for name, axes in TASKS[manifest.task].outputs.items():
         if name not in outputs:
             yield f"outputs has no {name}, which {manifest.task} needs"
         elif len(outputs[name].shape) != len(axes) or ("tokens" in outputs[name].shape) != ("tokens" in axes):
             yield f"outputs: {name} should be [{', '.join(axes)}], not {_described(outputs[name])}"
-    widths = () if manifest.task == "token-similarity" else ("last_hidden_state", "token_embeddings")
-    for name in widths:
-        if name in outputs and outputs[name].shape[-1] != manifest.hidden_size:
+        elif axes[-1] == "hidden_size" and outputs[name].shape[-1] != manifest.hidden_size:
             yield f"outputs: {name} is {_described(outputs[name])}, but hidden_size is {manifest.hidden_size}"
     if manifest.task == "sparse-similarity" and outputs["sparse_embedding"].shape[-1] != manifest.vocab_size:
         yield f"outputs: {_described(outputs['sparse_embedding'])} is not of the vocab_size {manifest.vocab_size}"
@@ -211,14 +202,14 @@ def _sentence_problems(manifest: Manifest) -> Iterator[str]:
     if (manifest.input_of(Role.ATTENDED) is not None) != adds_unseen:
         yield f"inputs has {int(not adds_unseen)} of the role attended, which tells tokens that no token attends to"
     if settings is None:
-        if manifest.task == "token-similarity":
-            yield "sentence is None, which says what has vectors in token-similarity"
+        if TASKS[manifest.task].needs_settings:
+            yield f"sentence is None, without which nothing can be made of the outputs of {manifest.task}"
         return
     if (settings.kind == "multi-vector-encoder") != (own is not None):
         yield f"sentence.multi_vector is {'there' if own else None} for the kind {settings.kind}"
     if settings.default_prompt_name not in (None, "query", "document", *settings.prompts):
         yield f"sentence.default_prompt_name is {settings.default_prompt_name!r}, which is not among the prompts"
-    if settings.kind != _KIND_OF_TASK.get(manifest.task, "encoder"):
+    if settings.kind != TASKS[manifest.task].settings:
         yield f"sentence.kind is {settings.kind} for the task {manifest.task}"
     if (settings.kind == "cross-encoder") == (settings.activation is None):
         yield f"sentence.activation is {settings.activation} for the kind {settings.kind}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Bundle", "open_bundle", "read_config"]
+__all__ = ["Bundle", "open_bundle", "opened_bundle", "read_config"]
 
 import json
 from dataclasses import dataclass
@@ -68,6 +68,15 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
         sizes = {relative: record.size_bytes for relative, record in manifest.files.items()}
         for_each_file(lambda relative: _check_content(path, relative, manifest.files[relative]), sizes)
     return Bundle(path, manifest)
+
+
+def opened_bundle(bundle: Path | str | Bundle) -> Bundle:
+    """What `open_bundle` gives of a directory; a bundle that is open already stays as it is.
+
+    Raises:
+        BundleError: as of `open_bundle`.
+    """
+    return bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
 
 
 def read_config(bundle: Bundle) -> dict[str, Any]:

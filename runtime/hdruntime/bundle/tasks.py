@@ -1,11 +1,14 @@
-"""The tasks: what each is called, and the outputs that its graphs have."""
+"""The tasks: what each is called, and what the format of a bundle asks of it."""
 
 from __future__ import annotations
 
-__all__ = ["OUTPUTS_OF_TASK", "Task"]
+__all__ = ["TASKS", "Task", "TaskFormat"]
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
+
+from hdruntime.bundle.sentence_settings import Kind
 
 Task = Literal[
     "feature-extraction",
@@ -19,19 +22,46 @@ Task = Literal[
     "text-scoring",
 ]
 
-OUTPUTS_OF_TASK: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "feature-extraction": {"last_hidden_state": ("batch", "tokens", "hidden_size")},
-    "sentence-similarity": {
-        "token_embeddings": ("batch", "tokens", "hidden_size"),
-        "sentence_embedding": ("batch", "embedding_size"),
-    },
-    "sparse-similarity": {"sparse_embedding": ("batch", "vocab_size")},
-    "token-similarity": {"token_embeddings": ("batch", "tokens", "embedding_size")},
-    "fill-mask": {"logits": ("batch", "tokens", "vocab_size")},
-    "text-classification": {"logits": ("batch", "labels")},
-    "token-classification": {"logits": ("batch", "tokens", "labels")},
-    "question-answering": {"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")},
-    "text-scoring": {"log_probabilities": ("batch", "tokens")},
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFormat:
+    """What a bundle of a task has.
+
+    Attributes:
+        outputs: name of each output that it needs -> its axes. All outputs are float32; a graph may have others beside
+            these, which are inputs of the next call. An axis ``hidden_size`` is the manifest's.
+        settings: kind of its settings of sentence-transformers.
+        needs_settings: whether nothing can be made of its outputs without them.
+    """
+
+    outputs: Mapping[str, tuple[str, ...]]
+    settings: Kind = "encoder"
+    needs_settings: bool = False
+
+
+TASKS: Mapping[str, TaskFormat] = {
+    "feature-extraction": TaskFormat(outputs={"last_hidden_state": ("batch", "tokens", "hidden_size")}),
+    "sentence-similarity": TaskFormat(
+        outputs={
+            "token_embeddings": ("batch", "tokens", "hidden_size"),
+            "sentence_embedding": ("batch", "embedding_size"),
+        },
+    ),
+    "sparse-similarity": TaskFormat(
+        outputs={"sparse_embedding": ("batch", "vocab_size")},
+        settings="sparse-encoder",
+    ),
+    "token-similarity": TaskFormat(
+        outputs={"token_embeddings": ("batch", "tokens", "embedding_size")},
+        settings="multi-vector-encoder",
+        needs_settings=True,
+    ),
+    "fill-mask": TaskFormat(outputs={"logits": ("batch", "tokens", "vocab_size")}),
+    "text-classification": TaskFormat(
+        outputs={"logits": ("batch", "labels")},
+        settings="cross-encoder",
+    ),
+    "token-classification": TaskFormat(outputs={"logits": ("batch", "tokens", "labels")}),
+    "question-answering": TaskFormat(outputs={"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")}),
+    "text-scoring": TaskFormat(outputs={"log_probabilities": ("batch", "tokens")}),
 }
-"""Task -> name of each output that it needs -> its axes. All outputs are float32; a graph may have others beside these,
-which are inputs of the next call."""

@@ -17,4 +17,4 @@ from hdruntime.jobs.job import Job, JobOptions, plan_job, run_job
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import VectorOptions
-from hdruntime.jobs.windows import LocalPool
+from hdruntime.jobs.window_inference import LocalPool

@@ -15,8 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Manifest, SentenceSettings
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.inference.streaming import checked_segment
 from hdruntime.jobs.files import damaged
@@ -31,7 +32,8 @@ from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.task_results import TaskResults
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
-from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, checked_streaming, cut_windows
+from hdruntime.jobs.window_inference import checked_streaming
+from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
 from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
@@ -133,7 +135,7 @@ def plan_job(
     )
     fields = _fields(task, files, options)
     _check_output_options(output, fields, options)
-    identity = _identity(bundle, files, fields, options, prompt)
+    identity = _identity(bundle, task, files, fields, options, prompt)
     done = check_job(output, identity, force=options.force, restart=options.restart) if is_file else None
     return Job(
         files=tuple(files),
@@ -356,7 +358,8 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
         "hdexport.task": manifest.task,
     }
     if COLUMN in names:
-        sentence = manifest.sentence if manifest.task in ("sentence-similarity", "token-similarity") else None
+        # Of token vectors it says what sentence-transformers makes of them; a job makes their mean.
+        sentence = None if manifest.task == "feature-extraction" else manifest.sentence
         pooling = ("mean",) if manifest.task == "feature-extraction" else sentence.pooling if sentence else ()
         # The first dimensions of a vector of length 1 are shorter.
         by_model = sentence is not None and sentence.normalize and options.vectors.truncate_dim is None
@@ -372,7 +375,12 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
 
 
 def _identity(
-    bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Field], options: JobOptions, prompt: str
+    bundle: Bundle,
+    task: TaskResults,
+    files: Sequence[InputFile],
+    fields: Sequence[pa.Field],
+    options: JobOptions,
+    prompt: str,
 ) -> Identity:
     columns = options.columns
     return {
@@ -393,8 +401,7 @@ def _identity(
         "--output-dtype": options.vectors.output_dtype.value,
         "--skip-failed": options.skip_failed,
         "--prompt": prompt,
-        # It says more than the prompt, where a model reads queries in a way of their own.
-        "--prompt-name": options.prompt_name if bundle.manifest.task == "token-similarity" else None,
+        "--prompt-name": options.prompt_name if task.reads_by_prompt_name else None,
         "--aggregation": options.aggregation and options.aggregation.value,
         "--top-k": options.answers and options.answers.top_k,
         "--handle-impossible-answer": options.answers and options.answers.handle_impossible_answer,

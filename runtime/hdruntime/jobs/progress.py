@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hdruntime.bundle.checked_json import from_json
-from hdruntime.bundle.manifest import LargeCount
+from hdruntime.bundle.value_types import LargeCount
 from hdruntime.jobs.input_files import InputFile
 from hdruntime.jobs.rows import Position
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from hdruntime.bundle.manifest import LargeCount
+from hdruntime.bundle.value_types import LargeCount
 
 
 class ErrorKind(str, Enum):

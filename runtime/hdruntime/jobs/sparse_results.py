@@ -9,8 +9,7 @@ import pyarrow as pa
 from hdruntime.bundle.reader import Bundle
 from hdruntime.jobs.rows import Row
 from hdruntime.jobs.task_results import Outputs, Pairs, ResultOptions, TaskResults, Values
-from hdruntime.text.sparse import SPARSE_EMBEDDING, most_active_dims, sparse_vector
-from hdruntime.text.splitting import SplitPooling
+from hdruntime.text.sparse import SPARSE_EMBEDDING, most_active_dims, pooling_of_pieces, sparse_vector
 from hdruntime.text.tokenization import Encoding
 
 
@@ -28,7 +27,7 @@ def sparse_similarity(bundle: Bundle, options: ResultOptions) -> TaskResults:
         pairs=Pairs.REFUSED,
         fields=tuple(pa.schema(columns)),
         values=values,
-        split_pooling=SplitPooling.MAX,
+        split_pooling=pooling_of_pieces(bundle.manifest),
         streams=False,
         prompts=True,
     )

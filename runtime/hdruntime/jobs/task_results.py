@@ -16,7 +16,7 @@ from hdruntime.jobs.rows import Row
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import LateChunks
 from hdruntime.text.entities import Aggregation
-from hdruntime.text.splitting import SplitEncoding, SplitPooling
+from hdruntime.text.splitting import PiecePooling, SplitEncoding, SplitPooling
 from hdruntime.text.tokenization import Encoding, Overflow
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
@@ -76,6 +76,8 @@ class TaskResults:
         pair_pooling: the same for the pieces of a pair's second text.
         prompts: whether a text may have a prompt; ids include it already.
         default_prompt_name: of the prompt unless another is asked for; None for the model's default.
+        reads_by_prompt_name: whether the prompt's name says more than the prompt: queries are read in a way of their
+            own.
         encode: in place of the session's tokenizer: (texts, what happens to long ones, the prompt) -> their tokens.
         texts, columns: for tasks on pairs, what a row's texts are, and examples of their columns.
     """
@@ -89,10 +91,11 @@ class TaskResults:
     of_piece: Callable[[Outputs], Outputs] = lambda outputs: outputs
     splits: bool = True
     streams: bool = True
-    split_pooling: SplitPooling = SplitPooling.MEAN
+    split_pooling: PiecePooling = SplitPooling.MEAN
     pair_pooling: SplitPooling = SplitPooling.MEAN
     prompts: bool = False
     default_prompt_name: str | None = None
+    reads_by_prompt_name: bool = False
     encode: Callable[[Sequence[str], Overflow, str], list[Encoding]] | None = None
     texts: str = "a question and its context"
     columns: tuple[str, str] = ("question", "context")

@@ -54,5 +54,6 @@ def token_similarity(bundle: Bundle, options: ResultOptions) -> TaskResults:
         streams=False,
         prompts=True,
         default_prompt_name=Side.DOCUMENT.value,
+        reads_by_prompt_name=True,
         encode=encode if is_query else None,
     )

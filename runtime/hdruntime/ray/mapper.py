@@ -14,7 +14,8 @@ from hdruntime.errors import InputError
 from hdruntime.jobs.results import check_columns, results_of_bundle
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
-from hdruntime.jobs.windows import WindowInference, WindowOptions
+from hdruntime.jobs.window_inference import WindowInference
+from hdruntime.jobs.windows import WindowOptions
 from hdruntime.ray.worker import session_in_worker
 from hdruntime.text.tokenization import Overflow
 

@@ -17,7 +17,8 @@ from hdruntime.jobs import JobOptions
 from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.results import results_of_bundle
 from hdruntime.jobs.rows import Row
-from hdruntime.jobs.windows import LocalPool, Window, WindowResult
+from hdruntime.jobs.window_inference import LocalPool
+from hdruntime.jobs.windows import Window, WindowResult
 from hdruntime.optional import require
 from hdruntime.session import Session, load
 from hdruntime.text.checks import checked_choice

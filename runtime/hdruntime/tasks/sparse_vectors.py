@@ -10,7 +10,8 @@ from itertools import islice
 from hdruntime.inference.text_runner import TextRunner
 from hdruntime.tasks.checks import check_task
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.sparse import SPARSE_EMBEDDING, SparseVector, most_active_dims, sparse_vector, stacked
+from hdruntime.text.sparse import SPARSE_EMBEDDING, SparseVector, most_active_dims, pooling_of_pieces, sparse_vector
+from hdruntime.text.splitting import pooled_logits
 from hdruntime.text.tokenization import Overflow
 
 
@@ -39,5 +40,7 @@ def sparse_vectors(
         for piece, weights in zip(result.rows, result.outputs[SPARSE_EMBEDDING], strict=True):
             of_piece[piece] = sparse_vector(weights)
     found = (of_piece[piece] for piece in range(len(pieces)))
-    wholes = (stacked(list(islice(found, len(split.pieces)))).max(axis=0) for split in splits)
+    pooling = pooling_of_pieces(manifest)
+    dense = (([vector.dense() for vector in islice(found, len(split.pieces))], split) for split in splits)
+    wholes = (pooled_logits(split, vectors, pooling) for vectors, split in dense)
     return [sparse_vector(whole, max_active_dims=limit) for whole in wholes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SPARSE_EMBEDDING", "SparseVector", "most_active_dims", "sparse_vector", "stacked"]
+__all__ = ["SPARSE_EMBEDDING", "SparseVector", "most_active_dims", "pooling_of_pieces", "sparse_vector", "stacked"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError
+from hdruntime.text.splitting import SUM, PiecePooling, SplitPooling
 
 SPARSE_EMBEDDING = "sparse_embedding"
 """Output of the task sparse-similarity: [batch, vocab_size], float32, not negative."""
@@ -54,6 +55,12 @@ def most_active_dims(manifest: Manifest, asked: int | None) -> int | None:
         )
     own = manifest.sentence
     return own.max_active_dims if own is not None and asked is None else asked
+
+
+def pooling_of_pieces(manifest: Manifest) -> PiecePooling:
+    """How the vectors of a text's pieces are combined: as the model combines its tokens' weights."""
+    own = manifest.sentence
+    return SUM if own is not None and own.pooling == ("sum",) else SplitPooling.MAX
 
 
 def sparse_vector(weights: npt.NDArray[np.float32], *, max_active_dims: int | None = None) -> SparseVector:

@@ -14,6 +14,8 @@ Nothing is carried from piece to piece. Bundles that remember what came before a
 from __future__ import annotations
 
 __all__ = [
+    "SUM",
+    "PiecePooling",
     "SplitEncoding",
     "SplitPooling",
     "in_one_piece",
@@ -26,7 +28,7 @@ __all__ = [
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +52,12 @@ class SplitPooling(str, Enum):
     """Their mean, each piece weighted by its number of tokens."""
     MAX = "max"
     """The largest value of each dimension."""
+
+
+SUM: Literal["sum"] = "sum"
+"""Their sum: of weights that the model itself sums over the tokens of a text. It is nothing that callers choose."""
+
+PiecePooling = SplitPooling | Literal["sum"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +109,7 @@ def merged(
     outputs: Sequence[Mapping[str, FloatArray]],
     *,
     specs: Sequence[TensorSpec],
-    pooling: SplitPooling,
+    pooling: PiecePooling,
 ) -> dict[str, FloatArray]:
     """The outputs of a text from those of its pieces.
 
@@ -130,7 +138,7 @@ def merged(
     return whole
 
 
-def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], pooling: SplitPooling) -> FloatArray:
+def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], pooling: PiecePooling) -> FloatArray:
     """A text's vector from those of its pieces; where all of these have length 1, it has length 1, too.
 
     Means weighted by length, then made as long as the vectors were, is what people do by hand; see "Embedding texts
@@ -155,7 +163,7 @@ def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], poolin
     return (pooled / max(length, np.finfo(np.float32).tiny)).astype(np.float32)
 
 
-def pooled_logits(split: SplitEncoding, logits: Sequence[FloatArray], pooling: SplitPooling) -> FloatArray:
+def pooled_logits(split: SplitEncoding, logits: Sequence[FloatArray], pooling: PiecePooling) -> FloatArray:
     """A text's row of logits from those of its pieces.
 
     Args:
@@ -171,6 +179,8 @@ def pooled_logits(split: SplitEncoding, logits: Sequence[FloatArray], pooling: S
     stacked = np.stack(logits)
     if pooling is SplitPooling.MAX:
         return stacked.max(axis=0)
+    if pooling == SUM:
+        return stacked.astype(np.float64).sum(axis=0).astype(np.float32)
     tokens = [len(piece) for piece in split.pieces]
     return np.average(stacked.astype(np.float64), axis=0, weights=tokens).astype(np.float32)
 

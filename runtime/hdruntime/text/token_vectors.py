@@ -10,7 +10,8 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.bundle.manifest import Manifest, MultiVectorSettings, SentenceSettings
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
 from hdruntime.errors import InputError
 from hdruntime.text.tokenization import Encoding
 

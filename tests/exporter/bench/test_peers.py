@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
-import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +13,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 import torch._inductor.config
@@ -26,7 +23,7 @@ from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.bench.peers import PEERS, openvino, openvino_int8
 from hdexport.bench.peers.onnx_plain import export_plainly
 from hdexport.bench.peers.torch_model import load_module, open_module
-from hdexport.bench.run.opening import open_case
+from hdexport.bench.run.opening import open_case, wrong_by
 from hdexport.model.tasks import Task
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
@@ -34,7 +31,9 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import write_manifest
 from hdruntime.errors import BackendError, BackendUnavailableError, ExportError
 from support.attention_records import recorded
+from support.colbert_models import made_colbert
 from support.comparators import assert_close
+from support.splade_models import made_splade
 from support.tiny_models import WINDOWS, save_tiny_model
 
 SHAPES = [(1, 1), (3, 65), (3, 300)]
@@ -105,6 +104,26 @@ def assert_right(case: Any, peer: str) -> None:
 )
 def test_a_peer_is_right_at_every_length(workshop: Any, peer: str, of_bundle: tuple[str, ...]) -> None:
     assert_right(workshop(*of_bundle), peer)
+
+
+@pytest.mark.parametrize("made", [made_splade, made_colbert], ids=["sparse", "tokens"])
+def test_sentence_transformers_runs_models_of_sparse_and_of_token_vectors(
+    made: Callable[[Any, str], Path], tmp_path_factory: pytest.TempPathFactory, workshop_of: Callable[[Path], Any]
+) -> None:
+    """By its own classes; vectors that are not the bundle's are found."""
+    name = "max" if made is made_splade else "classic"
+    case = workshop_of(made(tmp_path_factory, name))
+    artefact = case.artefact("sentence-transformers").artefact
+    for batch, tokens in ((1, 1), (3, 65), (1, 90)):
+        found = case.error("sentence-transformers", batch, tokens, artefact)
+        assert found.passed, (batch, tokens, found)
+        assert found.tolerance == "max abs error <= 0.0001"
+    spec = case.spec("sentence-transformers", 3, 65, artefact)
+    opened = open_case(spec)
+    wrong = {name: 1.001 * values for name, values in opened.call().items()}
+    found_wrong = wrong_by(spec, wrong, opened)
+    assert found_wrong is not None
+    assert not found_wrong.passed
 
 
 def test_a_plain_export_of_dense_attention_is_right(shallow: Any) -> None:
@@ -419,94 +438,3 @@ def test_asking_the_peers_imports_none_of_them(workshop: Any) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-Optimum = Callable[[str], None]
-
-
-@pytest.fixture
-def fake_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optimum:
-    """Put a script of that name first on the PATH: (Python code that has its arguments in `given`) -> None."""
-
-    def make(code: str) -> None:
-        folder = tmp_path / "bin"
-        folder.mkdir()
-        script = folder / "optimum-cli"
-        script.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\ngiven = sys.argv[1:]\n{code}\n")
-        script.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("sys.exit('Traceback\\nValueError: a led is not supported\\n')", "exit code 1: ValueError: a led is not supp"),
-        ("sys.exit(3)", "ended with exit code 3: no message"),
-        ("pass", "wrote no model.onnx, but nothing"),
-        ("(pathlib.Path(given[-1]) / 'encoder_model.onnx').touch()", "wrote no model.onnx, but encoder_model.onnx"),
-    ],
-)
-def test_optimums_failures_have_its_reason(workshop: Any, fake_optimum: Optimum, code: str, message: str) -> None:
-    fake_optimum(code)
-    case = workshop("bert")
-    with pytest.raises(ExportError, match=message):
-        case.artefact("optimum")
-    assert [path.name for path in case.folder.iterdir() if "optimum" in path.name] == []
-
-
-@pytest.mark.parametrize(
-    ("of_bundle", "options"),
-    [
-        (("bert",), ["--task", "feature-extraction", "--library-name", "transformers"]),
-        (("bert", "sentence-similarity"), ["--task", "sentence-similarity"]),
-        (("roberta", "question-answering"), ["--task", "question-answering", "--library-name", "transformers"]),
-    ],
-)
-def test_optimum_gets_the_extended_checkpoint_and_the_task(
-    workshop: Any, fake_optimum: Optimum, of_bundle: tuple[str, ...], options: list[str]
-) -> None:
-    fake_optimum("sys.exit(json.dumps(given))")
-    case = workshop(*of_bundle)
-    with pytest.raises(ExportError) as raised:
-        case.artefact("optimum")
-    *given, output = json.loads(str(raised.value).partition(": ")[2])
-    assert given == ["export", "onnx", "--model", str(case.folder / "checkpoint"), *options]
-    assert Path(output).parent == case.folder
-
-
-@pytest.mark.parametrize(
-    ("of_bundle", "remark"),
-    [
-        (("longformer",), "takes no global_attention_mask"),
-        (("bert", "sentence-similarity"), "no sentence_embedding, .*: pipx inject optimum-onnx sentence-transformers"),
-        (("bert",), None),
-    ],
-)
-def test_what_is_missing_in_optimums_graph_is_remarked(
-    workshop: Any, fake_optimum: Optimum, of_bundle: tuple[str, ...], remark: str | None
-) -> None:
-    graph = workshop("bert").subject.bundle / "model.onnx"
-    fake_optimum(f"pathlib.Path(given[-1], 'model.onnx').write_bytes(pathlib.Path({str(graph)!r}).read_bytes())")
-    case = workshop(*of_bundle)
-    made = case.artefact("optimum")
-    assert made.artefact.is_file()
-    assert (made.remark is None) == (remark is None)
-    assert re.search(remark or "", made.remark or "")
-    shutil.rmtree(made.artefact.parent)
-
-
-def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path: Path) -> None:
-    # As optimum makes it without sentence-transformers: with token types, which the bundle does not have, and with the
-    # tokens' vectors under their name in transformers.
-    feature, graph = workshop("bert", "sentence-similarity"), workshop("bert").subject.bundle / "model.onnx"
-    opened = open_case(feature.spec("optimum", 1, 65, graph))
-    assert list(opened.call()) == ["token_embeddings"]
-    model = ir.load(graph)
-    next(value for value in model.graph.inputs if value.name == "token_type_ids").name = "segment_ids"
-    ir.save(model, tmp_path / "renamed.onnx", external_data="renamed.onnx.data")
-    with pytest.raises(ExportError, match="needs the inputs segment_ids; the model has none of that name"):
-        open_case(feature.spec("optimum", 1, 65, tmp_path / "renamed.onnx"))
-    with pytest.raises(ExportError, match="gives last_hidden_state, and none of the bundle's outputs"):
-        open_case(workshop("roberta", "question-answering").spec("optimum", 1, 65, graph))

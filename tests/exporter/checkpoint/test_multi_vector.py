@@ -16,7 +16,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.heads import task_head
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import SentenceSettings
+from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import ModelError
 from support.colbert_models import MODELS, save_colbert
 from support.made_once import made_once

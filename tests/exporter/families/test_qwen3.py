@@ -103,6 +103,10 @@ def test_a_generator_s_checkpoint_is_an_encoder_without_its_head(tmp_path: Path)
     change_json(tmp_path / "model" / "config.json", architectures=["Qwen3ForCausalLM"])
     checkpoint = find_checkpoint(tmp_path / "model")
     assert checkpoint.task() is Task.FEATURE_EXTRACTION
+    assert checkpoint.task_remark == (
+        "Task: feature-extraction, the vectors of tokens. config.json names Qwen3ForCausalLM, whose head is left "
+        "out, and there is no modules.json, in which an embedder's pooling stands. --task names another."
+    )
     loaded = checkpoint.load(Task.FEATURE_EXTRACTION)
     assert isinstance(loaded, transformers.Qwen3Model)
     for name, weight in model.state_dict().items():

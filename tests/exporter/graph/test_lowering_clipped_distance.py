@@ -15,8 +15,9 @@ import pytest
 
 from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
 from support.attention_graphs import answer_by_definition, portable_graph, session_of, states_of
-from support.clipped_operator import Clipped, Shared, exact_answer, inputs_of, model_of
+from support.clipped_operator import Clipped, Shared, inputs_of, model_of
 from support.comparators import assert_close, named_case
+from support.exact_answers import exact_answer
 from support.function_bodies import growth_bytes
 from support.sparse_operators import PADDINGS, Layer, token_kinds
 

@@ -28,14 +28,8 @@ from support.attention_graphs import (
 from support.clipped_operator import Shared
 from support.comparators import assert_close
 from support.function_bodies import growth_bytes
-from support.sparse_operators import (
-    DESCRIPTIONS,
-    GLOBALS,
-    PADDINGS,
-    Description,
-    SparseLayer,
-    token_kinds,
-)
+from support.sparse_descriptions import DESCRIPTIONS
+from support.sparse_operators import GLOBALS, PADDINGS, Description, SparseLayer, Window, token_kinds
 
 LENGTHS = {1, 7, 8, 9, 15, 16, 17, 18, 32, 33, 97, 211}
 LAYERS = {layer: longest for described in DESCRIPTIONS.values() for layer, longest in described.lowered.items()}
@@ -155,10 +149,17 @@ def test_without_padding_no_mask_is_read() -> None:
     assert masked.inputs[4] is not None
 
 
-def test_memory_of_dense_attention_without_padding_is_linear_in_tokens(tmp_path: Path) -> None:
-    """8192 tokens: the scores of a head would take 256 MiB, the states take 2 MiB."""
+@pytest.mark.parametrize("turned", [False, True])
+def test_memory_of_dense_attention_without_padding_is_linear_in_tokens(turned: bool, tmp_path: Path) -> None:
+    """8192 tokens: the scores of a head would take 256 MiB, the states take 2 MiB; so too by rotary positions."""
+    model = portable_graph(Dense())
+    if turned:
+        (node,) = (node for node in model.graph if node.op_type == "DenseAttention")
+        for state in node.inputs[:2]:
+            assert state is not None
+            insert_after(state, "Sin")
     path = tmp_path / "model.onnx"
-    ir.save(lower_for_onnxruntime_cpu(portable_graph(Dense())), path)
+    ir.save(lower_for_onnxruntime_cpu(model), path)
     grown_bytes = growth_bytes(path, tokens=8192)
     assert grown_bytes < 64 * 1024 * 1024, f"{grown_bytes} bytes"
 
@@ -191,6 +192,14 @@ def test_globals_and_padding_mix(layer: SparseLayer, padding: str) -> None:
             assert_right(lowered_session(layer), kinds, layer)
 
 
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if isinstance(layer, Window)], ids=str)
+def test_unseen_tokens_see_their_window(layer: Window) -> None:
+    for number, tokens in enumerate((4, *layer.lengths[1:])):
+        globals_ = ("none", "none", "scattered")[number % 3] if layer.bound else "none"
+        kinds = token_kinds("unseen", tokens, globals_=globals_, bound=layer.bound, batch=3 - 2 * (number % 2))
+        assert_right(lowered_session(layer), kinds, layer)
+
+
 @pytest.mark.parametrize(
     ("layer", "tokens", "batch"), [case for described in DESCRIPTIONS.values() for case in described.lowered_long]
 )
@@ -210,13 +219,13 @@ def test_all_keys_are_attended_to_exactly_where_nothing_is_hidden(layer: SparseL
     fused.attributes["scale"] = ir.AttrFloat32("scale", -1.0)
     session = session_of(model)
     for tokens in {1, 2, longest - 1, longest, longest + 1, 2 * longest} - {0}:
-        for padding in PADDINGS:
+        for padding in (*PADDINGS, "unseen") if isinstance(layer, Window) else PADDINGS:
             kinds = token_kinds(padding, tokens, globals_="first", bound=layer.bound)
             feeds = feeds_of(kinds, layer)
             (got,) = session.run(None, feeds)
             # Of one key, any softmax is 1.
             wrong = not np.allclose(got, answer_by_definition([layer], feeds), atol=0.1)
-            assert wrong == (kinds.all() and 1 < tokens <= longest), (tokens, padding)
+            assert wrong == ((kinds > 0).all() and 1 < tokens <= longest), (tokens, padding)
 
 
 @pytest.mark.parametrize("layer", [layer for layer, longest in LAYERS.items() if longest is None], ids=str)

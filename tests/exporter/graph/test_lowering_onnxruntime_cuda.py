@@ -21,10 +21,11 @@ from support.attention_graphs import (
     session_of,
     states_of,
 )
+from support.block_operator import Blocks
 from support.clipped_operator import Shared
 from support.comparators import assert_close, named_case
 from support.padded_batches import cases
-from support.sparse_operators import PADDINGS, Blocks, Layer, Window, token_kinds
+from support.sparse_operators import PADDINGS, Layer, Window, token_kinds
 
 # Around the least length of the memory-efficient kernel in float32.
 LENGTHS = (1, 64, 255, 256)

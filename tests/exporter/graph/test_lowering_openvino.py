@@ -18,14 +18,18 @@ from hdexport.graph.passes.scans_to_loops import scans_to_loops
 from hdruntime.optional import require
 from support import clipped_operator, disentangled_operator, local_global_operator, relative_operator
 from support.attention_graphs import Dense, answer_by_definition, portable_graph, session_of, states_of
+from support.block_operator import Blocks
+from support.chunk_operator import Chunks
 from support.clipped_operator import Clipped, Shared
 from support.comparators import assert_close, assert_same_directions, named_case
 from support.disentangled_operator import Disentangled
+from support.exact_answers import exact_answer
 from support.favor_operator import Favor
 from support.local_global_operator import LocalGlobal
+from support.lsh_operator import Lsh
 from support.needs import needs_openvino
 from support.relative_operator import Relative
-from support.sparse_operators import GLOBALS, PADDINGS, Blocks, Chunks, Layer, Lsh, Window, token_kinds
+from support.sparse_operators import GLOBALS, PADDINGS, Layer, Window, token_kinds
 
 pytestmark = needs_openvino
 
@@ -55,6 +59,7 @@ CHAINS: dict[str, tuple[Sequence[Layer], Sequence[int]]] = {
     "clipped distance": ((Shared(reach=9), Shared(reach=9), Shared(values=True)), (1, 129, 300)),
     "favor": ((Favor(),), (1, 300)),
 }
+WINDOWED = ("window", "window without globals", "windows of grouped heads", "dilated windows")
 HASHED = Lsh(after=1, buckets=(4, 2), by_row=1)
 ATOL = 1.5e-5
 """Measured 4.7e-6 but for clipped distances, 6e-6; values reach 7.8."""
@@ -136,6 +141,22 @@ def test_padding_and_globals_of_windows_mix(padding: str) -> None:
         assert (got[kinds == 0] == 0).all()
 
 
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("chain", WINDOWED)
+def test_unseen_tokens_see_their_window_and_nothing_beyond_it(chain: str, precision: str) -> None:
+    layers, lengths = CHAINS[chain]
+    layer = layers[0]
+    for number, tokens in enumerate((4, *lengths[1:])):
+        for globals_ in ("none", "scattered") if layer.bound else ("none",):
+            kinds = token_kinds("unseen", tokens, globals_=globals_, bound=layer.bound, batch=3 - 2 * (number % 2))
+            feeds = feeds_of(kinds, *layers)
+            expected = answer_by_definition(layers, feeds)
+            got = run(lowered(*layers, precision=precision), feeds)
+            with named_case(tokens, globals_):
+                assert_right(got, expected, precision)
+                assert (got[expected == 0] == 0).all()
+
+
 def test_hashed_attention_matches_the_definition() -> None:
     """In float32 alone, which a session sees to."""
     for tokens, padding in ((1, "none"), (65, "holes"), (300, "left")):
@@ -168,7 +189,7 @@ def test_operators_of_more_inputs_match_their_definitions(node: Layer, support: 
         else:
             inputs = support.inputs_of(node, kinds)
         with named_case(tokens, padding):
-            assert_right(run(session, inputs), support.exact_answer(node, inputs), precision)
+            assert_right(run(session, inputs), exact_answer(node, inputs), precision)
 
 
 @pytest.mark.parametrize("changed", [{"left": 15}, {"right": 8}, {"bound": 4}], ids=str)

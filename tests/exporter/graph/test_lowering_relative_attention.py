@@ -20,8 +20,9 @@ from hdexport.graph.lowering.multi_head_attention import SWAP_HEADS_AND_TOKENS
 from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
 from support.attention_graphs import session_of
 from support.comparators import assert_close, named_case
+from support.exact_answers import exact_answer
 from support.function_bodies import growth_bytes
-from support.relative_operator import Relative, exact_answer, inputs_of, key_kinds, model_of
+from support.relative_operator import Relative, inputs_of, key_kinds, model_of
 from support.sparse_operators import PADDINGS
 
 NODES = (Relative(), Relative(segments=False, heads=3), Relative(causal=1, reach=9))

@@ -11,9 +11,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_PRETRAINING_MAPPING_NAMES,
 )
 
+from hdexport.checkpoint import heads, sentence_settings
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task, infer_task, model_task
+from hdexport.model.tasks import AUTO_CLASS_OF_TASK, TASKS, Task, infer_task, model_task, unread_head
 from hdruntime.bundle import tasks
+from hdruntime.jobs import results
 
 
 def test_the_names_are_those_of_the_manifest() -> None:
@@ -23,7 +25,16 @@ def test_the_names_are_those_of_the_manifest() -> None:
 @pytest.mark.parametrize("task", Task)
 def test_every_task_has_a_class_of_transformers_and_outputs(task: Task) -> None:
     assert hasattr(transformers, AUTO_CLASS_OF_TASK[model_task(task)])
-    assert all(axes[0] == "batch" for axes in tasks.OUTPUTS_OF_TASK[task.value].values())
+    assert all(axes[0] == "batch" for axes in tasks.TASKS[task.value].outputs.values())
+
+
+@pytest.mark.parametrize("task", Task)
+def test_every_task_is_in_all_tables_that_it_is_looked_up_in(task: Task) -> None:
+    assert task in TASKS
+    assert task.value in tasks.TASKS
+    assert task.value in results._RESULTS_OF_TASK
+    assert TASKS[task].made_of is None or task in heads._HEADS
+    assert tasks.TASKS[task.value].settings == "encoder" or task in sentence_settings._SETTINGS_OF_TASK
 
 
 @pytest.mark.parametrize(
@@ -65,6 +76,15 @@ def test_the_first_architecture_with_a_head_counts() -> None:
     architectures = ["BertModel", "BertForSequenceClassification", "BertForMaskedLM"]
     assert infer_task(architectures, is_sentence_transformer=False) is Task.TEXT_CLASSIFICATION
     assert infer_task([], is_sentence_transformer=False) is Task.FEATURE_EXTRACTION
+
+
+def test_a_head_that_no_task_reads_is_named() -> None:
+    for architecture in ("Qwen3ForCausalLM", "XLNetLMHeadModel", "T5ForConditionalGeneration"):
+        assert unread_head(["BertModel", architecture]) == architecture
+    for architecture in ("BertModel", "T5EncoderModel", "BertForMaskedLM", "ElectraForPreTraining", "XLMRobertaLoRA"):
+        assert unread_head([architecture]) is None
+    assert unread_head(["Qwen3ForCausalLM", "Qwen3ForSequenceClassification"]) is None
+    assert unread_head([]) is None
 
 
 def test_sentence_transformers_files_come_before_the_architecture() -> None:

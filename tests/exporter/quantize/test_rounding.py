@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hdexport.quantize.rounding import ActivationScale, Int8Weight, Statistics, activation_scale, round_weight
+from support.needs import needs_openvino
 
 CHANNELS, OUTPUTS = 24, 10
 
@@ -107,6 +108,20 @@ def test_the_calibrations_values_are_not_clipped_and_larger_ones_have_headroom(a
     assert levels.max() < 254.5
 
 
+def test_channels_far_from_0_are_not_clipped(activation, weight) -> None:
+    """Of a range without 0, uint8 has no zero point."""
+    shifted = activation + np.where(np.arange(CHANNELS) % 2, 1, -1) * 5 * np.abs(activation).max(0)
+    statistics = Statistics.empty(CHANNELS)
+    statistics.add(shifted)
+    scale = activation_scale(statistics, [weight])
+    levels = np.round(shifted / scale.scale) + scale.zero_point
+    assert levels.min() >= 0
+    assert levels.max() <= 255
+    assert (
+        relative_errors(product(shifted, scale, round_weight(statistics, scale, weight)), shifted @ weight).max() < 0.2
+    )
+
+
 def test_a_channel_that_is_always_0_is_no_obstacle(weight) -> None:
     statistics = Statistics.empty(CHANNELS)
     statistics.add(np.zeros((5, CHANNELS), np.float32))
@@ -115,12 +130,83 @@ def test_a_channel_that_is_always_0_is_no_obstacle(weight) -> None:
     np.testing.assert_allclose(product(np.zeros((1, CHANNELS), np.float32), scale, rounded), 0, atol=1e-6)
 
 
-def test_a_sum_of_two_products_fits_in_16_bits(activation, weight, statistics) -> None:
-    """Processors without VNNI saturate there."""
-    values = round_weight(statistics, activation_scale(statistics, [weight]), weight).values.astype(np.int32)
-    largest = np.sort(np.abs(values), axis=0)[-2:].sum(0) * 255  # [outputs]
-    assert largest.max() <= np.iinfo(np.int16).max
-    assert largest.max() * 127 / 64 > np.iinfo(np.int16).max, "of 8 bits it would not fit: the weight shows something"
+def largest_pair(values: np.ndarray) -> int:
+    """What a processor without VNNI may have to hold in 16 bits, of neighbours."""
+    pairs = values.astype(np.int64).reshape(-1, 2, values.shape[1])
+    return int(255 * max(np.maximum(sign * pairs, 0).sum(1).max() for sign in (1, -1)))
+
+
+def test_a_sum_of_two_products_of_neighbours_fits_in_16_bits(activation, weight, statistics) -> None:
+    """Processors without VNNI saturate there; a weight alone may have all 8 bits."""
+    scale = activation_scale(statistics, [weight])
+    values = round_weight(statistics, scale, weight).values
+    assert largest_pair(values) <= np.iinfo(np.int16).max
+    assert np.abs(values).max() > 100
+    exact = weight * scale.scale[:, None]
+    alone = np.round(exact / np.abs(exact).max(0) * 127)
+    assert largest_pair(alone) > np.iinfo(np.int16).max, "it would not fit by itself: the weight shows something"
+
+
+@pytest.mark.parametrize("channels", [24, 33])
+def test_rounding_keeps_the_range_of_neighbours_where_it_hands_errors_on(channels: int) -> None:
+    random = np.random.default_rng(2)
+    activation = random.normal(size=(300, channels)) @ random.normal(size=(channels, channels))
+    statistics = Statistics.empty(channels)
+    statistics.add(activation.astype(np.float32))
+    weight = random.choice([-1, 1], size=(channels, 50)).astype(np.float32)
+    values = round_weight(statistics, activation_scale(statistics, [weight]), weight).values
+    assert largest_pair(np.concatenate([values, np.zeros((channels % 2, 50), np.int8)])) <= np.iinfo(np.int16).max
+
+
+def saturating_model(values: np.ndarray) -> bytes:
+    """A product of uint8 and int8 values, [channels, outputs], as runtimes make one of QuantizeLinear."""
+    import onnx_ir as ir
+
+    def constant(name: str, array: np.ndarray) -> ir.Value:
+        tensor = ir.tensor(array, name=name)
+        return ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+
+    one, zero = constant("one", np.array(1, np.float32)), constant("zero", np.array(0, np.uint8))
+    weight, steps = constant("weight", values), constant("steps", np.ones(values.shape[1], np.float32))
+    source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["tokens", len(values)]))
+    nodes = [ir.node("QuantizeLinear", [source, one, zero])]
+    nodes.append(ir.node("DequantizeLinear", [nodes[0].outputs[0], one, zero]))
+    nodes.append(ir.node("DequantizeLinear", [weight, steps], {"axis": 1}))
+    nodes.append(ir.node("MatMul", [nodes[1].outputs[0], nodes[2].outputs[0]]))
+    result = nodes[-1].outputs[0]
+    result.name, result.type, result.shape = "y", source.type, ir.Shape(["tokens", values.shape[1]])
+    graph = ir.Graph(
+        [source], [result], nodes=nodes, initializers=[one, zero, weight, steps], opset_imports={"": 21}, name="product"
+    )
+    return ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", pytest.param("openvino", marks=needs_openvino)])
+@pytest.mark.parametrize(("channels", "outputs"), [(384, 64), (36, 10), (1600, 48), (37, 16)])
+def test_kernels_add_neighbours_and_never_saturate_where_those_fit(runtime: str, channels: int, outputs: int) -> None:
+    """Pairs of 1 and 127, 2 and 126 and so on, all activations at their largest level: no more would fit.
+
+    A processor without VNNI gives another answer where the pairs begin at the second channel; others do not care.
+    """
+    random = np.random.default_rng(0)
+    first = random.integers(1, 128, (-(-channels // 2), outputs))
+    pairs = np.stack([first, 128 - first], axis=1).reshape(-1, outputs)[:channels]
+    values = (pairs * random.choice([-1, 1], size=outputs)).astype(np.int8)
+    model = saturating_model(values)
+    for tokens in (1, 2, 3, 5, 37):
+        levels = np.full((tokens, channels), 255, np.float32)
+        if runtime == "onnxruntime":
+            import onnxruntime
+
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = 1
+            (found,) = onnxruntime.InferenceSession(model, options).run(None, {"x": levels})
+        else:
+            import openvino
+
+            core = openvino.Core()
+            found = core.compile_model(core.read_model(model), "CPU", {"INFERENCE_NUM_THREADS": 1})(levels)[0]
+        np.testing.assert_array_equal(found, levels.astype(np.int64) @ values.astype(np.int64))
 
 
 def test_rounding_that_hands_errors_on_beats_rounding_to_the_nearest(activation, weight, statistics) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from hdexport.quantize.calibration import CalibratedProduct, calibrate
 from hdexport.quantize.insert import StoredProduct, quantize_products
-from hdexport.quantize.selection import _by_loss_of_token, _costliest_of_text, _weakest_token, float_graph, kept_float
+from hdexport.quantize.selection import float_graph, kept_float
 from hdexport.quantize.switches import SwitchedGraph
+from hdexport.quantize.texts import CalibrationTexts
 from hdexport.support.progress import Progress
 from hdruntime.bundle.reader import open_bundle
 
@@ -24,7 +25,8 @@ def calibrated(tiny_bundles):
     bundle = open_bundle(tiny_bundles("bert").path)
     random = np.random.default_rng(0)
     texts = [random.integers(5, bundle.manifest.vocab_size, tokens) for tokens in (2, 9, 40, 40, 40, 40)]
-    return bundle, calibrate(bundle, float_graph(bundle), texts, rare=texts[:2]), texts
+    calibrating = CalibrationTexts(ids=texts, checked=texts, source="random ids", rare=texts[:2])
+    return bundle, calibrate(bundle, float_graph(bundle), calibrating), texts
 
 
 def spoilt(products: Mapping[str, CalibratedProduct], name: str) -> dict[str, CalibratedProduct]:
@@ -55,20 +57,23 @@ def test_products_are_left_float_by_what_they_change_and_not_by_their_own_error(
     assert kept == {wrong}
 
 
-def test_the_product_that_spoils_a_single_token_is_found(calibrated) -> None:
+def test_two_wrong_products_are_left_float_and_no_other(calibrated) -> None:
     bundle, products, texts = calibrated
-    exact = SwitchedGraph(bundle, float_graph(bundle), products).answers((), texts)
-    answers = [[each.copy() for each in found] for found in exact]
-    answers[2][0][7, ::2] *= -1
-    weakest = _weakest_token(bundle, answers, exact)
-    assert weakest is not None
-    assert (weakest.text, weakest.answer, weakest.token) == (2, 0, 7)
-    assert weakest.cosine < 0.9
-    for wrong in list(products)[:2]:
-        graph = SwitchedGraph(bundle, float_graph(bundle), spoilt(products, wrong))
-        by_loss = _by_loss_of_token(graph, products, texts[2], weakest)
-        assert by_loss[0] == wrong
-        assert _costliest_of_text(graph, products, by_loss[3::-1], texts[2], exact[2], weakest)[0] == wrong
+    wrong = sorted(products, key=lambda name: products[name].weight.error)[:2]
+    kept, cosine = kept_float(bundle, spoilt(spoilt(products, wrong[0]), wrong[1]), texts, Progress())
+    assert kept == set(wrong)
+    assert cosine >= 0.999
+
+
+def test_at_most_a_quarter_is_left_float_and_a_user_is_told_that_it_does_not_help(calibrated, caplog) -> None:
+    bundle, products, texts = calibrated
+    all_wrong = dict(products)
+    for name in products:
+        all_wrong = spoilt(all_wrong, name)
+    kept, cosine = kept_float(bundle, all_wrong, texts, Progress())
+    assert len(kept) == len(products) // 4
+    assert cosine < 0.998
+    assert f"although {len(kept)} weights are left float" in caplog.text
 
 
 @pytest.mark.parametrize("is_split", [False, True])

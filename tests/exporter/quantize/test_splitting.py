@@ -12,6 +12,7 @@ from hdexport.quantize.products import weight_products
 from hdexport.quantize.rounding import HEADROOM, Statistics, activation_scale, round_weight
 from hdexport.quantize.selection import float_graph
 from hdexport.quantize.splitting import Split, chosen_split, widening
+from hdexport.quantize.texts import CalibrationTexts
 from hdexport.verify.single_texts import single_text_runner
 from hdruntime.bundle.reader import open_bundle
 
@@ -40,34 +41,63 @@ def split(activation: np.ndarray, weight: np.ndarray) -> Split:
     return found
 
 
+def parts_of(split: Split, channel: int) -> np.ndarray:
+    """From the lowest to the highest."""
+    parts = np.flatnonzero(split.sources == channel)
+    return parts[np.argsort(split.starts[parts])]
+
+
 def test_the_widest_channels_are_split(split: Split) -> None:
-    assert tuple(split.channels) == WIDE
-    assert ((split.share > 0) & (split.share < 0.1)).all()
+    counts = np.bincount(split.sources, minlength=CHANNELS)
+    assert len(split.sources) == CHANNELS + CHANNELS // 24
+    assert counts.min() == 1
+    assert counts[list(WIDE)].min() > 1
+    for channel in WIDE:
+        parts = parts_of(split, channel)
+        assert (split.starts[parts[0]], split.ends[parts[-1]]) == (-np.inf, np.inf)
+        np.testing.assert_array_equal(split.ends[parts[:-1]], split.starts[parts[1:]])
+        assert split.share[parts[0]] > 0.9
+        assert ((split.share[parts[1:]] > 0) & (split.share[parts[1:]] < 0.1)).all()
+
+
+def test_a_channel_may_have_more_than_two_parts(activation: np.ndarray, weight: np.ndarray) -> None:
+    one_wide = activation.copy()
+    one_wide[:, WIDE[0]] *= 10
+    found = chosen_split(one_wide, np.full(len(activation), 1 / len(activation)), [weight], headroom=HEADROOM)
+    assert found is not None
+    assert np.bincount(found.sources)[WIDE[0]] > 2
+
+
+def test_wide_parts_have_narrow_neighbours(activation: np.ndarray, split: Split) -> None:
+    """Weights of neighbours share a range."""
+    largest = np.abs(split.of_activation(activation)).max(0)
+    wide = np.sort(np.argsort(-largest)[:6])
+    assert len(set(wide // 2)) == 6
 
 
 def test_an_activation_with_few_channels_is_not_split(activation: np.ndarray, weight: np.ndarray) -> None:
-    few = activation[:, :40], np.full(len(activation), 1 / len(activation)), [weight[:40]]
+    few = activation[:, :20], np.full(len(activation), 1 / len(activation)), [weight[:20]]
     assert chosen_split(*few, headroom=HEADROOM) is None
 
 
-def test_both_parts_give_the_product(activation: np.ndarray, weight: np.ndarray, split: Split) -> None:
+def test_all_parts_give_the_product(activation: np.ndarray, weight: np.ndarray, split: Split) -> None:
     found = split.of_activation(activation) @ split.of_weight(weight)
     np.testing.assert_allclose(found, activation @ weight, rtol=1e-4, atol=1e-4)
 
 
 def test_a_split_activation_is_rounded_less(activation: np.ndarray, weight: np.ndarray, split: Split) -> None:
     def error(split: Split | None) -> float:
-        statistics = Statistics.empty(CHANNELS + (0 if split is None else len(split.channels)))
+        statistics = Statistics.empty(CHANNELS if split is None else len(split.sources))
         statistics.add(activation if split is None else split.of_activation(activation))
         widened = weight if split is None else split.of_weight(weight)
         scale = activation_scale(statistics, [widened], split)
         rounded = round_weight(statistics, scale, widened)
-        source = activation if split is None else activation[:, split.order(CHANNELS)]
+        source = activation if split is None else activation[:, split.sources]
         levels = np.clip(np.round((source - scale.start) / scale.scale) + scale.zero_point.astype(np.float32), 0, 255)
         found = levels @ (rounded.values * rounded.scale) + rounded.bias
         return float(((found - activation @ weight) ** 2).mean())
 
-    assert error(split) < 0.8 * error(None)
+    assert error(split) < 0.5 * error(None)
 
 
 def products_of(model: ir.Model) -> dict[str, ir.Node]:
@@ -90,7 +120,8 @@ def test_a_graph_with_a_split_product_is_near_the_float_one(
     bundle = open_bundle(tiny_bundles(model_type).path)
     random = np.random.default_rng(0)
     texts = [random.integers(5, bundle.manifest.vocab_size, tokens) for tokens in (2, 9, 40, 40, 40)]
-    products = calibrate(bundle, float_graph(bundle), texts)
+    calibrating = CalibrationTexts(ids=texts, checked=texts, source="random ids")
+    products = calibrate(bundle, float_graph(bundle), calibrating)
     split = {name for name, product in products.items() if product.activation.split is not None}
     assert split
     stored = {

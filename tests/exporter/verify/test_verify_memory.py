@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from pathlib import Path
@@ -14,14 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.verify import Grid, Verification, verification, verify_bundle
-from hdexport.verify.case_memory import arrays_bytes, scores_bytes
+from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import compare_case
 from hdexport.verify.expected import sampled_tokens
+from hdexport.verify.graph_runners import runner
 from hdexport.verify.graph_sets import GraphSet, graph_sets
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import GraphFile
+from hdruntime.bundle.manifest import FileRecord, GraphFile
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from support.tampered_bundles import tampered
@@ -73,6 +75,53 @@ def test_no_answer_outlives_its_case(tiny_bundles, monkeypatch) -> None:
     assert max(alive["pytorch"]) == 2
     assert max(alive["graphs"]) == 0
     assert (from_pytorch.alive, from_graphs.alive) == (0, 0)
+
+
+def test_graphs_whose_weights_do_not_fit_together_are_open_one_after_another(tiny_bundles, monkeypatch) -> None:
+    bundle = tiny_bundles("bert")
+    is_open, most = [], []
+
+    @contextlib.contextmanager
+    def counted(opened, graphs, decisions):
+        is_open.append(graphs)
+        most.append(len(is_open))
+        with runner(opened, graphs, decisions) as run:
+            yield run
+        is_open.remove(graphs)
+
+    monkeypatch.setattr(verification, "runner", counted)
+    found = {}
+    for free_bytes in (10**9, 10**4):
+        monkeypatch.setattr(verification, "free_bytes", lambda free_bytes=free_bytes: free_bytes)
+        checks = verify_bundle(open_bundle(bundle.path), reference_for(bundle), grid=Grid.QUICK).checks
+        found[free_bytes] = {(check.graph, check.case): check for check in checks}
+        assert max(most) == (2 if free_bytes == 10**9 else 1)
+        most.clear()
+    assert found[10**9] == found[10**4]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit_bytes", "parts"),
+    [
+        ("float32", 3999, [1, 1, 1]),
+        ("float32", 4000, [2, 1]),
+        ("float32", 8000, [3]),
+        ("float16", 8000, [2, 1]),
+        ("float32", 0, [1, 1, 1]),
+    ],
+)
+def test_each_graph_has_a_copy_of_the_weights(tiny_bundles, dtype: str, limit_bytes: int, parts: list[int]) -> None:
+    files = {
+        "model.onnx": 500, "model.onnx.data": 1500, "tokenizer.json": 10**9, "engines/a.engine": 10**9,
+    }  # fmt: skip
+    manifest = dataclasses.replace(
+        tiny_bundles("bert").manifest,
+        dtype=dtype,
+        files={name: FileRecord(sha256="0" * 64, size_bytes=size) for name, size in files.items()},
+    )
+    both = dataclasses.replace(OPENVINO, file="openvino_unpadded.onnx")
+    sets = [GraphSet(graphs=graphs, precision=Precision.FLOAT32) for graphs in ([OPENVINO], [both], [OPENVINO, both])]
+    assert [len(part) for part in open_at_once(sets, manifest, limit_bytes)] == parts
 
 
 def test_outputs_and_references_count(tiny_bundles) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
 from hdplugins.operators.clipped_distance_attention.tiles import tiles_by_distance
 from hdplugins.operators.plugin_face import face_of
-from support.clipped_operator import Clipped, exact_answer, inputs_of, wrong_inputs
+from support.clipped_operator import Clipped, inputs_of, wrong_inputs
 from support.comparators import assert_as_accurate
+from support.exact_answers import exact_answer
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import answer_of_gpu
 from support.sparse_operators import PADDINGS, token_kinds

@@ -16,9 +16,10 @@ from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.operators.relative_attention.tiles import tiles_for_distances
 from support.comparators import assert_as_accurate
+from support.exact_answers import exact_answer
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import answer_of_gpu
-from support.relative_operator import NODES, Relative, exact_answer, inputs_of, key_kinds, wrong_nodes
+from support.relative_operator import NODES, Relative, inputs_of, key_kinds, wrong_nodes
 from support.sparse_operators import PADDINGS
 
 pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")

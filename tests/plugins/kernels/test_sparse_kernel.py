@@ -21,6 +21,8 @@ from hdplugins.operators.lsh_attention.hashing import hash_tokens
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.operators.sliding_window_attention.tensorrt_plugin import SUMMARY_INTS
 from hdplugins.tensorrt.plugins import plugin_operators
+from support.block_operator import Blocks
+from support.chunk_operator import Chunks
 from support.comparators import assert_as_accurate
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import (
@@ -34,7 +36,8 @@ from support.kernel_cases import (
     right_answers,
     row_of_kinds,
 )
-from support.sparse_operators import Blocks, Chunks, Lsh, SparseLayer, Window
+from support.lsh_operator import Lsh
+from support.sparse_operators import SparseLayer, Window
 
 pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
 
@@ -114,7 +117,7 @@ def test_keys_that_no_query_sees_are_not_loaded(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    row=st.lists(st.sampled_from([0, 1, 1, 1, 1, 1, 1, 2]), min_size=1, max_size=150),
+    row=st.lists(st.sampled_from([-1, 0, 1, 1, 1, 1, 1, 1, 2]), min_size=1, max_size=150),
     left=st.integers(0, 90),
     right=st.integers(0, 90),
     dilation=st.integers(1, 4),
@@ -212,7 +215,7 @@ def test_a_gpu_gives_the_right_answers(layer: SparseLayer, mask: torch.Tensor, d
 @pytest.mark.parametrize("tokens", [1, 31, 32, 33, 100])
 def test_the_plan_names_the_globals_and_the_runs_of_local_tokens(tokens: int, interpreter: Interpreter) -> None:
     generator = torch.Generator().manual_seed(tokens)
-    of_kind = torch.tensor([0, 1, 1, 1, 1, 1, 1, 2], dtype=torch.int32)
+    of_kind = torch.tensor([-1, 0, 1, 1, 1, 1, 1, 2], dtype=torch.int32)
     token_kind = of_kind[torch.randint(len(of_kind), (2, tokens), generator=generator)]
     bound = 40
     plan = interpreter.plan(token_kind, global_bound=bound)

@@ -18,7 +18,8 @@ import torch
 from hdplugins.operators.disentangled_attention.pairs import pairs
 from hdplugins.operators.onnx_text import BlockOrder
 from support.comparators import assert_as_accurate, assert_close, named_case
-from support.disentangled_operator import NODES, Disentangled, exact_answer, inputs_of, model_of, wrong_inputs
+from support.disentangled_operator import NODES, Disentangled, inputs_of, model_of, wrong_inputs
+from support.exact_answers import exact_answer
 from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
 from support.sparse_operators import PADDINGS, token_kinds
 

@@ -20,7 +20,8 @@ from hdplugins.operators.favor_attention.onnx_sequential import CHUNK_TOKENS
 from hdplugins.operators.onnx_text import BlockOrder
 from support.attention_graphs import chain_of
 from support.comparators import assert_as_accurate, assert_close, named_case
-from support.favor_operator import NODES, Favor, by_hand, exact_answer, inputs_of, wrong_nodes
+from support.exact_answers import exact_answer
+from support.favor_operator import NODES, Favor, by_hand, inputs_of, wrong_nodes
 from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
 from support.sparse_operators import PADDINGS, token_kinds
 

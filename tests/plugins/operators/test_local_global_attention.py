@@ -18,8 +18,9 @@ import torch
 from hdplugins.operators.local_global_attention.pairs import pairs
 from hdplugins.operators.onnx_text import BlockOrder
 from support.comparators import assert_as_accurate, assert_close, named_case
+from support.exact_answers import exact_answer
 from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
-from support.local_global_operator import NODES, LocalGlobal, exact_answer, inputs_of, model_of, wrong_nodes
+from support.local_global_operator import NODES, LocalGlobal, inputs_of, model_of, wrong_nodes
 from support.sparse_operators import PADDINGS, token_kinds
 
 LOCAL = LocalGlobal(radius=127, heads=4, head_dim=64)

@@ -13,7 +13,7 @@ from support.disentangled_operator import Disentangled
 from support.favor_operator import Favor
 from support.local_global_operator import NODES as LOCAL_GLOBAL
 from support.relative_operator import Relative
-from support.sparse_operators import DESCRIPTIONS
+from support.sparse_descriptions import DESCRIPTIONS
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 

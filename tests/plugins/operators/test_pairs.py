@@ -17,12 +17,14 @@ from hdplugins import OPERATORS, Operator
 from hdplugins.operators.block_sparse_attention.pairs import pairs as block_pairs
 from hdplugins.operators.sliding_window_attention.pairs import pairs as window_pairs
 from support.attention_graphs import Dense
+from support.block_operator import Blocks
 from support.clipped_operator import NODES as CLIPPED
 from support.disentangled_operator import NODES as DISENTANGLED
 from support.favor_operator import NODES as FAVOR
 from support.local_global_operator import NODES as LOCAL_GLOBAL
 from support.relative_operator import NODES as RELATIVE
-from support.sparse_operators import DESCRIPTIONS, Blocks, Layer
+from support.sparse_descriptions import DESCRIPTIONS
+from support.sparse_operators import Layer
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from hdplugins.operators.onnx_text import BlockOrder
 from hdplugins.operators.relative_attention.pairs import pairs
 from support.comparators import assert_as_accurate, assert_close, named_case
+from support.exact_answers import exact_answer
 from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
 from support.relative_operator import (
     MEMORIES,
     NODES,
     Relative,
-    exact_answer,
     inputs_of,
     key_kinds,
     model_of,

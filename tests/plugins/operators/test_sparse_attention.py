@@ -20,20 +20,12 @@ from hdplugins import OPERATORS
 from hdplugins.operators.dense_attention.reference import dense_attention
 from hdplugins.operators.onnx_text import BlockOrder
 from support.attention_graphs import chain_of
+from support.block_operator import BLOCKS, Blocks
 from support.comparators import assert_as_accurate, assert_close
 from support.function_bodies import growth_bytes, new_session, operators_of, planned_bytes, run
-from support.sparse_operators import (
-    BLOCKS,
-    DESCRIPTIONS,
-    GLOBALS,
-    LSH,
-    PADDINGS,
-    Blocks,
-    Description,
-    SparseLayer,
-    Window,
-    token_kinds,
-)
+from support.lsh_operator import LSH
+from support.sparse_descriptions import DESCRIPTIONS
+from support.sparse_operators import GLOBALS, PADDINGS, WINDOWS, Description, SparseLayer, Window, token_kinds
 
 each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
 each_operator = pytest.mark.parametrize("described", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
@@ -157,6 +149,21 @@ def test_a_text_that_is_short_enough_is_attended_to_densely(layer: SparseLayer, 
     dense = dense_attention(*states, torch.from_numpy(real), scale=32**-0.5).numpy()
     assert_close(got.swapaxes(1, 2)[real], dense.swapaxes(1, 2)[real], atol=1e-12)
     assert (got.swapaxes(1, 2)[~real] == 0).all()
+
+
+@each_order
+@pytest.mark.parametrize("layer", WINDOWS.layers, ids=str)
+def test_queries_of_unseen_tokens_see_their_window_and_nothing_beyond_it(layer: SparseLayer, order: BlockOrder) -> None:
+    """At lengths at which none, some and most of them see no key, which is 0."""
+    for number, tokens in enumerate((4, *layer.lengths[1:])):
+        globals_ = ("none", "none", "scattered")[number % 3] if layer.bound else "none"
+        assert_right(layer, order, "unseen", tokens, globals_=globals_, batch=3 - 2 * (number % 2))
+    if layer.bound == 0 and max(layer.left, layer.right) * max(layer.dilation) < 50:  # type: ignore[attr-defined]
+        feeds, exact, _ = question_of(layer, "none", "unseen", 211, 1)
+        nothing = (exact == 0).all(axis=(1, 3))
+        assert nothing.sum() > (feeds[layer.operator.mask] == 0).sum()
+        got = run(session_of((layer,), order), feeds)
+        assert (got.swapaxes(1, 2)[nothing] == 0).all()
 
 
 @each_order

@@ -14,7 +14,7 @@ from hdruntime.errors import BackendError, BundleCorruptError, InputError, Outpu
 from hdruntime.jobs import JobOptions, plan_job, run_job, windows
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.windows import LocalPool
+from hdruntime.jobs.window_inference import LocalPool
 from hdruntime.text.tokenization import Overflow
 from support.job_runs import (
     MAX_WORDS,

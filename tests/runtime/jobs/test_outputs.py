@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hdruntime.bundle.manifest import SentenceSettings
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows

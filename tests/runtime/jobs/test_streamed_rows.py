@@ -14,12 +14,12 @@ import pytest
 import hdruntime
 from hdruntime.backends import Memories
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.bundle.manifest import SentenceSettings
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.jobs import JobOptions, plan_job, run_job
-from hdruntime.jobs.windows import LocalPool
+from hdruntime.jobs.window_inference import LocalPool
 from hdruntime.session import Session
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal
 
-from hdruntime.bundle.manifest import Count, Length, TokenCount
+from hdruntime.bundle.value_types import Count, Length, TokenCount
 
 LISTED_BLOCKS_FILE = "listed_blocks.npy"
 """In a bundle: the operator's table of each layer."""

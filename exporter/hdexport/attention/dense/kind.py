@@ -10,7 +10,8 @@ from typing import Literal
 
 from hdexport.attention.kind import AttentionKind, OperatorNode, Setup
 from hdexport.model.family import Family
-from hdruntime.bundle.manifest import Manifest, Size
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.value_types import Size
 
 _SCORE_COPIES = 3
 """Of a layer's scores in PyTorch's own code: with the mask added, the softmax, and what is made of either."""

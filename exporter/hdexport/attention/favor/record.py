@@ -7,7 +7,7 @@ __all__ = ["FavorAttention", "FavorRequest"]
 from dataclasses import dataclass
 from typing import Literal
 
-from hdruntime.bundle.manifest import Count, Length
+from hdruntime.bundle.value_types import Count, Length
 
 
 @dataclass(frozen=True, kw_only=True)

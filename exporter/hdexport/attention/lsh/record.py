@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hdruntime.bundle.manifest import Count, Length, TokenCount
+from hdruntime.bundle.value_types import Count, Length, TokenCount
 
 LayerType = Literal["lsh", "local"]
 

@@ -7,7 +7,7 @@ __all__ = ["RelativeAttention"]
 from dataclasses import dataclass
 from typing import Literal
 
-from hdruntime.bundle.manifest import Size, TokenCount
+from hdruntime.bundle.value_types import Size, TokenCount
 
 
 @dataclass(frozen=True, kw_only=True)

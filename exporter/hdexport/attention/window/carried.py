@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from hdexport.attention.window.node import sliding_window_node
+from hdexport.attention.window.node import asking_kinds, sliding_window_node
 from hdexport.attention.window.record import Window
 from hdexport.model.memories import MASK, POSITION, Memories, remembered, state_memory, text_ends, tokens_memory
 
@@ -40,7 +40,8 @@ class CarriedMask:
 
     Attributes:
         window: what a token sees; without global tokens.
-        token_kind: [batch, memory + tokens], int32, 0 for padding and for memory that is not there yet, else 1.
+        token_kind: [batch, memory + tokens], int32, 0 for memory that is not there yet, -1 for masked tokens, which see
+            the others and are not seen, else 1.
         ends: [batch], int64, tokens of each text up to its last real one.
         memories: by the layers' numbers, [batch, memory, 2 * width]: keys and, after them, values.
         layers: numbers of the layers that have not attended yet.
@@ -90,5 +91,5 @@ def carried_mask(window: Window, attention_mask: torch.Tensor, memories: Memorie
     """
     there, ends = memories.given(MASK), text_ends(attention_mask)
     memories.leave(MASK, remembered(there, attention_mask, ends))
-    kinds = torch.cat([there.to(torch.int32), attention_mask.to(torch.int32)], dim=1)
+    kinds = torch.cat([there.to(torch.int32), asking_kinds(attention_mask)], dim=1)
     return CarriedMask(window, kinds, ends, memories)

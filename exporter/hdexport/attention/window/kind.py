@@ -218,6 +218,10 @@ class WindowKind(AttentionKind):
         """A block of a window's queries meets the window and about a quarter of it more."""
         return [min(tokens, (left + right) * 3 // 2) for left, right in record.sides()]
 
+    def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
+        """They do; Longformer's own give 0, there and here."""
+        return True
+
     def leading_global_tokens(self, record: WindowAttention) -> int:
         """Those of a window in place of dense attention."""
         return 0 if record.converted is None else record.converted.global_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["WindowMask", "sliding_window_node", "window_mask"]
+__all__ = ["WindowMask", "asking_kinds", "sliding_window_node", "window_mask"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class WindowMask:
 
     Attributes:
         window: what a token sees.
-        token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
+        token_kind: [batch, tokens], int32, 1 for local tokens, 2 for global ones, -1 for masked ones, which see the
+            others and are not seen.
         global_rows: where the global tokens are; None without any.
         query_scale: [batch, 1, 1, 1], float32, factors of the queries of local tokens; None for none.
         global_scale: the same of global tokens.
@@ -65,7 +66,7 @@ def window_mask(window: Window, attention_mask: torch.Tensor, query_scale: LogSc
         attention_mask: [batch, tokens], bool, True for real tokens.
         query_scale: factor of the queries, by the keys that they see; None for none.
     """
-    kinds = attention_mask.to(torch.int32)
+    kinds = asking_kinds(attention_mask)
     factors = global_factors = None
     if query_scale is not None and query_scale.changes(window.most_keys):
         factors = query_scale.for_mask(attention_mask, window.most_keys)
@@ -74,8 +75,18 @@ def window_mask(window: Window, attention_mask: torch.Tensor, query_scale: LogSc
     if query_scale is not None:
         global_factors = query_scale.for_mask(attention_mask)
     # The first real tokens, wherever padding is.
-    kinds = torch.where(kinds.cumsum(1) <= window.global_tokens, 2 * kinds, kinds).to(torch.int32)
+    is_first = attention_mask.to(torch.int32).cumsum(1) <= window.global_tokens
+    kinds = torch.where(is_first & attention_mask, 2, kinds).to(torch.int32)
     return WindowMask(window, kinds, find_global_rows(kinds, window.global_tokens), factors, global_factors)
+
+
+def asking_kinds(mask: torch.Tensor) -> torch.Tensor:
+    """Kinds of tokens, int32, of a mask, bool, of any shape: masked tokens attend to others, as in the library.
+
+    There, a row of padding is one that is computed and not seen; a model may give its vector all the same, as ColBERT
+    does for the tokens that it adds to a query.
+    """
+    return 2 * mask.to(torch.int32) - 1
 
 
 def sliding_window_node(
@@ -95,7 +106,7 @@ def sliding_window_node(
     Args:
         query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         key, value: [batch, kv_heads, tokens, head_dim]; see the operator.
-        token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
+        token_kind: [batch, tokens], int32; see the operator.
         left: steps that a window reaches before its query.
         right: steps that it reaches after its query.
         dilation: tokens per step, one value per head or a single one.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from hdruntime.bundle.manifest import Length, TokenCount
+from hdruntime.bundle.value_types import Length, TokenCount
 
 
 @dataclass(frozen=True, kw_only=True)

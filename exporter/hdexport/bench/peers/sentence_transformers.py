@@ -10,13 +10,19 @@ from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, not_installed, runs_in_half
 from hdexport.bench.peers.torch_model import open_module, scale_queries
 from hdexport.families import family_of
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Role
 
-_TASKS = ("feature-extraction", "sentence-similarity")
+_CLASSES = {
+    "feature-extraction": "SentenceTransformer",
+    "sentence-similarity": "SentenceTransformer",
+    "sparse-similarity": "SparseEncoder",
+    "token-similarity": "MultiVectorEncoder",
+}
+"""Task -> the library's class."""
 
 _WITH_DECODERS = ("bigbird_pegasus", "led")
 
-_NAME_OF_OUTPUT = {"last_hidden_state": "token_embeddings"}
+_NAME_OF_OUTPUT = {"last_hidden_state": "token_embeddings", "sparse_embedding": "sentence_embedding"}
 """Name in the manifest -> in sentence-transformers, where they differ."""
 
 
@@ -26,7 +32,7 @@ class SentenceTransformers(Peer):
     name = "sentence-transformers"
 
     def unavailable(self, manifest: Manifest) -> str | None:
-        if manifest.task not in _TASKS:
+        if manifest.task not in _CLASSES:
             return f"it embeds texts, and the bundle's task is {manifest.task}"
         if manifest.model_type in _WITH_DECODERS:
             return f"it runs the decoder of a {manifest.model_type} as well, and the bundle is the encoder"
@@ -34,10 +40,10 @@ class SentenceTransformers(Peer):
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
         """Load the model, on a GPU in the type of the bundle."""
+        import sentence_transformers
         import torch
-        from sentence_transformers import SentenceTransformer
 
-        model = SentenceTransformer(
+        model = getattr(sentence_transformers, _CLASSES[manifest.task])(
             spec.artefact,
             device=spec.device,
             local_files_only=True,
@@ -48,8 +54,12 @@ class SentenceTransformers(Peer):
         ).eval()
         scale_queries(model[0].auto_model, family_of(manifest.model_type), manifest)
         names = {output.name: _NAME_OF_OUTPUT.get(output.name, output.name) for output in manifest.answers}
+        attended = manifest.input_of(Role.ATTENDED)
 
         def run(**features: Any) -> Any:
+            if attended is not None:
+                # The library has one mask: whether a token that is not attended to has a vector is known by its place.
+                features["attention_mask"] = features["attention_mask"] * features.pop(attended.name)
             return model(features)
 
         return open_module(

@@ -16,8 +16,9 @@ from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Series
 from hdexport.bench.run.lengths import default_lengths
 from hdexport.checkpoint import path_of_source
+from hdruntime.backends.bundle_graphs import has_graph
 from hdruntime.backends.choice import why_unavailable
-from hdruntime.backends.precision import Precision
+from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.passport import ThisMachine, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -203,10 +204,10 @@ def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[Backend]:
 
 
 def _own_precisions(bundle: Bundle, backend: Backend) -> list[Precision]:
-    """Those that a bundle has graphs for, of which a session takes int8 by name only."""
+    """Those that a bundle has graphs for; a session takes those with graphs of their own by name only."""
     lowering = _CPU_LOWERINGS.get(backend)
-    has_int8 = any(graph.lowering == lowering and graph.dtype == "int8" for graph in bundle.manifest.graphs)
-    return [Precision.AUTO, Precision.INT8] if has_int8 else [Precision.AUTO]
+    own = [each for each in OPTION_OF_GRAPHS if lowering is not None and has_graph(bundle, lowering, precision=each)]
+    return [Precision.AUTO, *own]
 
 
 def _backend_series(

@@ -1,7 +1,8 @@
 """Pool wide values of tokens in blocks of tokens: those of all tokens of a text are never in memory at once.
 
 SPLADE pools logits [batch, tokens, vocabulary], 500 MB for a text of 4096 tokens and a vocabulary of 30522. In a loop,
-each turn makes those of one block and keeps their maximum, [batch, vocabulary].
+each turn makes those of one block and keeps their maximum, [batch, vocabulary], or adds their sums, [batch, sums,
+vocabulary].
 
 For ONNX Runtime and OpenVINO only: TensorRT-RTX 1.7.1 ends with an internal error where it plans such a loop.
 """
@@ -33,22 +34,25 @@ class _Pooled:
 
     Attributes:
         nodes: in the order of the graph: the product, elementwise operators, what pools, and a Cast of what it gives.
-        sequences: [batch, tokens, ...], all that they read beside constants.
-        pool: what pools.
-        result: [batch, width], all that other nodes read of them.
+        sequences: [batch, tokens, ...], all that they read beside constants and `factors`.
+        pool: what pools: a maximum, or a product from the left.
+        factors: [batch, sums, tokens], what it multiplies by; None for a maximum.
+        result: [batch, width] or [batch, sums, width], all that other nodes read of them.
     """
 
     nodes: list[onnx_ir.Node]
     sequences: list[onnx_ir.Value]
     pool: onnx_ir.Node
+    factors: onnx_ir.Value | None
     result: onnx_ir.Value
 
 
 def pool_in_blocks(model: onnx_ir.Model) -> int:
     """Replace what pools the tokens of a product with a weight by loops over blocks of tokens, in place.
 
-    Between the product and what pools it are elementwise operators alone, whose other inputs are constants and one
-    value for each token. A batch of up to 256 tokens in all is one block.
+    What pools is a maximum over the tokens, or a product with factors for each token, which sums. Between the product
+    with the weight and what pools it are elementwise operators alone, whose other inputs are constants and one value
+    for each token. A batch of up to 256 tokens in all is one block.
 
     Args:
         model: a portable graph: its values have shapes, its weights are initializers.
@@ -68,16 +72,14 @@ def pools_products(model: onnx_ir.Model) -> bool:
 
 
 def _products(model: onnx_ir.Model) -> list[_Pooled]:
-    found = [_before(node) for node in model.graph if node.op_type == "ReduceMax" and not node.domain]
+    found = [_before(node) for node in model.graph if node.op_type in ("ReduceMax", "MatMul") and not node.domain]
     return [each for each in found if each is not None]
 
 
 def _before(pool: onnx_ir.Node) -> _Pooled | None:
     """What a node pools; None where that is no product with a weight, or of another axis than that of tokens."""
-    import onnx_ir as ir
-
-    pooled, axes = pool.inputs[0], ir.convenience.get_const_tensor(pool.inputs[1]) if len(pool.inputs) > 1 else None
-    if axes is None or axes.numpy().tolist() != [_TOKENS_AXIS] or pool.attributes.get_int("keepdims", 1):
+    factors, pooled = _pooled_by(pool)
+    if pooled is None:
         return None
     sequences: dict[onnx_ir.Value, None] = {}
     inside, pending, has_product = {pool}, [pooled], False
@@ -90,7 +92,7 @@ def _before(pool: onnx_ir.Node) -> _Pooled | None:
             sequences[value] = None
         elif node is None or node.domain or len(value.shape) != _RANK:
             return None
-        elif node.op_type == "MatMul" and _is_weight(node.inputs[1]):
+        elif node.op_type == "MatMul" and _is_weight(node.inputs[1]) and _widens(node):
             inside.add(node)
             assert node.inputs[0] is not None
             sequences[node.inputs[0]] = None
@@ -111,7 +113,20 @@ def _before(pool: onnx_ir.Node) -> _Pooled | None:
         return None
     assert pool.graph is not None
     nodes = [node for node in pool.graph if node in inside]
-    return _Pooled(nodes=nodes, sequences=list(sequences), pool=pool, result=result)
+    return _Pooled(nodes=nodes, sequences=list(sequences), pool=pool, factors=factors, result=result)
+
+
+def _pooled_by(pool: onnx_ir.Node) -> tuple[onnx_ir.Value | None, onnx_ir.Value | None]:
+    """The factors that a node pools with, if any, and what it pools, [batch, tokens, width]; None if it is no pool."""
+    import onnx_ir as ir
+
+    first, second = pool.inputs[0], pool.inputs[1] if len(pool.inputs) > 1 else None
+    if pool.op_type == "ReduceMax":
+        axes = ir.convenience.get_const_tensor(second)
+        is_of_tokens = axes is not None and axes.numpy().tolist() == [_TOKENS_AXIS]
+        return None, first if is_of_tokens and not pool.attributes.get_int("keepdims", 1) else None
+    has_factors = first is not None and first.shape is not None and len(first.shape) == _RANK
+    return (first, second) if has_factors and not _is_weight(second) else (None, None)
 
 
 def _is_weight(value: onnx_ir.Value | None) -> bool:
@@ -122,6 +137,13 @@ def _is_weight(value: onnx_ir.Value | None) -> bool:
     return value is not None and value.is_initializer()
 
 
+def _widens(product: onnx_ir.Node) -> bool:
+    """Whether it makes more values of a token than it reads; others are small enough."""
+    read, made = product.inputs[0], product.outputs[0]
+    assert read is not None
+    return read.shape is not None and made.shape is not None and int(made.shape[-1]) > int(read.shape[-1])
+
+
 def _is_read_outside(value: onnx_ir.Value, nodes: set[onnx_ir.Node]) -> bool:
     return any(use.node not in nodes for use in value.uses())
 
@@ -129,7 +151,8 @@ def _is_read_outside(value: onnx_ir.Value, nodes: set[onnx_ir.Node]) -> bool:
 def _replace_by_loop(pooled: _Pooled, *, name: str) -> None:
     """Put a loop in the nodes' place; blocks are all of one size.
 
-    The last block ends with the last token, and begins with tokens of the block before it, which change no maximum.
+    The last block ends with the last token, and begins with tokens of the block before it, which change no maximum, and
+    whose factors in a sum are 0.
     """
     import onnx_ir as ir
 
@@ -151,8 +174,9 @@ def _replace_by_loop(pooled: _Pooled, *, name: str) -> None:
     size = tape.op("Min", [tape.op("Max", [tape.op("Div", [most, rows]), one]), tokens])
     last = tape.op("Sub", [tokens, size])
     blocks = tape.op("Div", [tape.op("Sub", [tape.op("Add", [tokens, size]), one]), size])
-    width = tape.op("Constant", [], {"value_ints": [int(result.shape[-1])]})
-    initial = tape.op("Constant", [], {"value": ir.tensor([result.dtype.min], dtype=result.dtype)})
+    width = tape.op("Constant", [], {"value_ints": [int(axis) for axis in result.shape[1:]]})
+    nothing = result.dtype.min if pooled.factors is None else 0.0
+    initial = tape.op("Constant", [], {"value": ir.tensor([nothing], dtype=result.dtype)})
     before = tape.op("Expand", [initial, tape.op("Concat", [batch, width], {"axis": 0})])
     loop = ir.node("Loop", [blocks, None, before], outputs=[whole])
     place = pooled.nodes[-1]
@@ -182,7 +206,9 @@ def _body(pooled: _Pooled, *, size: onnx_ir.Value, last: onnx_ir.Value, name: st
         block.shape = None if sequence.shape is None else ir.Shape([sequence.shape[0], None, *sequence.shape[2:]])
         for use in [use for use in sequence.uses() if use.node in inside]:
             use.node.replace_input_with(use.idx, block)
-    after = ir.node("Max", [before, result])
+    if pooled.factors is not None:
+        pooled.pool.replace_input_with(0, _factors(tape, pooled.factors, first=first, end=end, wanted=wanted))
+    after = ir.node("Max" if pooled.factors is None else "Add", [before, result])
     still = ir.node("Identity", [goes_on])
     graph.remove(pooled.nodes)
     nodes = [*tape.nodes, *pooled.nodes, after, still]
@@ -196,3 +222,23 @@ def _body(pooled: _Pooled, *, size: onnx_ir.Value, last: onnx_ir.Value, name: st
         node.outputs[0].name = f"{given.name}_after"
         node.outputs[0].type, node.outputs[0].shape = given.type, given.shape
     return ir.Graph([number, goes_on, before], [still.outputs[0], after.outputs[0]], nodes=nodes, name=name)
+
+
+def _factors(
+    tape: onnx_ir.tape.Tape,
+    factors: onnx_ir.Value,
+    *,
+    first: onnx_ir.Value,
+    end: onnx_ir.Value,
+    wanted: onnx_ir.Value,
+) -> onnx_ir.Value:
+    """[batch, sums, size], those of the tokens from `first` to `end`; 0 before `wanted`."""
+    import onnx_ir as ir
+
+    assert factors.dtype is not None
+    last_axis, one = (tape.op("Constant", [], {"value_ints": [each]}) for each in (2, 1))
+    of_block = tape.op("Slice", [factors, first, end, last_axis, one])
+    step = tape.op("Constant", [], {"value_int": 1})
+    tokens = tape.op("Range", [tape.op("Squeeze", [first]), tape.op("Squeeze", [end]), step])
+    nothing = tape.op("Constant", [], {"value": ir.tensor([0.0], dtype=factors.dtype)})
+    return tape.op("Where", [tape.op("GreaterOrEqual", [tokens, wanted]), of_block, nothing])

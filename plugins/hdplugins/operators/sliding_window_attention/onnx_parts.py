@@ -161,7 +161,8 @@ _TABLES = """
 # Attention of the queries query_tokens, [..., block], over the keys key_tokens, [..., span], for any leading axes. What
 # they are gathered from, all texts or one, differs with the order. The last token stands in for those behind the end of
 # the text: as queries they are dropped later, as keys they are nowhere near. Masked scores are finite, so that no
-# runtime meets inf - inf, and exp() of them is exactly 0 beside a real score.
+# runtime meets inf - inf, and exp() of them is exactly 0 beside a real score; where there is none, a product makes
+# the sum 0. Its factor comes from the masks, which all heads share.
 _ATTENTION = """
     query_index = Min (query_tokens, last_token)
     key_index = Min (key_tokens, last_token)
@@ -188,7 +189,11 @@ _ATTENTION = """
     masked_scores = Add (scores, bias)
     weights = Softmax <axis = -1> (masked_scores)
     typed_weights = CastLike (weights, query)
-    block_sums = MatMul (typed_weights, block_value)
+    all_sums = MatMul (typed_weights, block_value)
+    largest_bias = ReduceMax (bias, last_axis)
+    sees_any = Equal (largest_bias, unmasked_score)
+    answered = CastLike (sees_any, query)
+    block_sums = Mul (all_sums, answered)
 """
 
 _JOIN_NO_GLOBALS = """
@@ -256,8 +261,8 @@ _HEADS_OF_GROUPS = """
     key_heads = Div (heads, group)
 """
 
-# Only padding needs a separate rule, since every real query sees at least itself. Where, not a product: the sums of
-# padded queries may be anything.
+# Padding needs a rule of its own, since it may see keys. Where, not a product: the sums of padded queries may be
+# anything.
 CLOSING = """
     real = Cast <to = 9> (token_kind)
     real_axes = Constant <value_ints = [1, 3]> ()

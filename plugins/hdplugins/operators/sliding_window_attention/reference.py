@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-_PADDING, _LOCAL, _GLOBAL = 0, 1, 2
+_PADDING, _LOCAL, _GLOBAL = 0, 1, 2  # and -1, whose keys are like padding's
 
 
 def sliding_window_attention(
@@ -26,7 +26,7 @@ def sliding_window_attention(
     """Softmax attention over the local tokens around a query and the global tokens anywhere, each key once.
 
     A head of dilation D sees the local token j from the query i when ``-left * D <= j - i <= right * D`` and D
-    divides ``j - i``. The query of a padding token has the result 0; every other query sees at least itself.
+    divides ``j - i``. The query of a padding token, and one that sees no key, has the result 0.
 
     Args:
         query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
@@ -34,7 +34,7 @@ def sliding_window_attention(
             head h // (heads // kv_heads) of the keys.
         value: [batch, kv_heads, tokens, head_dim].
         token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones, which every query
-            sees.
+            sees, -1 for unseen ones, whose queries are answered and whose keys no query sees.
         left: steps that a window reaches before its query, in units of the dilation, 0 or more.
         right: steps that it reaches after its query, 0 or more.
         dilation: tokens that one step is, 1 or more: one value per head, or a single one for all heads.
@@ -64,8 +64,9 @@ def sliding_window_attention(
     seen = (kinds == _GLOBAL) | ((kinds == _LOCAL) & near)  # [batch, heads, queries, keys]
     scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale
     scores = scores.masked_fill(~seen, -torch.inf)
-    # Rows of padding may see no key; their softmax is then NaN. Whatever they hold, they are defined as 0.
-    weights = torch.softmax(scores, dim=-1).masked_fill((token_kind == _PADDING)[:, None, :, None], 0.0)
+    # The softmax of a query that sees no key is NaN.
+    unanswered = (token_kind == _PADDING)[:, None, :, None] | ~seen.any(dim=-1, keepdim=True)
+    weights = torch.softmax(scores, dim=-1).masked_fill(unanswered, 0.0)
     return torch.einsum("bhij,bhjd->bhid", weights, value)
 
 

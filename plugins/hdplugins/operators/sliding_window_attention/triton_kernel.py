@@ -45,7 +45,7 @@ def _smaller(left, right):
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def plan_keys(
-    token_kind,  # [batch, tokens] int32
+    token_kind,  # [batch, tokens] int32; see the reference
     plan,  # int32, [batch, summary_ints + 2 * tokens + global_bound]
     tokens,
     global_bound,
@@ -145,7 +145,7 @@ def attend(
     block_keys: tl.constexpr,
     block_globals: tl.constexpr,
 ):
-    """Attention of one block of queries of one residue class, head and text. Rows of padding are 0."""
+    """Attention of one block of queries of one residue class, head and text."""
     blocks = tl.cdiv(tl.cdiv(tokens, dilation), block_queries)  # neighbours in the grid share keys in the L2 cache
     residue = tl.program_id(0) // blocks
     block = tl.program_id(0) - residue * blocks
@@ -175,7 +175,7 @@ def attend(
     begin = tl.maximum(first - left, (tl.load(plan + 1) - residue + dilation - 1) // dilation)
     end = tl.minimum(last + right + 1, (tl.load(plan + 2) - residue + dilation - 1) // dilation)
     begin = tl.maximum(begin, 0)
-    if tl.max(query_kind, 0) == 0:
+    if tl.max(tl.abs(query_kind), 0) == 0:
         globals_listed = 0
         end = begin
     end = tl.maximum(begin, end)

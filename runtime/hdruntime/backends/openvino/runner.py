@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -88,9 +88,10 @@ class OpenVinoRunner(EqualLengthRunner):
         self.precision = chosen_precision(found, precision, bundle.manifest)
         has_bfloat16 = found.has_bfloat16 and not needs_float32(bundle.manifest)
         options = _options(found.name, self.precision, threads, has_bfloat16=has_bfloat16)
-        int8: Literal["int8"] | None = "int8" if self.precision is Precision.INT8 else None
         lowerings = (OPENVINO_LOWERING,), (OPENVINO_UNPADDED_LOWERING, OPENVINO_LOWERING)
-        padded, unpadded = (chosen_graph(bundle, names, where="OpenVINO", dtype=int8) for names in lowerings)
+        padded, unpadded = (
+            chosen_graph(bundle, names, where="OpenVINO", precision=self.precision) for names in lowerings
+        )
         self._padded = _Model(core, bundle, padded, found.name, options)
         self._unpadded = self._padded if unpadded == padded else _Model(core, bundle, unpadded, found.name, options)
         self._masks = [spec.name for spec in bundle.manifest.inputs if spec.role in (Role.MASK, Role.ATTENDED)]
@@ -210,7 +211,8 @@ def _options(device: str, precision: Precision, threads: int | None, *, has_bflo
         options["INFERENCE_PRECISION_HINT"] = "f32"
     elif precision is Precision.BFLOAT16:
         options["INFERENCE_PRECISION_HINT"] = "bf16"
-    elif precision is Precision.INT8 and device == CPU:
+    elif precision.has_graphs and device == CPU:
+        # Of their float nodes.
         options["INFERENCE_PRECISION_HINT"] = "bf16" if has_bfloat16 else "f32"
     if device == CPU:
         options["PERFORMANCE_HINT"] = "LATENCY"

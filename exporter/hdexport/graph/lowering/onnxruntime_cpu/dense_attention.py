@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.multi_head_attention import (
     Insertion,
+    merge_heads,
     repeat_key_heads,
     replace_by_merged,
-    states_before_splitting,
+    states_tokens_first,
 )
 from hdexport.graph.lowering.onnxruntime_cpu.causal_attention import CausalMask, causal_choice
 from hdexport.graph.lowering.onnxruntime_cpu.key_masks import KeyMask, masked_choice
@@ -55,5 +56,6 @@ def lower_dense_attention(model: onnx_ir.Model) -> None:
             if key_mask not in masks:
                 masks[key_mask] = KeyMask(insertion, key_mask)
             repeat_key_heads(insertion, node)
-            attended = masked_choice(node, states_before_splitting(insertion, node), masks[key_mask], name=name)
+            states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
+            attended = masked_choice(node, states, masks[key_mask], name=name)
         replace_by_merged(insertion, node, insertion.insert(attended))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _TOKEN_MASK = 3
-"""Position of that input: [batch, tokens], 0 for padding."""
+"""Position of that input: [batch, tokens], 0 for padding, negative for tokens that no query sees."""
 
 
 class ShortTexts:
@@ -46,14 +46,15 @@ class ShortTexts:
         _fuse(insertion, node, self.are_dense(insertion, node, longest), name=name)
 
     def are_dense(self, insertion: Insertion, node: onnx_ir.Node, longest: int) -> onnx_ir.Value:
-        """[], bool: whether no token of the texts is padding, and they have at most `longest` tokens."""
+        """[], bool: whether every token of the texts is seen, and they have at most `longest` tokens."""
         import onnx_ir as ir
 
         token_mask = node.inputs[_TOKEN_MASK]
         assert token_mask is not None
         if (token_mask, longest) not in self._conditions:
             smallest = insertion.op("ReduceMin", [token_mask], {"keepdims": 0})
-            unpadded = insertion.op("Cast", [smallest], {"to": int(ir.DataType.BOOL)})
+            number = insertion.op("Cast", [smallest], {"to": int(ir.DataType.INT64)})
+            unpadded = insertion.op("Greater", [number, insertion.op("Constant", [], {"value_int": 0})])
             tokens = insertion.op("Squeeze", [insertion.op("Shape", [token_mask], {"start": 1, "end": 2})])
             is_short = insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
             self._conditions[token_mask, longest] = insertion.op("And", [unpadded, is_short])

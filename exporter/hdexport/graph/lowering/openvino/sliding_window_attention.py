@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _TOKEN_KIND = 3
-"""Position of that input: [batch, tokens], 0 for padding, 1 for local tokens, 2 for global ones."""
+"""Position of that input: [batch, tokens], 0 for padding, 1 for local tokens, 2 for global ones, -1 for unseen ones."""
 
 _BLOCK = 256
 """Queries of a block, at most. Larger blocks copy fewer keys twice, and compute more scores that are masked."""
@@ -36,16 +36,17 @@ def lower_sliding_window_attention(model: onnx_ir.Model, *, padded: bool) -> boo
 
     Args:
         model: the graph.
-        padded: whether batches may have padding; the rows of its queries are 0 by definition.
+        padded: whether batches may have padding, or queries that see no key; their rows are 0 by definition.
 
     Returns:
         whether there was one.
     """
     nodes = operator_nodes(model, "SlidingWindowAttention")
     tables = SharedTables(model)
+    answered = _ANSWERED if padded else _ALL_ANSWERED
     if nodes:
-        add_function(model, _ATTEND.format(name=_FUNCTION, **_ALONE))
-        add_function(model, _ATTEND.format(name=_FUNCTION_OF_GROUPS, **_GROUPED))
+        add_function(model, _ATTEND.format(name=_FUNCTION, answered=answered, **_ALONE))
+        add_function(model, _ATTEND.format(name=_FUNCTION_OF_GROUPS, answered=answered, **_GROUPED))
     for node in nodes:
         insertion = Insertion(node)
         attributes, token_kind = attributes_of(node), node.inputs[_TOKEN_KIND]
@@ -64,21 +65,19 @@ def lower_sliding_window_attention(model: onnx_ir.Model, *, padded: bool) -> boo
             chosen, shared = states, group
             if len(of_step) != heads:
                 chosen, shared = _states_of(insertion, states, of_step, group), 1
-            table = tables.of(insertion, text, [token_kind], outputs=3, attributes={**reach, "step": step})
+            table = tables.of(insertion, text, [token_kind], outputs=4, attributes={**reach, "step": step})
             if shared > 1:
-                *rows, bias = table
-                table = [*rows, *tables.of(insertion, _TILED.format(group=shared), [bias], outputs=1)]
+                *rows, bias, answers = table
+                table = [*rows, *tables.of(insertion, _TILED.format(group=shared), [bias], outputs=1), answers]
             name = _FUNCTION_OF_GROUPS if shared > 1 else _FUNCTION
             merged.append(_attended(insertion, name, chosen, table, token_kind, step=step, scale=attributes["scale"]))
         attended = merged[0] if len(merged) == 1 else _joined(insertion, merged, steps)
-        if padded:
-            attended = insertion.op("Mul", [attended, tables.real(insertion, token_kind)])
         replace_by_merged(insertion, node, merge_heads(insertion, attended))
     return bool(nodes)
 
 
 def _table_text(bound: int) -> str:
-    """The function that makes rows of the queries and of the keys of each block, and what is added to their scores."""
+    """The function that makes rows of the queries and keys of a block, their mask, and which queries are answered."""
     joined = _JOINED_GLOBALS.format(bound=bound) if bound else _NO_GLOBALS
     return _TABLE.format(name=f"WindowTables_global{bound}", block=_BLOCK, joined=joined)
 
@@ -131,7 +130,7 @@ _TILED = """WindowBiasOfGroup{group} (bias) => (tiled) {{
 # A row is every step-th token, one sequence per residue. Blocks are as many as there must be, and of one size. A span
 # that would begin before the text, or end behind it, is moved: so it is never longer than the text, and a text of one
 # block is attended to densely. query_rows are [blocks, block], key_rows [blocks, span].
-_TABLE = """{name} <left, right, step> (token_kind) => (query_index, key_index, bias) {{
+_TABLE = """{name} <left, right, step> (token_kind) => (query_index, key_index, bias, answers) {{
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
     zero_1d = Constant <value_ints = [0]> ()
@@ -215,6 +214,15 @@ _TABLE = """{name} <left, right, step> (token_kind) => (query_index, key_index, 
     key_index = Reshape (all_keys, key_shape)
     bias_shape = Concat <axis = 0> (any_1d, one_1d, block_1d, columns_1d)
     bias = Reshape (all_bias, bias_shape)
+
+    query_kinds = Gather <axis = 1> (token_kind, query_in_text)
+    query_is_real = Cast <to = 9> (query_kinds)
+    largest_bias = ReduceMax <keepdims = 0> (all_bias, any_1d)
+    sees_any = Equal (largest_bias, nothing)
+    is_answered = And (query_is_real, sees_any)
+    answer_numbers = Cast <to = 1> (is_answered)
+    answer_shape = Concat <axis = 0> (any_1d, block_1d, one_1d, one_1d)
+    answers = Reshape (answer_numbers, answer_shape)
 }}
 """
 
@@ -253,7 +261,7 @@ _FUNCTION, _FUNCTION_OF_GROUPS = "WindowBlocks", "WindowBlocksOfGroups"
 
 # Rows of the states of all texts are numbered through. block_sums are [batch * blocks * step, heads, block, head_dim].
 _ATTEND = """
-{name} <step, scale> (query, key, value, query_index, key_index, bias, token_kind) => (attended) {{
+{name} <step, scale> (query, key, value, query_index, key_index, bias, answers, token_kind) => (attended) {{
     any_1d = Constant <value_ints = [-1]> ()
     zero_1d = Constant <value_ints = [0]> ()
     one_1d = Constant <value_ints = [1]> ()
@@ -273,7 +281,8 @@ _ATTEND = """
     {grouped}
     row_sums = Attention <scale: float = @scale> (rows_of_queries, turned_key, turned_value, bias)
     {ungrouped}
-    block_rows = Transpose <perm = [0, 2, 1, 3]> (block_sums)
+    all_rows = Transpose <perm = [0, 2, 1, 3]> (block_sums)
+    {answered}
     step = Constant <value_int: int = @step> ()
     step_1d = Unsqueeze (step, zero_1d)
     block_1d = Shape <start = 1, end = 2> (query_index)
@@ -287,6 +296,9 @@ _ATTEND = """
     attended = Slice (rows_and_more, zero_1d, tokens_1d, one_1d)
 }}
 """
+
+_ANSWERED = "block_rows = Mul (all_rows, answers)"
+_ALL_ANSWERED = "block_rows = Identity (all_rows)"
 
 _ALONE = {
     "grouped": "rows_of_queries = Identity (turned_query)",

@@ -1,0 +1,96 @@
+"""A case of an attention kernel: one description of a call for checks, timings and shipped kernels alike."""
+
+from __future__ import annotations
+
+__all__ = ["Case"]
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hdplugins import Operator
+from hdplugins.kernels.attention_tiles import Tiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(ABC):
+    """One call of an operator on [batch, heads, tokens, head_dim]; a subclass for each operator.
+
+    Attributes:
+        OPERATOR: the operator.
+        COMPILED: attributes that its kernels are compiled for besides head_dim and dtype, each time other kernels.
+        IN_ROWS: what a result says of a case besides its shape.
+        REHEARSED_TILES: small ones.
+        REHEARSED_TOKENS: of the text that a rehearsal times, short as it is.
+    """
+
+    OPERATOR: ClassVar[Operator]
+    COMPILED: ClassVar[Sequence[Mapping[str, Any]]]
+    IN_ROWS: ClassVar[tuple[str, ...]] = ()
+    REHEARSED_TILES: ClassVar[Tiles]
+    REHEARSED_TOKENS: ClassVar[int]
+
+    batch: int
+    heads: int
+    tokens: int
+    head_dim: int
+    dtype: str
+
+    @classmethod
+    def compiled_shapes(cls, head_dim: int) -> list[tuple[int, ...]]:
+        """Of the inputs; axes that vary are 1."""
+        states = cls.OPERATOR.states
+        return [*[(1, 1, 1, head_dim)] * states, (1, 1), *[(1, 1, 1)] * (len(cls.OPERATOR.inputs) - states - 1)]
+
+    @classmethod
+    @abstractmethod
+    def checked(cls, head_dim: int, dtype: str) -> Iterator[Case]:
+        """What must be right before anything is timed, the short texts first."""
+
+    @classmethod
+    @abstractmethod
+    def shipped(cls) -> Case:
+        """What kernels are checked with that were compiled ahead of time."""
+
+    @classmethod
+    @abstractmethod
+    def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, Case, str]]:
+        """(name, case, who computes it: ``kernel``, ``flex`` or ``sdpa``); `window` is of those that have one."""
+
+    @property
+    @abstractmethod
+    def attributes(self) -> dict[str, Any]:
+        """All of the operator's."""
+
+    @abstractmethod
+    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+        """The inputs after the states; None for an optional one that is left out."""
+
+    @abstractmethod
+    def pairs(self) -> int:
+        """Queries and keys that see each other in one text without padding, in all heads."""
+
+    @abstractmethod
+    def flex_mask(self, device: str) -> Any:
+        """The same as a BlockMask of FlexAttention."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What a result says of the case."""
+        shape = [each.name for each in dataclasses.fields(Case)]
+        return {name: getattr(self, name) for name in (*shape, *self.IN_ROWS)}
+
+    def tensors(self, device: str, *, is_ragged: bool = False) -> list[Any]:
+        """The operator's inputs; the states are random.
+
+        Args:
+            device: ``cuda``, or ``cpu`` where Triton interprets.
+            is_ragged: some tokens are padding, and some are what else a mask can say.
+        """
+        import torch
+
+        size, dtype = (self.batch, self.heads, self.tokens, self.head_dim), getattr(torch, self.dtype)
+        texts = [torch.randn(size, device=device, dtype=dtype) for _ in range(self.OPERATOR.states)]
+        return [*texts, *self.masks(device, is_ragged=is_ragged)]

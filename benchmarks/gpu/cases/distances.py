@@ -1,0 +1,72 @@
+"""Cases of attention by clipped distance."""
+
+from __future__ import annotations
+
+__all__ = ["DistanceCase"]
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gpu.cases.case import Case
+from hdplugins import OPERATORS
+from hdplugins.kernels.attention_tiles import Tiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistanceCase(Case):
+    """Attention by clipped distance: T5's, whose numbers all queries share, or NEZHA's, with values."""
+
+    OPERATOR = OPERATORS["ClippedDistanceAttention"]
+    COMPILED = ({},)
+    IN_ROWS = ("reach", "is_own")
+    REHEARSED_TILES = Tiles(64, 64, 4, 2, 32)
+    REHEARSED_TOKENS = 100
+
+    reach: int = 64
+    is_own: bool = False
+    """Each text and query has numbers of its own, and there are values."""
+
+    @classmethod
+    def compiled_shapes(cls, head_dim: int) -> list[tuple[int, ...]]:
+        return [*[(1, 1, 1, head_dim)] * cls.OPERATOR.states, (1, 1), (1, 1, 1, 3), (3, head_dim)]
+
+    @classmethod
+    def checked(cls, head_dim: int, dtype: str) -> Iterator[DistanceCase]:
+        for tokens in (1, 200, 1100):
+            shape = {"batch": 2, "heads": 3, "tokens": tokens, "head_dim": head_dim, "dtype": dtype}
+            yield cls(**shape, reach=128)
+            yield cls(**shape, is_own=True)
+
+    @classmethod
+    def shipped(cls) -> DistanceCase:
+        return list(cls.checked(64, "float16"))[-1]
+
+    @classmethod
+    def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, DistanceCase, str]]:
+        shared = cls(**shape, reach=128)
+        yield "distances of T5", shared, "kernel"
+        yield "distances of NEZHA", cls(**shape, is_own=True), "kernel"
+        yield "torch SDPA dense", shared, "sdpa"
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"reach": self.reach, "scale": self.head_dim**-0.5}
+
+    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+        import torch
+
+        key_mask = torch.ones(self.batch, self.tokens, dtype=torch.bool, device=device)
+        if is_ragged:
+            key_mask[0, self.tokens - self.tokens // 4 :] = False
+            key_mask[1, 1 :: max(2, self.tokens // 4)] = False
+        texts, queries = (self.batch, self.tokens) if self.is_own else (1, 1)
+        made, rows = {"device": device, "dtype": getattr(torch, self.dtype)}, 2 * self.reach + 1
+        values = torch.randn(rows, self.head_dim, **made) if self.is_own else None
+        return [key_mask, torch.randn(texts, self.heads, queries, rows, **made), values]
+
+    def pairs(self) -> int:
+        return self.OPERATOR.face("pairs").pairs(tokens=self.tokens, heads=self.heads, **self.attributes)
+
+    def flex_mask(self, device: str) -> Any:
+        raise NotImplementedError("terms of scores are no mask")

@@ -1,0 +1,67 @@
+"""What kinds share whose queries see every key, with terms of their distance that are clipped at a reach."""
+
+from __future__ import annotations
+
+__all__ = ["ClippedDistanceKind", "ClippedDistances"]
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hdexport.attention.kind import AttentionKind, Boundaries, OperatorNode, Setup
+from hdexport.model.family import Family
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.value_types import Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedDistances:
+    """Layers in which every query sees every real token.
+
+    Attributes:
+        kind: its name.
+        layers: how many.
+        reach: the distance, in tokens, that all beyond it count as.
+    """
+
+    kind: str
+    layers: Size
+    reach: Size
+
+
+class ClippedDistanceKind(AttentionKind):
+    """Families map their attention to the operator's nodes themselves.
+
+    Attributes:
+        operator: name of the operator.
+        title: of the kind, as ``hdexport inspect`` shows it.
+        score_copies: of a layer's scores in PyTorch's own code.
+    """
+
+    record_type: ClassVar[type[ClippedDistances]]
+    operator: ClassVar[str]
+    title: ClassVar[str]
+    score_copies: ClassVar[int]
+    holds_scores = False
+
+    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> ClippedDistances | None:
+        """The nodes of the operator."""
+        reaches = [int(node.attributes["reach"]) for node in nodes if node.operator == self.operator]
+        return self.record_type(kind=self.name, layers=len(reaches), reach=max(reaches)) if reaches else None
+
+    def boundaries(self, record: ClippedDistances) -> Boundaries | None:
+        """Around the length at which distances are clipped first."""
+        lengths = frozenset(record.reach + step for step in (0, 1, 2)) | {2 * record.reach + 1}
+        return Boundaries(lengths=lengths, first=record.reach + 2, second=2 * record.reach + 2)
+
+    def keys_of_layers(self, record: ClippedDistances, manifest: Manifest, tokens: int) -> list[int]:
+        """All tokens."""
+        return [tokens] * record.layers
+
+    def reference_copies(self, record: ClippedDistances, family: Family, heads: int) -> int:
+        """All of a layer, several times."""
+        return self.score_copies * heads
+
+    def describe(self, record: ClippedDistances) -> Iterator[tuple[str, str]]:
+        """Layers and reach."""
+        yield self.title, f"{record.layers} layers; distances beyond {record.reach} tokens count as {record.reach}"

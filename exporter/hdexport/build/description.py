@@ -1,0 +1,120 @@
+"""The manifest of a bundle that is built."""
+
+from __future__ import annotations
+
+__all__ = ["manifest_of_graph"]
+
+import datetime
+import importlib.metadata
+import platform
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from hdexport.attention.kind import OperatorNode, Setup
+from hdexport.attention.kinds import attention_records, check_unseen_tokens
+from hdexport.build.options import BuildOptions
+from hdexport.checkpoint import Checkpoint
+from hdexport.model.memories import counts_tokens
+from hdexport.model.tasks import TASKS
+from hdplugins import ONNX_DOMAIN
+from hdruntime.bundle.manifest import Manifest, Positions, Role, TensorDtype, TensorSpec
+from hdruntime.constants import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from hdexport.model.graph_module import GraphModule
+
+
+def manifest_of_graph(
+    portable: onnx_ir.Model,
+    module: GraphModule,
+    checkpoint: Checkpoint,
+    positions: Positions,
+    setups: Mapping[str, Setup],
+    options: BuildOptions,
+    *,
+    parameters: int,
+) -> Manifest:
+    """What is known of a bundle when its portable graph is written.
+
+    Args:
+        portable: that graph.
+        module: what was traced.
+        checkpoint: where it is from.
+        positions: what was made of its positions.
+        setups: its attention.
+        options: of the build.
+        parameters: of the model.
+
+    Returns:
+        the manifest without graphs, engines, tokenizer, settings of sentence-transformers, files and verification.
+
+    Raises:
+        ModelError: attention cannot hide tokens from others, and the model adds such tokens.
+    """
+    from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+
+    config, task = module.model.config, module.task
+    nodes = [OperatorNode(operator_of(node).name, attributes_of(node)) for node in operator_nodes(portable)]
+    if any(spec.role is Role.ATTENDED for spec in module.inputs):
+        check_unseen_tokens(setups, nodes, model_type=checkpoint.config["model_type"])
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        name=checkpoint.name,
+        model_type=checkpoint.config["model_type"],
+        task=task.value,
+        max_len=options.max_len,
+        dtype=options.precision,
+        hidden_size=_token_width(portable, default=checkpoint.family.token_width(config)),
+        vocab_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        parameters=parameters,
+        positions=positions,
+        operators=dict(Counter(f"{ONNX_DOMAIN}::{node.operator}" for node in nodes)),
+        attention=tuple(attention_records(setups, nodes)),
+        inputs=module.inputs,
+        outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),
+        graphs=(),
+        engines=(),
+        tokenizer=None,
+        padding=next((setup.padding for setup in setups.values() if setup.padding is not None), None),
+        labels=tuple(config.id2label[index] for index in sorted(config.id2label)) if TASKS[task].has_labels else (),
+        verification=None,
+        made_by=_made_by(checkpoint, options),
+        ffn_chunk=options.ffn_chunk,
+        document_tokens=options.max_len if counts_tokens(module.inputs) else None,
+        adapter=checkpoint.adapter,
+        files={},
+    )
+
+
+def _token_width(portable: onnx_ir.Model, *, default: int) -> int:
+    """Width of the vectors that a graph gives for tokens; the default where it gives none."""
+    shapes = {str(value.name): value.shape for value in portable.graph.outputs}
+    shape = shapes.get("last_hidden_state")
+    return default if shape is None else int(shape[2])
+
+
+def _tensor_spec(value: onnx_ir.Value) -> TensorSpec:
+    assert value.name is not None
+    assert value.dtype is not None
+    assert value.shape is not None
+    return TensorSpec(
+        name=value.name,
+        dtype=cast(TensorDtype, str(value.dtype.numpy())),
+        shape=tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape),
+    )
+
+
+def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
+    packages = ("hdexport", "torch", "transformers", "onnx", "onnxruntime")
+    return {
+        "command": options.command,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "source": checkpoint.source,
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in packages},
+    }

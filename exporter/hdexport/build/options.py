@@ -1,0 +1,90 @@
+"""What a bundle is built of, and how."""
+
+from __future__ import annotations
+
+__all__ = ["BuildOptions"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hdexport.checkpoint import Checkpoint
+from hdexport.engines.build import EngineOptions
+from hdexport.model.positions import LONGEST, Scheme
+from hdexport.model.tasks import Task
+from hdexport.quantize.options import Int8Options
+from hdexport.verify.grid import Grid
+from hdruntime.bundle.manifest import AttentionScale, Dtype
+from hdruntime.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """Which bundle is built, and how.
+
+    Attributes:
+        model: a checkpoint's directory, ``organisation/name[@revision]`` on the Hugging Face hub, or what
+            `find_checkpoint` found.
+        output: the bundle's directory.
+        max_len: the longest input, in tokens.
+        precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
+        task: None infers it from the checkpoint.
+        adapter: name of the checkpoint's adapter that is merged into its weights; None for none.
+        scheme: source of the positions after the checkpoint's.
+        alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
+        attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
+            they see; ``none`` leaves them; None chooses.
+        rope_factor: of the base of rotary positions in layers that attend to the whole text, above 1; None leaves it.
+        attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
+            keeps the model's attention.
+        recurrence: tokens of earlier calls that the model remembers, at least 2; None for what its checkpoint says.
+        ffn_chunk: most tokens of a batch, at least 1, that a feed-forward network computes at once in ONNX Runtime;
+            None for all.
+        openvino: whether the bundle gets graphs for OpenVINO, too.
+        int8: how graphs for CPUs with int8 weights are made; None makes none.
+        engines: engines beside the ONNX graphs.
+        verify: cases in which the bundle is compared with PyTorch before it appears; None skips the comparison.
+        force: replace a bundle at `output`.
+        allow_pickle: also read pickled weights.
+        command: the command line, for the record.
+    """
+
+    model: str | Path | Checkpoint
+    output: Path
+    max_len: int
+    precision: Dtype = "float32"
+    task: Task | None = None
+    adapter: str | None = None
+    scheme: Scheme = Scheme.HIERARCHICAL
+    alpha: float | None = None
+    attention_scale: AttentionScale | None = None
+    rope_factor: float | None = None
+    attention: Mapping[str, Any] = field(default_factory=dict)
+    recurrence: int | None = None
+    ffn_chunk: int | None = None
+    openvino: bool = False
+    int8: Int8Options | None = None
+    engines: EngineOptions = field(default_factory=EngineOptions)
+    verify: Grid | None = Grid.QUICK
+    force: bool = False
+    allow_pickle: bool = False
+    command: str = ""
+
+    def check(self) -> None:
+        """Refuse numbers of tokens that no bundle has.
+
+        Raises:
+            InputError: one is out of range.
+        """
+        if self.ffn_chunk is not None and not 1 <= self.ffn_chunk <= LONGEST:
+            raise InputError(
+                f"--ffn-chunk is {self.ffn_chunk}; a chunk has 1 to {LONGEST} tokens.\n"
+                "Give a number such as 256, or leave it out: feed-forward networks then compute all tokens at once."
+            )
+        # A graph for one token could not be told from a graph for any number of them.
+        if self.recurrence is not None and not 2 <= self.recurrence <= LONGEST:
+            raise InputError(
+                f"--recurrence is {self.recurrence}; a model remembers 2 to {LONGEST} tokens.\n"
+                "Give a number such as 512, or leave it out."
+            )

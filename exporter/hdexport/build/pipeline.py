@@ -1,0 +1,184 @@
+"""The pipeline, from a checkpoint to a verified bundle."""
+
+from __future__ import annotations
+
+__all__ = ["build"]
+
+import dataclasses
+import logging
+import shutil
+from pathlib import Path
+
+from hdexport.build.description import manifest_of_graph
+from hdexport.build.graph_files import lowered_graphs, portable_graph
+from hdexport.build.options import BuildOptions
+from hdexport.build.prepared_model import attention_of_model, extended_positions, graph_module, scale_of_queries
+from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.position_choice import choose_positions
+from hdexport.checkpoint.sentence_settings import sentence_settings
+from hdexport.checkpoint.tokenizer_files import write_tokenizer
+from hdexport.engines.build import EngineBuilder
+from hdexport.families import Family
+from hdexport.model.positions import Form
+from hdexport.support.garbage_collection import rare_garbage_collection
+from hdexport.support.progress import Progress
+from hdexport.verify.grid import Grid
+from hdruntime.bundle.manifest import Manifest, Positions
+from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.writer import seal, staged_bundle, write_manifest
+from hdruntime.errors import InputError, VerificationError
+
+logger = logging.getLogger(__package__)
+
+
+def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
+    """Build a bundle.
+
+    The bundle appears at ``options.output`` when it is complete and verified; after an error, what was there before is
+    still there.
+
+    Returns:
+        The bundle's manifest.
+
+    Raises:
+        HdexportError: one of `hdruntime.errors`.
+    """
+    progress = progress or Progress()
+    engine_builder = EngineBuilder(options.engines)
+    options.check()
+    with staged_bundle(options.output, force=options.force) as directory, rare_garbage_collection():
+        progress.step("Reading the checkpoint")
+        checkpoint = _checkpoint(options)
+        for remark in checkpoint.remarks:
+            progress.result(remark)
+        if options.task is None and checkpoint.task_remark is not None:
+            progress.result(checkpoint.task_remark)
+        tokenizer = write_tokenizer(checkpoint, directory)
+        manifest = dataclasses.replace(
+            _write_graphs(checkpoint, directory, options, engine_builder, progress), tokenizer=tokenizer
+        )
+        shutil.copyfile(checkpoint.path / "config.json", directory / "config.json")
+        manifest = seal(directory, manifest)
+        if options.int8 is not None:
+            from hdexport.quantize.bundle import quantize_bundle
+
+            manifest = quantize_bundle(Bundle(directory, manifest), options.int8, progress)
+        if options.verify:
+            progress.step("Verifying against PyTorch")
+            manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress)
+        progress.step("Writing the bundle")
+    _warn_of_untrained_positions(manifest.positions, checkpoint.family)
+    return manifest
+
+
+def _checkpoint(options: BuildOptions) -> Checkpoint:
+    # Not found again: on the hub, a branch may have moved since.
+    found = options.model
+    if not isinstance(found, Checkpoint):
+        found = find_checkpoint(found, allow_pickle=options.allow_pickle)
+    return found.with_adapter(options.adapter)
+
+
+def _write_graphs(
+    checkpoint: Checkpoint,
+    directory: Path,
+    options: BuildOptions,
+    engine_builder: EngineBuilder,
+    progress: Progress,
+) -> Manifest:
+    """Write the graphs and engines; returns the manifest without tokenizer, files and verification."""
+    task = options.task or checkpoint.task()
+    # Before the weights are read: what cannot be honoured is said at once.
+    sentence = sentence_settings(checkpoint, task)
+    expansion = sentence.multi_vector.expansion if sentence and sentence.multi_vector else None
+    if expansion is not None and expansion.length > options.max_len:
+        raise InputError(
+            f"--max-len is {options.max_len}, and the model expands every query to {expansion.length} tokens.\n"
+            f"Give {expansion.length} or more."
+        )
+    sees_all = expansion is None or expansion.attend
+    choice = choose_positions(
+        checkpoint,
+        task=task,
+        max_len=options.max_len,
+        scheme=options.scheme,
+        alpha=options.alpha,
+        attention_scale=options.attention_scale,
+        attention=options.attention,
+    )
+    model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
+    positions = extended_positions(model, checkpoint, choice, options, progress)
+    query_scale = scale_of_queries(positions)
+    setups = attention_of_model(model, checkpoint, task, options, query_scale, progress)
+    for setup in setups.values():
+        setup.write(directory)
+    progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
+    module = graph_module(
+        model,
+        checkpoint,
+        task,
+        setups,
+        options,
+        query_scale,
+        pools_prompts=sentence is None or sentence.include_prompt,
+        sees_all=sees_all,
+    )
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    portable = portable_graph(module, directory, max_len=options.max_len)
+    progress.step("Lowering for ONNX Runtime")
+    graphs = lowered_graphs(
+        portable,
+        directory,
+        dtype=options.precision,
+        layers=module.model.config.num_hidden_layers,
+        ffn_chunk=options.ffn_chunk,
+        openvino=options.openvino,
+    )
+    if options.ffn_chunk is not None and options.engines.flavours:
+        progress.result("--ffn-chunk is for ONNX Runtime; engines compute feed-forward networks whole.")
+    manifest = manifest_of_graph(portable, module, checkpoint, positions, setups, options, parameters=parameters)
+    engines = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
+    return dataclasses.replace(manifest, graphs=graphs, engines=engines, sentence=sentence)
+
+
+def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid: Grid, progress: Progress) -> Manifest:
+    from hdexport.verify import verify_bundle
+    from hdexport.verify.half_range import check_half_range
+    from hdexport.verify.pytorch_reference import reference_of
+
+    half_range = check_half_range(bundle, report=progress.result)
+    if half_range.problem is not None:
+        raise VerificationError(half_range.problem)
+    reference = reference_of(bundle, checkpoint, allow_pickle=options.allow_pickle)
+    found = verify_bundle(bundle, reference, grid=grid, report=progress.check)
+    for line in found.summary():
+        progress.result(line)
+    if not found.passed:
+        raise VerificationError(
+            "The bundle's answers differ from PyTorch's in the checks marked FAILED above, so it was not written.\n"
+            "Please report the model and the versions that `hdexport doctor` prints; --verify none writes it anyway."
+        )
+    manifest = dataclasses.replace(bundle.manifest, verification=found.record(), half_range=half_range.record)
+    write_manifest(bundle.path, manifest)
+    return manifest
+
+
+def _warn_of_untrained_positions(positions: Positions, family: Family) -> None:
+    if positions.rows <= positions.base:
+        return
+    if positions.form == Form.COMPUTED.value:
+        logger.warning(
+            "Positions are computed, not learned: %d to %d are served, but the model never saw them.%s",
+            positions.base,
+            positions.rows - 1,
+            " --rope ntk:FACTOR stretches those of training."
+            if family.stretches_rotary and positions.rope_factor is None
+            else "",
+        )
+        return
+    logger.warning(
+        "The model was trained with %d positions, and this bundle takes up to %d tokens: measure its answers to long "
+        "texts before you rely on them.",
+        positions.trained,
+        positions.rows,
+    )

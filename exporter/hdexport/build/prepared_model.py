@@ -1,0 +1,180 @@
+"""A checkpoint's model, changed to what is traced: more positions, the attention that was asked for, our operators."""
+
+from __future__ import annotations
+
+__all__ = ["attention_of_model", "extended_positions", "graph_module", "scale_of_queries"]
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hdexport.attention.kind import Setup, Subject
+from hdexport.attention.kinds import attention_setups
+from hdexport.build.options import BuildOptions
+from hdexport.checkpoint import Checkpoint
+from hdexport.checkpoint.extension import read_extension
+from hdexport.checkpoint.position_choice import PositionChoice
+from hdexport.checkpoint.tokenizer_files import first_special_id
+from hdexport.families import convertible_model_types
+from hdexport.model.memories import counts_tokens
+from hdexport.model.tasks import Task
+from hdexport.support.progress import Progress
+from hdruntime.bundle.manifest import Positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hdexport.attention.query_scale import LogScale
+    from hdexport.model.graph_module import GraphModule
+
+logger = logging.getLogger(__package__)
+
+
+def extended_positions(
+    model: PreTrainedModel, checkpoint: Checkpoint, choice: PositionChoice, options: BuildOptions, progress: Progress
+) -> Positions:
+    """Extend a model's positions, and stretch rotary ones, in place; reports how.
+
+    Raises:
+        InputError: the options do not fit the model's positions.
+        ModelError: rotary positions are computed in a way that cannot be stretched.
+    """
+    from hdexport.model.precision import Precision
+    from hdexport.model.surgery import extend_positions
+
+    if checkpoint.family.learned_positions:
+        progress.step(f"Extending positions to {options.max_len} ({choice.describe()})")
+    if choice.remark:
+        progress.result(choice.remark)
+    if choice.force:
+        progress.result(f"Positions: {choice.describe()}: {choice.reason}. Or: {choice.force}.")
+    positions = extend_positions(
+        model,
+        checkpoint.family,
+        max_len=options.max_len,
+        scheme=choice.scheme,
+        alpha=choice.alpha,
+        itemsize=Precision(options.precision).bytes_per_value,
+    )
+    _stretch(model, checkpoint, positions, options)
+    return dataclasses.replace(
+        positions,
+        attention_scale=choice.attention_scale,
+        trained=choice.trained,
+        rope_factor=options.rope_factor,
+        reason=choice.reason,
+    )
+
+
+def _stretch(model: PreTrainedModel, checkpoint: Checkpoint, positions: Positions, options: BuildOptions) -> None:
+    from hdexport.model.rotary import check_rope_factor, stretch_rotary
+
+    if options.rope_factor is not None:
+        model_type = checkpoint.config["model_type"]
+        lengths = {"max_len": positions.rows, "base": positions.base}
+        check_rope_factor(options.rope_factor, checkpoint.family, model_type=model_type, **lengths)
+        stretch_rotary(model, options.rope_factor)
+
+
+def scale_of_queries(positions: Positions) -> LogScale | None:
+    """The factor of the queries; None where no text is long enough for another than 1."""
+    from hdexport.attention.query_scale import LogScale
+
+    query_scale = LogScale.of_positions(positions)
+    return None if query_scale is None or not query_scale.changes(positions.rows) else query_scale
+
+
+def attention_of_model(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    task: Task,
+    options: BuildOptions,
+    query_scale: LogScale | None,
+    progress: Progress,
+) -> dict[str, Setup]:
+    """The model's attention, its own or the requested one; reports what the latter does to the answers."""
+    subject = Subject(
+        model=model,
+        family=checkpoint.family,
+        task=task,
+        max_len=options.max_len,
+        recurrence=options.recurrence,
+        query_scale=query_scale,
+        asks_for_scale=options.attention_scale is not None,
+        first_special_id=lambda: first_special_id(checkpoint),
+        convertible=convertible_model_types,
+    )
+    extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
+    if extension is not None and extension.attention is not None and not options.attention:
+        logger.warning(
+            "The checkpoint's positions were tuned with --attention %s, and this bundle attends as the model did "
+            "before: build with that option.",
+            extension.attention,
+        )
+    setups = attention_setups(options.attention, subject)
+    for setup in setups.values():
+        if setup.remark is not None:
+            progress.result(setup.remark)
+    return setups
+
+
+def graph_module(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    task: Task,
+    setups: Mapping[str, Setup],
+    options: BuildOptions,
+    query_scale: LogScale | None,
+    *,
+    pools_prompts: bool,
+    sees_all: bool,
+) -> GraphModule:
+    """What is traced: the model with our operators, in its precision, and what follows it for the task.
+
+    Args:
+        model: with its final positions.
+        checkpoint: where it is from.
+        task: of the bundle.
+        setups: its attention.
+        options: of the build.
+        query_scale: the factor of the queries; None for 1.
+        pools_prompts: whether a sentence's vector is pooled of its prompt's tokens, too.
+        sees_all: whether tokens attend to all real tokens.
+    """
+    from hdexport.attention.interface import use_operators
+    from hdexport.checkpoint.heads import task_head
+    from hdexport.model.activations import fuse_gelu
+    from hdexport.model.graph_module import GraphModule, graph_inputs
+    from hdexport.model.precision import Precision, cast_model
+    from hdexport.model.surgery import continue_positions, fold_positions, fold_token_types
+
+    family = checkpoint.family
+    memories = next((setup.memories for setup in setups.values() if setup.memories is not None), None)
+    has_token_types = family.has_token_types(model.config, task)
+    folded_token_types = not has_token_types and fold_token_types(model, family)
+    if memories is not None and counts_tokens(memories.specs):
+        continue_positions(model, family, memories)
+    folded_positions = fold_positions(model, family)
+    cast_model(model, Precision(options.precision))
+    fuse_gelu(model)
+    if not any(setup.is_own for setup in setups.values()):
+        family.adapt(model)
+    for setup in setups.values():
+        setup.adapt(model, family)
+    use_operators(model, query_scale)
+    return GraphModule(
+        model,
+        task,
+        inputs=graph_inputs(
+            has_token_types=has_token_types,
+            token_type_separator_id=family.token_type_separator_id(model.config, task),
+            pools_prompts=pools_prompts,
+            sees_all=sees_all,
+            others=[spec for setup in setups.values() for spec in setup.inputs],
+        ),
+        folded_token_types=folded_token_types,
+        folded_positions=folded_positions,
+        head=task_head(checkpoint.path, task, hidden_size=family.token_width(model.config)),
+        memories=memories,
+    ).eval()

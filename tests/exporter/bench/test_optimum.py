@@ -1,0 +1,107 @@
+"""Optimum as a peer: what it is asked, and what is made of its answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from hdexport.bench.run.opening import open_case
+from hdruntime.errors import ExportError
+
+Optimum = Callable[[str], None]
+
+
+@pytest.fixture
+def fake_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optimum:
+    """Put a script of that name first on the PATH: (Python code that has its arguments in `given`) -> None."""
+
+    def make(code: str) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        script = folder / "optimum-cli"
+        script.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\ngiven = sys.argv[1:]\n{code}\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("sys.exit('Traceback\\nValueError: a led is not supported\\n')", "exit code 1: ValueError: a led is not supp"),
+        ("sys.exit(3)", "ended with exit code 3: no message"),
+        ("pass", "wrote no model.onnx, but nothing"),
+        ("(pathlib.Path(given[-1]) / 'encoder_model.onnx').touch()", "wrote no model.onnx, but encoder_model.onnx"),
+    ],
+)
+def test_optimums_failures_have_its_reason(workshop: Any, fake_optimum: Optimum, code: str, message: str) -> None:
+    fake_optimum(code)
+    case = workshop("bert")
+    with pytest.raises(ExportError, match=message):
+        case.artefact("optimum")
+    assert [path.name for path in case.folder.iterdir() if "optimum" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("of_bundle", "options"),
+    [
+        (("bert",), ["--task", "feature-extraction", "--library-name", "transformers"]),
+        (("bert", "sentence-similarity"), ["--task", "sentence-similarity"]),
+        (("roberta", "question-answering"), ["--task", "question-answering", "--library-name", "transformers"]),
+    ],
+)
+def test_optimum_gets_the_extended_checkpoint_and_the_task(
+    workshop: Any, fake_optimum: Optimum, of_bundle: tuple[str, ...], options: list[str]
+) -> None:
+    fake_optimum("sys.exit(json.dumps(given))")
+    case = workshop(*of_bundle)
+    with pytest.raises(ExportError) as raised:
+        case.artefact("optimum")
+    *given, output = json.loads(str(raised.value).partition(": ")[2])
+    assert given == ["export", "onnx", "--model", str(case.folder / "checkpoint"), *options]
+    assert Path(output).parent == case.folder
+
+
+@pytest.mark.parametrize(
+    ("of_bundle", "remark"),
+    [
+        (("longformer",), "takes no global_attention_mask"),
+        (("bert", "sentence-similarity"), "no sentence_embedding, .*: pipx inject optimum-onnx sentence-transformers"),
+        (("bert",), None),
+    ],
+)
+def test_what_is_missing_in_optimums_graph_is_remarked(
+    workshop: Any, fake_optimum: Optimum, of_bundle: tuple[str, ...], remark: str | None
+) -> None:
+    graph = workshop("bert").subject.bundle / "model.onnx"
+    fake_optimum(f"pathlib.Path(given[-1], 'model.onnx').write_bytes(pathlib.Path({str(graph)!r}).read_bytes())")
+    case = workshop(*of_bundle)
+    made = case.artefact("optimum")
+    assert made.artefact.is_file()
+    assert (made.remark is None) == (remark is None)
+    assert re.search(remark or "", made.remark or "")
+    shutil.rmtree(made.artefact.parent)
+
+
+def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path: Path) -> None:
+    # As optimum makes it without sentence-transformers: with token types, which the bundle does not have, and with the
+    # tokens' vectors under their name in transformers.
+    feature, graph = workshop("bert", "sentence-similarity"), workshop("bert").subject.bundle / "model.onnx"
+    opened = open_case(feature.spec("optimum", 1, 65, graph))
+    assert list(opened.call()) == ["token_embeddings"]
+    model = ir.load(graph)
+    next(value for value in model.graph.inputs if value.name == "token_type_ids").name = "segment_ids"
+    ir.save(model, tmp_path / "renamed.onnx", external_data="renamed.onnx.data")
+    with pytest.raises(ExportError, match="needs the inputs segment_ids; the model has none of that name"):
+        open_case(feature.spec("optimum", 1, 65, tmp_path / "renamed.onnx"))
+    with pytest.raises(ExportError, match="gives last_hidden_state, and none of the bundle's outputs"):
+        open_case(workshop("roberta", "question-answering").spec("optimum", 1, 65, graph))

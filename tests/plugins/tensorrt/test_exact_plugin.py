@@ -1,0 +1,136 @@
+"""Plugins compute what their operators define: their kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fakes.simulated_gpu import plugin_answers
+from support.clipped_operator import Clipped
+from support.clipped_operator import inputs_of as clipped_inputs
+from support.comparators import assert_close
+from support.exact_answers import exact_answer
+from support.interpreted_kernel import Inputs, Interpreter
+from support.kernel_cases import inputs_of, right_answers
+from support.plugin_calls import (
+    BLOCK_LAYER,
+    CHUNK_LAYER,
+    CLIPPED,
+    CLIPPED_LAYER,
+    LSH_LAYER,
+    RELATIVE,
+    TILES,
+    WINDOW,
+    WINDOW_LAYER,
+)
+from support.relative_operator import Relative, key_kinds
+from support.relative_operator import inputs_of as relative_inputs
+from support.sparse_operators import SparseLayer
+
+pytest.importorskip("triton", reason="the kernels are written in Triton, which has no wheel for this platform")
+pytestmark = pytest.mark.usefixtures("no_old_errors", "driver")
+
+ATOL = {"float32": 2e-6, "float16": 2e-3}
+"""Somewhat more than twice what was measured, for values of about 1: 7.6e-7 and 8.3e-4."""
+
+
+def kinds(*rows: str) -> torch.Tensor:
+    """Rows of a batch, one letter per token: `.` padding, `l` local, `G` global."""
+    return torch.tensor([[".lG".index(letter) for letter in row] for row in rows], dtype=torch.int32)
+
+
+def mask(tokens: int, *lengths: int) -> torch.Tensor:
+    return (torch.arange(tokens) < torch.tensor(lengths)[:, None]).int()
+
+
+CASES: dict[str, tuple[SparseLayer, list[torch.Tensor]]] = {
+    "globals and padding": (WINDOW_LAYER, [kinds("G" + "l" * 40 + "G" + "l" * 20 + "." * 9, "." * 30 + "l" * 41)]),
+    "another length, and back": (WINDOW_LAYER, [kinds("Gl" * 2 + "l" * tokens) for tokens in (60, 9, 60)]),
+    "around the window, one dilation": (
+        replace(WINDOW_LAYER, dilation=(2,), bound=0), [kinds("l" * tokens) for tokens in (1, 15, 16, 17, 33)],
+    ),
+    "a dilation per head": (replace(WINDOW_LAYER, dilation=(1, 3), left=4, right=2), [kinds("G" + "l" * 50)]),
+    "wider than the text": (replace(WINDOW_LAYER, left=2**31 - 1, right=2**31 - 1), [kinds("l" * 40), kinds("." * 37)]),
+}  # fmt: skip
+
+PARTS = [mask(1, 1), mask(520, 520, 300), mask(1, 1)]
+"""Short, then long enough for parts and their sum, then short again."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "calls"),
+    [
+        *(
+            pytest.param(replace(layer, dtype=dtype), calls, id=f"{name} {dtype}")
+            for name, (layer, calls) in CASES.items()
+            for dtype in ATOL
+        ),
+        pytest.param(replace(BLOCK_LAYER, heads=1, dtype="float16"), PARTS, id="blocks without a table"),
+        pytest.param(replace(BLOCK_LAYER, listed=(2, 3, 2)), PARTS, id="blocks with a table"),
+        *(
+            pytest.param(layer, [mask(tokens, tokens, 20) for tokens in (50, 31, 50)], id=str(layer))
+            for layer in (replace(CHUNK_LAYER, dtype="float16"), LSH_LAYER, replace(LSH_LAYER, dtype="float16"))
+        ),
+    ],
+)
+def test_a_plugin_gives_the_right_answers(
+    layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, tmp_path: Path
+) -> None:
+    for inputs, answer in zip(*answers_of(layer, calls, interpreter, tmp_path), strict=True):
+        assert_close(answer.numpy(), right_answers(layer, inputs).numpy(), atol=ATOL[layer.dtype])
+        is_padding = inputs[layer.operator.mask] == 0
+        assert (answer.masked_select(is_padding[:, None, :, None]) == 0).all()
+
+
+def relative_call(node: Relative, memory: int, tokens: int) -> tuple[Inputs, np.ndarray]:
+    """The inputs of a call, and its right answer."""
+    arrays = relative_inputs(node, key_kinds("right", tokens, memory), tokens)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}, exact_answer(node, arrays)
+
+
+@pytest.mark.parametrize(
+    "node", [Relative(reach=40, dtype="float16"), Relative(causal=1, segments=False, dtype="float16")], ids=str
+)
+def test_a_plugin_gives_the_right_answers_with_memories_of_any_size(
+    node: Relative, interpreter: Interpreter, tmp_path: Path
+) -> None:
+    calls, wanted = zip(*(relative_call(node, *sizes) for sizes in ((16, 30), (7, 30), (0, 9), (16, 30))), strict=True)
+    arguments = (RELATIVE, list(calls), tmp_path / "kernels", TILES[RELATIVE], node.node_attributes)
+    for answer, right in zip(interpreter.run(plugin_answers, *arguments), wanted, strict=True):
+        # Somewhat more than twice what was measured, for values of about 4: 3.3e-3.
+        assert_close(answer.numpy(), right, atol=8e-3)
+
+
+@pytest.mark.parametrize("layer", [CLIPPED_LAYER, Clipped(heads=1, dtype="float16")], ids=str)
+def test_a_plugin_gives_the_right_answers_by_distance(layer: Clipped, interpreter: Interpreter, tmp_path: Path) -> None:
+    arrays = [clipped_inputs(layer, mask(tokens, tokens, 20).numpy()) for tokens in (50, 31, 1, 50)]
+    calls = [{name: torch.from_numpy(array) for name, array in inputs.items()} for inputs in arrays]
+    arguments = (CLIPPED, calls, tmp_path / "kernels", TILES[CLIPPED], layer.node_attributes)
+    for inputs, answer in zip(arrays, interpreter.run(plugin_answers, *arguments), strict=True):
+        # Somewhat more than twice what was measured, for values of up to 5: 2.3e-3.
+        assert_close(answer.numpy(), exact_answer(layer, inputs), atol=5e-3)
+
+
+def answers_of(
+    layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, folder: Path, **changes: Any
+) -> tuple[list[Inputs], list[torch.Tensor]]:
+    name, given = layer.operator.name, [inputs_of(layer, kinds) for kinds in calls]
+    attributes = layer.node_attributes | changes
+    return given, interpreter.run(plugin_answers, name, given, folder / "kernels", TILES[name], attributes)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"left": 15}, {"right": 17}, {"dilation": (2,)}, {"scale": 1.005 * WINDOW["scale"]}], ids=str
+)
+def test_the_comparison_refuses_other_attributes(
+    wrong: dict[str, Any], interpreter: Interpreter, tmp_path: Path
+) -> None:
+    layer = replace(WINDOW_LAYER, dtype="float16")
+    (inputs,), (answer,) = answers_of(layer, [kinds("G" + "l" * 60)], interpreter, tmp_path, **wrong)
+    with pytest.raises(AssertionError, match=">"):
+        assert_close(answer.numpy(), right_answers(layer, inputs).numpy(), atol=ATOL["float16"])

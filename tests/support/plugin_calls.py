@@ -1,0 +1,97 @@
+"""Calls of a plugin as an execution context makes them, and the layers that they are made for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.simulated_cuda import write_simulated_kernels
+from fakes.simulated_gpu import tensor_descriptions
+from hdplugins import OPERATORS
+from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.operators.plugin_face import face_of
+from hdplugins.tensorrt.link import provide_library_link
+from support.block_operator import Blocks
+from support.chunk_operator import Chunks
+from support.clipped_operator import Clipped
+from support.lsh_operator import Lsh
+from support.relative_operator import Relative
+from support.sparse_operators import Window
+
+provide_library_link()
+trt = pytest.importorskip(
+    "tensorrt_rtx", reason="the plugin's base classes are TensorRT's; TensorRT-RTX is not installed"
+)
+
+WINDOW_LAYER = Window(left=16, right=16, bound=5)
+WINDOW = WINDOW_LAYER.node_attributes
+BLOCKS, CHUNKS, LSH, WINDOWS = "BlockSparseAttention", "ChunkAttention", "LSHAttention", "SlidingWindowAttention"
+RELATIVE, CLIPPED = "RelativeAttention", "ClippedDistanceAttention"
+BLOCK_LAYER = Blocks(block=64, repeats=3, by_row=1)
+BIGBIRD = BLOCK_LAYER.node_attributes
+CHUNK_LAYER, LSH_LAYER = Chunks(chunk=16, multiple=2), Lsh(chunk=16, buckets=(4, 2), by_row=1)
+CIRCLE, REFORMER = CHUNK_LAYER.node_attributes, LSH_LAYER.node_attributes
+DISTANCES = Relative(reach=40, dtype="float16").node_attributes
+CLIPPED_LAYER = Clipped(by_query=True, values=True, reach=20, dtype="float16")
+NEZHA = CLIPPED_LAYER.node_attributes
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    BLOCKS: BIGBIRD, CHUNKS: CIRCLE, CLIPPED: NEZHA, LSH: REFORMER, RELATIVE: DISTANCES, WINDOWS: WINDOW,
+}  # fmt: skip
+TILES = {
+    WINDOWS: Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
+    BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
+    **dict.fromkeys(
+        (CHUNKS, CLIPPED, LSH, RELATIVE), Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
+    ),
+}
+SHAPE = (2, 2, 70, 32)
+STREAM, WORKSPACE = 0x570, 0x9000
+ADDRESSES = [0x1000, 0x2000, 0x3000, 0x4000]
+
+
+def kernels_for(
+    folder: Path, *shapes: list[Sequence[int]], operator: str = WINDOWS, architectures: Sequence[int]
+) -> Path:
+    for given in shapes:
+        face = face_of(OPERATORS[operator])
+        sources = face.kernel_sources(given, ATTRIBUTES[operator], dtype="float16", architectures=architectures)
+        write_simulated_kernels(folder / "kernels", operator, sources)
+    return folder / "kernels"
+
+
+def shapes_of(query: Sequence[int], *others: Sequence[int], operator: str = WINDOWS) -> list[Sequence[int]]:
+    return [*[query] * OPERATORS[operator].states, (query[0], query[2]), *others]
+
+
+TABLE = (2, 14, 3)
+LISTED, UNLISTED = shapes_of((2, 2, 1000, 64), TABLE), shapes_of((2, 2, 1000, 64))
+ROTATED = shapes_of((2, 2, 1000, 32), (2, 32, 2, 3), operator=LSH)
+
+
+def remembered(tokens: int, keys: int) -> list[Sequence[int]]:
+    """The shapes of relative attention without segments."""
+    state, bias = (2, 2, keys, 32), (2, 32)
+    return [(2, 2, tokens, 32), state, state, (2, keys), (2, keys + tokens, 32), bias, bias]
+
+
+def set_up(attached: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> list[Any]:
+    """Pass a plugin its shapes, as an execution context does before a call; its tensors' descriptions."""
+    name = attached.operator.name
+    described = tensor_descriptions(trt, shapes_of(shape, *tables, operator=name), dtype, operator=name)
+    attached.on_shape_change(described, described[:1])
+    return described
+
+
+def enqueue(attached: Any, described: list[Any], out: int = 0x5000, workspace: int = WORKSPACE) -> None:
+    addresses = ADDRESSES + [0x6000] * (len(described) - 4)
+    attached.enqueue(described, described[:1], addresses, [out], workspace, STREAM)
+
+
+def run(plugin: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> Any:
+    """One call, as an execution context makes it, and what was attached to the context."""
+    attached = plugin.attach_to_context(None)
+    enqueue(attached, set_up(attached, shape, *tables, dtype=dtype))
+    return attached
