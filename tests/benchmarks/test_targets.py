@@ -130,9 +130,10 @@ def test_every_precision_has_targets_against_its_rival_and_one_of_its_answers() 
         ("bundle 128", "openvino 128"): 0.95, ("bundle 2048", "openvino 2048"): 0.8,
         ("bundle-bfloat16 128", "openvino-default 128"): 0.95, ("bundle-bfloat16 2048", "openvino-default 2048"): 0.95,
         ("bundle-int8 128", "openvino-int8 128"): 0.95, ("bundle-int8 2048", "openvino-int8 2048"): 0.95,
+        ("bundle-int8-onnxruntime 128", "bundle 128"): 0.95, ("bundle-int8-onnxruntime 2048", "bundle 2048"): 0.95,
     }  # fmt: skip
     losses = {target.case: target.at_most for target in found if target.figure is Figure.COSINE_LOSS}
-    assert losses == {"bundle-bfloat16 128": 0.002, "bundle-int8 128": 0.002}
+    assert losses == {"bundle-bfloat16 128": 0.002, "bundle-int8 128": 0.002, "bundle-int8-onnxruntime 128": 0.002}
 
 
 def test_cases_are_chosen_by_words_with_what_needs_no_other() -> None:

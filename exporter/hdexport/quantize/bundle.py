@@ -113,7 +113,7 @@ def _write(bundle: Bundle, graph: GraphFile, stored: Mapping[str, StoredProduct]
     import onnx_ir as ir
 
     model = read_graph(bundle, graph)
-    quantize_products(model, stored, scales_of_channels=graph.lowering == CPU_LOWERING)
+    quantize_products(model, stored)
     file = f"{graph.lowering}_int8.onnx"
     ir.save(model, bundle.path / file)
     return GraphFile(file=file, lowering=graph.lowering, dtype="int8")

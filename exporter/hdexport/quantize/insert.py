@@ -1,7 +1,10 @@
 """Put int8 products into a lowered graph: rounded activations, stored int8 weights, and a bias that corrects both.
 
 What is written is the standard's QuantizeLinear and DequantizeLinear, of which runtimes make int8 products. An
-activation has a scale and zero point for each channel, while its DequantizeLinear has neither: the weights hold them.
+activation has a scale and zero point for each channel: a multiplication and an addition before QuantizeLinear, which
+gets neither. OpenVINO takes none of the last axis there, and fuses both with what makes the activation; ONNX Runtime
+takes them and rounds value by value (1.31.1, an Intel Xeon with VNNI, one thread: 146 of 241 ms of the sample model at
+512 tokens, against 4 ms for all three). DequantizeLinear has neither, too: the weights hold them.
 """
 
 from __future__ import annotations
@@ -42,17 +45,12 @@ class StoredProduct:
     bias: npt.NDArray[np.float32]
 
 
-def quantize_products(
-    model: onnx_ir.Model, stored: Mapping[str, StoredProduct], *, scales_of_channels: bool
-) -> list[str]:
+def quantize_products(model: onnx_ir.Model, stored: Mapping[str, StoredProduct]) -> list[str]:
     """Replace the products of a lowered graph, in place.
 
     Args:
         model: the graph.
         stored: name of a weight -> what takes the place of its products; others stay.
-        scales_of_channels: whether QuantizeLinear gets the scales of channels. Else a multiplication and an addition
-            come before it, which OpenVINO fuses with what makes the activation, where its QuantizeLinear takes no
-            scales of the last axis.
 
     Returns:
         The names of the replaced products' weights, one for each product.
@@ -60,7 +58,7 @@ def quantize_products(
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     products = [product for product in weight_products(model) if product.weight in stored]
-    insertion = _Insertion(model, scales_of_channels=scales_of_channels)
+    insertion = _Insertion(model)
     for product in products:
         insertion.replace(product, stored[product.weight])
     RemoveUnusedNodesPass()(model)
@@ -68,8 +66,8 @@ def quantize_products(
 
 
 class _Insertion:
-    def __init__(self, model: onnx_ir.Model, *, scales_of_channels: bool) -> None:
-        self._graph, self._scales_of_channels, self._values = model.graph, scales_of_channels, 0
+    def __init__(self, model: onnx_ir.Model) -> None:
+        self._graph, self._values = model.graph, 0
         self._activations: dict[tuple[onnx_ir.Value, int, int], onnx_ir.Value] = {}
         self._one = self._constant("int8.one", np.float32(1))
         self._zero = self._constant("int8.zero", np.uint8(0))
@@ -123,22 +121,11 @@ class _Insertion:
 
     def _rounded(self, node: onnx_ir.Node, source: onnx_ir.Value, activation: ActivationScale) -> onnx_ir.Value:
         name = f"{source.name}.int8_{len(self._activations)}"
-        if self._scales_of_channels:
-            scale = self._constant(f"{name}_scale", activation.scale)
-            zero_point = self._constant(f"{name}_zero_point", activation.zero_point)
-            if activation.split is not None:
-                source = self._like(
-                    source, self._op(node, "Sub", [source, self._constant(f"{name}_start", activation.start)])
-                )
-            levels = self._op(node, "QuantizeLinear", [source, scale, zero_point], {"axis": -1})
-        else:
-            factor = self._constant(f"{name}_factor", 1 / activation.scale)
-            offset = self._constant(
-                f"{name}_offset", activation.zero_point.astype(np.float32) - activation.start / activation.scale
-            )
-            scaled = self._like(source, self._op(node, "Mul", [source, factor]))
-            shifted = self._like(source, self._op(node, "Add", [scaled, offset]))
-            levels = self._op(node, "QuantizeLinear", [shifted, self._one, self._zero])
+        factor = self._constant(f"{name}_factor", activation.factor)
+        offset = self._constant(f"{name}_offset", activation.offset)
+        scaled = self._like(source, self._op(node, "Mul", [source, factor]))
+        shifted = self._like(source, self._op(node, "Add", [scaled, offset]))
+        levels = self._op(node, "QuantizeLinear", [shifted, self._one, self._zero])
         return self._like(source, self._op(node, "DequantizeLinear", [levels, self._one, self._zero]))
 
     def _add_bias(self, node: onnx_ir.Node, name: str, bias: npt.NDArray[np.float32]) -> None:

@@ -99,7 +99,8 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationScale:
-    """How an activation becomes uint8: ``round((value - start) / scale) + zero_point``.
+    """How an activation becomes uint8: ``round((value - start) / scale) + zero_point``, or, as graphs compute it,
+    ``round(value * factor + offset)``.
 
     Attributes:
         scale: [channels], float32.
@@ -118,6 +119,16 @@ class ActivationScale:
         for lower, upper in self.split.followers if self.split is not None else []:
             start[upper] = start[lower] + self.scale[lower] * np.float32(_LEVELS - int(self.zero_point[lower]))
         return start
+
+    @property
+    def factor(self) -> FloatArray:
+        """[channels], float32."""
+        return np.reciprocal(self.scale)
+
+    @property
+    def offset(self) -> FloatArray:
+        """[channels], float32."""
+        return self.zero_point.astype(np.float32) - self.start / self.scale
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,8 @@ def _replace(model: onnx_ir.Model, product: WeightProduct, rounded: CalibratedPr
     result = node.outputs[0]
 
     def constant(name: str, array: Any) -> onnx_ir.Value:
-        value = ir.Value(name=f"{result.name}.{name}", const_value=ir.tensor(array, name=f"{result.name}.{name}"))
+        tensor = ir.tensor(np.asarray(array), name=f"{result.name}.{name}")
+        value = ir.Value(name=tensor.name, const_value=tensor)
         model.graph.initializers[str(value.name)] = value
         return value
 
@@ -80,10 +81,12 @@ def _replace(model: onnx_ir.Model, product: WeightProduct, rounded: CalibratedPr
     nodes = []
     if activation.split is not None:
         nodes.append(ir.node("Gather", [source, constant("sources", activation.split.sources)], {"axis": -1}))
-        nodes.append(ir.node("Sub", [nodes[-1].outputs[0], constant("start", activation.start)]))
         source = nodes[-1].outputs[0]
-    scale, zero_point = constant("scale", activation.scale), constant("zero_point", activation.zero_point)
-    nodes.append(ir.node("QuantizeLinear", [source, scale, zero_point], {"axis": -1}))
+    nodes.append(ir.node("Mul", [source, constant("factor", activation.factor)]))
+    nodes.append(ir.node("Add", [nodes[-1].outputs[0], constant("offset", activation.offset)]))
+    nodes.append(
+        ir.node("QuantizeLinear", [*nodes[-1].outputs, constant("one", np.float32(1)), constant("zero", np.uint8(0))])
+    )
     nodes.append(ir.node("Cast", nodes[-1].outputs, {"to": ir.DataType.FLOAT}))
     weight = rounded.weight.values.astype(np.float32) * rounded.weight.scale
     nodes.append(ir.node("MatMul", [nodes[-1].outputs[0], constant("weight", weight)]))

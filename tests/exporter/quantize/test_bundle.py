@@ -73,6 +73,15 @@ def test_only_products_of_layers_are_int8(quantized) -> None:
     assert all(".layer." in name for name in weights)
 
 
+def test_activations_are_rounded_with_one_scale(quantized) -> None:
+    """Where QuantizeLinear has scales of channels, ONNX Runtime rounds value by value, and float32 is faster."""
+    model = ir.load(quantized("bert") / "onnxruntime_cpu_int8.onnx")
+    scales = [node.inputs[1] for node in model.graph.all_nodes() if node.op_type == "QuantizeLinear"]
+    assert scales
+    assert {scale.name for scale in scales} == {"int8.one"}
+    assert model.graph.initializers["int8.one"].shape == ()
+
+
 def test_int8_weights_are_stored_once_and_float_ones_are_shared(quantized) -> None:
     path = quantized("bert")
     stored = {file.name for file in path.glob("*.data")}

@@ -89,7 +89,7 @@ def test_switched_products_compute_what_the_int8_graph_is_defined_to(calibrated,
         activation=large.activation, values=ir.tensor(values, name="values"), scale=weight.scale, bias=weight.bias
     )
     model = float_graph(bundle)
-    assert quantize_products(model, {name: stored}, scales_of_channels=True) == [name]
+    assert quantize_products(model, {name: stored}) == [name]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))

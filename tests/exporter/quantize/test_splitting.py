@@ -110,12 +110,9 @@ def test_only_what_operators_of_single_elements_make_is_widened(tiny_bundles) ->
     assert widened == {name for name in products if ".output.dense" in name and "attention" not in name}
 
 
-@pytest.mark.parametrize("scales_of_channels", [False, True])
 @pytest.mark.parametrize("made_of_int8", [False, True])
 @pytest.mark.parametrize("model_type", ["bert", pytest.param("t5", marks=pytest.mark.nightly)])
-def test_a_graph_with_a_split_product_is_near_the_float_one(
-    tiny_bundles, model_type: str, made_of_int8: bool, scales_of_channels: bool
-) -> None:
+def test_a_graph_with_a_split_product_is_near_the_float_one(tiny_bundles, model_type: str, made_of_int8: bool) -> None:
     """What makes the activation may be float or int8 itself."""
     bundle = open_bundle(tiny_bundles(model_type).path)
     random = np.random.default_rng(0)
@@ -135,7 +132,7 @@ def test_a_graph_with_a_split_product_is_near_the_float_one(
         if name in split or made_of_int8
     }
     model = float_graph(bundle)
-    quantize_products(model, stored, scales_of_channels=scales_of_channels)
+    quantize_products(model, stored)
     names = [spec.name for spec in bundle.manifest.answers]
     run, exact = single_text_runner(bundle, model), single_text_runner(bundle, float_graph(bundle))
     for text in texts:
