@@ -30,10 +30,9 @@ from support.splade_models import MAX_LEN, MODELS, made_splade
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 ATOL = 1e-5
-"""Measured: 1e-6."""
-
-OF_LARGEST = 1e-6
-"""Of sums, by the largest value of a vector. Measured: 3e-7."""
+"""Of a value of one token, and times the square root of a sum of such, whose errors are independent. Measured against
+float64, in ONNX Runtime and OpenVINO on an Intel Xeon: 3.1e-6 of single values, where sentence-transformers' own float32
+is off by 3.5e-6, and 4e-6 times the root of sums."""
 
 BLOCK = 256
 """Tokens that the graph pools at once."""
@@ -54,14 +53,14 @@ def bundle(saved: Callable[[str], Path]) -> Path:
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
-    """[texts, dimensions]; sums grow with the text."""
+    """[texts, dimensions]; a token adds a value of about 1 to a sum."""
     for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, atol=max(ATOL, OF_LARGEST * float(other.max())))
+        assert_close(one, other, atol=ATOL * max(1.0, float(other.max())) ** 0.5)
 
 
 def test_the_comparison_finds_a_weight_that_is_left_out_or_counted_twice() -> None:
     sums = np.full((2, 3), 600.0)
-    for error in (-1.0, 1.0, 1e-3):
+    for error in (-1.0, 1.0, 3e-4):
         with pytest.raises(AssertionError):
             assert_same(sums + np.array([[0.0, 0, 0], [0, error, 0]]), sums)
 
@@ -73,7 +72,8 @@ def dense(vectors: Any) -> np.ndarray:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_vectors_are_those_of_sentence_transformers(saved: Callable[[str], Path], name: str, backend: str) -> None:
-    theirs = sentence_transformers.SparseEncoder(str(saved(name) / "checkpoint"), device="cpu")
+    """In float64: two results in float32 differ by the rounding of both."""
+    theirs = sentence_transformers.SparseEncoder(str(saved(name) / "checkpoint"), device="cpu").double()
     with SparseEncoder(saved(name) / "bundle", backend=backend, precision="float32") as ours:
         assert (ours.prompts, ours.similarity_fn_name) == (theirs.prompts, theirs.similarity_fn_name)
         assert (ours.max_active_dims, ours.max_seq_length) == (theirs.max_active_dims, theirs.max_seq_length)
