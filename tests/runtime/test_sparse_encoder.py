@@ -31,8 +31,8 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 
 ATOL = 1e-5
 """Of a value of one token, and times the square root of a sum of such, whose errors are independent. Measured against
-float64, in ONNX Runtime and OpenVINO on an Intel Xeon: 3.1e-6 of single values, where sentence-transformers' own float32
-is off by 3.5e-6, and 4e-6 times the root of sums."""
+float64 on an Intel Xeon, in ONNX Runtime and OpenVINO: 3.1e-6 of single values, where sentence-transformers' own
+float32 is off by 3.5e-6, and 4e-6 times the root of sums."""
 
 BLOCK = 256
 """Tokens that the graph pools at once."""
