@@ -287,8 +287,9 @@ def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
     of_dense = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with DenseAttention")
     assert cpu_choice.backend_on_cpu(bundle) == of_dense
     assert cpu_choice.backend_on_cpu(half_bundle, hdruntime.Precision.FLOAT32) == of_dense
-    assert cpu_choice.backend_on_cpu(attending(half_bundle, "ChunkAttention")) == found
-    assert cpu_choice.backend_on_cpu(attending(bundle, "ChunkAttention"))[0] == "onnxruntime"
+    for operator in ("BlockSparseAttention", "ChunkAttention"):
+        assert cpu_choice.backend_on_cpu(attending(half_bundle, operator)) == found
+        assert cpu_choice.backend_on_cpu(attending(bundle, operator))[0] == "onnxruntime"
     with hdruntime.load(attending(bundle), precision="float32", threads=1) as session:
         assert (session.backend, session.backend_reason) == (
             hdruntime.Backend.OPENVINO,
