@@ -34,20 +34,29 @@ more: 0.998 is what they should reach."""
 _WARNED_COSINE = 0.998
 """Below it a user is told."""
 
-_LEAST_TOKEN_COSINE = 0.997
-"""Likewise of the worst token's vector, which verification holds to 0.995: sessions in OpenVINO round the rest, too."""
+_LEAST_TOKEN_COSINE = 0.996
+"""Likewise of the worst token's vector, which verification holds to 0.995: sessions in OpenVINO round the rest, too,
+and another token is the worst then."""
 
 _FEW_TOKENS = 16
 """A text of fewer is held to what its tokens are: little cancels in the mean of so few."""
 
-_MOST_FLOAT = 0.25
-"""Part of the products that are left float at most; more would not be worth a graph of their own."""
+_MOST_FLOAT = 1 / 3
+"""Part of the multiplications that are left float at most; more would not be worth a graph of their own."""
 
-_SHOWN_ALONE = 3
-"""Checked texts, of the longer half, that a product alone is measured with."""
+_STEP = 0.02
+"""Part of the multiplications that are left float more, at least, before texts are judged again."""
 
-_SHOWN_TOKENS = 64
-"""Of each of them."""
+_SHOWN_TOKENS = 1024
+"""Of the longest checked texts, that a product alone is measured with. In long texts other products, keys of the first
+layers, make the worst tokens than in short ones."""
+
+_RUN_TOKENS = 65_536
+"""Tokens that are run for that, for all products together, at most: a model of many layers would take an hour."""
+
+_POWER = 4
+"""Of a vector's loss in a product's: the worst tokens are what most weights are left float for, and products of the
+last layers, which lose as much on average, have no part in them."""
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -76,11 +85,10 @@ def kept_float(
     graph = SwitchedGraph(bundle, float_graph(bundle), products)
     exact = graph.answers((), texts)
     order = list(range(len(texts)))
-    ranked: list[str] = []
 
-    def judged(count: int) -> _Judgement:
-        """Of the graph without so many int8 products; texts after the first that does not hold are left out."""
-        used = [name for name in products if name not in ranked[:count]]
+    def judged(kept: Sequence[str], *, is_last: bool) -> _Judgement:
+        """Of the graph without those int8 products; texts after the first that does not hold are left out."""
+        used = [name for name in products if name not in kept]
         cosines: dict[int, float] = {}
         holds = True
         for place, number in enumerate(order):
@@ -89,28 +97,30 @@ def kept_float(
             asked = _LEAST_COSINE if len(texts[number]) >= _FEW_TOKENS else _LEAST_TOKEN_COSINE
             if cosines[number] < asked or not _tokens_hold(bundle, answers, exact[number]):
                 holds = False
-                logger.info("int8 with %d float: a text of %d tokens does not hold", count, len(texts[number]))
-                if count < most:
+                logger.info("int8 with %d float: a text of %d tokens does not hold", len(kept), len(texts[number]))
+                if not is_last:
                     order.insert(0, order.pop(place))  # What fails first tells soonest.
                     break
         return _Judgement(holds, cosines)
 
-    most = int(_MOST_FLOAT * len(products))
-    count, found = 0, judged(0)
-    while not found.holds and count < most:
-        ranked = ranked or _by_loss(graph, products, texts)
-        count += 1
-        found = judged(count)
-    logger.info("int8: %d are left float: %s", count, ranked[:count])
+    kept: Sequence[str] = ()
+    found = judged(kept, is_last=False)
+    if not found.holds:
+        stages = _stages(_by_loss(graph, products, texts), products) or [()]
+        for number, kept in enumerate(stages, 1):
+            found = judged(kept, is_last=number == len(stages))
+            if found.holds:
+                break
+    logger.info("int8: %d are left float: %s", len(kept), list(kept))
     cosine = min((found.cosines[number] for number in order if len(texts[number]) >= _FEW_TOKENS), default=1.0)
     if cosine < _WARNED_COSINE:
         logger.warning(
             "The int8 graphs' worst cosine to float32 is %.4f, on texts that were not calibrated with, although %d "
             "weights are left float: measure with your own texts before you rely on them.",
             cosine,
-            count,
+            len(kept),
         )
-    return set(ranked[:count]), min(found.cosines.values())
+    return set(kept), min(found.cosines.values())
 
 
 @dataclass(frozen=True)
@@ -126,26 +136,47 @@ class _Judgement:
     cosines: Mapping[int, float]
 
 
+def _stages(ranked: Sequence[str], products: Mapping[str, CalibratedProduct]) -> list[Sequence[str]]:
+    """Longer and longer beginnings of a ranking, as far as float products are worth it."""
+    every = sum(product.weight.values.size for product in products.values())
+    stages: list[Sequence[str]] = []
+    share = judged = 0.0
+    for count, name in enumerate(ranked, 1):
+        share += products[name].weight.values.size / every
+        if share > _MOST_FLOAT:
+            break
+        if share - judged >= _STEP:
+            stages.append(ranked[:count])
+            judged = share
+    return stages
+
+
 def _by_loss(graph: SwitchedGraph, products: Mapping[str, CalibratedProduct], texts: Sequence[IntArray]) -> list[str]:
-    """The weights that change answers most when each is int8 alone, the first first.
+    """The weights, first those that change answers most, for their multiplications, when each is int8 alone.
 
     A product's own error does not tell: answers hardly see that of what attention gives to the following product.
     """
-    longest = sorted(texts, key=len)[-max(1, len(texts) // 2) :]
-    shown = [text[:_SHOWN_TOKENS] for text in longest[:: max(1, len(longest) // _SHOWN_ALONE)]]
+    left, shown = min(_SHOWN_TOKENS, _RUN_TOKENS // len(products)), []
+    for text in sorted(texts, key=len, reverse=True):
+        shown.append(text[:left])
+        left -= len(shown[-1])
+        if left <= 0:
+            break
     exact = graph.answers((), shown)
     losses = {}
-    for name in products:
-        answers = graph.answers([name], shown)
-        pairs = [pair for each in zip(answers, exact, strict=True) for pair in zip(*each, strict=True)]
-        losses[name] = float(np.mean([_loss_of_vectors(*pair) for pair in pairs]))
+    for name, product in products.items():
+        of_texts = zip(graph.answers([name], shown), exact, strict=True)
+        of_answers = zip(*([_losses(*pair) for pair in zip(*each, strict=True)] for each in of_texts), strict=True)
+        powers = [(np.concatenate(each) ** _POWER).mean() for each in of_answers]
+        losses[name] = float(np.mean(np.array(powers) ** (1 / _POWER))) / product.weight.values.size
     return sorted(losses, key=lambda name: losses[name], reverse=True)
 
 
-def _loss_of_vectors(found: FloatArray, exact: FloatArray) -> float:
-    """Mean, over all but the last axis, of what the vectors' squared difference is of the exact ones' square."""
+def _losses(found: FloatArray, exact: FloatArray) -> npt.NDArray[np.float64]:
+    """[vectors], of all axes but the last: what the difference's square is of the exact vector's."""
     squares = np.maximum((exact.astype(np.float64) ** 2).sum(-1), np.finfo(np.float32).tiny)
-    return float((((found - exact) ** 2).sum(-1) / squares).mean())
+    losses: npt.NDArray[np.float64] = np.ravel(((found - exact) ** 2).sum(-1) / squares)
+    return losses
 
 
 def _tokens_hold(bundle: Bundle, found: Sequence[FloatArray], exact: Sequence[FloatArray]) -> bool:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.quantize.docstrings import docstrings
 from hdexport.quantize.everyday import EVERYDAY
 from hdexport.support.texts import read_texts
 from hdexport.verify.sample_text import ENGLISH, RANDOM_IDS, english_texts, random_ids, sample_ids
@@ -23,7 +24,10 @@ from hdruntime.text.tokenization import Overflow, TextTokenizer
 
 _TEXTS = 64
 _TOKENS = 512
+
 _LONG_TOKENS = 2048
+_LONG_CHECKED = 8
+"""Pieces of so many tokens that are checked: as many tokens as verification reads, of which the worst one tells."""
 
 _CUT_TOKENS = 160
 """Of two texts of three: many texts tell more than long ones, and take as much time."""
@@ -42,6 +46,10 @@ _RARE_LENGTHS = (*(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) * 2
 """Tokens of texts of random ids. Texts of another kind have words that the calibration's lack, and without these, up to
 all of the error of such a word was clipping."""
 
+_DOCSTRING_TOKENS = 64
+"""Of a module's docstrings: many kinds of text tell more of ranges than long ones. Without them, single tokens of the
+same language were clipped, by more than a channel's range."""
+
 _PADDING = (1, 2, 3, 5, 9, 17, 33, 64)
 _BEHIND_PADDING = (1, 1, 2, 3)
 """Tokens before a few that are alone, and how many those are. A token that has no special one to attend to, and is not
@@ -59,7 +67,7 @@ class CalibrationTexts:
         ids: [tokens], int64 each.
         checked: [tokens], int64 each, that are not among `ids`, unless there is one text alone.
         source: the file's name, `ENGLISH` or `RANDOM_IDS`.
-        rare: [tokens], int64 each: sentences of many kinds, and ids drawn from the whole vocabulary.
+        rare: [tokens], int64 each: sentences of many kinds, docstrings, and ids drawn from the whole vocabulary.
         behind_padding: how many tokens of padding come before, and [tokens], int64, of few tokens.
     """
 
@@ -71,7 +79,7 @@ class CalibrationTexts:
 
 
 def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
-    """Up to 64 texts of up to 512 tokens, short ones, and a long one where the model takes longer texts.
+    """Up to 64 texts of up to 512 tokens, short ones, and long ones where the model takes longer texts.
 
     Args:
         bundle: whose tokenizer is used.
@@ -94,13 +102,15 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
         read = itertools.islice(read_texts(file, option="--calibrate"), _TEXTS)
         texts, source = [text.text for text in read], file.name
     calibrated, checked = _parted(texts)
-    ids = _long_and_short(bundle, calibrated)
-    if bundle.manifest.max_len > _TOKENS:
-        ids += _encoded(bundle, ["\n".join(calibrated)], tokens=_LONG_TOKENS)
-    rare = [*_encoded(bundle, EVERYDAY), *random_ids(bundle.manifest, _lengths(bundle, _RARE_LENGTHS))]
+    ids = [*_long_and_short(bundle, calibrated), *_joined(bundle, calibrated)[:1]]
+    rare = [
+        *_encoded(bundle, EVERYDAY),
+        *_encoded(bundle, docstrings(), tokens=_DOCSTRING_TOKENS),
+        *random_ids(bundle.manifest, _lengths(bundle, _RARE_LENGTHS)),
+    ]
     return CalibrationTexts(
         ids=ids,
-        checked=_long_and_short(bundle, checked),
+        checked=[*_long_and_short(bundle, checked), *_joined(bundle, checked)[:_LONG_CHECKED]],
         source=source,
         rare=rare,
         behind_padding=_behind_padding(bundle, [*ids, *rare]),
@@ -157,17 +167,35 @@ def _beginning(text: IntArray, length: int) -> IntArray:
 
 
 def _behind_padding(bundle: Bundle, texts: Sequence[IntArray]) -> list[tuple[int, IntArray]]:
-    """A few tokens from within texts, behind every size of padding that the model's length allows."""
-    generator, found = np.random.default_rng(0), []
+    """A few tokens from within texts, behind every size of padding that the model's length allows, and the token that
+    begins texts, alone, there and where a quarter of the longest text and all of it end.
+
+    Positions that are made of two learned ones are larger than those, most of all where one is the last.
+    """
+    generator, longest = np.random.default_rng(0), bundle.manifest.max_len
     within = np.concatenate([text[1:-1] for text in texts])
-    for padding, count in itertools.product(_PADDING, _BEHIND_PADDING * 3):
-        if len(within) and padding + count <= bundle.manifest.max_len:
-            found.append((padding, generator.choice(within, count)))
-    return found
+    if not len(within):
+        return []
+    places = [each for each in itertools.product(_PADDING, _BEHIND_PADDING * 3) if sum(each) <= longest]
+    few = [(padding, generator.choice(within, count)) for padding, count in places]
+    before = dict.fromkeys([*(padding for padding, _ in places), longest // 4 - 1, longest - 1])
+    return few + [(padding, texts[0][:1]) for padding in before if padding > 0]
 
 
-def _encoded(bundle: Bundle, texts: Sequence[str], tokens: int = _TOKENS) -> list[IntArray]:
+def _joined(bundle: Bundle, texts: Sequence[str]) -> list[IntArray]:
+    """All texts as one, in long pieces that begin and end as it does; none for a model that takes no longer texts."""
+    if bundle.manifest.max_len <= _TOKENS:
+        return []
+    (whole,) = _encoded(bundle, ["\n".join(texts)], overflow=Overflow.SPLIT)
+    inside, step = whole[1:-1], min(_LONG_TOKENS, bundle.manifest.max_len) - 2
+    pieces = (inside[start : start + step] for start in range(0, len(inside), step))
+    return [np.concatenate([whole[:1], piece, whole[-1:]]) for piece in pieces]
+
+
+def _encoded(
+    bundle: Bundle, texts: Sequence[str], tokens: int = _TOKENS, overflow: Overflow = Overflow.TRUNCATE
+) -> list[IntArray]:
     tokenizer = bundle.manifest.tokenizer
     assert tokenizer is not None
     encoder = TextTokenizer(bundle.file(tokenizer.file), max_len=min(tokens, bundle.manifest.max_len))
-    return [np.array(each.input_ids, np.int64) for each in encoder.encode(texts, overflow=Overflow.TRUNCATE)]
+    return [np.array(each.input_ids, np.int64) for each in encoder.encode(texts, overflow=overflow)]

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import hdruntime
+from hdexport.quantize.docstrings import docstrings
 from hdexport.quantize.selection import float_graph
 from hdexport.quantize.texts import CalibrationTexts, calibration_texts
 from hdexport.verify.single_texts import single_text_runner
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.text.tokenization import TextTokenizer
 from support.tiny_bundle import WORDS, make_bundle
 
 CLS, SEP, STOP = (WORDS.index(word) for word in ("[CLS]", "[SEP]", "."))
@@ -67,7 +69,45 @@ def test_a_few_tokens_are_run_behind_padding_as_far_as_the_model_goes(bundle: Bu
     short = Bundle(bundle.path, dataclasses.replace(bundle.manifest, max_len=longest))
     found = calibration_texts(short, None).behind_padding
     assert all(1 <= len(ids) <= 3 and padding + len(ids) <= longest for padding, ids in found)
-    assert {padding for padding, _ in found} == {each for each in (1, 2, 3, 5, 9, 17, 33, 64) if each < longest}
+    near = {each for each in (1, 2, 3, 5, 9, 17, 33, 64) if each < longest}
+    assert {padding for padding, _ in found} == {*near, *({3} if longest == 4 else {249, 999})}
+
+
+def test_the_first_token_is_alone_behind_every_padding_and_at_the_longest_text_s_end(
+    texts: CalibrationTexts,
+) -> None:
+    alone = [padding for padding, ids in texts.behind_padding if ids.tolist() == [CLS]]
+    assert sorted(alone) == [1, 2, 3, 5, 9, 17, 33, 64, 249, 999]
+
+
+def test_long_texts_are_checked_whole_in_pieces(texts: CalibrationTexts) -> None:
+    """The checked text has 300 tokens, and a piece is of at most 1000, the model's length."""
+    assert len(texts.checked[-1]) == 302
+    assert len(texts.ids[-1]) == 902
+
+
+def test_pieces_of_what_is_checked_are_no_longer_than_the_model_takes(bundle: Bundle, tmp_path) -> None:
+    (tmp_path / "text.txt").write_text("long " * 2500 + "\n", encoding="utf-8")
+    short = Bundle(bundle.path, dataclasses.replace(bundle.manifest, max_len=600))
+    found = calibration_texts(short, tmp_path / "text.txt")
+    pieces = found.checked[-5:]
+    assert [len(ids) for ids in pieces] == [600, 600, 600, 600, 2500 - 4 * 598 + 2]
+    assert {(int(ids[0]), int(ids[-1])) for ids in pieces} == {(CLS, SEP)}
+
+
+def test_docstrings_widen_ranges(bundle: Bundle, texts: CalibrationTexts) -> None:
+    found = docstrings()
+    assert len(found) > 40
+    tokenizer = TextTokenizer(bundle.file("tokenizer.json"), max_len=64)
+    (first,) = tokenizer.encode(found[:1], overflow="truncate")
+    assert list(first.input_ids) in [ids.tolist() for ids in texts.rare]
+
+
+def test_a_python_without_sources_has_no_docstrings(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert docstrings() == []
+    (tmp_path / "os.py").write_text('"""Of the system."""\n\nclass A:\n    """Of A."""\n', encoding="utf-8")
+    assert docstrings() == ["Of the system.\nOf A."]
 
 
 def test_padding_in_front_is_what_sessions_pad_with(tiny_bundles) -> None:
