@@ -16,6 +16,7 @@ from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
 from hdexport.quantize.calibration import CalibratedProduct
 from hdexport.quantize.switches import SwitchedGraph
+from hdexport.quantize.texts import tokens_in_memory
 from hdexport.support.progress import Progress
 from hdexport.verify.comparison import SCORES, compare_output
 from hdruntime.backends.precision import Precision
@@ -106,7 +107,7 @@ def kept_float(
     kept: Sequence[str] = ()
     found = judged(kept, is_last=False)
     if not found.holds:
-        stages = _stages(_by_loss(graph, products, texts), products) or [()]
+        stages = _stages(_by_loss(graph, products, texts, tokens_in_memory(bundle)), products) or [()]
         for number, kept in enumerate(stages, 1):
             found = judged(kept, is_last=number == len(stages))
             if found.holds:
@@ -151,12 +152,14 @@ def _stages(ranked: Sequence[str], products: Mapping[str, CalibratedProduct]) ->
     return stages
 
 
-def _by_loss(graph: SwitchedGraph, products: Mapping[str, CalibratedProduct], texts: Sequence[IntArray]) -> list[str]:
+def _by_loss(
+    graph: SwitchedGraph, products: Mapping[str, CalibratedProduct], texts: Sequence[IntArray], most_tokens: int
+) -> list[str]:
     """The weights, first those that change answers most, for their multiplications, when each is int8 alone.
 
     A product's own error does not tell: answers hardly see that of what attention gives to the following product.
     """
-    left, shown = min(_SHOWN_TOKENS, _RUN_TOKENS // len(products)), []
+    left, shown = min(_SHOWN_TOKENS, _RUN_TOKENS // len(products), most_tokens), []
     for text in sorted(texts, key=len, reverse=True):
         shown.append(text[:left])
         left -= len(shown[-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CalibrationTexts", "calibration_texts"]
+__all__ = ["CalibrationTexts", "calibration_texts", "tokens_in_memory"]
 
 import itertools
 import re
@@ -28,6 +28,10 @@ _TOKENS = 512
 _LONG_TOKENS = 2048
 _LONG_CHECKED = 8
 """Pieces of so many tokens that are checked: as many tokens as verification reads, of which the worst one tells."""
+
+_VALUES = 2**26
+"""Of the answers to long texts that are checked, which are all in memory at once: 256 MB. A head over a vocabulary has
+30,000 and more for each token."""
 
 _CUT_TOKENS = 160
 """Of two texts of three: many texts tell more than long ones, and take as much time."""
@@ -110,11 +114,21 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
     ]
     return CalibrationTexts(
         ids=ids,
-        checked=[*_long_and_short(bundle, checked), *_joined(bundle, checked)[:_LONG_CHECKED]],
+        checked=[*_long_and_short(bundle, checked), *_joined(bundle, checked)[:_long_checked(bundle)]],
         source=source,
         rare=rare,
         behind_padding=_behind_padding(bundle, [*ids, *rare]),
     )
+
+
+def tokens_in_memory(bundle: Bundle) -> int:
+    """How many tokens' answers may be kept."""
+    widths = [spec.shape[-1] for spec in bundle.manifest.answers if spec.has_tokens_axis]
+    return _VALUES // max(1, sum(width for width in widths if isinstance(width, int)))
+
+
+def _long_checked(bundle: Bundle) -> int:
+    return min(_LONG_CHECKED, tokens_in_memory(bundle) // _LONG_TOKENS)
 
 
 def _random_texts(bundle: Bundle) -> CalibrationTexts:
@@ -168,7 +182,7 @@ def _beginning(text: IntArray, length: int) -> IntArray:
 
 def _behind_padding(bundle: Bundle, texts: Sequence[IntArray]) -> list[tuple[int, IntArray]]:
     """A few tokens from within texts, behind every size of padding that the model's length allows, and the token that
-    begins texts, alone, there and where a quarter of the longest text and all of it end.
+    begins texts, alone, there and where half of a long text and all of it end.
 
     Positions that are made of two learned ones are larger than those, most of all where one is the last.
     """
@@ -178,7 +192,8 @@ def _behind_padding(bundle: Bundle, texts: Sequence[IntArray]) -> list[tuple[int
         return []
     places = [each for each in itertools.product(_PADDING, _BEHIND_PADDING * 3) if sum(each) <= longest]
     few = [(padding, generator.choice(within, count)) for padding, count in places]
-    before = dict.fromkeys([*(padding for padding, _ in places), longest // 4 - 1, longest - 1])
+    long = min(longest, _LONG_TOKENS)
+    before = dict.fromkeys([*(padding for padding, _ in places), long // 2 - 1, long - 1])
     return few + [(padding, texts[0][:1]) for padding in before if padding > 0]
 
 

@@ -95,7 +95,7 @@ def ranked(calibrated, turns: Mapping[str, np.ndarray]) -> list[str]:
     values = np.tile(small.weight.values, (1, 4))
     large = dataclasses.replace(small, weight=dataclasses.replace(small.weight, values=values))
     found = {name: large if name.startswith("large") else small for name in turns}
-    return _by_loss(Turned(turns), found, [np.arange(100)])
+    return _by_loss(Turned(turns), found, [np.arange(100)], most_tokens=1000)
 
 
 def test_the_product_of_the_worst_token_comes_before_one_that_loses_more_on_average(calibrated) -> None:

@@ -70,14 +70,14 @@ def test_a_few_tokens_are_run_behind_padding_as_far_as_the_model_goes(bundle: Bu
     found = calibration_texts(short, None).behind_padding
     assert all(1 <= len(ids) <= 3 and padding + len(ids) <= longest for padding, ids in found)
     near = {each for each in (1, 2, 3, 5, 9, 17, 33, 64) if each < longest}
-    assert {padding for padding, _ in found} == {*near, *({3} if longest == 4 else {249, 999})}
+    assert {padding for padding, _ in found} == {*near, *({3} if longest == 4 else {499, 999})}
 
 
 def test_the_first_token_is_alone_behind_every_padding_and_at_the_longest_text_s_end(
     texts: CalibrationTexts,
 ) -> None:
     alone = [padding for padding, ids in texts.behind_padding if ids.tolist() == [CLS]]
-    assert sorted(alone) == [1, 2, 3, 5, 9, 17, 33, 64, 249, 999]
+    assert sorted(alone) == [1, 2, 3, 5, 9, 17, 33, 64, 499, 999]
 
 
 def test_long_texts_are_checked_whole_in_pieces(texts: CalibrationTexts) -> None:
@@ -93,6 +93,18 @@ def test_pieces_of_what_is_checked_are_no_longer_than_the_model_takes(bundle: Bu
     pieces = found.checked[-5:]
     assert [len(ids) for ids in pieces] == [600, 600, 600, 600, 2500 - 4 * 598 + 2]
     assert {(int(ids[0]), int(ids[-1])) for ids in pieces} == {(CLS, SEP)}
+
+
+@pytest.mark.parametrize("width, pieces", [(384, 8), (30_522, 1), (250_002, 0)])
+def test_answers_of_long_texts_that_are_checked_fit_in_memory(bundle: Bundle, tmp_path, width: int, pieces: int) -> None:
+    (tmp_path / "text.txt").write_text("long documents. " * 7_000 + "\n", encoding="utf-8")
+    outputs = tuple(
+        dataclasses.replace(spec, shape=(*spec.shape[:-1], width)) if spec.has_tokens_axis else spec
+        for spec in bundle.manifest.outputs
+    )
+    wide = Bundle(bundle.path, dataclasses.replace(bundle.manifest, max_len=4096, outputs=outputs))
+    found = calibration_texts(wide, tmp_path / "text.txt")
+    assert sum(len(ids) == 2048 for ids in found.checked) == pieces
 
 
 def test_docstrings_widen_ranges(bundle: Bundle, texts: CalibrationTexts) -> None:
