@@ -114,7 +114,7 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
     ]
     return CalibrationTexts(
         ids=ids,
-        checked=[*_long_and_short(bundle, checked), *_joined(bundle, checked)[:_long_checked(bundle)]],
+        checked=[*_long_and_short(bundle, checked), *_joined(bundle, checked)[: _long_checked(bundle)]],
         source=source,
         rare=rare,
         behind_padding=_behind_padding(bundle, [*ids, *rare]),

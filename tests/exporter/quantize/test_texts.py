@@ -95,8 +95,10 @@ def test_pieces_of_what_is_checked_are_no_longer_than_the_model_takes(bundle: Bu
     assert {(int(ids[0]), int(ids[-1])) for ids in pieces} == {(CLS, SEP)}
 
 
-@pytest.mark.parametrize("width, pieces", [(384, 8), (30_522, 1), (250_002, 0)])
-def test_answers_of_long_texts_that_are_checked_fit_in_memory(bundle: Bundle, tmp_path, width: int, pieces: int) -> None:
+@pytest.mark.parametrize(("width", "pieces"), [(384, 8), (30_522, 1), (250_002, 0)])
+def test_answers_of_long_texts_that_are_checked_fit_in_memory(
+    bundle: Bundle, tmp_path, width: int, pieces: int
+) -> None:
     (tmp_path / "text.txt").write_text("long documents. " * 7_000 + "\n", encoding="utf-8")
     outputs = tuple(
         dataclasses.replace(spec, shape=(*spec.shape[:-1], width)) if spec.has_tokens_axis else spec
