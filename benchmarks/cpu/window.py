@@ -78,18 +78,22 @@ def sample_cases(tokens: int) -> list[str]:
 
 def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
     model, tokens = options.case.split()
-    ids = random_ids(int(tokens), VOCAB_SIZE)
-    run = _load_sample(model, options.models) if model in _SAMPLE else load(model, options.models)
+    if model in _SAMPLE:
+        run, vocab_size = _load_sample(model, options.models)
+    else:
+        run, vocab_size = load(model, options.models), VOCAB_SIZE
+    ids = random_ids(int(tokens), vocab_size)
     # Hugging Face pads shorter pieces to the whole window, which takes time and warms up nothing more.
     return figures_of(run, ids, warm_up_tokens=2 * options.window)
 
 
-def _load_sample(model: str, models: Path) -> Run:
+def _load_sample(model: str, models: Path) -> tuple[Run, int]:
+    """The sample model, and the size of its own vocabulary."""
     import hdruntime
 
     bundle, backend, precision = _SAMPLE[model]
     session = hdruntime.load(models / f"sample-{bundle}", backend=backend, precision=precision)
-    return lambda ids: session(input_ids=ids)["token_embeddings"]
+    return lambda ids: session(input_ids=ids)["token_embeddings"], session.manifest.vocab_size
 
 
 def _save_sample(models: Path, *, window: int, longest: int) -> None:

@@ -58,6 +58,14 @@ def test_sentences_calibrate_too(texts: CalibrationTexts, count: int) -> None:
     assert [each in [ids.tolist() for ids in texts.ids] for each in sentences] == [True, True, True, False]
 
 
+def test_a_long_text_without_full_stops_takes_no_time_that_grows_with_its_square(bundle: Bundle, tmp_path) -> None:
+    """As languages without full stops have them; a million letters took hours."""
+    (tmp_path / "text.txt").write_text("long " * 200_000 + "\n", encoding="utf-8")
+    found = calibration_texts(bundle, tmp_path / "text.txt")
+    assert len(found.ids[0]) == 512
+    assert all(set(ids.tolist()) <= {CLS, WORDS.index("long"), SEP} for ids in (*found.ids, *found.checked))
+
+
 def test_a_single_text_both_calibrates_and_is_checked(bundle: Bundle, tmp_path) -> None:
     (tmp_path / "text.txt").write_text("long documents are read whole .\n", encoding="utf-8")
     found = calibration_texts(bundle, tmp_path / "text.txt")
