@@ -231,9 +231,9 @@ def round_weight(statistics: Statistics, activation: ActivationScale, weight: Fl
 def _steps(exact: WideArray) -> WideArray:
     """[outputs], the smallest steps of weights [channels, outputs] that the integers' limits allow."""
     paired = np.concatenate([exact, np.zeros((len(exact) % 2, exact.shape[1]))])
-    first, second = paired[0::2], paired[1::2]
-    same_sign = (np.maximum(sign * first, 0) + np.maximum(sign * second, 0) for sign in (1, -1))
-    of_pairs = np.maximum(*(each.max(0) for each in same_sign))
+    positive = np.maximum(paired, 0)
+    same_sign = (positive, positive - paired)
+    of_pairs = np.maximum(*((each[0::2] + each[1::2]).max(0) for each in same_sign))
     steps: WideArray = np.maximum(np.abs(exact).max(0) / _LARGEST, of_pairs / _LARGEST_PAIR)
     return steps
 
