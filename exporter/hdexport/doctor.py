@@ -16,6 +16,7 @@ from enum import Enum
 from importlib import metadata
 
 from hdruntime import __version__
+from hdruntime.backends.processor import has_int8
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.passport import builds_for
 from hdruntime.constants import CUDA_PROVIDER
@@ -215,11 +216,8 @@ def _openvino(loaded: _Loaded | None) -> Finding:
         f"{name} ({model}: {', '.join(words for key, words in _PRECISIONS.items() if key in has)})"
         for name, model, has in loaded.devices
     ]
-    taken = (
-        "openvino for bundles with its graph, but for dense attention in float32"
-        if loaded.prefers_openvino
-        else "onnxruntime"
-    )
+    but_for = "dense attention in float32" + ("" if has_int8() else " and for int8, without VNNI")
+    taken = f"openvino for bundles with its graph, but for {but_for}" if loaded.prefers_openvino else "onnxruntime"
     return Finding(part, Status.OK, f"{loaded.version}: {'; '.join(devices)}; on the CPU, auto takes {taken}")
 
 

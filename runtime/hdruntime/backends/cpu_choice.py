@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from hdruntime.backends import Runner
 from hdruntime.backends.bundle_graphs import has_graph
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.backends.processor import has_bfloat16, has_int8
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import OPENVINO_LOWERING
@@ -80,11 +81,13 @@ def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tup
         return Backend.ONNXRUNTIME, against[0]
     if not prefers_openvino_here():
         return Backend.ONNXRUNTIME, f"OpenVINO was not compared with ONNX Runtime on {platform.machine()}"
+    if precision is Precision.INT8 and not has_int8():
+        return Backend.ONNXRUNTIME, "OpenVINO was not measured to be faster in int8 on a processor without VNNI"
     others = sorted(bundle.manifest.operator_names - _FASTER_IN_OPENVINO)
     if others:
         return Backend.ONNXRUNTIME, f"OpenVINO was not measured to be faster with {', '.join(others)}"
     is_float32 = precision is Precision.FLOAT32 or (
-        precision is Precision.AUTO and bundle.manifest.dtype == Precision.FLOAT32.value
+        precision is Precision.AUTO and (bundle.manifest.dtype == Precision.FLOAT32.value or not has_bfloat16())
     )
     if is_float32 and bundle.manifest.operator_names <= _AS_FAST_IN_FLOAT32:
         names = ", ".join(sorted(bundle.manifest.operator_names))

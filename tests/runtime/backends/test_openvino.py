@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime.backends import choice, cpu_choice
+from hdruntime.backends import choice, cpu_choice, processor
 from hdruntime.backends.openvino import OpenVinoRunner, devices, runner
 from hdruntime.backends.openvino.devices import OpenVinoDevice
 from hdruntime.bundle.manifest import GraphFile
@@ -278,10 +278,54 @@ def attending(bundle: Bundle, operator: str = "SlidingWindowAttention") -> Bundl
     return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, operators=operators))
 
 
+def has_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str) -> None:
+    """This processor is another one, as Linux tells."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: of a test\nflags\t\t: fpu {flags} rdpid\nbugs\t\t: none\n\n")
+    monkeypatch.setattr(processor, "_CPUINFO", cpuinfo)
+
+
+@pytest.mark.parametrize(
+    ("flags", "in_int8", "of_half"),
+    [
+        ("avx2 fma", "onnxruntime", "onnxruntime"),
+        ("avx2 avx_vnni", "openvino", "onnxruntime"),
+        ("avx512f avx512_vnni", "openvino", "onnxruntime"),
+        ("avx512f avx512_vnni avx512_bf16", "openvino", "openvino"),
+        ("avx512f avx512_vnni amx_bf16 amx_int8", "openvino", "openvino"),
+        ("avx_vnni avx_vnni_int8 avx_ne_convert", "openvino", "openvino"),
+    ],
+)
+def test_auto_goes_by_what_the_processor_multiplies(
+    half_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, in_int8: str, of_half: str
+) -> None:
+    """int8 without VNNI and half precision that runs in float32 are faster in ONNX Runtime; windows in float32 not."""
+    monkeypatch.setattr(cpu_choice.platform, "machine", lambda: "x86_64")
+    has_flags(monkeypatch, tmp_path, flags)
+    rounded = relisted(half_bundle, tmp_path, lambda graph: dataclasses.replace(graph, dtype="int8"))
+    assert cpu_choice.backend_on_cpu(rounded, hdruntime.Precision.INT8)[0] == in_int8
+    assert cpu_choice.backend_on_cpu(attending(rounded), hdruntime.Precision.INT8)[0] == in_int8
+    assert cpu_choice.backend_on_cpu(half_bundle)[0] == of_half
+    assert cpu_choice.backend_on_cpu(attending(half_bundle))[0] == "openvino"
+
+
+@pytest.mark.parametrize("content", [None, "", "Processor: of another system\n"])
+def test_a_processor_whose_flags_are_not_known_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    if content is not None:
+        cpuinfo.write_text(content)
+    monkeypatch.setattr(processor, "_CPUINFO", cpuinfo)
+    assert processor.has_int8()
+    assert processor.has_bfloat16()
+
+
 def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
-    bundle: Bundle, half_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, half_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_choice.platform, "machine", lambda: "x86_64")
+    has_flags(monkeypatch, tmp_path, "avx2 avx512_bf16 avx512_vnni")
     found = ("openvino", "OpenVINO is installed, and the bundle has its graph")
     assert cpu_choice.backend_on_cpu(half_bundle) == cpu_choice.backend_on_cpu(attending(bundle)) == found
     of_dense = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with DenseAttention")
