@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -155,7 +156,7 @@ def test_a_gpu_that_only_the_driver_sees_comes_with_what_shows_it_to_cuda(monkey
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in str(found.fix)
 
 
-def test_openvino_comes_with_its_devices_and_their_precisions() -> None:
+def test_openvino_comes_with_its_devices_and_their_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
     from hdexport import doctor
 
     openvino = pytest.importorskip("openvino")
@@ -168,3 +169,8 @@ def test_openvino_comes_with_its_devices_and_their_precisions() -> None:
     assert doctor._openvino(None).fix == "pip install 'hdexport[openvino]'"
     old = doctor._Loaded(version="1.0", devices=(("CPU", "Old CPU", ("FP32", "INT8")),))
     assert doctor._openvino(old).detail == "1.0: CPU (Old CPU: float32, int8); on the CPU, auto takes onnxruntime"
+    new = dataclasses.replace(old, prefers_openvino=True)
+    monkeypatch.setattr(doctor, "has_int8", lambda: True)
+    assert str(doctor._openvino(new).detail).endswith("with its graph, but for dense attention in float32")
+    monkeypatch.setattr(doctor, "has_int8", lambda: False)
+    assert str(doctor._openvino(new).detail).endswith("dense attention in float32 and for int8, without VNNI")

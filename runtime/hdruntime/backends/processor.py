@@ -1,4 +1,4 @@
-"""What this machine's processor has instructions for."""
+"""What this machine's processor has instructions for, which decides the faster backend."""
 
 from __future__ import annotations
 

@@ -309,18 +309,6 @@ def test_auto_goes_by_what_the_processor_multiplies(
     assert cpu_choice.backend_on_cpu(attending(half_bundle))[0] == "openvino"
 
 
-@pytest.mark.parametrize("content", [None, "", "Processor: of another system\n"])
-def test_a_processor_whose_flags_are_not_known_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
-) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    if content is not None:
-        cpuinfo.write_text(content)
-    monkeypatch.setattr(processor, "_CPUINFO", cpuinfo)
-    assert processor.has_int8()
-    assert processor.has_bfloat16()
-
-
 def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
     bundle: Bundle, half_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
