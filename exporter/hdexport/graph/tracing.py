@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hdexport.graph.composites import composites_rewritten
 from hdexport.graph.passes.module_names import name_transposed_weights
 from hdexport.graph.passes.repeat_layers import repeat_layers
 from hdexport.graph.repeated_layers import layers_traced_once
@@ -57,6 +58,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
             _without_stack_traces(),
             named_arguments(module),
             layers_traced_once(module),
+            composites_rewritten(),
         ):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(

@@ -77,27 +77,27 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
     return total
 
 
-def scores_bytes(graphs: GraphSet, case: Case, manifest: Manifest, *, is_sampled: bool = False) -> int:
+def scores_bytes(graphs: GraphSet, case: Case, manifest: Manifest, *, cuts_padding: bool = True) -> int:
     """Memory of one layer's attention scores, in a graph or in PyTorch, whichever takes more.
 
     Args:
         graphs: what runs.
         case: the input.
         manifest: of the bundle.
-        is_sampled: whether the graph runs outside of the runtime, which cuts padding off.
+        cuts_padding: whether the runtime runs the graph, which cuts padding off.
     """
-    return max(_scores_bytes_of_graph(graphs, case, manifest, is_sampled), _scores_bytes_of_reference(case, manifest))
+    return max(_scores_bytes_of_graph(graphs, case, manifest, cuts_padding), _scores_bytes_of_reference(case, manifest))
 
 
 def _tokens_axis(spec: TensorSpec, tokens: int) -> int:
     return tokens if "tokens" in spec.shape else 1
 
 
-def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, is_sampled: bool) -> int:
+def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, cuts_padding: bool) -> int:
     """0 where they are never materialised."""
     is_portable = graphs.lowering == PORTABLE_LOWERING
     # The lowered graph needs a mask, and with it the scores, only where the runtime cannot cut the padding off.
-    has_mask = case.padding == "left" or (case.padding == "right" and is_sampled)
+    has_mask = case.padding == "left" or (case.padding == "right" and not cuts_padding)
     if not is_portable and not has_mask:
         return 0
     keys = [

@@ -35,6 +35,7 @@ class Check:
         outputs: name of each output -> what the comparison found.
         samples: tokens of the batch whose logits were compared; None where all were.
         wrong_decisions: of the graph, that rounding does not explain, a sentence each.
+        layers: how many layers ran, and of how many; None where all did.
     """
 
     graph: str
@@ -43,6 +44,7 @@ class Check:
     outputs: dict[str, Comparison]
     samples: int | None = None
     wrong_decisions: tuple[str, ...] = ()
+    layers: tuple[int, int] | None = None
 
     @property
     def passed(self) -> bool:
@@ -75,6 +77,7 @@ class Check:
             "min_cosine": self.min_cosine,
             "tolerance": self.tolerance,
             "samples": self.samples,
+            "layers": self.layers,
             "wrong_decisions": list(self.wrong_decisions),
         }
 
@@ -85,6 +88,7 @@ class Check:
             f"-[{'x' if self.passed else ' '}] {self.graph}: {case_text(self.case)}: "
             f"max abs error {self.max_abs_error:.2e}, cosine {self.min_cosine:.6f} ({self.tolerance})"
             + ("" if self.samples is None else f"; logits at {self.samples} tokens, their input at all of them")
+            + ("" if self.layers is None else f"; {_layers_text(self.layers)}")
             + (f" FAILED: {', '.join(failed)}" if failed else "")
         )
 
@@ -134,6 +138,10 @@ class Verification:
             f"{passed} of {len(checks)} checks passed, max abs error {worst:.2e}, cosine {cosine:.6f} "
             f"({_tolerance(checks)})"
         )
+        partly = [check for check in checks if check.layers is not None]
+        if partly and partly[0].layers is not None:
+            shortest = min(check.case.tokens for check in partly)
+            figures += f"; from {shortest} tokens on {_layers_text(partly[0].layers)}"
         return f"-[{'x' if passed == len(checks) else ' '}] {graph}: {'; '.join([figures, *left_out])}"
 
     def record(self) -> dict[str, object]:
@@ -163,12 +171,20 @@ def _graph_record(checks: Sequence[Check]) -> dict[str, object]:
         "sampled": [
             asdict(check.case) | {"samples": check.samples} for check in checks if check.samples is not None
         ],
+        "first_layers": [
+            asdict(check.case) | {"layers": check.layers} for check in checks if check.layers is not None
+        ],
     }  # fmt: skip
 
 
 def _tolerance(checks: Sequence[Check]) -> str:
     """That of all checks of a graph: the longest names what larger values were held to."""
     return max((check.tolerance for check in checks), key=len)
+
+
+def _layers_text(layers: tuple[int, int]) -> str:
+    ran, of = layers
+    return f"through the first {ran} of {of} layers, which the others repeat"
 
 
 def case_text(case: Case) -> str:

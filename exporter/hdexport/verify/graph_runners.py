@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Run", "runner", "sampled_runner"]
+__all__ = ["Run", "repeated_layers", "runner", "sampled_runner"]
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +14,13 @@ import numpy.typing as npt
 import hdruntime
 from hdexport.attention.kind import Decisions
 from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.first_layers import LayerResults, first_layers_of_graph, first_layers_of_openvino, layer_results
 from hdexport.graph.vocabulary_head import sampled_graph, sampled_openvino_model
 from hdexport.verify.graph_sets import GraphSet
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_sessions import open_session, session_options
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.optional import require
@@ -37,23 +38,23 @@ Run = Callable[[Mapping[str, IntArray]], dict[str, FloatArray]]
 
 
 @contextlib.contextmanager
-def runner(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None) -> Iterator[Run]:
-    """Run graphs whole: lowered ones as users do, through the runtime; the portable one as it is.
+def runner(
+    bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None, layers: LayerResults | None = None
+) -> Iterator[Run]:
+    """Run graphs: lowered ones as users do, through the runtime; the portable one as it is.
 
-    A graph whose decisions are asked for gives them as further outputs, and runs as it is.
+    A graph whose decisions are asked for gives them as further outputs, and runs as it is. So does a graph without
+    its repeated layers.
 
     The threads of ONNX Runtime do not spin while they wait: that would keep the cores from PyTorch's, which runs
     between two cases.
     """
     graph = graphs.graphs[0]
-    if decisions is not None:
+    if decisions is not None or layers is not None:
         if graphs.is_for_openvino:
-            models = _models_of_openvino(bundle, graphs, decisions)
-            yield _run_of_openvino(models, graphs.precision)
-            return
-        model = read_graph(bundle, graph)
-        decisions.watch(model)
-        yield _changed_run(bundle, model)
+            yield _run_of_openvino(_models_of_openvino(bundle, graphs, decisions, layers), graphs.precision)
+        else:
+            yield _changed_run(bundle, _changed_graph(bundle, graph, decisions, layers))
         return
     if graphs.lowering == PORTABLE_LOWERING:
         yield _plain_run(
@@ -71,7 +72,9 @@ def runner(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None)
 
 
 @contextlib.contextmanager
-def sampled_runner(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None) -> Iterator[Run | None]:
+def sampled_runner(
+    bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None, layers: LayerResults | None = None
+) -> Iterator[Run | None]:
     """Run graphs with logits at a few tokens, which they take as the input `SAMPLED_TOKENS`, [samples].
 
     They are the same graphs except for the tokens that their last projection is given, and run as they are: padding is
@@ -79,14 +82,39 @@ def sampled_runner(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None
     """
     logits, vocab_size = bundle.manifest.outputs[0].name, bundle.manifest.vocab_size
     if graphs.is_for_openvino:
-        models = _models_of_openvino(bundle, graphs, decisions)
+        models = _models_of_openvino(bundle, graphs, decisions, layers)
         are_sampled = [sampled_openvino_model(model, logits, vocab_size) for model in models]
         yield _run_of_openvino(models, graphs.precision) if all(are_sampled) else None
         return
-    model = read_graph(bundle, graphs.graphs[0])
+    model = _changed_graph(bundle, graphs.graphs[0], decisions, layers)
+    yield _changed_run(bundle, model) if sampled_graph(model, logits, vocab_size) else None
+
+
+def repeated_layers(bundle: Bundle, sets: Sequence[GraphSet]) -> LayerResults | None:
+    """What layers of the bundle's graphs return, if layers repeat others and can be left out of each of the graphs."""
+    found = layer_results(read_graph(bundle, bundle.manifest.graphs[0]))
+    if found is None or not all(_without_repeated(bundle, each, found) for each in sets):
+        return None
+    return found
+
+
+def _without_repeated(bundle: Bundle, graphs: GraphSet, layers: LayerResults) -> bool:
+    if graphs.is_for_openvino:
+        core = require("openvino").Core()
+        models = [core.read_model(bundle.file(graph.file)) for graph in graphs.graphs]
+        return all(first_layers_of_openvino(model, layers) for model in models)
+    return first_layers_of_graph(read_graph(bundle, graphs.graphs[0]), layers)
+
+
+def _changed_graph(
+    bundle: Bundle, graph: GraphFile, decisions: Decisions | None, layers: LayerResults | None
+) -> onnx_ir.Model:
+    model = read_graph(bundle, graph)
+    if layers is not None:
+        first_layers_of_graph(model, layers)
     if decisions is not None:
         decisions.watch(model)
-    yield _changed_run(bundle, model) if sampled_graph(model, logits, vocab_size) else None
+    return model
 
 
 def _changed_run(bundle: Bundle, model: onnx_ir.Model) -> Run:
@@ -100,12 +128,16 @@ def _changed_run(bundle: Bundle, model: onnx_ir.Model) -> Run:
     return _plain_run(onnxruntime.InferenceSession(content, options, providers=[_PROVIDER]))
 
 
-def _models_of_openvino(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None) -> list[Any]:
+def _models_of_openvino(
+    bundle: Bundle, graphs: GraphSet, decisions: Decisions | None, layers: LayerResults | None
+) -> list[Any]:
     """To be changed there and not as ONNX: OpenVINO wants the weights in the directory of the graph."""
     core = require("openvino").Core()
     models = [core.read_model(bundle.file(graph.file)) for graph in graphs.graphs]
-    if decisions is not None:
-        for model in models:
+    for model in models:
+        if layers is not None:
+            first_layers_of_openvino(model, layers)
+        if decisions is not None:
             decisions.watch_openvino(model)
     return models
 
@@ -122,7 +154,7 @@ def _run_of_openvino(models: Sequence[Any], precision: Precision) -> Run:
         names = {name for value in chosen.inputs for name in value.names}
         found = chosen.create_infer_request().infer({name: array for name, array in feeds.items() if name in names})
         # What is found is in memory of the request.
-        return {value.any_name: np.array(found[value]) for value in chosen.outputs}
+        return {name: np.array(found[value]) for value in chosen.outputs for name in value.get_names()}
 
     return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Reference", "positions_of", "reference_of"]
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from hdexport.attention.kind import ReferenceFacts
 from hdexport.attention.kinds import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
+from hdexport.graph.first_layers import first_layers_of_pytorch
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme
 from hdexport.model.tasks import Task
 from hdexport.verify.remembered import PastTexts, empty_memory
@@ -71,6 +73,7 @@ class Reference:
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
         self._written: IntArray | None = None
+        self._layers: int | None = None
         memories = [spec for spec in module.inputs if spec.role is Role.MEMORY]
         self.past = PastTexts(memories, self._leaves, longest=longest)
 
@@ -132,6 +135,23 @@ class Reference:
         other._written = written
         return other
 
+    def of_first_layers(self, calls: int) -> Reference:
+        """The same model, whose calls of layers after the first ones return what the last of these returned."""
+        other = copy.copy(self)
+        other._layers = calls
+        return other
+
+    def calls_of_layers(self) -> int:
+        """How often a call of the model calls a layer."""
+        with first_layers_of_pytorch(self._module, None) as calls:
+            self.unpadded(0, 1)
+            return calls()
+
+    def _only_first_layers(self) -> contextlib.AbstractContextManager[object]:
+        if self._layers is None:
+            return contextlib.nullcontext()
+        return first_layers_of_pytorch(self._module, self._layers)
+
     def text(self, row: int, length: int) -> IntArray:
         """[length], the first tokens of the row's text."""
         if self._written is not None:
@@ -188,7 +208,7 @@ class Reference:
         from hdexport.graph.vocabulary_head import HEAD_INPUT, sampled_head
 
         tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
-        with torch.inference_mode():
+        with torch.inference_mode(), self._only_first_layers():
             if samples is None:
                 outputs = dict(zip(self._module.outputs, self._module(**tensors), strict=True))
             else:

@@ -5,13 +5,17 @@ from __future__ import annotations
 __all__ = ["verify_bundle"]
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hdexport.attention.kind import DECISION, Boundaries
 from hdexport.attention.kinds import attention_of
+from hdexport.graph.first_layers import LayerResults
 from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.tasks import TASKS, Task
@@ -19,7 +23,7 @@ from hdexport.support.memory import free_bytes
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
-from hdexport.verify.graph_runners import Run, runner, sampled_runner
+from hdexport.verify.graph_runners import Run, repeated_layers, runner, sampled_runner
 from hdexport.verify.graph_sets import GraphSet, graph_sets
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
@@ -35,6 +39,9 @@ FloatArray = npt.NDArray[np.float32]
 _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: the first touch of more takes seconds. With the
 full grid it is half of what is free."""
+
+_LONGEST_WHOLE = 1024
+"""Tokens of the longest text that the quick grid sends through all layers, if layers repeat others."""
 
 _INFORMATION_TOKENS = 1024
 """Of the text that shows how good an attention is."""
@@ -54,6 +61,9 @@ def verify_bundle(
     report: Callable[[str], None] = lambda line: None,
 ) -> Verification:
     """Run every graph of a bundle over a grid and compare it with PyTorch.
+
+    The quick grid sends long texts through the first layers only, if all others repeat these with other weights: short
+    texts check those weights, and the full grid checks all lengths with all layers.
 
     Where the logits over a vocabulary do not fit in the memory, they are compared at some tokens, and what they are
     projected from at all of them. What does not fit either is not checked. Both are said.
@@ -84,17 +94,14 @@ def verify_bundle(
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
         limit_bytes = _limit_bytes(grid)
-    can_be_sampled = manifest.task == Task.FILL_MASK.value
-    sampled = [case for case in found if can_be_sampled and arrays_bytes(case, manifest) > limit_bytes]
-    whole = [case for case in found if case not in sampled]
     for asked, those in _readers(bundle, reference, sets):
+        layers = _layers_to_leave_out(bundle, asked, those) if grid is Grid.QUICK else None
         for part in open_at_once(those, manifest, _free_bytes() // 2):
-            for group, open_run in ((whole, runner), (sampled, sampled_runner)):
+            for way, group in _by_way(found, manifest, limit_bytes, layers).items():
                 with contextlib.ExitStack() as stack:
-                    decisions = reference.facts.decisions
-                    runs = {each: stack.enter_context(open_run(bundle, each, decisions)) for each in part if group}
+                    runs = {each: stack.enter_context(way.open(bundle, each, asked)) for each in part}
                     for case in group:
-                        _check_case(bundle, asked, case, runs, outcomes, limit_bytes, is_sampled=group is sampled)
+                        _check_case(bundle, way.answers_of(asked), case, runs, outcomes, limit_bytes, way)
     if manifest.max_len > longest:
         outcomes.leave_out(f"lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
     for engine in manifest.engines:
@@ -105,6 +112,63 @@ def verify_bundle(
         not_checked=tuple(outcomes.not_checked),
         information=tuple(_information(bundle, reference, report)),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How a case is checked.
+
+    Attributes:
+        is_sampled: whether logits over a vocabulary are compared at some tokens only.
+        layers: whose repetitions are left out; None where all layers run.
+    """
+
+    is_sampled: bool
+    layers: LayerResults | None
+
+    @property
+    def is_as_users_run_it(self) -> bool:
+        """Whether the runtime runs the graphs, which cuts padding off."""
+        return not self.is_sampled and self.layers is None
+
+    def open(
+        self, bundle: Bundle, graphs: GraphSet, reference: Reference
+    ) -> contextlib.AbstractContextManager[Run | None]:
+        """What runs the graphs."""
+        opener: Callable[..., Any] = sampled_runner if self.is_sampled else runner
+        opened: contextlib.AbstractContextManager[Run | None] = opener(
+            bundle, graphs, reference.facts.decisions, self.layers
+        )
+        return opened
+
+    def answers_of(self, reference: Reference) -> Reference:
+        """What the graphs are compared with."""
+        return reference if self.layers is None else reference.of_first_layers(self.layers.traced)
+
+
+def _by_way(
+    found: Iterable[Case], manifest: Manifest, limit_bytes: int, layers: LayerResults | None
+) -> dict[_Way, list[Case]]:
+    """The cases by how they are checked, the short ones first."""
+    longest_whole = min(manifest.positions.base + 1, _LONGEST_WHOLE)
+    groups: dict[_Way, list[Case]] = {}
+    for case in found:
+        is_sampled = manifest.task == Task.FILL_MASK.value and arrays_bytes(case, manifest) > limit_bytes
+        way = _Way(is_sampled=is_sampled, layers=layers if case.tokens > longest_whole else None)
+        groups.setdefault(way, []).append(case)
+    return groups
+
+
+def _layers_to_leave_out(bundle: Bundle, reference: Reference, sets: Sequence[GraphSet]) -> LayerResults | None:
+    """The layers that long texts are checked without: copies of traced layers, whose weights short texts check.
+
+    None where no layer is a copy, where a graph has lost the places of its layers, and where answers depend on what
+    all layers decide or remember.
+    """
+    if reference.facts.decisions is not None or bundle.manifest.memories:
+        return None
+    layers = repeated_layers(bundle, sets)
+    return layers if layers is not None and reference.calls_of_layers() == layers.calls else None
 
 
 def _readers(
@@ -200,16 +264,15 @@ def _check_case(
     runs: Mapping[GraphSet, Run | None],
     outcomes: _Outcomes,
     limit_bytes: int,
-    *,
-    is_sampled: bool,
+    way: _Way,
 ) -> None:
     """Run PyTorch once and each graph; no answer outlives the call."""
     manifest = bundle.manifest
-    samples = sampled_tokens(case, manifest.positions.base) if is_sampled else None
+    samples = sampled_tokens(case, manifest.positions.base) if way.is_sampled else None
     arrays = arrays_bytes(case, manifest, samples=None if samples is None else len(samples))
     fitting: list[tuple[GraphSet, Run]] = []
     for graphs, run in runs.items():
-        needed = arrays + scores_bytes(graphs, case, manifest, is_sampled=is_sampled)
+        needed = arrays + scores_bytes(graphs, case, manifest, cuts_padding=way.is_as_users_run_it)
         if run is None:
             needed = arrays_bytes(case, manifest)
         if run is None or needed > limit_bytes:
@@ -226,7 +289,9 @@ def _check_case(
         expected = expected_rows(case, reference, manifest, samples=samples)
     feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
     for graphs, run in fitting:
-        outcomes.add(_compared(graphs, run, case, feeds, reference, manifest, expected, samples))
+        check = _compared(graphs, run, case, feeds, reference, manifest, expected, samples)
+        layers = None if way.layers is None else (way.layers.traced, way.layers.calls)
+        outcomes.add(dataclasses.replace(check, layers=layers))
 
 
 def _compared(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 __all__ = ["FIRST", "INPUTS", "LAYERS_DOMAIN", "OUTPUTS", "REPEAT", "repeat_layers"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hdexport.graph.first_layers import LayerResults
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ REPEAT = "Repeat"
 FIRST = "first"
 """Attribute of all three: the number of the layer that is traced."""
 
+_RESULT = "layer_result."
+"""Begins the names of what layers return, before the number of the call and the place among the results."""
+
 
 def repeat_layers(model: onnx_ir.Model) -> int:
     """Replace each `REPEAT` by a copy of the layer that was traced, with weights of its own, in place.
@@ -42,20 +46,56 @@ def repeat_layers(model: onnx_ir.Model) -> int:
     starts = {_first(node): index for index, node in marks if node.op_type == INPUTS}
     ends = {_first(node): index for index, node in marks if node.op_type == OUTPUTS}
     repeats = [node for _, node in marks if node.op_type == REPEAT]
+    calls = [node for _, node in marks if node.op_type != INPUTS]
+    replaced: dict[onnx_ir.Value, onnx_ir.Value] = {}
     for repeat in repeats:
         start, end = starts[_first(repeat)], ends[_first(repeat)]
-        _copy_layer(repeat, nodes[start], nodes[start + 1 : end], nodes[end])
+        replaced |= _copy_layer(repeat, nodes[start], nodes[start + 1 : end], nodes[end])
     for index in (*starts.values(), *ends.values()):
-        _replace(nodes[index], nodes[index].inputs[: len(nodes[index].outputs)])
+        replaced |= _replace(nodes[index], nodes[index].inputs[: len(nodes[index].outputs)])
+    if repeats:
+        _keep_names(model, calls, replaced)
     return len(repeats)
+
+
+def _keep_names(
+    model: onnx_ir.Model, calls: Sequence[onnx_ir.Node], replaced: Mapping[onnx_ir.Value, onnx_ir.Value]
+) -> None:
+    """Name what the last traced layer and the later ones return, and keep the names in the graph's metadata.
+
+    Args:
+        model: the graph.
+        calls: the mark at the end of each call of a layer, in order.
+        replaced: output of a mark -> what stands in its place, which may be the output of another mark.
+    """
+    traced = max(number for number, call in enumerate(calls, start=1) if call.op_type == OUTPUTS)
+    outputs = list(model.graph.outputs)
+    names = []
+    for number, call in enumerate(calls[traced - 1 :], start=traced):
+        values = list(call.outputs)
+        while any(value in replaced for value in values):
+            values = [replaced.get(value, value) for value in values]
+        for index, value in enumerate(values):
+            # A value that several layers return keeps the name that it has from the first of them.
+            if value.producer() is not None and value not in outputs and not str(value.name).startswith(_RESULT):
+                value.name = f"{_RESULT}{number}.{index}"
+        names.append(tuple(str(value.name) for value in values))
+    if len({len(each) for each in names}) == 1:
+        LayerResults(traced=traced, last_traced=names[0], repeated=tuple(names[1:])).write(model)
 
 
 def _first(mark: onnx_ir.Node) -> int:
     return int(mark.attributes[FIRST].as_int())
 
 
-def _copy_layer(repeat: onnx_ir.Node, start: onnx_ir.Node, body: Sequence[onnx_ir.Node], end: onnx_ir.Node) -> None:
-    """Put copies of what depends on a layer's inputs or weights in the place of `repeat`; the rest is shared."""
+def _copy_layer(
+    repeat: onnx_ir.Node, start: onnx_ir.Node, body: Sequence[onnx_ir.Node], end: onnx_ir.Node
+) -> dict[onnx_ir.Value, onnx_ir.Value]:
+    """Put copies of what depends on a layer's inputs or weights in the place of `repeat`; the rest is shared.
+
+    Returns:
+        Output of `repeat` -> what stands in its place.
+    """
     results, weights = end.inputs[: len(end.outputs)], end.inputs[len(end.outputs) :]
     replaced = (*start.outputs, *weights)
     if len(repeat.inputs) != len(replaced) or len(repeat.outputs) != len(results):
@@ -69,7 +109,7 @@ def _copy_layer(repeat: onnx_ir.Node, start: onnx_ir.Node, body: Sequence[onnx_i
             copy = _copy(node, values)
             values.update(zip(node.outputs, copy.outputs, strict=True))
             repeat.graph.insert_before(repeat, copy)
-    _replace(repeat, [values.get(result, result) for result in results])
+    return _replace(repeat, [values.get(result, result) for result in results])
 
 
 def _copy(node: onnx_ir.Node, values: dict[onnx_ir.Value, onnx_ir.Value]) -> onnx_ir.Node:
@@ -89,9 +129,12 @@ def _copy(node: onnx_ir.Node, values: dict[onnx_ir.Value, onnx_ir.Value]) -> onn
     return copy
 
 
-def _replace(mark: onnx_ir.Node, values: Sequence[onnx_ir.Value]) -> None:
+def _replace(mark: onnx_ir.Node, values: Sequence[onnx_ir.Value]) -> dict[onnx_ir.Value, onnx_ir.Value]:
+    """Put values in the place of a mark's outputs, and remove the mark; returns output -> value."""
+    outputs = tuple(mark.outputs)
     for output, value in zip(mark.outputs, values, strict=True):
         if output.is_graph_output():
             value.name = output.name
         output.replace_all_uses_with(value, replace_graph_outputs=True)
     mark.graph.remove(mark, safe=True)
+    return dict(zip(outputs, values, strict=True))
