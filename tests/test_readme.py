@@ -14,12 +14,14 @@ import pytest
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.graph.lowering import onnxruntime_cpu, openvino, tensorrt
 from hdexport.model.precision import Precision
+from hdexport.model.tasks import Task
 from hdplugins import OPERATORS
+from support.commands import run_here
 from support.pages import ROOT, code_blocks, page
 from support.sample_model import environment, save_sample_model
+from support.tiny_models import save_tiny_model
 
 README = page("README.md")
-pytestmark = pytest.mark.xdist_group("readme")
 
 
 def blocks(language: str) -> list[str]:
@@ -61,31 +63,47 @@ def test_every_supported_family_is_named() -> None:
     assert named == set(map(plain_name, SUPPORTED_MODEL_TYPES))
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(6, marks=pytest.mark.nightly)])
-def workplace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which the commands of the README make sense, after they were run."""
+BUILD, *OTHERS = next(block for block in blocks("sh") if "hdexport build" in block).splitlines()
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the commands of the README make sense, after they were run here on a tiny BERT."""
     directory = tmp_path_factory.mktemp("readme")
-    save_sample_model(directory / "path" / "to" / "bert", request.param)
-    rows = [{"text": "a short text"}, {"text": "word " * 700}]
-    (directory / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (commands,) = [block for block in blocks("sh") if "hdexport build" in block]
-    for command in commands.splitlines():
-        words = shlex.split(command, comments=True)
-        done = subprocess.run(words, cwd=directory, env=environment(), capture_output=True, text=True)
+    save_tiny_model(directory / "path" / "to" / "bert", "bert", Task.FEATURE_EXTRACTION)
+    write_documents(directory)
+    for command, left_out in ((BUILD, ["--target", "onnx", "--verify", "none"]), *((other, []) for other in OTHERS)):
+        done = run_here(*shlex.split(command, comments=True)[1:], *left_out, cwd=directory)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return directory
+
+
+def write_documents(directory: Path) -> None:
+    rows = [{"text": "a short text"}, {"text": "word " * 700}]
+    (directory / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def test_the_commands_run(workplace: Path) -> None:
     assert (workplace / "embeddings.parquet").stat().st_size > 0
 
 
-def test_the_example_runs(workplace: Path) -> None:
+@pytest.mark.nightly
+def test_the_commands_run_as_they_are_typed_and_the_build_is_verified(tmp_path: Path) -> None:
+    """In processes, on the whole sample model, with an engine where one can be built."""
+    save_sample_model(tmp_path / "path" / "to" / "bert", 6)
+    write_documents(tmp_path)
+    for command in (BUILD, *OTHERS):
+        words = shlex.split(command, comments=True)
+        done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_example_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = blocks("python")
     assert len([line for line in example.splitlines() if line]) <= 8
-    done = subprocess.run([sys.executable, "-c", example], cwd=workplace, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert sorted(re.findall(r"\d", done.stdout)) == ["0", "1"]
+    monkeypatch.chdir(workplace)
+    exec(example, {})
+    assert sorted(re.findall(r"\d", capsys.readouterr().out)) == ["0", "1"]
 
 
 def test_pandas_and_duckdb_read_the_embeddings(workplace: Path) -> None:
@@ -98,7 +116,7 @@ print(*matrix.shape, *(duckdb.execute({query!r}, {{"query": row}}).fetchone()[0]
 """
     # A process of its own: DuckDB complains at the end of this one, which has frozen its garbage.
     done = subprocess.run([sys.executable, "-c", program], cwd=workplace, capture_output=True, text=True)
-    assert done.stdout.split() == ["2", "384", "0", "1"], done.stderr
+    assert done.stdout.split() == ["2", "32", "0", "1"], done.stderr
 
 
 def test_make_knows_the_commands() -> None:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("case", ["first line", "doctor"])
+@pytest.mark.parametrize("case", ["first line", pytest.param("doctor", marks=pytest.mark.nightly)])
 def test_a_case_has_its_figures(case: str) -> None:
     command = [sys.executable, "-m", "benchmarks.cpu.command_start", "--case", case]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -36,6 +36,7 @@ def test_windows_are_measured_for_every_model_at_every_length(rehearse: Any) -> 
     assert len(result["ratios"]) == 6 + len(through_openvino) + len(sample) - 2
 
 
+@pytest.mark.nightly
 def test_blocks_are_measured_and_it_is_reported_when_hugging_face_does_not_fit(
     rehearse: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

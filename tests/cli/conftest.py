@@ -47,9 +47,9 @@ def refused() -> Callable[..., str]:
 
     def check(*arguments: object, message: str, cwd: Path | None = None, **environment: str) -> str:
         done = _run(*arguments, cwd=cwd, **environment)
-        assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        assert re.search(rf"^error: (.|\n)*(?:{message})", done.stderr, re.MULTILINE), done.stderr
+        assert done.returncode == 1, done
+        assert "Traceback" not in done.stderr, done
+        assert re.search(rf"^error: (.|\n)*(?:{message})", done.stderr, re.MULTILINE), done
         return done.stdout
 
     return check

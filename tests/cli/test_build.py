@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pty
 import re
@@ -15,15 +16,19 @@ from pathlib import Path
 import pytest
 
 import hdruntime
-from hdexport.cli import main
+from hdexport.build import BuildOptions
+from hdruntime.bundle.manifest import Manifest
 from support.forks import Fork
 from support.full_disks import on_full_disks
+from support.stored_builds import build_of_stored_graph, take_stored_graph
 from support.tiny_models import pickle_weights
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
+BUILD = ("build", "--max-len", "100", "--target", "onnx")
+"""The command and options of the tiny BERT's bundle, whose stored graph serves these tests."""
 
 
 @pytest.fixture
@@ -59,7 +64,8 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
     for line, graph in ((model, "model"), (for_cpu, "onnxruntime_cpu")):
         assert re.fullmatch(
             rf"-\[x\] {graph}\.onnx: (\d+) of \1 checks passed, max abs error \d\.\d\de-\d\d, "
-            r"cosine \d\.\d+ \(max abs error <= 0\.0001\)",
+            r"cosine \d\.\d+ \(max abs error <= 0\.0001\); from 66 tokens on through the first 1 of 2 layers, "
+            r"which the others repeat",
             line,
         ), line
     assert for_gpu == "-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
@@ -80,8 +86,21 @@ def test_a_bundle_does_not_say_where_it_was_built(bundle: Path, checkpoint: Path
     assert str(checkpoint.parent) not in (bundle / "manifest.json").read_text()
 
 
+@pytest.fixture
+def asked(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> list[BuildOptions]:
+    """What the command asks of the exporter, which says that the tiny BERT's bundle is what it made."""
+    found: list[BuildOptions] = []
+
+    def build(options: BuildOptions, progress: object) -> Manifest:
+        found.append(options)
+        return hdruntime.open_bundle(bundle).manifest
+
+    monkeypatch.setattr("hdexport.build.build", build)
+    return found
+
+
 def test_without_a_model_it_takes_the_current_directory_and_names_the_bundle_after_it(
-    hdexport: Command, checkpoint: Path, tmp_path: Path
+    hdexport: Command, checkpoint: Path, tmp_path: Path, asked: list[BuildOptions]
 ) -> None:
     model = shutil.copytree(checkpoint, tmp_path / "my-model")
     done = hdexport("build", "--max-len", 40, "--fp16", "--target", "onnx", "--no-verify", cwd=model)
@@ -89,9 +108,25 @@ def test_without_a_model_it_takes_the_current_directory_and_names_the_bundle_aft
     assert done.stdout.splitlines()[0] == (
         f"No MODEL was named; building {model}: the current directory holds a config.json."
     )
-    manifest = hdruntime.open_bundle(model / "my-model-40-float16").manifest
-    assert (manifest.name, manifest.max_len, manifest.dtype) == ("my-model", 40, "float16")
-    assert manifest.verification is None
+    (options,) = asked
+    assert (options.model.path.resolve(), options.output) == (model, Path("my-model-40-float16"))
+    assert (options.max_len, options.precision, options.verify) == (40, "float16", None)
+
+
+def test_a_pickle_is_built_where_it_is_allowed(
+    hdexport: Command,
+    refused: Refused,
+    copied: Path,
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_stored_graph(monkeypatch, bundle)
+    pickle_weights(copied)
+    arguments = (*BUILD, copied, "--no-verify", "-o", tmp_path / "out")
+    refused(*arguments, message="--allow-pickle")
+    assert hdexport(*arguments, "--allow-pickle").returncode == 0
+    assert hdruntime.open_bundle(tmp_path / "out").manifest.parameters > 0
 
 
 def test_without_a_model_elsewhere_it_takes_the_sample_model(refused: Refused, tmp_path: Path) -> None:
@@ -133,39 +168,37 @@ def test_verbose_says_why_there_is_no_engine(hdexport: Command, checkpoint: Path
 # Options that do not fit
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--alpha", "0.5"], r"--alpha 0\.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0\.5"),
-        (["--alpha", "half"], r"argument --alpha: half is neither a number nor auto\nSee: hdexport build --help"),
-        (["--max-len", "0"], r"argument --max-len: 0 is not a whole number, 1 or more\nSee: hdexport build --help"),
-        (["--max-len", "long"], "argument --max-len: long is not a whole number"),
-        (["--max-global", "many"], "argument --max-global: invalid int value: 'many'"),
-        (
-            ["--bigbird-last-block", "last"],
-            r"--bigbird-last-block: invalid choice: 'last' \(choose from '?padded'?, '?row",
-        ),
-        (
-            ["--max-len", "4097"],
-            r"--max-len 4097 is above 4096: .*64 x 64.*\nUse --max-len 4096 or less, or .* interpolate",
-        ),
-        (["--positions", "linear"], r"--positions: invalid choice: 'linear' \(choose from '?hierarchical'?, '?tile"),
-        (["--task", "fill_mask"], r"invalid choice: 'fill_mask' .*\nDid you mean fill-mask\?\nSee: hdexport build --h"),
-        (["--verify", "some"], r"--verify: invalid choice: 'some' \(choose from '?quick'?, '?full'?, '?none"),
-        (["--target", "onnx", "--target", "gpu"], r"--target: invalid choice: 'gpu' \(choose from '?auto'?, '?onnx"),
-        (["--target", "onnx", "--sm", "86"], r"--sm describes an engine, but no engine is built: .*\nLeave it out, or"),
-        (["--profiles", "65", "--target", "tensorrt-rtx"], r"--profiles asks for 65 tokens.*\nTake at most 64, or"),
-        (["--fp16", "--bf16"], r"--bf16: not allowed with argument --fp16\nSee: hdexport build --help"),
-        (["--fp8"], r"unrecognized arguments: --fp8\nDid you mean --fp16\?\nSee: hdexport build --help"),
-        (["--max-len"], r"--max-len: expected one argument\nSee: hdexport build --help"),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
-)
-def test_an_option_that_does_not_fit_is_explained(
-    refused: Refused, checkpoint: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
-    refused("build", checkpoint, *options, "-o", tmp_path / "out", message=message)
-    assert names_in(tmp_path) == []
+REFUSED: list[tuple[list[str], str]] = [
+    (["--alpha", "0.5"], r"--alpha 0\.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0\.5"),
+    (["--alpha", "half"], r"argument --alpha: half is neither a number nor auto\nSee: hdexport build --help"),
+    (["--max-len", "0"], r"argument --max-len: 0 is not a whole number, 1 or more\nSee: hdexport build --help"),
+    (["--max-len", "long"], "argument --max-len: long is not a whole number"),
+    (["--max-global", "many"], "argument --max-global: invalid int value: 'many'"),
+    (
+        ["--bigbird-last-block", "last"],
+        r"--bigbird-last-block: invalid choice: 'last' \(choose from '?padded'?, '?row",
+    ),
+    (
+        ["--max-len", "4097"],
+        r"--max-len 4097 is above 4096: .*64 x 64.*\nUse --max-len 4096 or less, or .* interpolate",
+    ),
+    (["--positions", "linear"], r"--positions: invalid choice: 'linear' \(choose from '?hierarchical'?, '?tile"),
+    (["--task", "fill_mask"], r"invalid choice: 'fill_mask' .*\nDid you mean fill-mask\?\nSee: hdexport build --h"),
+    (["--verify", "some"], r"--verify: invalid choice: 'some' \(choose from '?quick'?, '?full'?, '?none"),
+    (["--target", "onnx", "--target", "gpu"], r"--target: invalid choice: 'gpu' \(choose from '?auto'?, '?onnx"),
+    (["--target", "onnx", "--sm", "86"], r"--sm describes an engine, but no engine is built: .*\nLeave it out, or"),
+    (["--profiles", "65", "--target", "tensorrt-rtx"], r"--profiles asks for 65 tokens.*\nTake at most 64, or"),
+    (["--fp16", "--bf16"], r"--bf16: not allowed with argument --fp16\nSee: hdexport build --help"),
+    (["--fp8"], r"unrecognized arguments: --fp8\nDid you mean --fp16\?\nSee: hdexport build --help"),
+    (["--max-len"], r"--max-len: expected one argument\nSee: hdexport build --help"),
+]
+"""Options -> what is said of them."""
+
+
+def test_an_option_that_does_not_fit_is_explained(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
+    for options, message in REFUSED:
+        refused("build", checkpoint, *options, "-o", tmp_path / "out", message=message)
+        assert names_in(tmp_path) == [], options
 
 
 def test_a_requested_flavour_that_cannot_build_here_is_an_error(
@@ -181,21 +214,15 @@ def test_a_requested_flavour_that_cannot_build_here_is_an_error(
     assert names_in(tmp_path) == []
 
 
-# Models that cannot be built
-
-
-def test_a_pickle_is_built_where_it_is_allowed(hdexport: Command, copied: Path, tmp_path: Path) -> None:
-    pickle_weights(copied)
-    options = ("--allow-pickle", "--target", "onnx", "--no-verify", "-o", tmp_path / "out")
-    assert hdexport("build", copied, *options).returncode == 0
-    assert hdruntime.open_bundle(tmp_path / "out").manifest.parameters > 0
+# Files and output, whatever the graph
 
 
 def test_a_bundle_that_fails_its_verification_is_not_written(
-    hdexport: Command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hdexport: Command, checkpoint: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    take_stored_graph(monkeypatch, bundle)
     monkeypatch.setattr("hdexport.verify.comparison.FLOAT32_ATOL", -1.0)
-    done = hdexport("build", checkpoint, "--target", "onnx", "-o", tmp_path / "out")
+    done = hdexport(*BUILD, checkpoint, "-o", tmp_path / "out")
     assert done.returncode == 1
     failed = [line for line in done.stdout.splitlines() if line.startswith("-[ ] model.onnx: ")]
     assert re.fullmatch(rf"-\[ \] model.onnx: 0 of {len(failed) - 1} checks passed, .*", failed.pop())
@@ -218,12 +245,17 @@ def test_an_output_that_exists_needs_force(refused: Refused, checkpoint: Path, b
 
 @pytest.mark.parametrize("moment", ["/manifest.json", pytest.param("/model.onnx.data", marks=pytest.mark.nightly)])
 def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole_and_the_next_removes_the_rest(
-    hdexport: Command, checkpoint: Path, bundle: Path, tmp_path: Path, moment: str
+    hdexport: Command,
+    checkpoint: Path,
+    bundle: Path,
+    tmp_path: Path,
+    moment: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arguments = ["build", str(checkpoint), "--target", "onnx", "--force", "--no-verify", "-o", str(tmp_path / "out")]
+    arguments = [*BUILD, str(checkpoint), "--force", "--no-verify", "-o", str(tmp_path / "out")]
 
     def build_until(pattern: str) -> str:
-        build = Fork(main, arguments)
+        build = Fork(build_of_stored_graph, bundle, arguments)
         while not any(tmp_path.glob(f".out.partial-{build.pid}-*{pattern}")):
             assert build.poll() is None, "the build ended before it was killed"
             time.sleep(0.002)
@@ -241,15 +273,17 @@ def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole_and_the_n
     leftover = build_until(moment)
     assert (tmp_path / leftover / moment[1:]).exists()
     assert contents(tmp_path / "out") == before
+    take_stored_graph(monkeypatch, bundle)
     done = hdexport(*arguments)
     assert done.returncode == 0, done.stderr
     assert names_in(tmp_path) == ["out"]
     hdruntime.open_bundle(tmp_path / "out")
 
 
-def test_a_full_disk_is_reported_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
     """On file systems too small for the bundle, at its beginning and further on, in a mount namespace of our own."""
-    done = on_full_disks(["build", checkpoint, "--target", "onnx", "--no-verify"], tmp_path)
+    command = functools.partial(build_of_stored_graph, bundle)
+    done = on_full_disks([*BUILD, checkpoint, "--no-verify"], tmp_path, command=command)
     assert re.findall("rc: .*", done.stdout) == ["rc: 1 []"] * 2
     said = r"error: The disk is full: .*\nFree some space there, or choose another place with -o\.\n"
     assert re.fullmatch(said * 2, done.stderr), done.stderr
@@ -291,13 +325,13 @@ def test_on_a_terminal_a_step_shows_before_anything_heavy_is_imported(
 
 
 def test_on_a_terminal_steps_show_with_their_times_and_results_go_to_stdout(
-    checkpoint: Path, tmp_path: Path, terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, bundle: Path, tmp_path: Path, terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = terminal
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    arguments = ["build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
-    build = Fork(main, arguments, terminal=theirs)
+    arguments = [*BUILD, str(checkpoint), "-o", str(tmp_path / "out")]
+    build = Fork(build_of_stored_graph, bundle, arguments, terminal=theirs)
     os.close(theirs)
     shown = _read_to_the_end(ours).decode()
     done = build.finished()

@@ -44,6 +44,15 @@ def _package(directory: Path, name: str, code: str) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str | None]]:
+    """What the doctor finds here, where a lean runtime prints as it is imported."""
+    path = _package(tmp_path_factory.mktemp("lean"), "tensorrt_lean", "print('hello'); __version__ = '11.2.0'")
+    code, findings = _findings(path)
+    assert code == 0
+    return findings
+
+
 def test_every_part_has_a_line() -> None:
     result = _doctor()
     assert result.returncode == 0, result.stdout
@@ -52,17 +61,14 @@ def test_every_part_has_a_line() -> None:
     assert result.stderr == ""
 
 
-def test_versions_are_those_that_are_installed(tmp_path: Path) -> None:
+def test_versions_are_those_that_are_installed(healthy: dict[str, dict[str, str | None]]) -> None:
     import onnxruntime
     import torch
 
-    _package(tmp_path, "tensorrt_lean", "print('hello'); __version__ = '11.2.0'")
-    code, findings = _findings(tmp_path)
-    assert code == 0
-    assert findings["torch"]["detail"] == torch.__version__
-    assert str(findings["ONNX Runtime"]["detail"]).startswith(f"{onnxruntime.__version__}: ")
-    assert "CPUExecutionProvider" in str(findings["ONNX Runtime"]["detail"])
-    assert findings["TensorRT lean runtime"] == {
+    assert healthy["torch"]["detail"] == torch.__version__
+    assert str(healthy["ONNX Runtime"]["detail"]).startswith(f"{onnxruntime.__version__}: ")
+    assert "CPUExecutionProvider" in str(healthy["ONNX Runtime"]["detail"])
+    assert healthy["TensorRT lean runtime"] == {
         "part": "TensorRT lean runtime",
         "status": "ok",
         "detail": "11.2.0",
@@ -120,12 +126,9 @@ def test_a_gpu_that_onnx_runtime_does_not_use_comes_with_the_command() -> None:
     assert _onnxruntime(with_cuda, has_gpu=True).status is Status.OK
 
 
-def test_what_is_missing_comes_with_its_command() -> None:
-    from hdexport.doctor import Status, diagnose
-
-    missing = [finding for finding in diagnose() if finding.status is Status.MISSING]
-    hardware = {"NVIDIA driver", "GPU"}
-    assert all(finding.fix for finding in missing if finding.part not in hardware)
+def test_what_is_missing_comes_with_its_command(healthy: dict[str, dict[str, str | None]]) -> None:
+    missing = [finding for finding in healthy.values() if finding["status"] == "missing"]
+    assert all(finding["fix"] for finding in missing if finding["part"] not in ("NVIDIA driver", "GPU"))
 
 
 @pytest.mark.parametrize(
@@ -156,13 +159,14 @@ def test_a_gpu_that_only_the_driver_sees_comes_with_what_shows_it_to_cuda(monkey
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in str(found.fix)
 
 
-def test_openvino_comes_with_its_devices_and_their_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openvino_comes_with_its_devices_and_their_precisions(
+    healthy: dict[str, dict[str, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hdexport import doctor
 
     openvino = pytest.importorskip("openvino")
-    code, findings = _findings()
-    found = str(findings["OpenVINO"]["detail"])
-    assert (code, findings["OpenVINO"]["status"]) == (0, "ok")
+    found = str(healthy["OpenVINO"]["detail"])
+    assert healthy["OpenVINO"]["status"] == "ok"
     assert found.startswith(f"{openvino.__version__}: CPU (")
     assert "float32" in found
     assert "on the CPU, auto takes o" in found

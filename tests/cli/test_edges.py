@@ -48,9 +48,8 @@ def shell(script: str, folder: Path, **environment: str) -> subprocess.Completed
 # Streams
 
 
-@pytest.mark.parametrize("command", ["inspect bücher-文", "inspect nowhere", "--help"])
-def test_a_closed_output_is_one_sentence(small: Path, command: str) -> None:
-    done = shell(f"$HDEXPORT {command} >&-", small)
+def test_a_closed_output_is_one_sentence(small: Path) -> None:
+    done = shell("$HDEXPORT inspect bücher-文 >&-", small)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "error: The standard output is closed, so nothing can be printed.\nSend it elsewhere: > /dev/null\n"
@@ -84,8 +83,10 @@ def without_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
         os.close(writer)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [["inspect", "{small}"], ["inspect", "{small}", "--json"], ["build", "--help"]])
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [(["inspect", "{small}", "--json"], "1"), (["build", "--help"], "")],
+)
 def test_output_without_a_reader_ends_a_command_as_it_ends_cat(
     small: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], unbuffered: str
 ) -> None:
@@ -97,8 +98,8 @@ def test_output_without_a_reader_ends_a_command_as_it_ends_cat(
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["build", "{checkpoint}", "--target", "onnx", "-o", "{output}"], 0),
-        (["extend", "{checkpoint}", "--max-len", "100", "-o", "{output}"], 0),
+        (["build", "{checkpoint}", "--target", "onnx", "--no-verify", "-o", "{output}"], 0),
+        pytest.param(["extend", "{checkpoint}", "--max-len", "100", "-o", "{output}"], 0, marks=pytest.mark.nightly),
         (["package", "{bundle}", "--triton", "{output}"], 0),
         (["run", "{small}/bücher-文", "{small}/tëxt.txt", "-o", "{output}.jsonl"], 0),
         (["run", "{small}/bücher-文", "{small}/bad.jsonl", "-o", "{output}.jsonl", "--progress", "json"], 2),
@@ -129,7 +130,7 @@ def test_warnings_without_a_reader_do_not_end_the_work(small: Path, tmp_path: Pa
 
 
 def test_a_full_disk_behind_the_output_is_one_sentence(small: Path) -> None:
-    done = shell("$HDEXPORT inspect bücher-文 > /dev/full", small)
+    done = shell("$HDEXPORT build --help > /dev/full", small)
     assert done.returncode == 1
     assert done.stderr == "error: [Errno 28] No space left on device\nTo see where it happened, add --debug.\n"
 
@@ -144,10 +145,8 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONC
     ("command", "code"),
     [
         ("inspect bücher-文", 0),
-        ("inspect bücher-文 --json", 0),
         ("run bücher-文 tëxt.txt -o öut.jsonl --force", 0),
         ("package bücher-文 --triton repositörium", 1),
-        ("verify bücher-文", 1),
         ("inspect nowhere-文", 1),
     ],
 )

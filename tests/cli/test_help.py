@@ -90,9 +90,9 @@ def test_the_packages_are_really_blocked(bare_environment: dict[str, str]) -> No
     assert "torch is blocked" in done.stderr
 
 
-@pytest.mark.parametrize("package", ["hdexport", "hdexport.cli", "hdruntime", "hdplugins"])
-def test_the_packages_import_without_optional_ones(bare_environment: dict[str, str], package: str) -> None:
-    subprocess.run([sys.executable, "-c", f"import {package}"], check=True, timeout=600, env=bare_environment)
+def test_the_packages_import_without_optional_ones(bare_environment: dict[str, str]) -> None:
+    imports = "import hdplugins, hdruntime, hdexport, hdexport.cli"
+    subprocess.run([sys.executable, "-c", imports], check=True, timeout=600, env=bare_environment)
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(

@@ -1,4 +1,4 @@
-"""`hdexport quality`: the sample model on topics of Python's help, and its refusals."""
+"""`hdexport quality`: its table and its file, its refusals, and nightly the sample model on topics of Python's help."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import pytest
 
-from hdexport.checkpoint import default_model
-from support.made_once import made_once
+from support.sample_model import tutorial_bundle
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def sample_bundle(hdexport: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample model with 1024 positions."""
-
-    def build(directory: Path) -> None:
-        options = ("--max-len", 1024, "--target", "onnx", "--verify", "none")
-        done = hdexport("build", default_model()[0], *options, "-o", directory / "long")
-        assert done.returncode == 0, done.stderr
-        assert f"hdexport quality {directory / 'long'} --texts" in done.stdout
-
-    return made_once(tmp_path_factory, "cli-quality-bundle", build) / "long"
+def sample_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tutorial's bundle of the sample model, which was trained with 512 positions."""
+    return tutorial_bundle(tmp_path_factory)
 
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """A folder of topics, seven of which are long."""
+    """A folder of topics, most of which are long."""
     folder = tmp_path / "texts"
     folder.mkdir()
     by_length = sorted(topics, key=lambda name: len(topics[name]))
@@ -41,7 +34,24 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+def scores_as_shown(shown: str, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Way -> its score of later sentences, which the table shows as well."""
+    finding, *_ = shown.splitlines()
+    assert finding.startswith("whole texts")
+    assert "later sentences" in finding
+    assert f"later ({result['queries']['later']})" in shown
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
+    of_way = {score["way"]: score for score in result["scores"] if score["kind"] == "later"}
+    assert set(of_way) == {"truncated", "split", "whole"} <= set(rows)
+    assert of_way["truncated"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    for way, score in of_way.items():
+        mrr = score["mrr"]
+        assert 0 <= mrr["low"] <= mrr["value"] <= mrr["high"] <= 1, way
+        assert f"{mrr['value']:.2f}" in rows[way]
+    return of_way
+
+
+@pytest.mark.nightly
 def test_whole_texts_are_compared_with_truncated_and_split_ones(
     hdexport: Command, sample_bundle: Path, texts: Path, tmp_path: Path
 ) -> None:
@@ -54,19 +64,8 @@ def test_whole_texts_are_compared_with_truncated_and_split_ones(
     assert result["texts"] == 11
     assert 5 <= long <= 8
     assert number > 10
-    finding, *_ = done.stdout.splitlines()
-    assert finding.startswith("whole texts")
-    assert "later sentences" in finding
     assert f"{long} of 11 texts have more than 512 tokens" in done.stdout
-    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
-    assert f"later ({number})" in done.stdout
-    of_way = {score["way"]: score for score in result["scores"] if score["kind"] == "later"}
-    assert set(of_way) == {"truncated", "split", "whole"} <= set(rows)
-    assert of_way["truncated"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
-    for way, score in of_way.items():
-        mrr = score["mrr"]
-        assert 0 <= mrr["low"] <= mrr["value"] <= mrr["high"] <= 1
-        assert f"{mrr['value']:.2f}" in rows[way]
+    of_way = scores_as_shown(done.stdout, result)
     # What only the rest of a text says is found in it, whatever its positions.
     assert of_way["split"]["mrr"]["value"] > of_way["truncated"]["mrr"]["value"]
 
@@ -89,7 +88,10 @@ def test_json_is_what_the_file_would_hold_and_several_bundles_are_named(
     assert result["texts"] == result["long_texts"] == 5
     assert result["cut_texts"] == {str(bundle): 5}
     assert {score["way"] for score in result["scores"]} == {"truncated", "split", "whole"}
-    shown = hdexport("quality", bundle, "--texts", texts, "--column", "body", "--limit", 5).stdout
+    file = tmp_path / "results.json"
+    shown = hdexport("quality", bundle, "--texts", texts, "--column", "body", "--limit", 5, "-o", file).stdout
+    assert json.loads(file.read_text()) | {"command": result["command"]} == result
+    scores_as_shown(shown, result)
     assert "Only the first 5 texts were read; for more: --limit N" in shown
     assert f"{bundle} takes fewer tokens than 5 of them have: they were cut." in shown
     assert {score["precision"] for score in result["scores"]} == {"float32"}

@@ -54,14 +54,16 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_job_writes_a_row_a_row_and_sums_up(installed: Command, bundle: Path, rows: Path, tmp_path: Path) -> None:
+def test_a_job_writes_a_row_a_row_and_sums_up(
+    installed: Command, run: Command, bundle: Path, rows: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "out.jsonl"
     done = installed("run", bundle, rows, "-o", output, "--progress", "none")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("3 rows, 0 failed, 15 tokens in ")
     why = ".*" if gpus() else re.escape(f"{why_no_gpu(())}; the bundle has no graph for OpenVINO")
     assert re.search(rf" tokens/s\): {output}\nBackend: onnxruntime\w* \({why}\)\n$", done.stdout)
-    assert "Backend" not in installed("run", bundle, rows, "-o", output, "--force", "--backend", "onnxruntime").stdout
+    assert "Backend" not in run(bundle, rows, "-o", output, "--force", "--backend", "onnxruntime").stdout
     assert [row["tokens"] for row in lines_of(output)] == [8, 2, 5]
     assert list(lines_of(output)[0]) == ["id", "embedding", "tokens", "error"]
 
@@ -259,56 +261,56 @@ def test_batching_options_do_not_change_the_result(run: Command, bundle: Path, r
         assert one["embedding"] == pytest.approx(two["embedding"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["{bundle}", "{tmp}/empty.jsonl"], "error: {tmp}/empty.jsonl is empty.\nLeave it out"),
-        (["{bundle}", "{tmp}/none.jsonl"], "error: There is no file or directory {tmp}/none.jsonl."),
-        (["{tmp}/none", "{rows}"], "error: There is no bundle at {tmp}/none"),
-        (["{bundle}", "{rows}", "--backend", "tensor"], "error: argument --backend: invalid choice: 'tensor'"),
-        (["{bundle}", "{rows}", "--overflow", "drop"], "error: argument --overflow: invalid choice"),
-        (["{bundle}", "{rows}", "--batch-tokens", "many"], "error: argument --batch-tokens: many is not a whole"),
-        (["{bundle}", "{rows}", "--threads", "0"], "error: argument --threads: 0 is not a whole number, 1 or more"),
-        (["{bundle}", "{rows}", "--stride", "-2"], "error: argument --stride: -2 is not a whole number, 0 or more"),
-        (["{bundle}", "{rows}", "--stride", "4"], "error: --stride is for texts that are split.\nAdd --overflow split"),
-        (
-            ["{bundle}", "{rows}", "--overlap", "4"],
-            "error: --overlap is for late chunking.\nAdd --late-chunking tokens:",
-        ),
-        (
-            ["{bundle}", "{rows}", "--late-chunking", "tokens:many"],
-            "error: 'tokens:many' has no valid number of tokens",
-        ),
-        (
-            ["{bundle}", "{rows}", "--late-chunking", "spans"],
-            "error: {rows} has no column 'spans'; its columns are text.",
-        ),
-        (
-            ["{bundle}", "{rows}", "--late-chunking", "sentences", "--overflow", "split"],
-            "error: --overflow split and --late-chunking contradict each other: late chunking reads long texts whole",
-        ),
-        (
-            ["{bundle}", "{rows}", "--progress", "bar"],
-            "error: --progress bar needs a terminal on stderr.\nUse --progress",
-        ),
-        (["{bundle}", "{rows}", "--progress", "all"], "error: argument --progress: invalid choice"),
-        (["{bundle}", "{rows}", "--threads", "9" * 30], f"error: threads is {'9' * 30}; it must be 1 to 1024.\nLeave"),
-        (["{bundle}", "{rows}", "--ray", "--rebuild"], "error: --rebuild is for one machine; with --ray every worker"),
-        (["{bundle}"], "error: the following arguments are required: INPUT"),
-    ],
-)
+REFUSED = [
+    (["{bundle}", "{tmp}/empty.jsonl"], "error: {tmp}/empty.jsonl is empty.\nLeave it out"),
+    (["{bundle}", "{tmp}/none.jsonl"], "error: There is no file or directory {tmp}/none.jsonl."),
+    (["{tmp}/none", "{rows}"], "error: There is no bundle at {tmp}/none"),
+    (["{bundle}", "{rows}", "--backend", "tensor"], "error: argument --backend: invalid choice: 'tensor'"),
+    (["{bundle}", "{rows}", "--overflow", "drop"], "error: argument --overflow: invalid choice"),
+    (["{bundle}", "{rows}", "--batch-tokens", "many"], "error: argument --batch-tokens: many is not a whole"),
+    (["{bundle}", "{rows}", "--threads", "0"], "error: argument --threads: 0 is not a whole number, 1 or more"),
+    (["{bundle}", "{rows}", "--stride", "-2"], "error: argument --stride: -2 is not a whole number, 0 or more"),
+    (["{bundle}", "{rows}", "--stride", "4"], "error: --stride is for texts that are split.\nAdd --overflow split"),
+    (
+        ["{bundle}", "{rows}", "--overlap", "4"],
+        "error: --overlap is for late chunking.\nAdd --late-chunking tokens:",
+    ),
+    (
+        ["{bundle}", "{rows}", "--late-chunking", "tokens:many"],
+        "error: 'tokens:many' has no valid number of tokens",
+    ),
+    (
+        ["{bundle}", "{rows}", "--late-chunking", "spans"],
+        "error: {rows} has no column 'spans'; its columns are text.",
+    ),
+    (
+        ["{bundle}", "{rows}", "--late-chunking", "sentences", "--overflow", "split"],
+        "error: --overflow split and --late-chunking contradict each other: late chunking reads long texts whole",
+    ),
+    (
+        ["{bundle}", "{rows}", "--progress", "bar"],
+        "error: --progress bar needs a terminal on stderr.\nUse --progress",
+    ),
+    (["{bundle}", "{rows}", "--progress", "all"], "error: argument --progress: invalid choice"),
+    (["{bundle}", "{rows}", "--threads", "9" * 30], f"error: threads is {'9' * 30}; it must be 1 to 1024.\nLeave"),
+    (["{bundle}", "{rows}", "--ray", "--rebuild"], "error: --rebuild is for one machine; with --ray every worker"),
+    (["{bundle}"], "error: the following arguments are required: INPUT"),
+]
+"""Arguments -> what is said of them."""
+
+
 def test_bad_arguments_are_explained_and_nothing_is_written(
-    run: Command, bundle: Path, rows: Path, tmp_path: Path, arguments: list[str], message: str
+    run: Command, bundle: Path, rows: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
     before = sorted(tmp_path.iterdir())
     names = {"bundle": bundle, "rows": rows, "tmp": tmp_path}
-    filled = [argument.format(**names) for argument in arguments]
-    done = run("-o", tmp_path / "out.jsonl", *filled)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(message.format(**names))
-    assert "Traceback" not in done.stderr
-    assert sorted(tmp_path.iterdir()) == before
+    for arguments, message in REFUSED:
+        done = run("-o", tmp_path / "out.jsonl", *(argument.format(**names) for argument in arguments))
+        assert (done.returncode, done.stdout) == (1, ""), arguments
+        assert done.stderr.startswith(message.format(**names)), (arguments, done.stderr)
+        assert "Traceback" not in done.stderr, arguments
+        assert sorted(tmp_path.iterdir()) == before, arguments
 
 
 def test_progress_is_shown_on_a_terminal_only_on_stderr(bundle: Path, rows: Path, tmp_path: Path) -> None:

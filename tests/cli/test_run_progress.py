@@ -125,23 +125,14 @@ def test_off_a_terminal_lines_are_shown_unless_not_wanted(
     assert shown or not capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_does_not_cost_a_job_its_output(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"text": "long"}\n{"text": "nan"}\n')
-    command = [str(HDEXPORT), "run", str(bundle), str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "out.jsonl")]
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
-    os.close(writing)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
-
-
-def test_results_go_to_the_standard_output_and_its_reader_may_have_enough(bundle: Path, tmp_path: Path) -> None:
+def test_results_go_to_the_standard_output_and_its_reader_may_have_enough(
+    hdexport: Command, bundle: Path, tmp_path: Path
+) -> None:
     rows = '{"text": "long documents"}\n' * 5000
     (tmp_path / "rows.jsonl").write_text(rows)
     command = [str(HDEXPORT), "run", str(bundle), "--progress", "none"]
     options = ["--output-dtype", "int8", "-o"]
-    whole = subprocess.run([*command, str(tmp_path / "rows.jsonl"), *options, str(tmp_path / "out.jsonl")], timeout=60)
+    whole = hdexport("run", bundle, tmp_path / "rows.jsonl", *options, tmp_path / "out.jsonl")
     piped = subprocess.run([*command, "-", *options, "-"], input=rows, capture_output=True, text=True, timeout=60)
     assert (whole.returncode, piped.returncode) == (0, 0), piped.stderr
     assert piped.stdout == (tmp_path / "out.jsonl").read_text()
@@ -163,14 +154,15 @@ def test_results_go_to_the_standard_output_and_its_reader_may_have_enough(bundle
 
 
 def test_a_watcher_that_goes_does_not_end_the_job(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.txt").write_text("long\n" * 20_000)
+    (tmp_path / "rows.txt").write_text("long\n" * 5_000)
     command = [str(HDEXPORT), "run", str(bundle), str(tmp_path / "rows.txt"), "-o", str(tmp_path / "out.jsonl")]
     process = subprocess.Popen([*command, "--progress", "json"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert process.stderr is not None
     process.stderr.readline()
     process.stderr.close()
+    # The last line of progress, at least, has no reader.
     assert process.wait(timeout=60) == 0
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 20_000
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 5_000
 
 
 def test_the_time_to_go_follows_from_the_bytes_and_the_speed_of_this_process(

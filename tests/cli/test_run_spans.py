@@ -77,7 +77,7 @@ def entities_of_transformers(checkpoint: Path, strategy: str) -> list[list[tuple
 
 
 def test_aggregation_makes_entities_of_words_as_transformers_does(
-    built_for: Callable[[Task], Path], hdexport: Command, installed: Command, tmp_path: Path
+    built_for: Callable[[Task], Path], hdexport: Command, tmp_path: Path
 ) -> None:
     directory = built_for(Task.TOKEN_CLASSIFICATION)
     inputs = tmp_path / "in.jsonl"
@@ -85,8 +85,7 @@ def test_aggregation_makes_entities_of_words_as_transformers_does(
     found = {}
     for strategy in ("none", "simple", "first", "max", "average"):
         output = tmp_path / f"{strategy}.jsonl"
-        run = installed if strategy == "average" else hdexport
-        done = run("run", directory / "bundle", inputs, "-o", output, "--aggregation", strategy)
+        done = hdexport("run", directory / "bundle", inputs, "-o", output, "--aggregation", strategy)
         assert done.returncode == 0, done.stderr
         found[strategy] = [
             [(each["start"], each["end"], each["label"], each["score"]) for each in row["entities"]]
@@ -123,7 +122,7 @@ def answers_by_hand(checkpoint: Path, question: str, context: str, *, impossible
 
 
 def test_top_k_and_impossible_answers_are_those_of_the_probabilities(
-    built_for: Callable[[Task], Path], hdexport: Command, installed: Command, tmp_path: Path
+    built_for: Callable[[Task], Path], hdexport: Command, tmp_path: Path
 ) -> None:
     directory = built_for(Task.QUESTION_ANSWERING)
     inputs = tmp_path / "in.jsonl"
@@ -134,8 +133,7 @@ def test_top_k_and_impossible_answers_are_those_of_the_probabilities(
     for top_k, impossible in ((1, False), (1, True), (4, False), (4, True)):
         output = tmp_path / f"{top_k}{impossible}.jsonl"
         options = [*(["--top-k", top_k] if top_k > 1 else []), *(["--handle-impossible-answer"] if impossible else [])]
-        run = installed if len(options) == 3 else hdexport
-        done = run("run", directory / "bundle", inputs, "-o", output, *columns, *options)
+        done = hdexport("run", directory / "bundle", inputs, "-o", output, *columns, *options)
         assert done.returncode == 0, done.stderr
         for question, context, row in zip(QUESTIONS, CONTEXTS, rows_of(output), strict=True):
             found = row["answers"] if top_k > 1 else [row]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
+import random
 from pathlib import Path
 from types import ModuleType
 
@@ -15,8 +17,10 @@ from safetensors.numpy import load_file
 import hdruntime
 from hdexport.checkpoint import default_model
 from hdexport.extend import ExtendOptions, extend
+from hdexport.model.tasks import Task
+from hdruntime.jobs import windows
 from support.pages import ROOT, code_blocks, page
-from support.sample_model import save_sample_model
+from support.tiny_models import BASE, save_tiny_model
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
@@ -58,39 +62,47 @@ def test_late_chunking(sample_bundle: Path, capsys: pytest.CaptureFixture[str]) 
         assert f"# {line}" in block
 
 
-def test_batch_job(sample_bundle: Path, tmp_path: Path) -> None:
+def test_batch_job(sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch_job = example("batch_job")
+    monkeypatch.setattr(batch_job, "ROWS", 40)
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
     texts, vectors = tmp_path / "texts.jsonl", tmp_path / "vectors.jsonl"
     batch_job.write_rows(texts)
     with pytest.raises(KeyboardInterrupt):
-        batch_job.run(sample_bundle, texts, vectors, stop_after=100)
+        batch_job.run(sample_bundle, texts, vectors, stop_after=20)
     assert not vectors.exists()
     done = batch_job.run(sample_bundle, texts, vectors)
-    assert (done.rows, done.errors) == (batch_job.ROWS, {"column": 1, "input": 1})
-    assert 100 <= done.resumed_rows < batch_job.ROWS
+    assert (done.rows, done.errors) == (40, {"column": 1, "input": 1})
+    assert 20 <= done.resumed_rows < 40
     rows = [json.loads(line) for line in vectors.read_text(encoding="utf-8").splitlines()]
     assert [row["id"] for row in rows if row["error"]] == [3, 5]
 
 
 def test_classify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    classify = example("classify")
+    # Builds are verified elsewhere.
+    monkeypatch.setattr(classify, "BuildOptions", functools.partial(classify.BuildOptions, verify=None))
     monkeypatch.setattr("sys.argv", ["classify.py", str(default_model()[0]), str(tmp_path / "output")])
-    example("classify").main()
+    classify.main()
     labels = [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]]
     assert labels == ["billing", "bug", "praise"]
 
 
 def test_fine_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_sample_model(tmp_path / "model", num_layers=1)
-    output = tmp_path / "output"
-    arguments = ["fine_tune.py", str(tmp_path / "model"), str(output), "--max-len", "520", "--steps", "2"]
-    monkeypatch.setattr("sys.argv", arguments)
+    model, texts, output = tmp_path / "model", tmp_path / "texts.txt", tmp_path / "output"
+    save_tiny_model(model, "bert", Task.FEATURE_EXTRACTION)
+    chosen = random.Random(0)
+    texts.write_text("".join(" ".join(f"w{chosen.randrange(100)}" for _ in range(150)) + "\n" for _ in range(16)))
+    max_len = BASE + 8
+    arguments = ["fine_tune.py", model, output, "--texts", texts, "--max-len", max_len, "--steps", 2]
+    monkeypatch.setattr("sys.argv", list(map(str, arguments)))
     example("fine_tune").main()
-    extend(ExtendOptions(model=tmp_path / "model", output=tmp_path / "untrained", max_len=520))
+    extend(ExtendOptions(model=model, output=tmp_path / "untrained", max_len=max_len))
     (name,) = (name for name in load_file(tmp_path / "untrained" / "model.safetensors") if "position_emb" in name)
     before, after = (
         load_file(directory / "model.safetensors")[name]
         for directory in (tmp_path / "untrained", output / "checkpoint")
     )
-    assert (before[512:] != after[512:]).any(axis=1).all(), "a new position was not trained"
+    assert (before[BASE:] != after[BASE:]).any(axis=1).all(), "a new position was not trained"
     with hdruntime.load(output / "bundle") as session:
-        assert session.embed(["word " * 515]).shape == (1, 384)
+        assert session.embed(["w7 " * (max_len - 2)]).shape == (1, 32)

@@ -82,7 +82,7 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
     ``attention``, ``last_block`` and ``attention_scale`` are what ``--attention``, ``--bigbird-last-block`` and
     ``--attention-scale`` take, ``changes`` are of the configuration.
 
-    What was requested before, by whichever worker, is not built again.
+    What was requested before, by whichever worker or run, is not built again.
     """
 
     bundles: dict[str, TinyBundle] = {}
@@ -129,7 +129,7 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         others = repr((positions, attention, max_global, last_block, ffn_chunk, recurrence, sorted(changes.items())))
         name = f"{model_type}-{task}-{precision}-{hashlib.sha256(others.encode()).hexdigest()[:12]}"
         if name not in bundles:
-            directory = made_once(tmp_path_factory, name, save_and_build)
+            directory = made_once(tmp_path_factory, name, save_and_build, is_kept=True)
             path = directory / "bundle"
             bundles[name] = TinyBundle(directory / "checkpoint", path, open_bundle(path).manifest)
         return bundles[name]
@@ -150,7 +150,7 @@ def openvino_bundles(tiny_bundles: TinyBundles, tmp_path_factory: pytest.TempPat
         def add(directory: Path) -> None:
             rebuild(RebuildOptions(bundle=plain.path, output=directory / "bundle", openvino=True))
 
-        path = made_once(tmp_path_factory, f"openvino {plain.path.parent.name}", add) / "bundle"
+        path = made_once(tmp_path_factory, f"openvino {plain.path.parent.name}", add, is_kept=True) / "bundle"
         return TinyBundle(plain.checkpoint, path, open_bundle(path).manifest)
 
     return make
@@ -174,7 +174,7 @@ def stored_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
             build(options)
 
         name = f"{checkpoint.name}-{task}-{precision}-{max_len}"
-        path = made_once(tmp_path_factory, name, built) / "bundle"
+        path = made_once(tmp_path_factory, name, built, is_kept=True) / "bundle"
         return TinyBundle(checkpoint, path, open_bundle(path).manifest)
 
     return make

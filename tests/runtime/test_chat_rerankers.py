@@ -23,6 +23,7 @@ from support.job_runs import read, run
 from support.made_once import made_once
 from support.needs import needs_openvino
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
+from support.sentence_bundles import with_settings_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -65,20 +66,24 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             import torch
 
             from hdexport.build import BuildOptions, build
-            from hdexport.verify import Grid
 
             path = directory / "checkpoint"
             # Scores of a sigmoid would be alike.
             save_chat_reranker(path, **CHECKPOINTS[name], activation_fn=torch.nn.Identity())
+            if name == "no template":
+                # The weights are those of "instructed".
+                with_settings_of(path, folder("instructed") / "bundle", directory / "bundle")
+                return
             openvino = name == "instructed" and find_spec("openvino") is not None
-            verify = Grid.QUICK if name in ("instructed", "untied") else None
-            build(
-                BuildOptions(model=path, output=directory / "bundle", max_len=MAX_LEN, openvino=openvino, verify=verify)
-            )
+            options = {"max_len": MAX_LEN, "openvino": openvino, "verify": None}
+            build(BuildOptions(model=path, output=directory / "bundle", **options))
 
         return make
 
-    return lambda name: made_once(tmp_path_factory, f"chat {name}", save_and_build(name))
+    def folder(name: str) -> Path:
+        return made_once(tmp_path_factory, f"chat {name}", save_and_build(name))
+
+    return folder
 
 
 def in_sentence_transformers(directory: Path) -> Any:

@@ -1,9 +1,14 @@
-"""Rerankers and classifiers of pairs: the numbers of sentence-transformers, and long documents in pieces."""
+"""Rerankers and classifiers of pairs: the numbers of sentence-transformers, and long documents in pieces.
+
+An encoder, a session and a job give the same numbers.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +21,11 @@ from hdruntime import CrossEncoder
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.tokenization import Overflow
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
 from support.job_runs import read, run
 from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
+from support.sentence_bundles import with_settings_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -63,8 +69,11 @@ def _save(path: Path, labels: int) -> None:
     base = path.with_name("base")
     BertForSequenceClassification(config).save_pretrained(base)
     tokenizer.save_pretrained(base)
-    prompts = {"query": "Find the answer: "}
-    sentence_transformers.CrossEncoder(str(base), device="cpu", prompts=prompts).save_pretrained(str(path))
+    options = {
+        "prompts": {"query": "Find the answer: "},
+        "activation_fn": None if labels == 1 else torch.nn.Softmax(-1),
+    }
+    sentence_transformers.CrossEncoder(str(base), device="cpu", **options).save_pretrained(str(path))
 
 
 @pytest.fixture(scope="session")
@@ -94,8 +103,9 @@ def both(request: pytest.FixtureRequest, saved: Callable[[int], Path]) -> Iterat
         yield theirs, ours
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def reranker(saved: Callable[[int], Path]) -> Iterator[CrossEncoder]:
+    """Of one label; a test does not change its settings."""
     with CrossEncoder(saved(1) / "bundle", backend="onnxruntime") as encoder:
         yield encoder
 
@@ -215,29 +225,48 @@ def test_session_and_job_rank_as_the_encoder_does_at_the_bundles_length(
             session.rank(QUERY, DOCUMENTS)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options", "message"),
-    [
-        ("one text", {}, "inputs is of type str; it must be a pair of strings, or a list"),
-        ([("a", "b"), ("a",)], {}, r"inputs\[1\] is \('a',\); it must be a pair of strings"),
-        ([("a", "b"), ("a", 5)], {}, r"inputs\[1\] has a text of type int; it must be a string"),
-        ([("a", "b"), ("a", "\ud800")], {}, r"inputs\[1\]: .* not valid Unicode"),
-        ([("a", "b"), ("a " * 70, "b")], {"overflow": "split"}, r"inputs\[1\]: The text cannot be split"),
-        ([("a", "b")], {"overflow": "recur"}, "pairs are not streamed"),
-        ([("a", "b")], {"stride": 3}, "stride is 3, but only overflow='split' has a stride"),
-        ([("a", "b")], {"split_pooling": "sum"}, "split_pooling is 'sum'; it must be one of 'mean', 'max'"),
-        ([("a", "b")], {"activation_fn": "relu"}, "activation_fn is 'relu'; it must be one of 'softmax', 'sigmoid'"),
-        ([("a", "b")], {"activation_fn": 5}, "activation_fn is of type int; it must be"),
-        ([("a", "b")], {"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
-        ([("a", "b")], {"device": "cuda"}, r"was loaded on cpu .*\n.*CrossEncoder\(bundle, backend="),
-        ([("a", "b")], {"prompt_name": "title"}, "no prompt 'title'; this bundle has query, document"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(
-    reranker: CrossEncoder, inputs: Any, options: dict[str, Any], message: str
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_job_scores_pairs_as_sentence_transformers_does(
+    saved: Callable[[int], Path], labels: int, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        reranker.predict(inputs, **options)
+    bundle = saved(labels) / "bundle"
+    theirs = sentence_transformers.CrossEncoder(str(saved(labels) / "checkpoint"), device="cpu")
+    pairs = [pair for pair in PAIRS if LONG not in pair and LONG + "!" not in pair]
+    inputs = tmp_path / "pairs.jsonl"
+    inputs.write_text("".join(json.dumps({"query": one, "document": other}) + "\n" for one, other in pairs))
+    columns = Columns(text="query", text_pair="document")
+    for number, options in enumerate(({}, {"prompt_name": "query"}, {"prompt": "find "})):
+        run(bundle, inputs, tmp_path / f"{number}.jsonl", columns=columns, **options)
+        found = [list(row["scores"].values()) for row in read(tmp_path / f"{number}.jsonl")]
+        assert_close(np.array(found), theirs.predict(pairs, **options).reshape(-1, labels), atol=ATOL)
+    with pytest.raises(InputError, match=r"a row needs two texts, which its cross-encoder compares\.\n.*query"):
+        run(bundle, inputs, tmp_path / "other.jsonl", columns=Columns(text="query"))
+    inputs.write_text(json.dumps({"query": "a", "document": None}) + "\n")
+    done = run(bundle, inputs, tmp_path / "missing.jsonl", columns=columns)
+    assert (done.failed_rows, dict(done.errors)) == (1, {"column": 1})
+
+
+WHAT_CANNOT_BE_SCORED = [
+    ("one text", {}, "inputs is of type str; it must be a pair of strings, or a list"),
+    ([("a", "b"), ("a",)], {}, r"inputs\[1\] is \('a',\); it must be a pair of strings"),
+    ([("a", "b"), ("a", 5)], {}, r"inputs\[1\] has a text of type int; it must be a string"),
+    ([("a", "b"), ("a", "\ud800")], {}, r"inputs\[1\]: .* not valid Unicode"),
+    ([("a", "b"), ("a " * 70, "b")], {"overflow": "split"}, r"inputs\[1\]: The text cannot be split"),
+    ([("a", "b")], {"overflow": "recur"}, "pairs are not streamed"),
+    ([("a", "b")], {"stride": 3}, "stride is 3, but only overflow='split' has a stride"),
+    ([("a", "b")], {"split_pooling": "sum"}, "split_pooling is 'sum'; it must be one of 'mean', 'max'"),
+    ([("a", "b")], {"activation_fn": "relu"}, "activation_fn is 'relu'; it must be one of 'softmax', 'sigmoid'"),
+    ([("a", "b")], {"activation_fn": 5}, "activation_fn is of type int; it must be"),
+    ([("a", "b")], {"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
+    ([("a", "b")], {"device": "cuda"}, r"was loaded on cpu .*\n.*CrossEncoder\(bundle, backend="),
+    ([("a", "b")], {"prompt_name": "title"}, "no prompt 'title'; this bundle has query, document"),
+]
+
+
+def test_what_cannot_be_scored_is_refused(reranker: CrossEncoder) -> None:
+    for inputs, options, message in WHAT_CANNOT_BE_SCORED:
+        with named_case(message), pytest.raises(InputError, match=message):
+            reranker.predict(inputs, **options)
 
 
 def test_what_cannot_be_ranked_is_refused(
@@ -263,23 +292,20 @@ def test_what_cannot_be_ranked_is_refused(
         CrossEncoder(new_bundle())
 
 
-def test_a_reranker_without_settings_is_cut_and_scored_as_sentence_transformers_does(
-    saved: Callable[[int], Path], tmp_path: Path
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_model_without_settings_is_cut_and_scored_as_sentence_transformers_does(
+    saved: Callable[[int], Path], labels: int, tmp_path: Path
 ) -> None:
-    """Saved by transformers: nothing says what it is for."""
-    from hdexport.build import BuildOptions, build
-
-    build(BuildOptions(model=saved(1) / "base", output=tmp_path / "bundle", max_len=MAX_LEN, verify=None))
-    theirs = sentence_transformers.CrossEncoder(str(saved(1) / "base"), device="cpu")
-    with CrossEncoder(tmp_path / "bundle", backend="onnxruntime") as ours:
+    """Saved by transformers: nothing says what it is for. Its graph is that of the model with settings."""
+    base = saved(labels) / "base"
+    bundle = with_settings_of(base, saved(labels) / "bundle", tmp_path / "bundle")
+    theirs = sentence_transformers.CrossEncoder(str(base), device="cpu")
+    with CrossEncoder(bundle, backend="onnxruntime") as ours:
         assert ours.max_seq_length == theirs.max_seq_length
         assert_close(ours.predict(PAIRS), theirs.predict(PAIRS), atol=ATOL)
 
 
 def test_numpy_results_need_no_pytorch(saved: Callable[[int], Path]) -> None:
-    import subprocess
-    import sys
-
     script = f"""
 import sys
 sys.modules["torch"] = None

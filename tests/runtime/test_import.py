@@ -9,6 +9,7 @@ import pytest
 
 import hdruntime
 import hdruntime.errors
+from support.comparators import named_case
 
 HEAVY = [
     "onnx",
@@ -40,10 +41,11 @@ print(*{name.partition(".")[0] for name in sys.modules})
     assert not slow & set(run(code).split())
 
 
-@pytest.mark.parametrize("name", hdruntime.__all__)
-def test_every_exported_name_exists(name: str) -> None:
-    assert getattr(hdruntime, name) is not None
-    assert name in dir(hdruntime)
+def test_every_exported_name_exists() -> None:
+    for name in hdruntime.__all__:
+        with named_case(name):
+            assert getattr(hdruntime, name) is not None
+            assert name in dir(hdruntime)
 
 
 def test_every_error_is_exported() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -15,9 +16,9 @@ import hdruntime
 from hdruntime.session import Session
 from hdruntime.text.chunking import TextChunks
 from support.comparators import assert_close
-from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
-from support.sample_model import SAMPLE_MAX_LEN, save_sample_model
+from support.sample_model import SAMPLE_MAX_LEN
+from support.sentence_bundles import with_settings_of
 
 ATOL = 1e-6
 """Measured: 2.4e-7. What is promised is ten times this."""
@@ -110,14 +111,16 @@ class ByHand:
         return states
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(6, marks=pytest.mark.nightly)])
-def checkpoint(request: pytest.FixtureRequest, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample model up to that layer, with more positions than it was trained for."""
+@pytest.fixture(scope="module", params=["two layers", pytest.param("all layers", marks=pytest.mark.nightly)])
+def checkpoint(request: pytest.FixtureRequest, extended_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample model with more positions than it was trained for."""
+    if request.param == "two layers":
+        return extended_sample
+    from hdexport.checkpoint import default_model
     from hdexport.extend import ExtendOptions, extend
 
     folder = tmp_path_factory.mktemp("late")
-    save_sample_model(folder / "sample", request.param)
-    extend(ExtendOptions(model=folder / "sample", output=folder / "checkpoint", max_len=SAMPLE_MAX_LEN))
+    extend(ExtendOptions(model=default_model()[0], output=folder / "checkpoint", max_len=SAMPLE_MAX_LEN))
     return folder / "checkpoint"
 
 
@@ -127,12 +130,15 @@ def by_hand(checkpoint: Path) -> ByHand:
 
 
 @pytest.fixture(scope="module")
-def session(checkpoint: Path) -> Iterator[Session]:
+def session(checkpoint: Path, extended_sample: Path, sample_bundle: Path) -> Iterator[Session]:
     from hdexport.build import BuildOptions, build
 
-    bundle = checkpoint.with_name("bundle")
-    options = {"max_len": SAMPLE_MAX_LEN, "attention_scale": "none", "verify": None}
-    build(BuildOptions(model=checkpoint, output=bundle, **options))
+    if checkpoint == extended_sample:
+        bundle = sample_bundle
+    else:
+        bundle = checkpoint.with_name("bundle")
+        options = {"max_len": SAMPLE_MAX_LEN, "attention_scale": "none", "verify": None}
+        build(BuildOptions(model=checkpoint, output=bundle, **options))
     with hdruntime.load(bundle) as session:
         yield session
 
@@ -185,22 +191,21 @@ def test_wrong_tokens_a_wrong_seam_and_chunks_alone_are_told_apart(session: Sess
 
 @pytest.mark.parametrize("include_prompt", [True, False])
 def test_a_prompt_is_pooled_with_the_first_chunk_as_embed_pools_it(
-    tmp_path_factory: pytest.TempPathFactory, include_prompt: bool
+    tiny_bundles: Callable[..., Any], tmp_path: Path, include_prompt: bool
 ) -> None:
     from hdexport.build import BuildOptions, build
-    from hdexport.model.tasks import Task
-    from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
+    from support.tiny_models import change_json
 
-    def make(directory: Path) -> None:
-        model = directory / "checkpoint"
-        save_tiny_model(model, "bert", Task.FEATURE_EXTRACTION)
-        pooling = {"pooling_mode_mean_tokens": True, "include_prompt": include_prompt}
-        save_sentence_modules(model, "Normalize", pooling=pooling)
-        prompts = {"query": "w30 w31: ", "document": ""}
-        change_json(model / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
-        build(BuildOptions(model=model, output=directory / "bundle", max_len=64, verify=None))
-
-    bundle = made_once(tmp_path_factory, f"late prompt {include_prompt}", make) / "bundle"
+    plain = tiny_bundles("bert", "sentence-similarity")
+    model = Path(shutil.copytree(plain.checkpoint, tmp_path / "checkpoint"))
+    prompts = {"query": "w30 w31: ", "document": ""}
+    change_json(model / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
+    bundle = tmp_path / "bundle"
+    if include_prompt:
+        with_settings_of(model, plain.path, bundle)
+    else:
+        change_json(model / "1_Pooling" / "config.json", include_prompt=False)
+        build(BuildOptions(model=model, output=bundle, max_len=64, verify=None))
     text = "w1 w2 w3 w4 w5"
     with hdruntime.load(bundle) as session:
         for options in ({}, {"prompt": "w40 "}, {"prompt": ""}, {"prompt_name": "document"}):

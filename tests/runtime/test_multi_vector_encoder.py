@@ -25,7 +25,8 @@ from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.similarity import maxsim, maxsim_of_pairs
 from hdruntime.text.tokenization import Overflow
 from support.colbert_models import DOCUMENT_TOKENS, MAX_LEN, MODELS, POSITIONS, UNSEEN, WINDOW, made_colbert
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
+from support.grids import nightly_unless
 from support.job_runs import read, run
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 
@@ -53,14 +54,17 @@ LONGER = LONG * 3
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Name of a model -> a folder with its ``checkpoint`` and, verified, its ``bundle``."""
+    """Name of a model -> a folder with its ``checkpoint`` and its ``bundle``."""
 
     return lambda name: made_colbert(tmp_path_factory, name)
 
 
-@pytest.fixture(params=MODELS)
-def both(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Iterator[tuple[Any, MultiVectorEncoder]]:
-    """The model in sentence-transformers, and the bundle."""
+Both = tuple[Any, MultiVectorEncoder]
+
+
+@pytest.fixture
+def both(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Iterator[Both]:
+    """The model of that name in sentence-transformers, and the bundle."""
     directory = saved(request.param)
     theirs = sentence_transformers.MultiVectorEncoder(str(directory / "checkpoint"), device="cpu")
     with MultiVectorEncoder(directory / "bundle", backend="onnxruntime") as ours:
@@ -80,7 +84,8 @@ def assert_same_vectors(found: list[Any], expected: list[Any], *, atol: float = 
         assert_close(np.asarray(one), np.asarray(other), atol=atol)
 
 
-def test_vectors_are_those_of_sentence_transformers(both: tuple[Any, MultiVectorEncoder]) -> None:
+@pytest.mark.parametrize("both", MODELS, indirect=True)
+def test_vectors_are_those_of_sentence_transformers(both: Both) -> None:
     theirs, ours = both
     assert (ours.prompts, ours.similarity_fn_name) == (theirs.prompts, theirs.similarity_fn_name)
     assert ours.get_embedding_dimension() == theirs.get_embedding_dimension()
@@ -94,7 +99,8 @@ def test_vectors_are_those_of_sentence_transformers(both: tuple[Any, MultiVector
             assert_same_vectors(getattr(ours, name)(TEXTS, batch_size=3, **options), expected)
 
 
-def test_each_wrong_reading_of_a_query_or_document_is_found(both: tuple[Any, MultiVectorEncoder]) -> None:
+@pytest.mark.parametrize("both", ["classic"], indirect=True)
+def test_each_wrong_reading_of_a_query_or_document_is_found(both: Both) -> None:
     theirs, ours = both
     documents = theirs.encode_document(TEXTS, convert_to_numpy=True)
     with pytest.raises(AssertionError):
@@ -155,7 +161,7 @@ def test_every_graph_of_a_bundle_was_verified(saved: Callable[[str], Path], name
     )  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.parametrize("name", ["classic", nightly_unless(False, "windowed")])
 def test_a_verification_finds_a_query_that_sees_what_was_added(
     saved: Callable[[str], Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +264,8 @@ def test_documents_are_read_as_far_as_the_bundle_serves(saved: Callable[[str], P
         assert (ours.document_length, ours.query_length) == (50, MAX_LEN)
 
 
-def test_arguments_and_results_have_the_forms_of_sentence_transformers(both: tuple[Any, MultiVectorEncoder]) -> None:
+@pytest.mark.parametrize("both", ["classic", "attending"], indirect=True)
+def test_arguments_and_results_have_the_forms_of_sentence_transformers(both: Both) -> None:
     import torch
 
     theirs, ours = both
@@ -330,22 +337,22 @@ def test_maxsim_takes_one_text_and_padded_texts_and_refuses_other_shapes() -> No
         maxsim_of_pairs(padded, padded[:1])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"inputs": 3}, "inputs is of type int"),
-        ({"inputs": ["a", None]}, r"inputs\[1\] is of type NoneType"),
-        ({"inputs": ["a", "\ud800"]}, r"inputs\[1\]: .*not valid Unicode"),
-        ({"inputs": "a", "prompt_name": "title"}, "no prompt 'title'"),
-        ({"inputs": "a", "task": "passage"}, "task is 'passage'"),
-        ({"inputs": "a", "batch_size": 0}, "batch_size is 0"),
-        ({"inputs": "a", "device": "cuda"}, "MultiVectorEncoder"),
-        ({"inputs": "a", "output_value": "sentence_embedding"}, "must be 'token_embeddings'"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str, classic: MultiVectorEncoder) -> None:
-    with pytest.raises(InputError, match=message):
-        classic.encode(**arguments)
+WRONG_ARGUMENTS = [
+    ({"inputs": 3}, "inputs is of type int"),
+    ({"inputs": ["a", None]}, r"inputs\[1\] is of type NoneType"),
+    ({"inputs": ["a", "\ud800"]}, r"inputs\[1\]: .*not valid Unicode"),
+    ({"inputs": "a", "prompt_name": "title"}, "no prompt 'title'"),
+    ({"inputs": "a", "task": "passage"}, "task is 'passage'"),
+    ({"inputs": "a", "batch_size": 0}, "batch_size is 0"),
+    ({"inputs": "a", "device": "cuda"}, "MultiVectorEncoder"),
+    ({"inputs": "a", "output_value": "sentence_embedding"}, "must be 'token_embeddings'"),
+]
+
+
+def test_wrong_arguments_are_refused(classic: MultiVectorEncoder) -> None:
+    for arguments, message in WRONG_ARGUMENTS:
+        with named_case(message), pytest.raises(InputError, match=message):
+            classic.encode(**arguments)
 
 
 def test_other_bundles_and_other_methods_are_refused(bundle_path: Path, saved: Callable[[str], Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, InputError, OutOfMemoryError
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.session import Session
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
 from support.needs import needs_openvino
 from support.recurrent_bundle import (
     MEMORY,
@@ -65,6 +66,10 @@ def session(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Session]
         yield opened
 
 
+on_one_backend = pytest.mark.parametrize("session", ["onnxruntime"], indirect=True)
+"""For what no backend decides."""
+
+
 def batch_of(lengths: Sequence[int], tokens: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Ids and a mask, [rows, tokens], padded on the right."""
     ids = np.random.default_rng(seed).integers(0, NAN_ID, (len(lengths), tokens))
@@ -93,20 +98,22 @@ def test_a_text_begins_with_a_memory_of_zeros(session: Session, rows: int) -> No
     check(session(input_ids=ids, memory=zeros), recurrent_states(ids))
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "a list", "every second row of a larger array"])
-def test_a_given_memory_reaches_the_graph(session: Session, rows: int, kind: str) -> None:
-    ids, _ = batch_of([5] * rows, 5)
-    old = memories(rows)
-    given: Any = old
-    if kind == "a list":
-        given = old.tolist()
-    elif kind == "every second row of a larger array":
-        given = np.repeat(old, 2, axis=0)[::2]
-    else:
-        old = old.astype(np.float16).astype(np.float32) if kind == "float16" else old
-        given = old.astype(kind)
-    check(session(input_ids=ids, memory=given), recurrent_states(ids, None, old))
+def test_a_given_memory_reaches_the_graph(session: Session) -> None:
+    for rows, kind in itertools.product(
+        [1, 3], ["float32", "float64", "float16", "a list", "every second row of a larger array"]
+    ):
+        with named_case(rows, kind):
+            ids, _ = batch_of([5] * rows, 5)
+            old = memories(rows)
+            given: Any = old
+            if kind == "a list":
+                given = old.tolist()
+            elif kind == "every second row of a larger array":
+                given = np.repeat(old, 2, axis=0)[::2]
+            else:
+                old = old.astype(np.float16).astype(np.float32) if kind == "float16" else old
+                given = old.astype(kind)
+            check(session(input_ids=ids, memory=given), recurrent_states(ids, None, old))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +133,7 @@ def test_rows_of_all_lengths_keep_their_own_memories(session: Session, mask: lis
     check(given, recurrent_states(ids, np.array(mask), old))
 
 
+@on_one_backend
 def test_memories_of_swapped_rows_would_be_noticed(session: Session) -> None:
     ids, mask = batch_of([5, 3], 5)
     got = session(input_ids=ids, attention_mask=mask, memory=memories(2)[::-1])
@@ -140,28 +148,29 @@ def test_a_given_memory_is_not_changed(session: Session) -> None:
     np.testing.assert_array_equal(old, memories(2))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        (MEMORY, np.zeros((2, 1, 4, 4), np.int64), r"memory is of type int64; it must be float32\."),
-        (MEMORY, np.zeros((2, 1, 4, 4), bool), r"memory is of type bool; it must be float32\."),
-        (MEMORY, [["a"]], r"memory is of type <U1; it must be float32\."),
-        (MEMORY, [[0.0], [0.0, 1.0]], r"memory cannot be read as an array \[batch, 1, 4, 4\]: "),
-        (MEMORY, np.zeros((1, 4, 4)), r"memory has shape \[1, 4, 4\]; it must be \[batch, 1, 4, 4\]\."),
-        (MEMORY, np.float32(0), r"memory has shape \[\]; it must be \[batch, 1, 4, 4\]\."),
-        (
-            MEMORY,
-            np.zeros((2, 1, 4, 5)),
-            r"memory has shape \[2, 1, 4, 5\]; for 2 rows it must be \[batch, 1, 4, 4\]: ",
-        ),
-        (MEMORY, np.zeros((2, 4, 1, 4)), r"memory has shape \[2, 4, 1, 4\]; for 2 rows it must be"),
-        (MEMORY, np.zeros((1, 1, 4, 4)), r"memory has shape \[1, 1, 4, 4\]; for 2 rows .* output for the same rows\."),
-        (NEW_MEMORY, np.zeros((2, 1, 4, 4)), r"Unknown input 'new_memory'; this bundle accepts .*attention_mask, mem"),
-    ],
-)
-def test_a_memory_that_does_not_fit_is_refused(session: Session, name: str, value: object, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        session(input_ids=[[2, 3], [4, 5]], **{name: value})
+MEMORIES_THAT_DO_NOT_FIT = [
+    (MEMORY, np.zeros((2, 1, 4, 4), np.int64), r"memory is of type int64; it must be float32\."),
+    (MEMORY, np.zeros((2, 1, 4, 4), bool), r"memory is of type bool; it must be float32\."),
+    (MEMORY, [["a"]], r"memory is of type <U1; it must be float32\."),
+    (MEMORY, [[0.0], [0.0, 1.0]], r"memory cannot be read as an array \[batch, 1, 4, 4\]: "),
+    (MEMORY, np.zeros((1, 4, 4)), r"memory has shape \[1, 4, 4\]; it must be \[batch, 1, 4, 4\]\."),
+    (MEMORY, np.float32(0), r"memory has shape \[\]; it must be \[batch, 1, 4, 4\]\."),
+    (
+        MEMORY,
+        np.zeros((2, 1, 4, 5)),
+        r"memory has shape \[2, 1, 4, 5\]; for 2 rows it must be \[batch, 1, 4, 4\]: ",
+    ),
+    (MEMORY, np.zeros((2, 4, 1, 4)), r"memory has shape \[2, 4, 1, 4\]; for 2 rows it must be"),
+    (MEMORY, np.zeros((1, 1, 4, 4)), r"memory has shape \[1, 1, 4, 4\]; for 2 rows .* output for the same rows\."),
+    (NEW_MEMORY, np.zeros((2, 1, 4, 4)), r"Unknown input 'new_memory'; this bundle accepts .*attention_mask, mem"),
+]
+
+
+@on_one_backend
+def test_a_memory_that_does_not_fit_is_refused(session: Session) -> None:
+    for name, value, message in MEMORIES_THAT_DO_NOT_FIT:
+        with named_case(message), pytest.raises(InputError, match=message):
+            session(input_ids=[[2, 3], [4, 5]], **{name: value})
 
 
 def test_inputs_are_in_the_manifests_order_and_types(bundle: Bundle) -> None:
@@ -174,6 +183,7 @@ def test_inputs_are_in_the_manifests_order_and_types(bundle: Bundle) -> None:
     assert list(found) == [spec.name for spec in bundle.manifest.inputs]
 
 
+@on_one_backend
 def test_a_memory_that_is_nan_is_refused(session: Session) -> None:
     old = np.zeros((3, 1, 4, 4), np.float32)
     old[1, 0, 2, 3] = np.nan
@@ -200,6 +210,7 @@ def test_consecutive_calls_equal_the_reference(session: Session, segments: list[
         memory = answer.memory
 
 
+@on_one_backend
 def test_a_call_that_forgets_would_be_noticed(session: Session) -> None:
     ids, _ = batch_of([4], 4)
     first = session(input_ids=ids)

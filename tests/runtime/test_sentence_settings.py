@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hdruntime import SentenceEncoder
 from hdruntime.errors import InputError, ModelError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 from support.comparators import assert_close
+from support.grids import nightly_unless
 from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 from support.tiny_models import VOCAB_SIZE, change_json, save_tiny_model
@@ -116,7 +118,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+# The poolings of a prompt's tokens, by themselves: tests/exporter/checkpoint/test_sentence_pooling.py
+@pytest.mark.parametrize("name", [nightly_unless(name != "all poolings", name) for name in MODELS])
 def test_vectors_are_those_of_sentence_transformers(name: str, base: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     make, options = MODELS[name]
@@ -190,23 +193,37 @@ TOKENIZERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("lowers", [False, True])
+LOWERING = ("uncased", "uncased normalizer", "lowercased chain", "chain in a chain")
+
+
+@pytest.fixture(scope="module")
+def two_more_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of one layer with room for two added tokens. Not to be changed: copy it."""
+    path = tmp_path_factory.mktemp("words") / "checkpoint"
+    save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION, vocab_size=VOCAB_SIZE + 2, num_hidden_layers=1)
+    return path
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_cases_are_lowered_as_sentence_transformers_does(name: str, lowers: bool, tmp_path: Path) -> None:
+def test_cases_are_lowered_as_sentence_transformers_does(name: str, two_more_words: Path, tmp_path: Path) -> None:
     """``do_lower_case`` of the Transformer, and of a tokenizer that has cases or not."""
-    checkpoint = tmp_path / "checkpoint"
-    save_tiny_model(checkpoint, "bert", Task.FEATURE_EXTRACTION, vocab_size=VOCAB_SIZE + 2, num_hidden_layers=1)
+    checkpoint = Path(shutil.copytree(two_more_words, tmp_path / "checkpoint"))
     TOKENIZERS[name](checkpoint)
-    modules = [Transformer(str(checkpoint), do_lower_case=lowers), Pooling(WIDTH)]
-    theirs = sentence_transformers.SentenceTransformer(modules=modules).tokenizer
-    (checkpoint / "modules.json").write_text('[{"type": "sentence_transformers.models.Transformer", "path": ""}]')
-    change_json(checkpoint / "sentence_bert_config.json", do_lower_case=lowers)
-    write_tokenizer(find_checkpoint(checkpoint), tmp_path)
     texts = ["w7 W7 Ẃ7 ẃ7", "W9W w9W Ww WW", "[SEP] [sep] İw1", ""]
-    encodings = TextTokenizer(tmp_path / "tokenizer.json", max_len=64).encode(texts, overflow=Overflow.ERROR)
-    assert [encoding.input_ids for encoding in encodings] == theirs(texts)["input_ids"]
-    are_equal = encodings[0].input_ids[1] == encodings[0].input_ids[2]
-    assert are_equal == (lowers or name in ("uncased", "uncased normalizer", "lowercased chain", "chain in a chain"))
+    expected = {}
+    for lowers in (False, True):
+        modules = [Transformer(str(checkpoint), do_lower_case=lowers), Pooling(WIDTH)]
+        expected[lowers] = sentence_transformers.SentenceTransformer(modules=modules).tokenizer(texts)["input_ids"]
+    (checkpoint / "modules.json").write_text('[{"type": "sentence_transformers.models.Transformer", "path": ""}]')
+    for lowers in (False, True):
+        change_json(checkpoint / "sentence_bert_config.json", do_lower_case=lowers)
+        write_tokenizer(find_checkpoint(checkpoint), tmp_path)
+        encodings = TextTokenizer(tmp_path / "tokenizer.json", max_len=64).encode(texts, overflow=Overflow.ERROR)
+        assert [encoding.input_ids for encoding in encodings] == expected[lowers], lowers
+        are_equal = encodings[0].input_ids[1] == encodings[0].input_ids[2]
+        assert are_equal == (
+            lowers or name in ("uncased", "uncased normalizer", "lowercased chain", "chain in a chain")
+        )
 
 
 def _router(encoder: Transformer, after: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,11 @@
-"""Models that sentence-transformers saved: their bundles give its numbers, by default and with every argument."""
+"""Models that sentence-transformers saved: their bundles give its numbers, by default and with every argument.
+
+The evaluators and searches of sentence-transformers, LangChain and batch jobs get the same numbers.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import subprocess
@@ -15,13 +19,13 @@ import pytest
 
 import hdruntime
 from hdruntime import SentenceEncoder
-from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.langchain_embeddings import LangChainEmbeddings
 from support.comparators import assert_close
 from support.job_runs import read, run
 from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
+from support.sentence_bundles import with_settings_of
 from support.tiny_models import change_json
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -33,10 +37,10 @@ TEXTS = ["w7 w8 w9 w10", "w11 W12", "", "w5 " * 60, "W20 w21 unknown", "w9"]
 
 PROMPTS = {"query": "w30 W31 ", "passage": "w32: "}
 
-MODELS = ("prompted", "prompt not pooled", "plain", "sentence-t5", "last token")
+MODELS = ("prompted", "plain", "sentence-t5", "last token")
 
 
-def _save_base(path: Path, model_type: str = "bert") -> None:
+def _save_base(path: Path, model_type: str) -> None:
     from hdexport.model.tasks import Task
     from support.tiny_models import save_tiny_model
 
@@ -49,24 +53,9 @@ def _save(path: Path, name: str) -> None:
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    if name == "plain":
-        _save_base(path)
-        return
     base = path.with_name(f"{path.name} base")
-    model_types = {"late interaction": "t5", "sentence-t5": "t5", "last token": "qwen3"}
-    _save_base(base, model_types.get(name, "bert"))
-    if name.startswith("cross-encoder"):
-        activation = torch.nn.Softmax(dim=-1) if name.endswith("3") else None
-        model = sentence_transformers.CrossEncoder(
-            str(base), num_labels=int(name[-1]), max_length=32, activation_fn=activation, prompts=PROMPTS
-        )
-    elif name == "prompted":
-        model = sentence_transformers.SentenceTransformer(
-            modules=[Transformer(str(base), max_seq_length=24), Pooling(32, "mean"), Normalize()],
-            prompts=PROMPTS,
-            default_prompt_name="query",
-        )
-    elif name == "late interaction":
+    _save_base(base, "qwen3" if name == "last token" else "t5")
+    if name == "late interaction":
         torch.manual_seed(3)
         of_tokens = {"module_input_name": "token_embeddings"}
         projection = Dense(32, 20, bias=False, activation_function=torch.nn.Identity(), **of_tokens)
@@ -80,7 +69,7 @@ def _save(path: Path, name: str) -> None:
         model = sentence_transformers.SentenceTransformer(
             modules=[Transformer(str(base), max_seq_length=24), Pooling(32, "mean"), projection, Normalize()]
         )
-    elif name == "last token":
+    else:
         # sentence-transformers pads on the left, and the bundle's session on the right.
         change_json(base / "tokenizer_config.json", padding_side="left")
         model = sentence_transformers.SentenceTransformer(
@@ -92,53 +81,63 @@ def _save(path: Path, name: str) -> None:
             prompts=PROMPTS,
         )
         assert model.tokenizer.padding_side == "left"
-    else:
-        torch.manual_seed(1)
-        model = sentence_transformers.SentenceTransformer(
-            modules=[
-                Transformer(str(base), do_lower_case=True),
-                Pooling(32, ("cls", "mean"), include_prompt=False),
-                Dense(64, 12),
-            ],
-            prompts=PROMPTS,
-            similarity_fn_name="euclidean",
-            truncate_dim=10,
-        )
     model.save_pretrained(str(path))
 
 
+def _prompt(plain: Any, directory: Path) -> None:
+    """Save a model with prompts and a shorter length; its bundle has the graph of the one without."""
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    model = sentence_transformers.SentenceTransformer(
+        modules=[Transformer(str(plain.checkpoint), max_seq_length=24), Pooling(32, "mean"), Normalize()],
+        prompts=PROMPTS,
+        default_prompt_name="query",
+    )
+    model.save_pretrained(str(directory / "checkpoint"))
+    with_settings_of(directory / "checkpoint", plain.path, directory / "bundle")
+
+
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Name of a model -> a folder with its ``checkpoint`` and, verified, its ``bundle``."""
+def saved(tmp_path_factory: pytest.TempPathFactory, tiny_bundles: Callable[..., Any]) -> Callable[[str], Path]:
+    """Name of a model -> a folder with its ``checkpoint`` and its ``bundle``."""
 
     def save_and_build(name: str) -> Callable[[Path], None]:
         def make(directory: Path) -> None:
             from hdexport.build import BuildOptions, build
 
+            if name == "prompted":
+                _prompt(tiny_bundles("bert", "sentence-similarity"), directory)
+                return
             _save(directory / "checkpoint", name)
-            build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", max_len=100))
+            build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", max_len=100, verify=None))
 
         return make
 
-    return lambda name: made_once(tmp_path_factory, f"sentence {name}", save_and_build(name))
+    def folder(name: str) -> Path:
+        if name == "plain":
+            plain: Path = tiny_bundles("bert").path.parent
+            return plain
+        return made_once(tmp_path_factory, f"sentence {name}", save_and_build(name))
+
+    return folder
 
 
-@pytest.fixture(params=MODELS)
-def both(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Iterator[tuple[Any, SentenceEncoder]]:
+Both = tuple[Any, SentenceEncoder]
+
+
+@contextlib.contextmanager
+def loaded(directory: Path) -> Iterator[Both]:
     """The model in sentence-transformers, and the bundle."""
-    directory = saved(request.param)
     theirs = sentence_transformers.SentenceTransformer(str(directory / "checkpoint"), device="cpu")
     with SentenceEncoder(directory / "bundle") as ours:
         yield theirs, ours
 
 
-def test_settings_are_the_models_own(both: tuple[Any, SentenceEncoder]) -> None:
-    theirs, ours = both
-    for name in ("max_seq_length", "prompts", "default_prompt_name", "similarity_fn_name"):
-        assert getattr(ours, name) == getattr(theirs, name), name
-    assert ours.get_embedding_dimension() == theirs.get_embedding_dimension()
-    for text in TEXTS:
-        assert ours.tokenizer.encode(text).ids == theirs.tokenizer(text)["input_ids"]
+@pytest.fixture
+def prompted(saved: Callable[[str], Path]) -> Iterator[Both]:
+    with loaded(saved("prompted")) as both:
+        yield both
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -154,8 +153,22 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_vectors_are_those_of_sentence_transformers(both: tuple[Any, SentenceEncoder]) -> None:
-    theirs, ours = both
+@pytest.mark.parametrize("name", MODELS)
+def test_settings_and_vectors_are_those_of_sentence_transformers(saved: Callable[[str], Path], name: str) -> None:
+    with loaded(saved(name)) as (theirs, ours):
+        check_settings(theirs, ours)
+        check_vectors(theirs, ours)
+
+
+def check_settings(theirs: Any, ours: SentenceEncoder) -> None:
+    for name in ("max_seq_length", "prompts", "default_prompt_name", "similarity_fn_name"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.get_embedding_dimension() == theirs.get_embedding_dimension()
+    for text in TEXTS:
+        assert ours.tokenizer.encode(text).ids == theirs.tokenizer(text)["input_ids"]
+
+
+def check_vectors(theirs: Any, ours: SentenceEncoder) -> None:
     for options in OPTIONS:
         if options.get("prompt_name") == "passage" and "passage" not in theirs.prompts:
             options = {"prompt_name": "document"}
@@ -163,7 +176,7 @@ def test_vectors_are_those_of_sentence_transformers(both: tuple[Any, SentenceEnc
     assert_close(ours.encode_query(TEXTS), theirs.encode_query(TEXTS), atol=ATOL)
     assert_close(ours.encode_document(TEXTS), theirs.encode_document(TEXTS), atol=ATOL)
     for precision in ("int8", "uint8", "binary", "ubinary"):
-        expected, found = (each.encode(TEXTS, precision=precision) for each in both)
+        expected, found = (each.encode(TEXTS, precision=precision) for each in (theirs, ours))
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         # Vectors that differ in the last digit may be on either side of a step.
         assert (found == expected).mean() > 0.95
@@ -179,7 +192,13 @@ def test_prompts_change_vectors_by_default(saved: Callable[[str], Path]) -> None
         assert not np.allclose(encoder.encode(TEXTS), encoder.encode(TEXTS, prompt=""), atol=0.01)
 
 
-def test_token_vectors_and_tensors_are_those_of_sentence_transformers(both: tuple[Any, SentenceEncoder]) -> None:
+@pytest.mark.parametrize("name", ["prompted", "last token"])
+def test_token_vectors_and_tensors_are_those_of_sentence_transformers(saved: Callable[[str], Path], name: str) -> None:
+    with loaded(saved(name)) as both:
+        check_token_vectors_and_tensors(both)
+
+
+def check_token_vectors_and_tensors(both: Both) -> None:
     import torch
 
     theirs, ours = both
@@ -213,10 +232,10 @@ def test_vectors_of_late_interaction_are_those_of_each_token(saved: Callable[[st
 
 
 @pytest.mark.parametrize("function", ["cosine", "dot", "euclidean", "manhattan"])
-def test_similarities_are_those_of_sentence_transformers(both: tuple[Any, SentenceEncoder], function: str) -> None:
+def test_similarities_are_those_of_sentence_transformers(prompted: Both, function: str) -> None:
     import torch
 
-    theirs, ours = both
+    theirs, ours = prompted
     theirs.similarity_fn_name = ours.similarity_fn_name = function
     first = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
     second = np.concatenate([first[::-1] + 1, np.zeros((1, 6), np.float32)])
@@ -255,7 +274,7 @@ def test_arguments_have_the_places_and_names_of_sentence_transformers(saved: Cal
                 assert (encode(**{name: TEXTS}, **options) == by_place).all()
 
 
-def test_evaluators_and_search_run_and_find_the_same(both: tuple[Any, SentenceEncoder]) -> None:
+def test_evaluators_and_search_run_and_find_the_same(prompted: Both) -> None:
     from sentence_transformers.sentence_transformer.evaluation import (
         EmbeddingSimilarityEvaluator,
         InformationRetrievalEvaluator,
@@ -275,11 +294,11 @@ def test_evaluators_and_search_run_and_find_the_same(both: tuple[Any, SentenceEn
         ),
     ]
     for evaluator in evaluators:
-        expected, found = (evaluator(each) for each in both)
+        expected, found = (evaluator(each) for each in prompted)
         assert found == pytest.approx(expected, abs=0.02 if getattr(evaluator, "precision", None) else 1e-4)
     expected, found = (
         semantic_search(each.encode_query(list(queries.values())), each.encode_document(words), top_k=3)
-        for each in both
+        for each in prompted
     )
     assert [[hit["corpus_id"] for hit in hits] for hits in found] == [
         [hit["corpus_id"] for hit in hits] for hits in expected
@@ -304,7 +323,7 @@ import sys
 sys.modules["torch"] = None
 from hdruntime import SentenceEncoder
 from hdruntime.errors import MissingDependencyError
-encoder = SentenceEncoder({str(saved("prompt not pooled") / "bundle")!r})
+encoder = SentenceEncoder({str(saved("last token") / "bundle")!r})
 vectors = encoder.encode_query(["w5", "w6"], normalize_embeddings=True, precision="int8")
 print(vectors.shape, encoder.similarity(vectors, vectors).shape)
 try:
@@ -313,7 +332,7 @@ except MissingDependencyError as error:
     print(error)
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert found.stdout.startswith("(2, 10) (2, 2)\n")
+    assert found.stdout.startswith("(2, 64) (2, 2)\n")
     assert "pip install" in found.stdout
 
 
@@ -326,7 +345,7 @@ def rows(path: Path, columns: dict[str, list[Any]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["prompted", "prompt not pooled"])
+@pytest.mark.parametrize("name", ["prompted", "last token"])
 def test_a_job_puts_prompts_before_texts(saved: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     directory = saved(name)
     theirs = sentence_transformers.SentenceTransformer(str(directory / "checkpoint"), device="cpu")
@@ -341,29 +360,3 @@ def test_a_job_puts_prompts_before_texts(saved: Callable[[str], Path], name: str
         run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="title")
     with pytest.raises(InputError, match="--prompt and --prompt-name both define"):
         run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="query", prompt="")
-
-
-@pytest.mark.parametrize("labels", [1, 3])
-def test_a_job_scores_pairs_as_the_cross_encoder_does(
-    saved: Callable[[str], Path], labels: int, tmp_path: Path
-) -> None:
-    directory = saved(f"cross-encoder {labels}")
-    theirs = sentence_transformers.CrossEncoder(str(directory / "checkpoint"), device="cpu")
-    settings = open_bundle(directory / "bundle").manifest.sentence
-    assert settings is not None
-    assert (settings.max_seq_length, theirs.max_seq_length) == (32, 32)
-    firsts, seconds = ["w7 w8", "w9", "w10 w11"], ["w8 w9 w10", "w40", "w11 w12"]
-    inputs = rows(tmp_path / "in.jsonl", {"query": firsts, "document": seconds})
-    from hdruntime.jobs.rows import Columns
-
-    columns = Columns(text="query", text_pair="document")
-    for number, options in enumerate(({}, {"prompt_name": "query"}, {"prompt": "w50 "})):
-        run(directory / "bundle", inputs, tmp_path / f"{number}.jsonl", columns=columns, **options)
-        found = [list(row["scores"].values()) for row in read(tmp_path / f"{number}.jsonl")]  # type: ignore[attr-defined]
-        expected = theirs.predict(list(zip(firsts, seconds, strict=True)), **options)
-        assert_close(np.array(found), expected.reshape(3, labels), atol=ATOL)
-    with pytest.raises(InputError, match=r"a row needs two texts, which its cross-encoder compares\.\n.*query"):
-        run(directory / "bundle", inputs, tmp_path / "other.jsonl", columns=Columns(text="query"))
-    missing = rows(tmp_path / "missing.jsonl", {"query": ["w7"], "document": [None]})
-    done = run(directory / "bundle", missing, tmp_path / "missing-out.jsonl", columns=columns)
-    assert (done.failed_rows, dict(done.errors)) == (1, {"column": 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, BundleCorruptError, InputError, NonFiniteOutputError
 from hdruntime.session import Session
+from support.comparators import named_case
 
 Model = Callable[..., np.ndarray]
 BundleMaker = Callable[..., Path]
@@ -48,20 +50,21 @@ def random_ids(*shape: int) -> np.ndarray:
 # One batch
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 15, MAX_LEN])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_the_answer_is_the_models(session: Session, model: Model, batch: int, tokens: int) -> None:
-    ids = random_ids(batch, tokens)
-    (output,) = session(input_ids=ids).values()
-    assert output.dtype == np.float32
-    np.testing.assert_allclose(output, model(ids), atol=1e-6)
+def test_the_answer_is_the_models(session: Session, model: Model) -> None:
+    for tokens, batch in itertools.product([1, 2, 15, MAX_LEN], [1, 3]):
+        with named_case(tokens, batch):
+            ids = random_ids(batch, tokens)
+            (output,) = session(input_ids=ids).values()
+            assert output.dtype == np.float32
+            np.testing.assert_allclose(output, model(ids), atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", ">i4", "list"])
-def test_any_integers_are_accepted(session: Session, model: Model, dtype: str) -> None:
-    ids = random_ids(2, 5)
-    given: Any = ids.tolist() if dtype == "list" else ids.astype(dtype)
-    np.testing.assert_allclose(session(input_ids=given)["last_hidden_state"], model(ids), atol=1e-6)
+def test_any_integers_are_accepted(session: Session, model: Model) -> None:
+    for dtype in ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", ">i4", "list"]:
+        with named_case(dtype):
+            ids = random_ids(2, 5)
+            given: Any = ids.tolist() if dtype == "list" else ids.astype(dtype)
+            np.testing.assert_allclose(session(input_ids=given)["last_hidden_state"], model(ids), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [bool, np.float32])
@@ -124,38 +127,38 @@ TOO_LONG = r"^Input has 17 tokens; this bundle accepts 1 to 16\.\nTruncate it, o
 IDS = {"input_ids": [[1, 2]]}
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({}, "input_ids is missing"),
-        ({"input_ids": None}, "input_ids is missing"),
-        ({"input_ids": [1, 2]}, r"input_ids has shape \[2\]; it must be \[batch, tokens\].\n.*\[ids\]"),
-        ({"input_ids": 5}, r"input_ids has shape \[\]"),
-        ({"input_ids": [[[1]]]}, r"input_ids has shape \[1, 1, 1\]"),
-        ({"input_ids": [[1, 2], [3]]}, r"cannot be read as an array .*\nPad shorter rows"),
-        ({"input_ids": []}, r"input_ids has shape \[0\]"),
-        ({"input_ids": np.zeros((0, 4), int)}, "the batch is empty"),
-        ({"input_ids": [[]]}, "Input has 0 tokens; this bundle accepts 1 to 16"),
-        ({"input_ids": [[1.0]]}, "input_ids is of type float64; it must be integers"),
-        ({"input_ids": [[True]]}, "input_ids is of type bool"),
-        ({"input_ids": [["a"]]}, "input_ids is of type <U1"),
-        ({"input_ids": [[2**63]]}, "input_ids holds 9223372036854775808, which is more than int64"),
-        ({"input_ids": [[2**64]]}, "integers of at most 64 bits"),
-        ({"input_ids": [[1, -(2**64)]]}, "integers of at most 64 bits"),
-        ({"input_ids": [[1, 2], [3, 11]]}, r"input_ids\[1, 1\] is 11; the vocabulary has 11 ids, 0 to 10"),
-        ({"input_ids": [[1, -1]]}, r"input_ids\[0, 1\] is -1; the vocabulary has 11 ids"),
-        ({"input_ids": [[4] * 17]}, TOO_LONG),
-        ({**IDS, "attention_mask": [[1]]}, r"attention_mask has shape \[1, 1\], but input_ids \[1, 2\]"),
-        ({**IDS, "attention_mask": [1, 1]}, r"attention_mask has shape \[2\]"),
-        ({**IDS, "attention_mask": [[1, 2]]}, r"attention_mask\[0, 1\] is 2; it must be 1 for"),
-        ({**IDS, "attention_mask": [[1, -1]]}, r"attention_mask\[0, 1\] is -1"),
-        ({**IDS, "attention_mask": [[1.0, 0.5]]}, "attention_mask is of type float64"),
-        ({**IDS, "token_type_ids": [[0, 0]]}, "Unknown input 'token_type_ids'; this bundle accepts input_ids, att"),
-    ],
-)
-def test_invalid_inputs_are_refused(session: Session, inputs: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        session(**inputs)
+INVALID_INPUTS = [
+    ({}, "input_ids is missing"),
+    ({"input_ids": None}, "input_ids is missing"),
+    ({"input_ids": [1, 2]}, r"input_ids has shape \[2\]; it must be \[batch, tokens\].\n.*\[ids\]"),
+    ({"input_ids": 5}, r"input_ids has shape \[\]"),
+    ({"input_ids": [[[1]]]}, r"input_ids has shape \[1, 1, 1\]"),
+    ({"input_ids": [[1, 2], [3]]}, r"cannot be read as an array .*\nPad shorter rows"),
+    ({"input_ids": []}, r"input_ids has shape \[0\]"),
+    ({"input_ids": np.zeros((0, 4), int)}, "the batch is empty"),
+    ({"input_ids": [[]]}, "Input has 0 tokens; this bundle accepts 1 to 16"),
+    ({"input_ids": [[1.0]]}, "input_ids is of type float64; it must be integers"),
+    ({"input_ids": [[True]]}, "input_ids is of type bool"),
+    ({"input_ids": [["a"]]}, "input_ids is of type <U1"),
+    ({"input_ids": [[2**63]]}, "input_ids holds 9223372036854775808, which is more than int64"),
+    ({"input_ids": [[2**64]]}, "integers of at most 64 bits"),
+    ({"input_ids": [[1, -(2**64)]]}, "integers of at most 64 bits"),
+    ({"input_ids": [[1, 2], [3, 11]]}, r"input_ids\[1, 1\] is 11; the vocabulary has 11 ids, 0 to 10"),
+    ({"input_ids": [[1, -1]]}, r"input_ids\[0, 1\] is -1; the vocabulary has 11 ids"),
+    ({"input_ids": [[4] * 17]}, TOO_LONG),
+    ({**IDS, "attention_mask": [[1]]}, r"attention_mask has shape \[1, 1\], but input_ids \[1, 2\]"),
+    ({**IDS, "attention_mask": [1, 1]}, r"attention_mask has shape \[2\]"),
+    ({**IDS, "attention_mask": [[1, 2]]}, r"attention_mask\[0, 1\] is 2; it must be 1 for"),
+    ({**IDS, "attention_mask": [[1, -1]]}, r"attention_mask\[0, 1\] is -1"),
+    ({**IDS, "attention_mask": [[1.0, 0.5]]}, "attention_mask is of type float64"),
+    ({**IDS, "token_type_ids": [[0, 0]]}, "Unknown input 'token_type_ids'; this bundle accepts input_ids, att"),
+]
+
+
+def test_invalid_inputs_are_refused(session: Session) -> None:
+    for inputs, message in INVALID_INPUTS:
+        with named_case(message), pytest.raises(InputError, match=message):
+            session(**inputs)
 
 
 def test_a_negative_token_type_is_refused(new_bundle: BundleMaker) -> None:
@@ -200,18 +203,17 @@ def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: BundleMaker, dtype: 
 # Texts
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 7, 16, 16384, None])
 @pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
-def test_embeddings_keep_order_and_do_not_depend_on_batches(
-    new_bundle: BundleMaker, task: str, batch_tokens: int | None
-) -> None:
-    session = hdruntime.load(new_bundle(task=task, cpu_graph=True))
-    embeddings = session.embed(TEXTS, batch_tokens=batch_tokens)
-    assert embeddings.shape == (len(TEXTS), 4)
-    assert embeddings.dtype == np.float32
-    for text, embedding in zip(TEXTS, embeddings, strict=True):
-        np.testing.assert_allclose(session.embed([text])[0], embedding, atol=1e-6)
-    assert len(np.unique(embeddings.round(3), axis=0)) == len(TEXTS)
+def test_embeddings_keep_order_and_do_not_depend_on_batches(new_bundle: BundleMaker, task: str) -> None:
+    for batch_tokens in [1, 7, 16, 16384, None]:
+        with named_case(batch_tokens):
+            session = hdruntime.load(new_bundle(task=task, cpu_graph=True))
+            embeddings = session.embed(TEXTS, batch_tokens=batch_tokens)
+            assert embeddings.shape == (len(TEXTS), 4)
+            assert embeddings.dtype == np.float32
+            for text, embedding in zip(TEXTS, embeddings, strict=True):
+                np.testing.assert_allclose(session.embed([text])[0], embedding, atol=1e-6)
+            assert len(np.unique(embeddings.round(3), axis=0)) == len(TEXTS)
 
 
 def test_an_embedding_is_the_mean_of_the_token_vectors(session: Session) -> None:

@@ -25,7 +25,7 @@ from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.inference.streaming import Segment
 from hdruntime.session import Session
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
 from support.recurrent_bundle import (
     REMEMBERED,
     make_recurrent_bundle,
@@ -56,6 +56,10 @@ def session(request: pytest.FixtureRequest, path: Path) -> Iterator[Session]:
         yield opened
 
 
+on_one_backend = pytest.mark.parametrize("session", ["onnxruntime"], indirect=True)
+"""For what no backend decides."""
+
+
 def document(tokens: int, seed: int = 0) -> list[int]:
     ids: list[int] = np.random.default_rng(1000 * seed + tokens).integers(0, NAN_ID, tokens).tolist()
     return ids
@@ -81,16 +85,19 @@ def by_document(segments: Iterator[Segment]) -> dict[int, list[Segment]]:
 # One document
 
 
-@pytest.mark.parametrize("segment", [1, REMEMBERED - 1, REMEMBERED, REMEMBERED + 1, MAX_LEN, None])
-@pytest.mark.parametrize("tokens", [1, 5, 6, 7, 16, 17, 60])
-def test_a_document_in_segments_equals_the_model_by_hand(session: Session, tokens: int, segment: int | None) -> None:
-    ids = document(tokens)
-    with session.stream(ids, segment=segment) as stream:
-        segments = list(stream)
-    assert [list(each.outputs) for each in segments] == [[HIDDEN]] * len(segments)
-    assert_close(joined(segments), streamed_states(ids, segment or MAX_LEN), atol=1e-5)
+def test_a_document_in_segments_equals_the_model_by_hand(session: Session) -> None:
+    for segment, tokens in itertools.product(
+        [1, REMEMBERED - 1, REMEMBERED, REMEMBERED + 1, MAX_LEN, None], [1, 5, 6, 7, 16, 17, 60]
+    ):
+        with named_case(segment, tokens):
+            ids = document(tokens)
+            with session.stream(ids, segment=segment) as stream:
+                segments = list(stream)
+            assert [list(each.outputs) for each in segments] == [[HIDDEN]] * len(segments)
+            assert_close(joined(segments), streamed_states(ids, segment or MAX_LEN), atol=1e-5)
 
 
+@on_one_backend
 def test_a_stream_that_forgets_would_be_noticed(session: Session) -> None:
     ids = document(30)
     alone = [session(input_ids=[ids[start : start + 10]])[HIDDEN][0] for start in range(0, 30, 10)]
@@ -104,6 +111,7 @@ def test_what_is_not_there_yet_is_attended_to_where_the_model_does(tmp_path: Pat
         assert_close(joined(list(session.stream(ids, segment=4))), streamed_states(ids, 4, attended=True), atol=1e-5)
 
 
+@on_one_backend
 def test_a_text_is_tokenized_as_a_whole(session: Session) -> None:
     text = "long documents are read whole . " * 9
     (encoding,) = session.tokenize([text], overflow="recur")
@@ -150,12 +158,14 @@ def test_interleaved_documents_equal_each_alone(session: Session, lengths: list[
         assert_close(joined(segments), streamed_states(documents[number], segment), atol=1e-5)
 
 
+@on_one_backend
 def test_a_row_does_not_wait_for_the_others(session: Session) -> None:
     documents = [document(tokens) for tokens in (40, 4, 4, 4, 4)]
     order = [(each.document, each.tokens.start) for each in session.stream_all(documents, segment=8, rows=2)]
     assert order == [(0, 0), (1, 0), (0, 8), (2, 0), (0, 16), (3, 0), (0, 24), (4, 0), (0, 32)]
 
 
+@on_one_backend
 def test_documents_are_taken_when_there_is_a_row_for_them(session: Session) -> None:
     taken = []
 
@@ -200,14 +210,14 @@ def pooled(states: np.ndarray, pooling: str) -> np.ndarray:
     return {"mean": states.mean(0), "max": states.max(0), "lasttoken": states[-1]}[pooling]
 
 
-@pytest.mark.parametrize("segment", [3, 16])
-@pytest.mark.parametrize("batch_tokens", [None, 1, 40])
-def test_a_streamed_text_is_embedded_as_one_long_text(session: Session, segment: int, batch_tokens: int | None) -> None:
-    encodings = session.tokenize(TEXTS, overflow="recur")
-    expected = np.stack([streamed_states(encoding.input_ids, segment).mean(0) for encoding in encodings])
-    found = session.embed(TEXTS, overflow="recur", segment=segment, batch_tokens=batch_tokens)
-    assert_close(found, expected, atol=1e-5)
-    assert session.embed([], overflow="recur").shape == (0, 4)
+def test_a_streamed_text_is_embedded_as_one_long_text(session: Session) -> None:
+    for segment, batch_tokens in itertools.product([3, 16], [None, 1, 40]):
+        with named_case(segment, batch_tokens):
+            encodings = session.tokenize(TEXTS, overflow="recur")
+            expected = np.stack([streamed_states(encoding.input_ids, segment).mean(0) for encoding in encodings])
+            found = session.embed(TEXTS, overflow="recur", segment=segment, batch_tokens=batch_tokens)
+            assert_close(found, expected, atol=1e-5)
+            assert session.embed([], overflow="recur").shape == (0, 4)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -247,41 +257,45 @@ def test_a_pooling_that_segments_do_not_determine_is_refused(
 # Invalid use
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"segment": 0},
-            r"A segment of 0 tokens does not fit; this bundle accepts 1 to 16\.\nChoose another segment\.",
-        ),
-        ({"segment": 17}, r"segment of 17 tokens does not fit; .* 1 to 16\..*rebuild with --max-len 17"),
-        ({"outputs": ["logits"]}, r"No output 'logits'; this bundle has last_hidden_state, new_mems\.0"),
-    ],
-)
-def test_invalid_options_are_refused(session: Session, options: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=f"(?s){message}"):
-        session.stream([2, 3], **options)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=f"(?s){message}"):
-        session.stream_all([[2, 3]], **options)  # type: ignore[arg-type]
+INVALID_OPTIONS = [
+    (
+        {"segment": 0},
+        r"A segment of 0 tokens does not fit; this bundle accepts 1 to 16\.\nChoose another segment\.",
+    ),
+    ({"segment": 17}, r"segment of 17 tokens does not fit; .* 1 to 16\..*rebuild with --max-len 17"),
+    ({"outputs": ["logits"]}, r"No output 'logits'; this bundle has last_hidden_state, new_mems\.0"),
+]
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ([], r"The text has 0 tokens; this bundle accepts 1 or more"),
-        ([2, 11], r"input_ids\[0, 1\] is 11; the vocabulary has 11 ids"),
-        ([[2, 3], [4, 5]], r"A document is a text, an Encoding or a list of token ids; this is a list"),
-        ([[2, 3], [4]], r"A document is a text, an Encoding or a list of token ids; this is a list"),
-        (["a", "b"], r"A document is a text, an Encoding or a list of token ids; this is a list"),
-        (None, r"A document is a text, .* this is a NoneType"),
-        (7, r"A document is a text, .* this is a int"),
-    ],
-)
-def test_an_invalid_document_is_refused(session: Session, value: object, message: str) -> None:
-    with pytest.raises(InputError, match=f"^{message}"):
-        session.stream(value)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=f"^Document 1: {message}"):
-        list(session.stream_all([[2, 3], value]))  # type: ignore[list-item]
+@on_one_backend
+def test_invalid_options_are_refused(session: Session) -> None:
+    for options, message in INVALID_OPTIONS:
+        with named_case(message):
+            with pytest.raises(InputError, match=f"(?s){message}"):
+                session.stream([2, 3], **options)  # type: ignore[arg-type]
+            with pytest.raises(InputError, match=f"(?s){message}"):
+                session.stream_all([[2, 3]], **options)  # type: ignore[arg-type]
+
+
+INVALID_DOCUMENTS = [
+    ([], r"The text has 0 tokens; this bundle accepts 1 or more"),
+    ([2, 11], r"input_ids\[0, 1\] is 11; the vocabulary has 11 ids"),
+    ([[2, 3], [4, 5]], r"A document is a text, an Encoding or a list of token ids; this is a list"),
+    ([[2, 3], [4]], r"A document is a text, an Encoding or a list of token ids; this is a list"),
+    (["a", "b"], r"A document is a text, an Encoding or a list of token ids; this is a list"),
+    (None, r"A document is a text, .* this is a NoneType"),
+    (7, r"A document is a text, .* this is a int"),
+]
+
+
+@on_one_backend
+def test_an_invalid_document_is_refused(session: Session) -> None:
+    for value, message in INVALID_DOCUMENTS:
+        with named_case(message):
+            with pytest.raises(InputError, match=f"^{message}"):
+                session.stream(value)  # type: ignore[arg-type]
+            with pytest.raises(InputError, match=f"^Document 1: {message}"):
+                list(session.stream_all([[2, 3], value]))  # type: ignore[list-item]
 
 
 def test_a_document_beyond_the_bundles_positions_is_refused(tmp_path: Path) -> None:
@@ -298,6 +312,7 @@ def test_a_document_beyond_the_bundles_positions_is_refused(tmp_path: Path) -> N
             list(session.stream_all([document(16), document(17)], segment=5))
 
 
+@on_one_backend
 def test_rows_that_do_not_fit_are_refused(session: Session) -> None:
     with pytest.raises(InputError, match="rows is 0; it must be 1 or more"):
         session.stream_all([], rows=0)
@@ -314,6 +329,7 @@ def test_a_bundle_that_remembers_nothing_is_refused(bundle_path: Path) -> None:
             session.embed(["long"], segment=8)
 
 
+@on_one_backend
 def test_a_document_whose_stream_was_closed_is_refused(session: Session) -> None:
     stream = session.stream(document(30), segment=10)
     next(stream)
@@ -323,12 +339,14 @@ def test_a_document_whose_stream_was_closed_is_refused(session: Session) -> None
         next(stream)
 
 
+@on_one_backend
 def test_a_document_that_has_ended_stays_ended(session: Session) -> None:
     stream = session.stream(document(3))
     assert len(list(stream)) == 1
     assert list(stream) == []
 
 
+@on_one_backend
 def test_a_stream_ends_at_an_error(session: Session) -> None:
     stream = session.stream([*document(10), NAN_ID, *document(20)], segment=10)
     next(stream)

@@ -90,7 +90,7 @@ CHUNKS = Description(
     mixed=[(_CHUNKS[3], 45), (_CHUNKS[4], 33)],
     long=[
         (_CHUNKS[8], 1025, "right", 2, False),
-        (Chunks(chunk=64, heads=1), 16384, "right", 1, False),
+        (Chunks(chunk=64, heads=1), 16384, "right", 1, True),
     ],
     measured=[_CHUNKS[0], _CHUNKS[1], _CHUNKS[4]],
     wrong=lambda layer: [

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from support.made_once import made_once
+from support.sentence_bundles import with_settings_of
 from support.tiny_models import change_json
 
 POSITIONS, DOCUMENT_TOKENS, WIDTH = 64, 40, 12
@@ -44,13 +45,19 @@ _OF_TOKENS = {"module_input_name": "token_embeddings"}
 
 
 def made_colbert(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
-    """A folder with a model of `MODELS`, its ``checkpoint`` and, verified, its ``bundle``: made once for all tests."""
+    """A folder with a model of `MODELS`, its ``checkpoint`` and its ``bundle``, verified for `UNSEEN`: made once."""
 
     def make(directory: Path) -> None:
         from hdexport.build import BuildOptions, build
 
         save_colbert(directory / "checkpoint", name)
+        if name == "unexpanded":
+            # Of the same weights and graph.
+            other = made_colbert(tmp_path_factory, "attending") / "bundle"
+            with_settings_of(directory / "checkpoint", other, directory / "bundle")
+            return
         options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none", "openvino": name in UNSEEN}
+        options |= {} if name in UNSEEN else {"verify": None}
         build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", **options))
 
     return made_once(tmp_path_factory, f"colbert {name}", make)
@@ -66,7 +73,7 @@ def save_colbert(path: Path, name: str, **config: Any) -> None:
     """
     from hdexport.checkpoint import default_model
 
-    torch.manual_seed(len(name))
+    torch.manual_seed(len("attending" if name == "unexpanded" else name))
     tokenizer = AutoTokenizer.from_pretrained(str(default_model()[0]), model_max_length=POSITIONS)
     if name == "pylate":
         # As PyLate saves them: with the space, and normalised, so that a tokenizer of lower case never finds them.

@@ -19,14 +19,21 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _NO_NAMESPACE = 99
 
 
-def on_full_disks(arguments: Sequence[object], directory: Path) -> subprocess.CompletedProcess[str]:
+def on_full_disks(
+    arguments: Sequence[object], directory: Path, *, command: Callable[[list[str]], int] = main
+) -> subprocess.CompletedProcess[str]:
     """Run a command on file systems of 16 kB and 100 kB.
+
+    Args:
+        arguments: of the command, without its output.
+        directory: in which the file systems are made.
+        command: what runs it.
 
     Returns:
         The process; its output is, for each size, ``rc: CODE [what was left on the disk]``.
     """
 
-    return in_mount_namespace(_run_on_each, list(map(str, arguments)), directory)
+    return in_mount_namespace(_run_on_each, command, list(map(str, arguments)), directory)
 
 
 def in_mount_namespace(call: Callable[..., None], *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -48,11 +55,11 @@ def mount_disk(directory: Path, size: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], check=True)
 
 
-def _run_on_each(arguments: list[str], directory: Path) -> None:
+def _run_on_each(command: Callable[[list[str]], int], arguments: list[str], directory: Path) -> None:
     os.chdir(directory)
     for size in ("16k", "100k"):
         mount_disk(Path(size), size)
-        print("rc:", main([*arguments, "-o", f"{size}/out"]), os.listdir(size))
+        print("rc:", command([*arguments, "-o", f"{size}/out"]), os.listdir(size))
 
 
 def _call_in_namespace(call: Callable[..., None], *arguments: object) -> int:

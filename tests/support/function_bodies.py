@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["growth_bytes", "new_session", "nodes_within", "operators_of", "planned_bytes", "run"]
+__all__ = ["growth_bytes", "growths_bytes", "new_session", "nodes_within", "operators_of", "planned_bytes", "run"]
 
 import subprocess
 import sys
@@ -15,30 +15,41 @@ import onnx
 import onnxruntime
 
 _MEASURE_PEAK = """
+import os
 import sys
 import numpy as np
 import onnxruntime
-batch, tokens, keys, padding = map(int, sys.argv[2:])
-sizes = {"batch": batch, "tokens": tokens, "keys": keys, "distances": keys + tokens, "sides": -(-tokens // 16)}
-options = onnxruntime.SessionOptions()
-options.log_severity_level = 3
-session = onnxruntime.InferenceSession(sys.argv[1], options)
-generator, feeds = np.random.default_rng(0), {}
-for value in session.get_inputs():
-    shape = [sizes.get(size, size) for size in value.shape]
-    is_state = value.type == "tensor(float)"
-    of_mask = {"tensor(bool)": bool, "tensor(int32)": np.int32}
-    feeds[value.name] = generator.random(shape, np.float32) if is_state else np.ones(shape, of_mask[value.type])
-    if not is_state:
-        feeds[value.name][:, :padding] = 0
-def memory(name):
+batch, memory, padding, *lengths = map(int, sys.argv[2:])
+def memory_of(name):
     with open("/proc/self/status") as status:
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith(name))
-with open("/proc/self/clear_refs", "w") as peak:
-    peak.write("5")
-before = memory("VmRSS")
-session.run(None, feeds)
-print(memory("VmHWM") - before)
+def measure(tokens):
+    keys = tokens + memory
+    sizes = {"batch": batch, "tokens": tokens, "keys": keys, "distances": keys + tokens, "sides": -(-tokens // 16)}
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(sys.argv[1], options)
+    generator, feeds = np.random.default_rng(0), {}
+    for value in session.get_inputs():
+        shape = [sizes.get(size, size) for size in value.shape]
+        is_state = value.type == "tensor(float)"
+        of_mask = {"tensor(bool)": bool, "tensor(int32)": np.int32}
+        feeds[value.name] = generator.random(shape, np.float32) if is_state else np.ones(shape, of_mask[value.type])
+        if not is_state:
+            feeds[value.name][:, :padding] = 0
+    with open("/proc/self/clear_refs", "w") as peak:
+        peak.write("5")
+    before = memory_of("VmRSS")
+    session.run(None, feeds)
+    print(memory_of("VmHWM") - before, flush=True)
+for tokens in lengths:
+    # A process of its own for each: what a run frees, the next one would find.
+    child = os.fork()
+    if child == 0:
+        measure(tokens)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 
 _BUILD = """
@@ -60,10 +71,10 @@ parser = trt.OnnxParser(network, log)
 assert parser.parse_from_file(sys.argv[1]), [parser.get_error(i).desc() for i in range(parser.num_errors)]
 kinds = {network.get_layer(index).type for index in range(network.num_layers)}
 assert not kinds & {trt.LayerType.PLUGIN, trt.LayerType.PLUGIN_V2, trt.LayerType.PLUGIN_V3}
-for longest in map(int, sys.argv[2:]):
+for longest in map(int, sys.argv[3:]):
     config = builder.create_builder_config()
     # kOPT is not a multiple of any block, nor a length that the model was checked at.
-    for opt, most in ((97, longest // 8), (333, longest // 2), (1001, longest)):
+    for opt, most in ((1001, longest), (333, longest // 2), (97, longest // 8))[: int(sys.argv[2])]:
         profile = builder.create_optimization_profile()
         for index in range(network.num_inputs):
             tensor = network.get_input(index)
@@ -88,6 +99,7 @@ def new_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     onnx.checker.check_model(model, full_check=True)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = 1  # the models are small, and threads that wait spin
     return onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
@@ -117,31 +129,40 @@ def nodes_within(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.N
                 yield from nodes_within(attribute.g)
 
 
-def growth_bytes(path: Path, *, tokens: int, batch: int = 1, memory: int = 0, padding: int = 0) -> int:
-    """How far the peak memory of a process of its own grows by texts (Linux).
+def growths_bytes(path: Path, *lengths: int, batch: int = 1, memory: int = 0, padding: int = 0) -> list[int]:
+    """How far the peak memory of a process of its own grows by texts (Linux), for each of the lengths.
 
     Args:
         path: a model of float32 inputs and a mask, int32 or of booleans; its dynamic axes are called ``batch``,
             ``tokens``, ``keys`` (a memory and the text) and ``distances`` (enough for these).
-        tokens: of each text.
+        lengths: tokens of each text.
         batch: texts.
         memory: tokens that each text remembers.
         padding: tokens at the beginning of each text that are.
     """
-    command = [sys.executable, "-c", _MEASURE_PEAK, str(path), *map(str, (batch, tokens, tokens + memory, padding))]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = [sys.executable, "-c", _MEASURE_PEAK, str(path), *map(str, (batch, memory, padding, *lengths))]
+    measured = subprocess.run(command, capture_output=True, text=True)
+    assert measured.returncode == 0, measured.stderr
+    return [int(line) for line in measured.stdout.split()]
 
 
-def planned_bytes(path: Path, *longest: int) -> list[int]:
-    """The activations that TensorRT-RTX plans for a model, built with three profiles up to each of the lengths.
+def growth_bytes(path: Path, *, tokens: int, batch: int = 1, memory: int = 0, padding: int = 0) -> int:
+    """`growths_bytes` of one length."""
+    (growth,) = growths_bytes(path, tokens, batch=batch, memory=memory, padding=padding)
+    return growth
+
+
+def planned_bytes(path: Path, *longest: int, profiles: int = 3) -> list[int]:
+    """The activations that TensorRT-RTX plans for a model, built with profiles up to each of the lengths.
 
     A logger is for good in a process, so the builds have one of their own.
 
     Args:
         path: a model as `growth_bytes` takes them.
         longest: lengths; two texts of them, with a memory of 512 tokens, are the largest batch.
+        profiles: of an engine, 1 to 3; the first is that of the longest texts.
     """
-    command = [sys.executable, "-c", _BUILD, str(path), *map(str, longest)]
+    command = [sys.executable, "-c", _BUILD, str(path), *map(str, (profiles, *longest))]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     return [int(line) for line in built.stdout.split()]

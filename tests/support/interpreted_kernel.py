@@ -86,6 +86,22 @@ def guarded(
 def _interpret() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
+    _patch_the_language_once_a_launch()
+
+
+def _patch_the_language_once_a_launch() -> None:
+    """Triton's interpreter does so at each call of a function by a kernel, which takes a third of its time."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_builtin
+
+    def patch_if_not_yet(package: Any, builder: Any, scope: Any) -> None:
+        if "_is_interpreted" not in vars(package):
+            patch(package, builder, scope)
+            # As long as the patches: a launch takes back what its scope has set.
+            scope.set_attr(package, "_is_interpreted", True)
+
+    interpreter._patch_builtin = patch_if_not_yet
 
 
 def _attention(

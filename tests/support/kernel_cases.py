@@ -46,6 +46,7 @@ class KernelDescription:
 
     tiles: Tiles  # small ones: short texts then have blocks of every sort, at the edges and between them
     cases: Sequence[Any]  # layer, kinds, tiles and size of the queries, whose answers must be right
+    every_run: Sequence[str]  # names of cases that every run tries, for the interpreter is slow; others are nightly
     # a node, tokens, the first key that holds NaN, the end of the queries that must not see it, and the first of
     # those that do; None where hashes decide what is seen
     not_loaded: tuple[SparseLayer, int, int, int, int] | None
@@ -99,11 +100,9 @@ def _case(
     kinds: torch.Tensor,
     tiles: Tiles | None = None,
     size: float = 1.0,
-    is_nightly: bool = False,
 ) -> Any:
     """A call of a kernel: mask or kinds of tokens, [batch, tokens], and tiles, None for small ones."""
-    text = " ".join(map(str, [type(layer).__name__, *name]))
-    return pytest.param(layer, kinds, tiles, size, id=text, marks=[pytest.mark.nightly] if is_nightly else [])
+    return pytest.param(layer, kinds, tiles, size, id=" ".join(str(part) for part in name if part != ""))
 
 
 def row_of_kinds(tokens: int, globals_: Sequence[int] = (), padding: Sequence[int] = ()) -> torch.Tensor:
@@ -133,32 +132,29 @@ def _padding(kind: str, tokens: int) -> Sequence[int]:
 def _window_cases() -> list[Any]:
     def case(*name: object, kinds: torch.Tensor, size: float = 1.0, tiles: Tiles | None = None, **layer: Any) -> None:
         window = Window(**{"left": 16, "right": 16, "heads": 1, "bound": int((kinds == 2).sum(1).max()), **layer})
-        is_nightly = name[-1] == "nightly"
-        cases.append(_case(*name, layer=window, kinds=kinds, size=size, tiles=tiles, is_nightly=is_nightly))
+        cases.append(_case(*name, layer=window, kinds=kinds, size=size, tiles=tiles))
 
     cases: list[Any] = []
     for globals_, tokens in itertools.product(("none", "first", "scattered", "all"), (1, 15, 16, 17, 32, 33, 61, 131)):
         case("globals", globals_, tokens, kinds=row_of_kinds(tokens, _globals(globals_, tokens)))
     for left, right in ((0, 0), (1, 1), (64, 64), (500, 500), (16, 3), (0, 16), (40, 0), (2**31, 2**40)):
         for globals_ in ("none", "scattered"):
-            mark = ["nightly"] if globals_ == "none" else []
             kinds = row_of_kinds(131, _globals(globals_, 131))
-            case("window", left, right, globals_, *mark, kinds=kinds, left=left, right=right)
+            case("window", left, right, globals_, kinds=kinds, left=left, right=right)
     for globals_ in ("none", "first", "scattered"):
         for padding in ("none", "right", "left", "both sides and a hole", "all"):
             kinds = row_of_kinds(97, _globals(globals_, 97), _padding(padding, 97))
             case("globals", globals_, "padding", padding, kinds=kinds, left=40, right=40)
     rows = [row_of_kinds(97, [0, 50]), row_of_kinds(97, [], range(41, 97)), row_of_kinds(97, range(20), range(90, 97))]
-    case("texts of a batch", kinds=torch.cat(rows), heads=2)
+    case("texts of a batch", kinds=torch.cat(rows))
     for dilation, tokens in (
         *itertools.product([(1, 2, 7), (3, 3, 1), (5,)], [1, 7, 61, 131]),
         # Each token is a program.
         *itertools.product([(2**31 - 1,)], [1, 7, 33, 131]),
     ):
-        mark = ["nightly"] if dilation[0] > 2**30 and tokens > 33 else []
         kinds = row_of_kinds(tokens, _globals("scattered", tokens), _padding("right", tokens))
         window = {"left": 9, "right": 5, "dilation": dilation, "heads": len(dilation)}
-        case("dilation", *dilation, "of", tokens, *mark, kinds=kinds, **window)
+        case("dilation", *dilation, "of", tokens, kinds=kinds, **window)
     for head_dim, dtype in itertools.product(WINDOW_HEAD_DIMS, _DTYPES):
         tiles, kinds = tiles_for_windows(86, head_dim, dtype), row_of_kinds(300, [0, 150], range(280, 300))
         case("heads of", head_dim, dtype, kinds=kinds, tiles=tiles, left=100, right=90, head_dim=head_dim, dtype=dtype)
@@ -178,9 +174,19 @@ def _window_cases() -> list[Any]:
 _SQUARE = Window(left=16, right=16, heads=1)
 
 
+_WINDOWS_OF_EVERY_RUN = (
+    "globals none 15", "globals none 17", "globals first 32", "globals scattered 33", "globals all 16",
+    "globals none 1", "window 40 0 scattered", "window 0 16 none", "globals none padding right",
+    "globals first padding left", "globals scattered padding both sides and a hole",
+    "globals scattered padding all", "texts of a batch", "dilation 1 2 7 of 61", "dilation 2147483647 of 7",
+    "heads of 80 float16", "heads of 128 in parts of 64", "groups of 2 3", "scores far beyond exp",
+    "bound above 2 globals",
+)  # fmt: skip
+
 _WINDOW_KERNELS = KernelDescription(
     tiles=Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     cases=_window_cases(),
+    every_run=_WINDOWS_OF_EVERY_RUN,
     # Blocks of 32 queries: the last one whose windows end before token 128 is the third.
     not_loaded=(_SQUARE, 200, 128, 96, 128),
     fitting=Window(left=256, right=256, heads=12, head_dim=64, bound=16),
@@ -232,7 +238,6 @@ def _block_cases() -> list[Any]:
             "by row" * by_row,
             layer=layer,
             kinds=block_mask(tokens),
-            is_nightly=tokens == 95 and not by_row,
         )
     for tokens, by_row in itertools.product((_DENSE, _DENSE + 1), (0, 1)):
         mask = torch.zeros(2, 70 if by_row else tokens, dtype=torch.int32)
@@ -248,7 +253,8 @@ def _block_cases() -> list[Any]:
     for first, by_row in ((0, 0), (1, 1), (2, 1)):
         layer = replace(_HF_EVAL, block=128, first=first, by_row=by_row, dense=100, heads=1)
         tiles = Tiles(128, 128, 4, 2, 32)
-        case("all in parts", first, by_row, layer=layer, kinds=mask, tiles=tiles, is_nightly=first < 2)
+        case("all in parts", first, by_row, layer=layer, kinds=mask, tiles=tiles)
+        case("one text in parts", first, by_row, layer=layer, kinds=mask[:1], tiles=tiles)
     for window, first in ((-1, 0), (0, 0), (2, 0), (2**31 - 1, 0), (0, 2**31 - 1)):
         layer = replace(_PLAIN, window=window, first=first, last=window % 2, heads=1)
         case("window", window, first, layer=layer, kinds=block_mask(79))
@@ -264,11 +270,18 @@ def _block_cases() -> list[Any]:
     return cases
 
 
+_BLOCKS_OF_EVERY_RUN = (
+    "hf_eval 1 by row", "hf_eval 16", "hf_eval 33 by row", "table 16", "etc 33", "blocks 33 by row",
+    "dense up to 50: 50 1", "dense up to 50: 51 0", "nothing but padding 40 1", "one text in parts 2 1", "window 2 0",
+    "blocks of 5", "blocks of 84", "heads of 80 float16",
+)  # fmt: skip
+
 _BLOCK_KERNELS = KernelDescription(
     tiles=Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32),
     cases=_block_cases(),
+    every_run=_BLOCKS_OF_EVERY_RUN,
     # Block 4 is the first that sees block 5.
-    not_loaded=(_PLAIN, 128, 80, 64, 64),
+    not_loaded=(replace(_PLAIN, heads=1), 128, 80, 64, 64),
     fitting=Blocks(block=64, repeats=3, dense=704, heads=12, head_dim=64),
     refused=[
         ({"block_size": 0}, "block_size is 0; the kernels support blocks of 1 to 1024 tokens"),
@@ -301,22 +314,20 @@ def _circle_cases(layer: Chunks, *, lengths: Sequence[int], seen: Sequence[tuple
         tokens: int,
         tiles: Tiles | None = None,
         size: float = 1,
-        is_nightly: bool = False,
         **changes: Any,
     ) -> None:
         # One text without padding and one with holes.
         kinds, changed = chunk_mask(tokens)[[0, 3]], replace(layer, **changes)
-        cases.append(_case(*name, layer=changed, kinds=kinds, tiles=tiles, size=size, is_nightly=is_nightly))
+        cases.append(_case(*name, layer=changed, kinds=kinds, tiles=tiles, size=size))
 
     for tokens, (before, after, causal) in itertools.product((20, 37), seen):
         # Of three chunks and of five: a step of more leads nowhere.
-        is_nightly = (tokens == 37) == (before > 2)
         name = "sees", before, after, "causal" * causal, "of", tokens
-        case(*name, tokens=tokens, before=before, after=after, causal=causal, is_nightly=is_nightly)
+        case(*name, tokens=tokens, before=before, after=after, causal=causal)
     for chunk, multiple, tokens in ((1, 1, 9), (5, 3, 37), (16, 1, 70), (40, 1, 70), (64, 2, 70)):
         case("chunks of", chunk, "times", multiple, tokens=tokens, chunk=chunk, multiple=multiple)
     for head_dim, dtype in itertools.product(HEAD_DIMS, _DTYPES):
-        changes = {"chunk": 64, "head_dim": head_dim, "dtype": dtype, "is_nightly": head_dim not in (64, 80)}
+        changes = {"chunk": 64, "head_dim": head_dim, "dtype": dtype}
         case("heads of", head_dim, dtype, tokens=150, tiles=tiles_for_chunks(86, head_dim, dtype, 64), **changes)
     case("scores far beyond exp", tokens=37, size=1000)
     return cases
@@ -334,6 +345,11 @@ _UNDEFINED_CHUNKS = [
 _CHUNK = Chunks(heads=1)
 _CIRCLE_TILES = Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
 
+_CHUNKS_OF_EVERY_RUN = (
+    "1", "7", "8", "17", "sees 1 0 causal of 20", "sees 2 3 of 37", "sees 9 0 causal of 20", "chunks of 5 times 3",
+    "chunks of 40 times 1", "heads of 64 float16", "scores far beyond exp",
+)  # fmt: skip
+
 _CHUNK_KERNELS = KernelDescription(
     tiles=_CIRCLE_TILES,
     cases=_circle_cases(
@@ -341,6 +357,7 @@ _CHUNK_KERNELS = KernelDescription(
         lengths=(1, 7, 8, 9, 16, 17, 61),
         seen=((0, 0, 0), (0, 0, 1), (1, 0, 1), (1, 1, 0), (2, 3, 0), (2, 3, 1), (3, 0, 0), (9, 0, 1)),
     ),
+    every_run=_CHUNKS_OF_EVERY_RUN,
     # Each chunk sees the next one, of which the sixth is the first that holds NaN.
     not_loaded=(replace(_CHUNK, chunk=16, before=0, after=1), 112, 80, 64, 64),
     fitting=Chunks(chunk=64, heads=12, head_dim=64),
@@ -357,10 +374,14 @@ def _lsh_cases() -> list[Any]:
     for rounds, by_row, causal in itertools.product((1, 2, 3), (0, 1), (0, 1)):
         layer = replace(base, rounds=rounds, by_row=by_row, causal=causal)
         name = f"{rounds} rounds", "by row" * by_row, "causal" * causal
-        cases.append(_case(*name, layer=layer, kinds=chunk_mask(28), is_nightly=by_row != causal))
+        cases.append(_case(*name, layer=layer, kinds=chunk_mask(28)))
     for buckets in ((2,), (2, 4), (4, 2, 6), (70,)):
         layer = replace(base, buckets=buckets, by_row=1, chunk=5, multiple=2, heads=2)
         cases.append(_case("buckets", *buckets, layer=layer, kinds=chunk_mask(37)[[1, 3]]))
+    layer = replace(base, head_dim=80, chunk=16, rounds=1)
+    cases.append(
+        _case("few tokens of 80", layer=layer, kinds=chunk_mask(37)[1:2], tiles=replace(_CIRCLE_TILES, head=64))
+    )
     cases.append(_case("mean squares of 1e-6", layer=base, kinds=chunk_mask(37)[:1], size=1e-3))
     # Spans of several steps.
     layer = replace(base, chunk=64, buckets=(600,), rounds=1, multiple=3)
@@ -368,9 +389,15 @@ def _lsh_cases() -> list[Any]:
     return cases
 
 
+_LSHS_OF_EVERY_RUN = (
+    "1", "8", "sees 1 1 causal of 20", "sees 0 0 of 37", "1 rounds by row causal", "few tokens of 80",
+    "mean squares of 1e-6",
+)  # fmt: skip
+
 _LSH_KERNELS = KernelDescription(
     tiles=_CIRCLE_TILES,
     cases=_lsh_cases(),
+    every_run=_LSHS_OF_EVERY_RUN,
     not_loaded=None,
     fitting=Lsh(chunk=64, heads=12, head_dim=64, buckets=(16, 4), rounds=4),
     refused=[

@@ -129,9 +129,9 @@ LSH = Description(
     long=[
         (_LSH[8], 1025, "right", 2, False),
         (_FEW_LSH, 4097, "right", 1, False),
-        *((_FEW_LSH, tokens, "right", 1, tokens < 7680) for tokens in (4095, 4096, 7680, 7681)),
+        *((_FEW_LSH, tokens, "right", 1, True) for tokens in (4095, 4096, 7680, 7681)),
         (replace(_FEW_LSH, heads=2, rounds=4), 16384, "holes", 1, True),
-        (_FEW_LSH, 16384, "none", 1, False),
+        (_FEW_LSH, 16384, "none", 1, True),
     ],
     measured=[_LSH[0], _LSH[1], _LSH[3]],
     wrong=lambda layer: [

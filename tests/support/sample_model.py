@@ -1,19 +1,24 @@
-"""The sample model, all-MiniLM-L6-v2, with fewer layers, and the commands that pages run on it."""
+"""The sample model, all-MiniLM-L6-v2: with fewer layers, and as the bundle that the tutorial builds."""
 
 from __future__ import annotations
 
-__all__ = ["SAMPLE_MAX_LEN", "environment", "save_sample_model"]
+__all__ = ["SAMPLE_MAX_LEN", "build_of_the_tutorial", "environment", "save_sample_model", "tutorial_bundle"]
 
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from hdexport.checkpoint import default_model
+from support.commands import run_here
+from support.made_once import made_once
+from support.pages import page
 
 SAMPLE_MAX_LEN = 640
 """Positions of the bundles of the whole sample model; the model itself has 512."""
@@ -31,6 +36,23 @@ def save_sample_model(directory: Path, num_layers: int) -> None:
         if not (layer := re.search(r"\.layer\.(\d+)\.", name)) or int(layer[1]) < num_layers
     }
     save_file(kept, directory / "model.safetensors", {"format": "pt"})
+
+
+def build_of_the_tutorial() -> str:
+    """The command of docs/tutorial.md that builds ``minilm``, of the sample model."""
+    (command,) = re.findall(r"^hdexport build .* -o minilm$", page("docs/tutorial.md"), re.MULTILINE)
+    return str(command)
+
+
+def tutorial_bundle(factory: pytest.TempPathFactory) -> Path:
+    """What that command builds, once for all workers; not verified and without an engine. Not to be changed."""
+
+    def build(directory: Path) -> None:
+        words = shlex.split(build_of_the_tutorial())[1:]
+        done = run_here(*words, "--target", "onnx", "--verify", "none", cwd=directory)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(factory, "tutorial-bundle", build) / "minilm"
 
 
 def environment() -> dict[str, str]:

@@ -22,7 +22,14 @@ from hdexport.verify.comparison import (
     compare_vectors,
 )
 from hdruntime.backends.precision import Precision
-from support.comparators import assert_as_accurate, assert_close, assert_same_directions, named_case
+from support.comparators import (
+    assert_as_accurate,
+    assert_close,
+    assert_nearest,
+    assert_rounded_as_pytorch,
+    assert_same_directions,
+    named_case,
+)
 
 RIGHT = np.random.default_rng(0).normal(size=(3, 65, 32)).astype(np.float32)
 
@@ -59,7 +66,12 @@ COMPARATORS: dict[str, Callable[[np.ndarray], None]] = {
     "assert_as_accurate": lambda actual: assert_as_accurate(
         torch.from_numpy(actual), torch.from_numpy(RIGHT).double(), torch.from_numpy(RIGHT + np.float32(1e-6))
     ),
+    "assert_rounded_as_pytorch": lambda actual: assert_rounded_as_pytorch(actual, RIGHT, in_bfloat16(RIGHT)),
 }
+
+
+def in_bfloat16(values: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(values).bfloat16().float().numpy()
 
 
 @pytest.mark.parametrize("comparator", COMPARATORS.values(), ids=COMPARATORS)
@@ -91,6 +103,31 @@ def test_an_error_just_above_twice_that_of_pytorch_is_refused_and_so_is_a_zero_r
             assert_as_accurate(actual, right, pytorch)
     with pytest.raises(AssertionError, match="is not 0"):
         assert_as_accurate(pytorch, right, pytorch)
+
+
+def test_rounding_that_is_larger_than_pytorchs_is_refused_by_its_mean_and_by_its_worst() -> None:
+    pytorch = in_bfloat16(RIGHT)
+    rounding = pytorch - RIGHT
+    for times, passes in ((-1.0, True), (1.4, True), (1.5, False)):
+        with contextlib.nullcontext() if passes else pytest.raises(AssertionError, match="root mean square"):
+            assert_rounded_as_pytorch(RIGHT + np.float32(times) * rounding, RIGHT, pytorch)
+    worst = float((np.linalg.norm(rounding, axis=-1) / np.linalg.norm(RIGHT, axis=-1)).max())
+    for times, passes in ((1.9, True), (2.1, False)):
+        with contextlib.nullcontext() if passes else pytest.raises(AssertionError, match=r"at \(2, 64\)"):
+            assert_rounded_as_pytorch(with_row(RIGHT[2, 64] * (1 + times * worst)), RIGHT, pytorch)
+
+
+def test_a_mistake_below_the_rounding_is_found_by_its_direction() -> None:
+    """Each value is off by a third of its rounding, or by as much in the direction of the mistake."""
+    pytorch = in_bfloat16(RIGHT)
+    mistake = np.roll(pytorch - RIGHT, 1, axis=1) / 3
+    wrong = {"another rounding": RIGHT + mistake}
+    assert_nearest(pytorch, RIGHT, wrong)
+    assert_rounded_as_pytorch(pytorch + mistake, RIGHT, pytorch)
+    with pytest.raises(AssertionError, match="of the way from the right answer to that of another rounding"):
+        assert_nearest(pytorch + mistake, RIGHT, wrong)
+    with pytest.raises(AssertionError, match="changes nothing"):
+        assert_nearest(pytorch, RIGHT, {"nothing": RIGHT})
 
 
 def test_an_empty_answer_is_refused() -> None:

@@ -153,8 +153,7 @@ def _size(node: Node, size: int | torch.SymInt) -> int | Node:
         for axis, length in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if isinstance(length, torch.SymInt) and length.node.expr == size.node.expr:
                 made = node.graph.call_function(aten.sym_size.int, (given, axis))
-                made.meta = node.meta | {"val": size}
-                return made
+                return _with_size(made, size, node)
     for other in node.graph.nodes:
         if other is node:
             break
@@ -200,9 +199,13 @@ def _sum(node: Node, *terms: Any) -> int | Node:
     try:
         return _size(node, total)
     except _UnknownCompositeError:
-        made = node.graph.call_function(operator.add, terms)
-        made.meta = node.meta | {"val": total}
-        return made
+        return _with_size(node.graph.call_function(operator.add, terms), total, node)
+
+
+def _with_size(made: Node, size: Any, node: Node) -> Node:
+    """A node that gives a size, in the module of the node that needs the size."""
+    made.meta = {"val": size, "nn_module_stack": node.meta.get("nn_module_stack", {})}
+    return made
 
 
 def _split(node: Node) -> Node:

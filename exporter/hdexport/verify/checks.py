@@ -167,14 +167,19 @@ def _graph_record(checks: Sequence[Check]) -> dict[str, object]:
         "max_abs_error": _json_number(max(check.max_abs_error for check in checks)),
         "min_cosine": min(check.min_cosine for check in checks),
         "tokens": sorted({check.case.tokens for check in checks}),
-        "failed": [asdict(check.case) for check in checks if not check.passed],
+        "failed": [_case_record(check.case) for check in checks if not check.passed],
         "sampled": [
-            asdict(check.case) | {"samples": check.samples} for check in checks if check.samples is not None
+            _case_record(check.case) | {"samples": check.samples} for check in checks if check.samples is not None
         ],
         "first_layers": [
-            asdict(check.case) | {"layers": check.layers} for check in checks if check.layers is not None
+            _case_record(check.case) | {"layers": list(check.layers)} for check in checks if check.layers is not None
         ],
     }  # fmt: skip
+
+
+def _case_record(case: Case) -> dict[str, object]:
+    """A case as JSON has it."""
+    return asdict(case) | {"lengths": list(case.lengths)}
 
 
 def _tolerance(checks: Sequence[Check]) -> str:

@@ -16,6 +16,7 @@ from hdexport.attention.window.record import Window
 from hdexport.families import convertible_model_types, family_of
 from hdexport.model.tasks import Task
 from hdruntime.errors import InputError, ModelError
+from support.comparators import named_case
 
 FORMS = {word: form for kind in kinds() for word, form in kind.forms.items()}
 
@@ -31,10 +32,10 @@ READ = {
 }
 
 
-@pytest.mark.parametrize(("spec", "expected"), READ.items())
-def test_a_window_is_read(spec: str, expected: tuple[object, ...]) -> None:
-    window = Window(**dict(zip(("tokens", "global_tokens", "dilation", "right"), expected, strict=True)))
-    assert attention_from_spec(spec) == {"window": WindowRequest(window=window)}
+def test_a_window_is_read() -> None:
+    for spec, expected in READ.items():
+        window = Window(**dict(zip(("tokens", "global_tokens", "dilation", "right"), expected, strict=True)))
+        assert attention_from_spec(spec) == {"window": WindowRequest(window=window)}, spec
 
 
 BLOCKS_READ = {
@@ -53,9 +54,9 @@ BLOCKS_READ = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("spec", "expected"), BLOCKS_READ.items())
-def test_block_sparse_attention_is_read(spec: str, expected: dict[str, object]) -> None:
-    assert attention_from_spec(spec) == {"blocks": BlockRequest(**expected)}
+def test_block_sparse_attention_is_read() -> None:
+    for spec, expected in BLOCKS_READ.items():
+        assert attention_from_spec(spec) == {"blocks": BlockRequest(**expected)}, spec
 
 
 def test_options_go_to_the_kind_that_has_them() -> None:
@@ -75,60 +76,52 @@ def test_a_policy_of_the_last_block_is_read() -> None:
         assert request == {"blocks": BlockRequest(last_block=policy)}
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "", "window", "window:", "256", "window=256", "windows:256", "window:2.5", "window:many", "global:1", "dense",
-        "window:8,window:9", "window:8,", "window:8,dilation:", "window:8,dilation:1,2", "window:8,dilation:1//2",
-        "window:8;global:1", "window:8,block:64", "right:8", "window:8,right:",
-        "bigbird=64", "bigbird:", "bigbird:64", "bigbird:block:64",
-        "bigbird:block=", "bigbird:block=x", "bigbird:global=3", "bigbird:mode=train", "bigbird:block=8,block=8", "etc",
-        "etc:block=64", "etc:global=2,random=3", "etc:global=2,tokens=a", "blocks:file=x.npz", "blocks:block=64",
-    ],
+NOT_UNDERSTOOD = (
+    "", "window", "window:", "256", "window=256", "windows:256", "window:2.5", "window:many", "global:1", "dense",
+    "window:8,window:9", "window:8,", "window:8,dilation:", "window:8,dilation:1,2", "window:8,dilation:1//2",
+    "window:8;global:1", "window:8,block:64", "right:8", "window:8,right:",
+    "bigbird=64", "bigbird:", "bigbird:64", "bigbird:block:64",
+    "bigbird:block=", "bigbird:block=x", "bigbird:global=3", "bigbird:mode=train", "bigbird:block=8,block=8", "etc",
+    "etc:block=64", "etc:global=2,random=3", "etc:global=2,tokens=a", "blocks:file=x.npz", "blocks:block=64",
 )  # fmt: skip
-def test_an_invalid_specification_is_answered_with_the_grammar(spec: str) -> None:
-    with pytest.raises(InputError) as caught:
-        attention_from_spec(spec)
-    assert str(caught.value).startswith(f"--attention {spec} is not understood at ")
-    assert all(form.grammar in str(caught.value) for form in FORMS.values())
-    word = spec.partition(":")[0]
-    assert f"For example: --attention {word if word in FORMS else 'window'}:" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("window:0", "asks for window 0; it must be 1 or more"),
-        ("window:-3", "asks for window -3; it must be 1 or more"),
-        ("window:8,right:-1", "asks for right -1; it must be 0 or more"),
-        ("window:8,global:-1", "asks for global -1; it must be 0 to 3840"),
-        ("window:8,global:3841", "asks for global 3841; it must be 0 to 3840"),
-        ("window:8,dilation:0", "asks for dilation 0; it must be 1 or more"),
-        ("window:8,dilation:1/-2", "asks for dilation -2; it must be 1 or more"),
-        ("bigbird:block=0", "asks for block 0; it must be 1 or more.\nFor example: --attention bigbird:block=64"),
-        ("bigbird:random=-1", "asks for random -1; it must be 0 or more"),
-        ("bigbird:seed=-1", "asks for seed -1; it must be 0 to 2147483647"),
-        ("etc:global=0", "asks for global 0; it must be 1 or more"),
-        ("etc:global=2,tokens=-1", "asks for tokens -1; it must be 0 or more"),
-        ("blocks:file=x.npz,block=0", "asks for block 0; it must be 1 or more"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(spec: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        attention_from_spec(spec)
+def test_an_invalid_specification_is_answered_with_the_grammar() -> None:
+    for spec in NOT_UNDERSTOOD:
+        with named_case(spec):
+            with pytest.raises(InputError) as caught:
+                attention_from_spec(spec)
+            assert str(caught.value).startswith(f"--attention {spec} is not understood at ")
+            assert all(form.grammar in str(caught.value) for form in FORMS.values())
+            word = spec.partition(":")[0]
+            assert f"For example: --attention {word if word in FORMS else 'window'}:" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("bigbird:mode=hf_eval,seed=1", "gives a table of random blocks; mode=hf_eval takes none"),
-        ("bigbird:table=x.npy,seed=1", "gives a table and a seed to draw one with"),
-        ("etc:global=3,tokens=1/2", "gives 2 ids for 3 global tokens.\nGive one for all, tokens=1, or 3"),
-    ],
-)
-def test_what_contradicts_itself_is_refused(spec: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        attention_from_spec(spec)
+REFUSED = {
+    "window:0": "asks for window 0; it must be 1 or more",
+    "window:-3": "asks for window -3; it must be 1 or more",
+    "window:8,right:-1": "asks for right -1; it must be 0 or more",
+    "window:8,global:-1": "asks for global -1; it must be 0 to 3840",
+    "window:8,global:3841": "asks for global 3841; it must be 0 to 3840",
+    "window:8,dilation:0": "asks for dilation 0; it must be 1 or more",
+    "window:8,dilation:1/-2": "asks for dilation -2; it must be 1 or more",
+    "bigbird:block=0": "asks for block 0; it must be 1 or more.\nFor example: --attention bigbird:block=64",
+    "bigbird:random=-1": "asks for random -1; it must be 0 or more",
+    "bigbird:seed=-1": "asks for seed -1; it must be 0 to 2147483647",
+    "etc:global=0": "asks for global 0; it must be 1 or more",
+    "etc:global=2,tokens=-1": "asks for tokens -1; it must be 0 or more",
+    "blocks:file=x.npz,block=0": "asks for block 0; it must be 1 or more",
+    # What contradicts itself.
+    "bigbird:mode=hf_eval,seed=1": "gives a table of random blocks; mode=hf_eval takes none",
+    "bigbird:table=x.npy,seed=1": "gives a table and a seed to draw one with",
+    "etc:global=3,tokens=1/2": "gives 2 ids for 3 global tokens.\nGive one for all, tokens=1, or 3",
+}
+
+
+def test_numbers_out_of_range_and_contradictions_are_refused() -> None:
+    for spec, message in REFUSED.items():
+        with named_case(spec), pytest.raises(InputError, match=message):
+            attention_from_spec(spec)
 
 
 def check(window: Window, *, model_type: str = "bert", heads: int = 4, max_len: int = 512) -> None:
@@ -145,31 +138,26 @@ def check(window: Window, *, model_type: str = "bert", heads: int = 4, max_len: 
     assert (setup.window, setup.is_own, setup.inputs, setup.padding) == (window, False, (), None)
 
 
-@pytest.mark.parametrize("dilation", [(1, 2), (1, 2, 3), (1, 2, 3, 4, 5)])
-def test_dilations_that_are_not_one_per_head_are_refused(dilation: tuple[int, ...]) -> None:
-    message = rf"has {len(dilation)} dilations, and the model has 4 heads in each layer.\nGive one for all heads"
-    with pytest.raises(InputError, match=message):
-        check(Window(tokens=8, global_tokens=1, dilation=dilation))
+def test_dilations_that_are_not_one_per_head_are_refused() -> None:
+    for dilation in ((1, 2), (1, 2, 3), (1, 2, 3, 4, 5)):
+        message = rf"has {len(dilation)} dilations, and the model has 4 heads in each layer.\nGive one for all heads"
+        with named_case(dilation), pytest.raises(InputError, match=message):
+            check(Window(tokens=8, global_tokens=1, dilation=dilation))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "reason"), [("mpnet", "its scores have a bias"), ("modernbert", "its local layers have")]
-)
-def test_a_family_that_cannot_be_windowed_says_why_and_which_can(model_type: str, reason: str) -> None:
-    with pytest.raises(ModelError, match=rf"{model_type} cannot be .*: {reason}.*\n.*albert, bert, .*roberta"):
-        check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type=model_type)
+def test_a_family_that_cannot_be_windowed_says_why_and_which_can() -> None:
+    for model_type, reason in {"mpnet": "its scores have a bias", "modernbert": "its local layers have"}.items():
+        message = rf"{model_type} cannot be .*: {reason}.*\n.*albert, bert, .*roberta"
+        with named_case(model_type), pytest.raises(ModelError, match=message):
+            check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type=model_type)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "right", "warns"),
-    [
+def test_a_window_that_covers_every_text_is_allowed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for tokens, right, warns in (
         (510, None, False), (511, None, True), (512, None, True), (100_000, None, True), (512, 510, False),
         (510, 512, False), (511, 512, True), (100_000, 0, False),
-    ],
-)  # fmt: skip
-def test_a_window_that_covers_every_text_is_allowed_with_a_warning(
-    caplog, tokens: int, right: int | None, warns: bool
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="hdexport"):
-        check(Window(tokens=tokens, global_tokens=1, dilation=(1,), right=right))
-    assert ("the attention is dense" in caplog.text) == warns
+    ):  # fmt: skip
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="hdexport"):
+            check(Window(tokens=tokens, global_tokens=1, dilation=(1,), right=right))
+        assert ("the attention is dense" in caplog.text) == warns, (tokens, right)

@@ -22,6 +22,7 @@ from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, ModelError
 from support.attention_records import recorded
+from support.comparators import named_case
 from support.tiny_models import save_tiny_model
 
 MAX_LEN = 300
@@ -88,22 +89,18 @@ def test_big_birds_own_sizes_are_the_default(setup_of) -> None:
     assert setup.remark.startswith("Attention is cut to blocks of 64 tokens, which the model was not trained with")
 
 
-@pytest.mark.parametrize(
-    ("spec", "options", "expected"),
-    [
+def test_the_description_is_that_of_the_request(setup_of) -> None:
+    etc = {
+        "pattern": Pattern.ETC, "block_size": 84, "mode": Mode.NONE, "random_blocks": 0, "global_tokens": 6,
+        "last_block": LastBlock.ROW, "dense_tokens": 0,
+    }  # fmt: skip
+    for spec, options, expected in (
         ("bigbird:block=4,random=0", {}, {"block_size": 4, "random_blocks": 0, "dense_tokens": 20}),
         ("bigbird:block=16", ROW, {"block_size": 16, "last_block": LastBlock.ROW, "dense_tokens": 176}),
         ("bigbird:block=4,seed=1", {}, {"block_size": 4, "mode": Mode.TABLE, "dense_tokens": 44}),
-        (
-            "etc:global=6,block=84",
-            {},
-            {"pattern": Pattern.ETC, "block_size": 84, "mode": Mode.NONE, "random_blocks": 0, "global_tokens": 6,
-             "last_block": LastBlock.ROW, "dense_tokens": 0},
-        ),
-    ],
-)  # fmt: skip
-def test_the_description_is_that_of_the_request(setup_of, spec: str, options: dict, expected: dict) -> None:
-    assert setup_of("bert", spec, **options).spec == big_bird(**expected)
+        ("etc:global=6,block=84", {}, etc),
+    ):
+        assert setup_of("bert", spec, **options).spec == big_bird(**expected), spec
 
 
 def test_a_big_bird_has_its_own_and_may_choose_its_random_blocks(setup_of) -> None:
@@ -154,48 +151,43 @@ def test_global_tokens_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
     np.testing.assert_array_equal(setup.global_embeddings, rows.astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_file_of_other_embeddings_is_refused(setup_of, tmp_path: Path) -> None:
+    """Other damage that no reader of arrays may fail on is in test_random_blocks.py."""
+    path = tmp_path / "rows.npy"
+    for content, message in (
         (np.zeros((2, 32), np.float32), r"holds float32 \[2, 32\]; this model takes float32 \[3, 32\]"),
         (np.zeros((3, 32), np.int64), r"holds int64 \[3, 32\]; this model takes float32"),
         (np.full((3, 32), np.nan, np.float32), "holds NaN or infinity"),
-        # Other damage that no reader of arrays may fail on is in test_random_blocks.py.
-        (b"no array", "cannot be read: it is not a file of NumPy arrays.*\nWrite it with numpy.save"),
-    ],
-)
-def test_a_file_of_other_embeddings_is_refused(setup_of, tmp_path: Path, content: object, message: str) -> None:
-    path = tmp_path / "rows.npy"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        np.save(path, content)
-    with pytest.raises(InputError, match=message):
-        setup_of("bert", "etc:global=3,block=4", global_embeddings=path)
+        (None, "cannot be read: it is not a file of NumPy arrays.*\nWrite it with numpy.save"),
+    ):
+        if content is None:
+            path.write_bytes(b"no array")
+        else:
+            np.save(path, content)
+        with named_case(message), pytest.raises(InputError, match=message):
+            setup_of("bert", "etc:global=3,block=4", global_embeddings=path)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "spec", "options", "error", "message"),
-    [
-        ("mpnet", "bigbird", {}, ModelError, "mpnet cannot be given block-sparse attention: its scores have a bias"),
-        ("longformer", "etc:global=2", {}, ModelError, "longformer cannot be given block-sparse attention"),
-        ("big_bird", "etc:global=2", {}, ModelError, "big_bird has block-sparse attention of its own"),
-        ("big_bird", "bigbird:block=8", {}, InputError, "asks for block=8, and the checkpoint has 4.\nLeave it out"),
-        ("big_bird", "bigbird:random=0", {}, InputError, "asks for random=0, and the checkpoint has 3"),
-        ("bert", None, ROW, InputError, "--bigbird-last-block row is for BigBird's attention"),
-        ("bert", "etc:global=2", ROW, InputError, "--bigbird-last-block row is for BigBird's"),
-        ("bert", "bigbird", {"global_embeddings": Path("x.npy")}, InputError, "is for the global tokens of --attent"),
-        ("bert", "etc:global=301", {}, InputError, "asks for 301 global tokens; there are 300 positions for them"),
-        ("bert", "etc:global=2,tokens=120", {}, InputError, "has the id 120; the vocabulary has 120 ids, from 0"),
-        ("bert", "etc:global=2", {"first_special_id": lambda: None}, InputError, r"Name an id: .*tokens=101, or give"),
-        ("bert", "bigbird:block=100,seed=0", {}, InputError, "table of 3 random blocks per row cannot be drawn"),
-    ],
+MISFITS = (
+    ("mpnet", "bigbird", {}, ModelError, "mpnet cannot be given block-sparse attention: its scores have a bias"),
+    ("longformer", "etc:global=2", {}, ModelError, "longformer cannot be given block-sparse attention"),
+    ("big_bird", "etc:global=2", {}, ModelError, "big_bird has block-sparse attention of its own"),
+    ("big_bird", "bigbird:block=8", {}, InputError, "asks for block=8, and the checkpoint has 4.\nLeave it out"),
+    ("big_bird", "bigbird:random=0", {}, InputError, "asks for random=0, and the checkpoint has 3"),
+    ("bert", None, ROW, InputError, "--bigbird-last-block row is for BigBird's attention"),
+    ("bert", "etc:global=2", ROW, InputError, "--bigbird-last-block row is for BigBird's"),
+    ("bert", "bigbird", {"global_embeddings": Path("x.npy")}, InputError, "is for the global tokens of --attent"),
+    ("bert", "etc:global=301", {}, InputError, "asks for 301 global tokens; there are 300 positions for them"),
+    ("bert", "etc:global=2,tokens=120", {}, InputError, "has the id 120; the vocabulary has 120 ids, from 0"),
+    ("bert", "etc:global=2", {"first_special_id": lambda: None}, InputError, r"Name an id: .*tokens=101, or give"),
+    ("bert", "bigbird:block=100,seed=0", {}, InputError, "table of 3 random blocks per row cannot be drawn"),
 )
-def test_what_does_not_fit_is_refused(
-    setup_of, model_type: str, spec: str | None, options: dict, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        setup_of(model_type, spec, **options)
+
+
+def test_what_does_not_fit_is_refused(setup_of) -> None:
+    for model_type, spec, options, error, message in MISFITS:
+        with named_case(model_type, spec), pytest.raises(error, match=message):
+            setup_of(model_type, spec, **options)
 
 
 def test_a_dense_big_bird_is_reported(setup_of) -> None:
@@ -212,12 +204,13 @@ def test_attention_that_is_dense_at_every_length_is_warned_of(setup_of, caplog: 
 
 
 def test_a_bundle_holds_what_its_attention_was_made_of(tiny_bundles) -> None:
-    for spec, last_block, names in (
-        ("bigbird:block=4,random=2,seed=5", "row", {"listed_blocks.npy"}),
-        ("etc:global=3,block=5,tokens=3/4/5", None, {"global_embeddings.npy"}),
-        ("bigbird:block=4,random=3", None, set()),
+    """Bundles of test_converted_blocks.py."""
+    for model_type, spec, last_block, names in (
+        ("roberta", "bigbird:block=4,random=2,seed=5", "row", {"listed_blocks.npy"}),
+        ("distilbert", "etc:global=3,block=64,tokens=9/8/7", None, {"global_embeddings.npy"}),
+        ("bert", "bigbird:block=4,random=3", None, set()),
     ):
-        bundle = open_bundle(tiny_bundles("roberta", attention=spec, last_block=last_block).path)
+        bundle = open_bundle(tiny_bundles(model_type, attention=spec, last_block=last_block).path)
         assert {name for name in bundle.manifest.files if name.endswith(".npy")} == names
         record = recorded(bundle.manifest, "blocks")
         setup = read_setup(record, bundle)

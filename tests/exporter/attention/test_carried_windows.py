@@ -1,7 +1,11 @@
-"""With --recurrence, segments get Hugging Face's answers to the whole document, under a mask of all pairs."""
+"""With --recurrence, segments get Hugging Face's answers to the whole document, under a mask of all pairs.
+
+Other specs and families are nightly: these have both sides, causal windows, dilation, shared layers and padding ids.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-import hdruntime
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.build import BuildOptions, build
@@ -122,15 +125,25 @@ def whole(bundle: Any, ids: np.ndarray, mask: np.ndarray, pairs: np.ndarray) -> 
 
 
 def cpu_graph(bundle: Any) -> Call:
+    return _graph(bundle.path / "onnxruntime_cpu.onnx")
+
+
+@functools.cache
+def _graph(path: Path) -> Call:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(bundle.path / "onnxruntime_cpu.onnx", options)
+    session = onnxruntime.InferenceSession(path, options)
     outputs = [value.name for value in session.get_outputs()]
     return lambda **feeds: dict(zip(outputs, session.run(outputs, feeds), strict=True))
 
 
 def reference(bundle: Any) -> Reference:
-    return reference_of(open_bundle(bundle.path), find_checkpoint(bundle.checkpoint))
+    return _reference(bundle.path, bundle.checkpoint)
+
+
+@functools.cache
+def _reference(path: Path, checkpoint: Path) -> Reference:
+    return reference_of(open_bundle(path), find_checkpoint(checkpoint))
 
 
 def check(bundle: Any, call: Call, spec: str, *, rows: int, memory: int, cosine: float | None = None) -> None:
@@ -144,32 +157,68 @@ def check(bundle: Any, call: Call, spec: str, *, rows: int, memory: int, cosine:
             assert_same_directions(found, expected, cosine=cosine)
 
 
-@pytest.mark.parametrize("model_type", [nightly_unless(name in ("albert", "bert"), name) for name in WINDOWED_TYPES])
-def test_segments_get_the_answers_of_the_whole_document(tiny_bundles, model_type: str) -> None:
-    """Its layers may be one layer that runs several times, and its positions may be factored or follow padding ids."""
-    bundle = tiny_bundles(model_type, attention=BOTH_SIDES, recurrence=MOST)
+@pytest.fixture
+def both_sides(tiny_bundles) -> Any:
+    """Its positions follow padding ids."""
+    return tiny_bundles("roberta", attention=BOTH_SIDES, recurrence=MOST)
+
+
+@pytest.fixture
+def across(tiny_bundles) -> Any:
+    """Its layers are one layer that runs several times."""
+    return tiny_bundles("albert", attention=ACROSS, recurrence=MOST)
+
+
+@pytest.fixture
+def causal(tiny_bundles, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its positions are factored, as those of long documents are; those of other bundles here are folded."""
+    monkeypatch.setattr("hdexport.model.positions.FOLDED_LIMIT_BYTES", 0)
+    bundle = tiny_bundles("bert", attention=CAUSAL, recurrence=MOST, max_len=301)
+    assert bundle.manifest.positions.form == "factored"
+    return bundle
+
+
+@pytest.fixture
+def half(tiny_bundles) -> Any:
+    """Heads of 32, the smallest that there are kernels for."""
+    sizes = {"hidden_size": 128, "initializer_range": 0.1}
+    return tiny_bundles("bert", precision="float16", attention=CAUSAL, recurrence=MOST, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "spec"),
+    [("albert", ACROSS), *(nightly_unless(False, name, BOTH_SIDES) for name in WINDOWED_TYPES)],
+)
+def test_segments_get_the_answers_of_the_whole_document(tiny_bundles, model_type: str, spec: str) -> None:
+    bundle = tiny_bundles(model_type, attention=spec, recurrence=MOST)
     for call in (bundle.portable, cpu_graph(bundle), lambda **feeds: reference(bundle).batch(feeds)):
-        check(bundle, call, BOTH_SIDES, rows=3, memory=16)
+        check(bundle, call, spec, rows=3, memory=16)
 
 
-@pytest.mark.parametrize("memory", [1, 8, 16, MOST])
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("spec", [nightly_unless(spec != BOTH_SIDES, spec) for spec in (BOTH_SIDES, CAUSAL, ACROSS)])
-def test_a_memory_may_be_shorter_or_longer_than_a_window(tiny_bundles, spec: str, rows: int, memory: int) -> None:
+@pytest.mark.parametrize("spec", [BOTH_SIDES, nightly_unless(False, CAUSAL), nightly_unless(False, ACROSS)])
+def test_a_memory_may_be_shorter_or_longer_than_a_window(tiny_bundles, spec: str) -> None:
     bundle = tiny_bundles("roberta", attention=spec, recurrence=MOST)
     for call in (bundle.portable, cpu_graph(bundle)):
-        check(bundle, call, spec, rows=rows, memory=memory)
+        for rows, memory in ((1, 1), (1, 16), (3, 8), (3, MOST)):
+            check(bundle, call, spec, rows=rows, memory=memory)
 
 
-@pytest.mark.parametrize("memory", [16, MOST])
-def test_causal_windows_do_not_know_of_segments(tiny_bundles, memory: int) -> None:
-    bundle = tiny_bundles("roberta", attention=CAUSAL, recurrence=MOST)
+def test_causal_windows_do_not_know_of_segments(causal) -> None:
     ids, mask = documents(3)
-    expected = whole(bundle, ids, mask, pair_mask(mask, CAUSAL))
-    found = states(streamed(cpu_graph(bundle), bundle.manifest, ids, memory=memory))
-    assert_close(found, expected, atol=ATOL)
-    too_short = states(streamed(cpu_graph(bundle), bundle.manifest, ids, memory=15))
+    expected = whole(causal, ids, mask, pair_mask(mask, CAUSAL))
+    for memory in (16, MOST):
+        found = states(streamed(cpu_graph(causal), causal.manifest, ids, memory=memory))
+        assert_close(found, expected, atol=ATOL)
+    too_short = states(streamed(cpu_graph(causal), causal.manifest, ids, memory=15))
     assert distance(too_short, expected) > 100 * ATOL
+
+
+def test_the_runtime_streams_documents(causal) -> None:
+    ids, mask = documents(1)
+    found = [part.outputs["last_hidden_state"] for part in causal.session.stream(ids[0].tolist(), segment=23)]
+    feeds = feeds_of(ids, mask, causal.manifest) | {"token_type_ids": np.zeros_like(ids)}
+    expected = expected_of(causal, feeds, pair_mask(mask, CAUSAL))["last_hidden_state"]
+    assert_close(np.concatenate(found), expected[0], atol=ATOL)
 
 
 WRONG: dict[str, Callable[[Feeds], object]] = {
@@ -187,40 +236,37 @@ WRONG: dict[str, Callable[[Feeds], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_the_comparison_sees_a_wrong_memory(tiny_bundles, wrong: str) -> None:
-    bundle = tiny_bundles("bert", attention=BOTH_SIDES, recurrence=MOST)
+def test_the_comparison_sees_a_wrong_memory(both_sides) -> None:
     ids, mask = documents(3)
-    # At the second call 9 of 48 places are filled, and windows of 16 reach to others.
-    options = {"memory": MOST, "disturb": WRONG[wrong]}
-    found = states(streamed(bundle.portable, bundle.manifest, ids, **options))
-    expected = whole(bundle, ids, mask, stream_mask(mask, BOTH_SIDES, MOST))
-    assert distance(found, expected) > 100 * ATOL
+    expected = whole(both_sides, ids, mask, stream_mask(mask, BOTH_SIDES, MOST))
+    for wrong, disturb in WRONG.items():
+        # At the second call 9 of 48 places are filled, and windows of 16 reach to others.
+        options = {"memory": MOST, "disturb": disturb}
+        found = states(streamed(both_sides.portable, both_sides.manifest, ids, **options))
+        assert distance(found, expected) > 100 * ATOL, wrong
 
 
-def test_a_masked_memory_is_none(tiny_bundles) -> None:
+def test_a_masked_memory_is_none(both_sides) -> None:
     """Whatever it holds."""
-    bundle = tiny_bundles("bert", attention=BOTH_SIDES, recurrence=MOST)
     ids, mask = documents(3)
     answers = []
     for memory, noise in ((1, 0), (20, 0), (20, 1)):
-        memories = first_memories(bundle.manifest, rows=3, memory=memory)
+        memories = first_memories(both_sides.manifest, rows=3, memory=memory)
         for name in ("mems.0", "mems.1"):
             memories[name] += noise * np.random.default_rng(7).standard_normal(memories[name].shape).astype(np.float32)
-        answer = cpu_graph(bundle)(**feeds_of(ids, mask, bundle.manifest), **memories)
+        answer = cpu_graph(both_sides)(**feeds_of(ids, mask, both_sides.manifest), **memories)
         answers.append(answer["last_hidden_state"][mask == 1])
-    expected = whole(bundle, ids, mask, pair_mask(mask, BOTH_SIDES))
+    expected = whole(both_sides, ids, mask, pair_mask(mask, BOTH_SIDES))
     for answer in answers:
         assert_close(answer, expected, atol=ATOL)
 
 
-def test_pytorch_leaves_the_memories_that_the_graph_leaves(tiny_bundles) -> None:
-    bundle = tiny_bundles("roberta", attention=ACROSS, recurrence=MOST)
+def test_pytorch_leaves_the_memories_that_the_graph_leaves(across) -> None:
     ids, _ = documents(3)
-    calls = (bundle.portable, lambda **feeds: reference(bundle).batch(feeds))
-    segments = zip(*(streamed(call, bundle.manifest, ids, memory=20) for call in calls), strict=True)
+    calls = (across.portable, lambda **feeds: reference(across).batch(feeds))
+    segments = zip(*(streamed(call, across.manifest, ids, memory=20) for call in calls), strict=True)
     for number, (graph, pytorch) in enumerate(segments):
-        for spec in bundle.manifest.memories:
+        for spec in across.manifest.memories:
             name = str(spec.fed_from)
             with named_case(number, name):
                 assert_close(graph[name], pytorch[name], atol=ATOL)
@@ -230,8 +276,10 @@ def verified(bundle: Any, path: Path, grid: Grid = Grid.QUICK) -> Verification:
     return verify_bundle(open_bundle(path), reference(bundle), grid=grid)
 
 
-@pytest.mark.parametrize("grid", [Grid.QUICK, pytest.param(Grid.FULL, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("model_type", ["roberta", nightly_unless(False, "bert")])
+@pytest.mark.parametrize(
+    ("model_type", "grid"),
+    [("albert", Grid.QUICK), *(nightly_unless(False, name, Grid.FULL) for name in ("bert", "roberta"))],
+)
 def test_a_verification_compares_answers_and_what_is_left(tiny_bundles, model_type: str, grid: Grid) -> None:
     bundle = tiny_bundles(model_type, attention=ACROSS, recurrence=MOST)
     found = verified(bundle, bundle.path, grid)
@@ -240,7 +288,7 @@ def test_a_verification_compares_answers_and_what_is_left(tiny_bundles, model_ty
 
 
 @pytest.mark.parametrize("name", ["mems.1", "mems.mask", "mems.position"])
-def test_a_verification_finds_a_memory_that_is_ignored(tiny_bundles, tmp_path: Path, name: str) -> None:
+def test_a_verification_finds_a_memory_that_is_ignored(across, tmp_path: Path, name: str) -> None:
     def ignore(model: ir.Model) -> None:
         memory = next(value for value in model.graph.inputs if value.name == name)
         first = next(node for node in model.graph if memory in node.inputs)
@@ -250,19 +298,17 @@ def test_a_verification_finds_a_memory_that_is_ignored(tiny_bundles, tmp_path: P
             if use.node is not zeros:
                 use.node.replace_input_with(use.idx, zeros.outputs[0])
 
-    bundle = tiny_bundles("bert", attention=ACROSS, recurrence=MOST)
-    wrong = verified(bundle, tampered(bundle, tmp_path / "bundle", ignore, "model.onnx"))
+    wrong = verified(across, tampered(across, tmp_path / "bundle", ignore, "model.onnx"))
     assert not all(check.passed for check in wrong.checks if check.graph == "model.onnx")
     assert all(check.passed for check in wrong.checks if check.graph != "model.onnx")
 
 
 @needs_rtx
 @pytest.mark.parametrize("impl", AttentionImpl)
-def test_an_engine_is_built(tiny_bundles, tmp_path: Path, impl: AttentionImpl) -> None:
+def test_an_engine_is_built(half, tmp_path: Path, impl: AttentionImpl) -> None:
     """For other lengths and another memory than the traced ones, 37 and 23."""
-    bundle = tiny_bundles("bert", precision="float16", attention=CAUSAL, recurrence=MOST, hidden_size=128)
     ir.save(
-        tensorrt_graph(ir.load(bundle.path / "model.onnx"), dtype="float16", attention_impl=impl),
+        tensorrt_graph(ir.load(half.path / "model.onnx"), dtype="float16", attention_impl=impl),
         tmp_path / "lowered.onnx",
         external_data="lowered.data",
     )
@@ -273,47 +319,31 @@ def test_an_engine_is_built(tiny_bundles, tmp_path: Path, impl: AttentionImpl) -
     with plugins_with_kernels(trt, None):
         assert parser.parse_from_file(str(tmp_path / "lowered.onnx")), parser.get_error(0).desc()
     profile, config = builder.create_optimization_profile(), builder.create_builder_config()
-    sizes = {"batch": (1, 3, 8), "tokens": (1, 100, bundle.manifest.max_len), "memory": (1, 31, MOST)}
-    for spec in bundle.manifest.inputs:
+    sizes = {"batch": (1, 3, 8), "tokens": (1, 100, half.manifest.max_len), "memory": (1, 31, MOST)}
+    for spec in half.manifest.inputs:
         axes = [sizes[axis] if isinstance(axis, str) else (axis,) * 3 for axis in spec.shape]
         profile.set_shape(spec.name, *zip(*axes, strict=True))
     config.add_optimization_profile(profile)
     assert builder.build_serialized_network(network, config) is not None
 
 
-def test_half_precision_keeps_directions(tiny_bundles) -> None:
-    bundle = tiny_bundles("bert", precision="float16", attention=BOTH_SIDES, recurrence=MOST)
-    check(bundle, bundle.portable, BOTH_SIDES, rows=3, memory=16, cosine=0.999)
+def test_half_precision_keeps_directions(half) -> None:
+    check(half, half.portable, CAUSAL, rows=3, memory=16, cosine=0.999)
 
 
-def test_factored_positions_continue(tiny_bundles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of long documents are looked up."""
-    monkeypatch.setattr("hdexport.model.positions.FOLDED_LIMIT_BYTES", 0)
-    bundle = tiny_bundles("bert", attention=CAUSAL, recurrence=MOST, max_len=301)
-    assert bundle.manifest.positions.form == "factored"
-    check(bundle, cpu_graph(bundle), CAUSAL, rows=3, memory=16)
-
-
-def test_the_runtime_streams_documents(tiny_bundles) -> None:
-    bundle = tiny_bundles("roberta", attention=CAUSAL, recurrence=MOST)
-    ids, mask = documents(1)
-    found = [part.outputs["last_hidden_state"] for part in bundle.session.stream(ids[0].tolist(), segment=23)]
-    assert_close(np.concatenate(found), whole(bundle, ids, mask, pair_mask(mask, CAUSAL)), atol=ATOL)
-
-
-def test_manifest_and_inspect_say_what_a_document_may_have(tiny_bundles) -> None:
-    bundle = tiny_bundles("bert", attention=BOTH_SIDES, recurrence=MOST)
-    assert bundle.manifest.document_tokens == bundle.manifest.max_len
-    assert [spec.name for spec in bundle.manifest.memories] == ["mems.0", "mems.1", "mems.mask", "mems.position"]
-    assert (bundle.manifest.most_memory, bundle.manifest.least_memory) == (MOST, 1)
-    assert tiny_bundles("bert", attention=BOTH_SIDES).manifest.document_tokens is None
-    shown = " ".join(run_here("inspect", bundle.path).stdout.split())
+def test_manifest_and_inspect_say_what_a_document_may_have(tiny_bundles, both_sides) -> None:
+    manifest = both_sides.manifest
+    assert manifest.document_tokens == manifest.max_len
+    assert [spec.name for spec in manifest.memories] == ["mems.0", "mems.1", "mems.mask", "mems.position"]
+    assert (manifest.most_memory, manifest.least_memory) == (MOST, 1)
+    assert tiny_bundles("roberta").manifest.document_tokens is None
+    shown = " ".join(run_here("inspect", both_sides.path).stdout.split())
     assert "memory the last 48 tokens of earlier segments; those not yet there are masked" in shown
     assert "a document has at most 300 tokens, in all of its segments" in shown
 
 
-def test_a_memory_beyond_the_reach_of_windows_is_warned_of(tiny_bundles, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint = find_checkpoint(tiny_bundles("bert", attention=BOTH_SIDES, recurrence=MOST).checkpoint)
+def test_a_memory_beyond_the_reach_of_windows_is_warned_of(both_sides, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = find_checkpoint(both_sides.checkpoint)
     subject = Subject(
         model=checkpoint.load(Task.FEATURE_EXTRACTION),
         family=checkpoint.family,
@@ -332,6 +362,7 @@ def test_a_memory_beyond_the_reach_of_windows_is_warned_of(tiny_bundles, caplog:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """A tiny checkpoint of a type and a task."""
 
+    @functools.cache
     def make(model_type: str, task: str = "feature-extraction") -> Any:
         path = tmp_path_factory.mktemp("recurrence") / "model"
         save_tiny_model(path, model_type, Task(task))
@@ -377,16 +408,15 @@ def test_what_cannot_be_carried_is_refused(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_document_that_goes_on_behind_its_last_position_is_refused(tiny_bundles) -> None:
+def test_a_document_that_goes_on_behind_its_last_position_is_refused(causal) -> None:
     """Also where a caller hands over the memories: a table that is read past its end may answer anything."""
-    bundle = tiny_bundles("bert", max_len=100, attention=CAUSAL, recurrence=MOST)
-    with hdruntime.load(bundle.path) as session:
-        answers = session(input_ids=np.full((2, 60), 7))
-        memories = {spec.name: answers[str(spec.fed_from)] for spec in bundle.manifest.memories}
-        session(input_ids=np.full((2, 40), 7), **memories)
-        # Padding needs no position.
-        session(input_ids=np.full((2, 41), 7), attention_mask=np.arange(82).reshape(2, 41) % 41 < 40, **memories)
-        with pytest.raises(InputError, match=r"Row 0 has 41 tokens after 60 of earlier calls .* at most 100\.\nBegin"):
-            session(input_ids=np.full((2, 41), 7), **memories)
-        with pytest.raises(InputError, match=r"after -1 of earlier calls"):
-            session(input_ids=np.full((2, 41), 7), **memories | {"mems.position": np.full((2, 1), -1.0, np.float32)})
+    session = causal.session
+    answers = session(input_ids=np.full((2, 261), 7))
+    memories = {spec.name: answers[str(spec.fed_from)] for spec in causal.manifest.memories}
+    session(input_ids=np.full((2, 40), 7), **memories)
+    # Padding needs no position.
+    session(input_ids=np.full((2, 41), 7), attention_mask=np.arange(82).reshape(2, 41) % 41 < 40, **memories)
+    with pytest.raises(InputError, match=r"Row 0 has 41 tokens after 261 of earlier calls .* at most 301\.\nBegin"):
+        session(input_ids=np.full((2, 41), 7), **memories)
+    with pytest.raises(InputError, match=r"after -1 of earlier calls"):
+        session(input_ids=np.full((2, 41), 7), **memories | {"mems.position": np.full((2, 1), -1.0, np.float32)})

@@ -24,45 +24,40 @@ from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, ModelError
 from support.commands import run_here
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
 from support.needs import needs_rtx
 from support.tiny_models import save_tiny_model
 
 SPEC = "favor:features=48,seed=3"
+OURS = {"attention": SPEC, "attention_scale": "logn"}
+"""Its queries are scaled as well; the command below builds and verifies one whose are not."""
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("favor", FavorRequest()),
-        ("favor:features=64", FavorRequest(features=64)),
-        ("favor:compat", FavorRequest(compat=True)),
-        ("favor:seed=0,compat,features=1", FavorRequest(features=1, seed=0, compat=True)),
-    ],
-)
-def test_a_request_is_read(spec: str, expected: FavorRequest) -> None:
-    assert attention_from_spec(spec) == {"favor": expected}
+def test_a_request_is_read() -> None:
+    for spec, expected in {
+        "favor": FavorRequest(),
+        "favor:features=64": FavorRequest(features=64),
+        "favor:compat": FavorRequest(compat=True),
+        "favor:seed=0,compat,features=1": FavorRequest(features=1, seed=0, compat=True),
+    }.items():
+        assert attention_from_spec(spec) == {"favor": expected}, spec
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("favor:", r"not understood at ''.\nIts forms are(.|\n)*  favor\[:features=M,seed=S,compat\]"),
-        ("favor:features=0", r"features 0; it must be 1 to 16384.\nFor example: --attention favor:features=256"),
-        ("favor:features=-3", "features -3; it must be 1 to"),
-        ("favor:features=many", "not understood at 'features=many'"),
-        ("favor:features=2.5", "not understood at 'features=2.5'"),
-        ("favor:features=", "not understood at 'features='"),
-        ("favor:seed=-1", "seed -1; it must be 0 to"),
-        ("favor:heads=2", "not understood at 'heads=2'"),
-        ("favor:compat,compat", "not understood at 'compat'"),
-        ("favor:compat=1", "not understood at 'compat=1'"),
-        ("favor:features=4,features=5", "not understood at 'features=5'"),
-    ],
-)
-def test_what_is_not_understood_is_refused(spec: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        attention_from_spec(spec)
+def test_what_is_not_understood_is_refused() -> None:
+    for spec, message in {
+        "favor:": r"not understood at ''.\nIts forms are(.|\n)*  favor\[:features=M,seed=S,compat\]",
+        "favor:features=0": r"features 0; it must be 1 to 16384.\nFor example: --attention favor:features=256",
+        "favor:features=-3": "features -3; it must be 1 to",
+        "favor:features=2.5": "not understood at 'features=2.5'",
+        "favor:features=": "not understood at 'features='",
+        "favor:seed=-1": "seed -1; it must be 0 to",
+        "favor:heads=2": "not understood at 'heads=2'",
+        "favor:compat,compat": "not understood at 'compat'",
+        "favor:compat=1": "not understood at 'compat=1'",
+        "favor:features=4,features=5": "not understood at 'features=5'",
+    }.items():
+        with named_case(spec), pytest.raises(InputError, match=message):
+            attention_from_spec(spec)
 
 
 def test_attention_that_is_no_softmax_over_all_keys_is_not_exchanged(tiny_bundles) -> None:
@@ -71,7 +66,7 @@ def test_attention_that_is_no_softmax_over_all_keys_is_not_exchanged(tiny_bundle
 
 
 def test_the_manifest_says_what_the_graph_has(tiny_bundles) -> None:
-    bundle = tiny_bundles("bert", attention=SPEC)
+    bundle = tiny_bundles("bert", **OURS)
     (record,) = bundle.manifest.attention
     assert record == {
         "kind": "favor",
@@ -110,8 +105,9 @@ def test_a_record_without_a_least_feature_is_found() -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
-        ("bert", {}),
-        ("roberta", {"attention_scale": "logn"}),
+        ("bert", {"attention_scale": "logn"}),
+        pytest.param("bert", {}, marks=pytest.mark.nightly),
+        pytest.param("roberta", {}, marks=pytest.mark.nightly),
         pytest.param("albert", {}, marks=pytest.mark.nightly),
         pytest.param("distilbert", {"task": "text-classification"}, marks=pytest.mark.nightly),
         pytest.param("electra", {"precision": "float16"}, marks=pytest.mark.nightly),
@@ -127,11 +123,13 @@ def test_bundles_are_verified_and_say_how_far_they_are_from_a_softmax(tiny_bundl
 
 
 def test_padding_counts_if_it_is_asked_for_and_is_verified_so(tiny_bundles) -> None:
-    bundle = tiny_bundles("bert", attention="favor:features=48,seed=3,compat")
+    """A performer has its features, and takes the mode only."""
+    bundle, right = tiny_bundles("performer", attention="favor:compat"), tiny_bundles("performer")
+    (record,) = bundle.manifest.attention
+    assert (record["seed"], record["compat"], record["features"], record["epsilon"]) == (None, True, 16, 1e-4)
     found = verified(bundle, Grid.QUICK)
     assert found.passed, found.summary()
     assert any(check.case.padding == "right" for check in found.checks)
-    right = tiny_bundles("bert", attention=SPEC)
     ids, mask = padded_ids()
     answers = [each.portable(**feeds_of(each, ids, mask))["last_hidden_state"] for each in (bundle, right)]
     assert np.abs(answers[0][0, :20] - answers[1][0, :20]).max() > 0.01
@@ -141,7 +139,7 @@ def test_padding_counts_if_it_is_asked_for_and_is_verified_so(tiny_bundles) -> N
 
 
 def test_a_batch_with_padding_answers_as_each_text_alone(tiny_bundles) -> None:
-    bundle = tiny_bundles("bert", attention=SPEC)
+    bundle = tiny_bundles("bert", **OURS)
     ids, mask = padded_ids()
     (batch,) = bundle.portable(**feeds_of(bundle, ids, mask)).values()
     assert np.isfinite(batch).all()
@@ -201,7 +199,7 @@ def test_tensorrt_rtx_builds_an_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["projection", "epsilon", "mode"])
 def test_verification_finds_a_wrong_graph(tiny_bundles, change: str) -> None:
     """PyTorch is given other features, a larger least one, or padding that counts: then the graph is the wrong one."""
-    bundle = tiny_bundles("bert", attention=SPEC)
+    bundle = tiny_bundles("bert", **OURS)
     opened = open_bundle(bundle.path)
     changes = {"projection": {"seed": 4}, "epsilon": {"epsilon": 1e-3}, "mode": {"compat": True}}[change]
     opened.manifest.attention[0].update(changes)
@@ -262,9 +260,7 @@ def test_models_in_one_process_keep_their_own_features(tmp_path: Path) -> None:
     assert (answers[0] - answers[1]).abs().max() > 0.01
 
 
-def test_a_performer_has_its_features_and_takes_the_mode_only(tiny_bundles) -> None:
+def test_a_performer_is_given_no_other_features(tiny_bundles) -> None:
     assert family_of("performer").why_not_converted is not None
     with pytest.raises(InputError, match=r"A performer has its features, by its checkpoint(.|\n)*favor:compat"):
         tiny_bundles("performer", attention="favor:features=8")
-    (record,) = tiny_bundles("performer", attention="favor:compat").manifest.attention
-    assert (record["seed"], record["compat"], record["features"], record["epsilon"]) == (None, True, 16, 1e-4)

@@ -14,6 +14,7 @@ from hdexport.attention.window.record import Window, WindowAttention
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError
+from support.comparators import named_case
 from support.tiny_bundle import make_bundle
 
 WINDOW = {"kind": "window", "layers": [3, 5], "converted": {"tokens": 3, "global_tokens": 1, "dilation": [1]}}
@@ -66,26 +67,26 @@ def test_records_are_read_in_their_order(manifest: Manifest) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("attention", "message"),
-    [
-        ({**BLOCKS, "mode": "lists"}, r"manifest\.attention\[1\]\.mode should be hf_eval or table for bigbird, not li"),
-        ({"kind": "window"}, r"manifest\.attention\[1\]\.layers is missing"),
-        ({"kind": "dense", "layers": 0}, r"manifest\.attention\[1\]\.layers should be `int` >= 1, not 0"),
-        (
-            {**WINDOW, "converted": {**WINDOW["converted"], "dilation": [1, 2, 3]}},
-            r"manifest\.attention\[1\]\.converted\.dilation has 3 values for \d+ heads",
-        ),
-        (
-            {"kind": "spiral"},
-            r"attention of the kind 'spiral'; known here: dense, window, blocks.*\.\nInstall the package .*pip install",
-        ),
-    ],
+MALFORMED = (
+    ({**BLOCKS, "mode": "lists"}, r"manifest\.attention\[1\]\.mode should be hf_eval or table for bigbird, not li"),
+    ({"kind": "window"}, r"manifest\.attention\[1\]\.layers is missing"),
+    ({"kind": "dense", "layers": 0}, r"manifest\.attention\[1\]\.layers should be `int` >= 1, not 0"),
+    (
+        {**WINDOW, "converted": {**WINDOW["converted"], "dilation": [1, 2, 3]}},
+        r"manifest\.attention\[1\]\.converted\.dilation has 3 values for \d+ heads",
+    ),
+    (
+        {"kind": "spiral"},
+        r"attention of the kind 'spiral'; known here: dense, window, blocks.*\.\nInstall the package .*pip install",
+    ),
 )
-def test_a_record_that_is_malformed_is_refused(manifest: Manifest, attention: dict, message: str) -> None:
-    both = ({"kind": "dense", "layers": 1}, attention)
-    with pytest.raises(BundleCorruptError, match=message):
-        attention_of(dataclasses.replace(manifest, attention=both))
+
+
+def test_a_record_that_is_malformed_is_refused(manifest: Manifest) -> None:
+    for attention, message in MALFORMED:
+        both = ({"kind": "dense", "layers": 1}, attention)
+        with named_case(attention), pytest.raises(BundleCorruptError, match=message):
+            attention_of(dataclasses.replace(manifest, attention=both))
 
 
 def test_a_kind_of_another_package_that_cannot_be_loaded_is_left_out_with_a_warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from hdexport.model.tasks import Task
 from hdplugins.operators.lsh_attention.hashing import draw_rotations
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.errors import InputError, ModelError
+from support.comparators import named_case
 from support.tiny_models import BASE, save_tiny_model
 
 MAX_LEN = 300
@@ -62,38 +64,29 @@ def setup_of(tmp_path: Path):
     return make
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("lsh", LshRequest()),
-        ("lsh:chunk=32,rounds=2", LshRequest(chunk=32, rounds=2)),
-        (
-            "lsh:seed=0,buckets=8/16,before=2,after=1",
-            LshRequest(seed=0, buckets=(8, 16), before=2, after=1),
-        ),
-    ],
-)
-def test_a_request_is_read(spec: str, expected: LshRequest) -> None:
-    assert attention_from_spec(spec) == {"lsh": expected}
+def test_a_request_is_read() -> None:
+    for spec, expected in {
+        "lsh": LshRequest(),
+        "lsh:chunk=32,rounds=2": LshRequest(chunk=32, rounds=2),
+        "lsh:seed=0,buckets=8/16,before=2,after=1": LshRequest(seed=0, buckets=(8, 16), before=2, after=1),
+    }.items():
+        assert attention_from_spec(spec) == {"lsh": expected}, spec
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("lsh:", r"not understood at ''.\nIts forms are(.|\n)*  lsh\[:chunk=C"),
-        ("lsh:chunks=3", "not understood at 'chunks=3'"),
-        ("lsh:chunk=0", r"asks for chunk 0; it must be 1 to 32768.\nFor example: --attention lsh:chunk=64,rounds=4"),
-        ("lsh:rounds=0", "asks for rounds 0; it must be 1 to 64"),
-        ("lsh:buckets=7", r"7 buckets; each must be even: half of the buckets are directions(.|\n)*lsh:buckets=32"),
-        ("lsh:buckets=8/0", "asks for buckets 0; it must be 2 to 4096"),
-        ("lsh:buckets=8/3", "8 x 3 buckets; each must be even"),
-        ("lsh:seed=-1", "asks for seed -1; it must be 0 to"),
-        ("lsh:before=65", "asks for before 65; it must be 0 to 64"),
-    ],
-)
-def test_what_is_not_understood_is_refused(spec: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        attention_from_spec(spec)
+def test_what_is_not_understood_is_refused() -> None:
+    for spec, message in {
+        "lsh:": r"not understood at ''.\nIts forms are(.|\n)*  lsh\[:chunk=C",
+        "lsh:chunks=3": "not understood at 'chunks=3'",
+        "lsh:chunk=0": r"asks for chunk 0; it must be 1 to 32768.\nFor example: --attention lsh:chunk=64,rounds=4",
+        "lsh:rounds=0": "asks for rounds 0; it must be 1 to 64",
+        "lsh:buckets=7": r"7 buckets; each must be even: half of the buckets are directions(.|\n)*lsh:buckets=32",
+        "lsh:buckets=8/0": "asks for buckets 0; it must be 2 to 4096",
+        "lsh:buckets=8/3": "8 x 3 buckets; each must be even",
+        "lsh:seed=-1": "asks for seed -1; it must be 0 to",
+        "lsh:before=65": "asks for before 65; it must be 0 to 64",
+    }.items():
+        with named_case(spec), pytest.raises(InputError, match=message):
+            attention_from_spec(spec)
 
 
 def test_a_reformer_has_its_own_attention_and_only_its_hashes_may_change(setup_of) -> None:
@@ -117,17 +110,15 @@ def test_what_a_reformer_leaves_open_is_frozen_and_said(setup_of) -> None:
     assert setup_of("reformer", "lsh:seed=3,buckets=4", **OPEN)[0].remark is None
 
 
-@pytest.mark.parametrize("positions", [512, 4096, 65536])
-@pytest.mark.parametrize("chunk", [4, 50, 64])
-def test_buckets_are_those_that_the_library_takes(chunk: int, positions: int) -> None:
-    for count in (2, 3, 7, 8, 100, 255, 1000):
-        if chunk * count <= positions:
-            config = ReformerConfig(lsh_attn_chunk_length=chunk, max_position_embeddings=positions)
-            attention = LSHSelfAttention(config)
-            attention._set_num_buckets(chunk * count)
-            found = attention.num_buckets
-            expected = (found,) if isinstance(found, int) else tuple(found)
-            assert buckets_for(chunk * count, chunk=chunk, positions=positions) == expected
+def test_buckets_are_those_that_the_library_takes() -> None:
+    for chunk, positions, count in itertools.product((4, 50, 64), (512, 4096, 65536), (2, 3, 7, 8, 100, 255, 1000)):
+        if chunk * count > positions:
+            continue
+        attention = LSHSelfAttention(ReformerConfig(lsh_attn_chunk_length=chunk, max_position_embeddings=positions))
+        attention._set_num_buckets(chunk * count)
+        found = attention.num_buckets
+        expected = (found,) if isinstance(found, int) else tuple(found)
+        assert buckets_for(chunk * count, chunk=chunk, positions=positions) == expected, (chunk, positions, count)
 
 
 def test_a_bert_is_given_hashes_and_told_that_it_was_not_trained_with_them(setup_of, caplog) -> None:
@@ -153,22 +144,18 @@ def test_attention_that_is_no_softmax_over_all_keys_is_not_exchanged(setup_of) -
         setup_of("mpnet", "lsh")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_config_that_describes_no_attention_is_refused() -> None:
+    for changes, message in (
         ({"num_buckets": 7}, "num_buckets 7; it must be an even number, or a list of them"),
         ({"num_buckets": [4, 3]}, r"num_buckets \[4, 3\]; it must be an even number"),
         ({"num_hashes": 0}, "num_hashes 0; it must be 1 or more"),
         ({"lsh_attn_chunk_length": 0}, "lsh_attn_chunk_length 0; it must be 1 or more"),
         ({"local_num_chunks_after": -1}, "local_num_chunks_after -1; it must be 0 or more"),
         ({"attn_layers": ["lsh", "sparse"]}, r"attn_layers \['lsh', 'sparse'\]; a layer is lsh or local"),
-    ],
-)
-def test_a_config_that_describes_no_attention_is_refused(changes: dict[str, object], message: str) -> None:
-    sizes = {"attn_layers": ["local", "lsh"], **changes}
-    config = ReformerConfig(**sizes)
-    with pytest.raises(ModelError, match=message):
-        family_of("reformer").own_attention("lsh", config)
+    ):
+        config = ReformerConfig(**{"attn_layers": ["local", "lsh"], **changes})
+        with named_case(changes), pytest.raises(ModelError, match=message):
+            family_of("reformer").own_attention("lsh", config)
 
 
 @torch.inference_mode()

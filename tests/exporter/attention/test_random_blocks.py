@@ -19,7 +19,8 @@ from hdexport.attention.blocks.record import Mode
 from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.families import family_of
 from hdruntime.errors import InputError
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
+from support.grids import nightly_unless
 
 HEADS, TOKENS, BLOCK_SIZE, LAYERS = 4, 120, 16, 2
 BLOCKS = 8
@@ -42,8 +43,20 @@ def big_bird_config(tokens: int, *, block_size: int = 64, random_blocks: int = 3
     )
 
 
-@pytest.mark.parametrize("tokens", [1024, 3072, 4096])
-@pytest.mark.parametrize(("block_size", "random_blocks"), [(64, 3), (64, 1), (16, 7), (128, 2)])
+@pytest.mark.parametrize(
+    ("tokens", "block_size", "random_blocks"),
+    [
+        (1024, 64, 3),
+        (3072, 16, 7),
+        (4096, 128, 2),
+        (4096, 64, 1),
+        *(
+            nightly_unless(False, tokens, *sizes)
+            for tokens in (1024, 3072, 4096)
+            for sizes in ((64, 3), (64, 1), (16, 7), (128, 2))
+        ),
+    ],
+)
 def test_a_seed_gives_the_blocks_that_hugging_face_draws(tokens: int, block_size: int, random_blocks: int) -> None:
     config = big_bird_config(tokens, block_size=block_size, random_blocks=random_blocks)
     for seed in (0, 11):
@@ -95,33 +108,30 @@ def test_rows_are_drawn_for_a_last_block_that_is_not_full() -> None:
     assert table.max() <= BLOCKS - 2
 
 
-@pytest.mark.parametrize(
-    ("tokens", "random_blocks", "most", "advice"),
-    [
+def test_more_random_blocks_than_there_are_is_refused() -> None:
+    for tokens, random_blocks, most, advice in (
         *((TOKENS, count, 3, r"random=3 or fewer, or mode=hf_eval") for count in (0, 4, 100)),
         *((tokens, 1, 0, r"a smaller block, a larger --max-len, or mode=") for tokens in (1, 16, 32, 48)),
-    ],
-)
-def test_more_random_blocks_than_there_are_is_refused(tokens: int, random_blocks: int, most: int, advice: str) -> None:
-    sizes = rf"{tokens} tokens are {-(-tokens // BLOCK_SIZE)} blocks of 16"
-    message = rf"^A table of {random_blocks} random blocks .* {sizes}.* {most} to draw from\.\nChoose {advice}"
-    with pytest.raises(InputError, match=message):
-        random_table(heads=HEADS, max_tokens=tokens, block_size=BLOCK_SIZE, random_blocks=random_blocks, seed=0)
+    ):
+        sizes = rf"{tokens} tokens are {-(-tokens // BLOCK_SIZE)} blocks of 16"
+        message = rf"^A table of {random_blocks} random blocks .* {sizes}.* {most} to draw from\.\nChoose {advice}"
+        with named_case(tokens, random_blocks), pytest.raises(InputError, match=message):
+            random_table(heads=HEADS, max_tokens=tokens, block_size=BLOCK_SIZE, random_blocks=random_blocks, seed=0)
 
 
 def a_table(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, BLOCKS, shape)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
-def test_a_table_is_read_for_every_layer(tmp_path: Path, dtype: type) -> None:
-    file, table = tmp_path / "table.npy", a_table(LAYERS, HEADS, BLOCKS - 2, 5).astype(dtype)
-    np.save(file, table)
-    of_layers = read_table(file, **SIZES, layers=LAYERS)
-    assert [layer.dtype for layer in of_layers] == [np.int32] * LAYERS
-    np.testing.assert_array_equal(np.stack(of_layers), table)
-    np.save(file, table[1])
-    np.testing.assert_array_equal(np.stack(read_table(file, **SIZES, layers=LAYERS)), np.stack([table[1]] * LAYERS))
+def test_a_table_is_read_for_every_layer(tmp_path: Path) -> None:
+    for dtype in (np.int32, np.int64, np.uint8):
+        file, table = tmp_path / "table.npy", a_table(LAYERS, HEADS, BLOCKS - 2, 5).astype(dtype)
+        np.save(file, table)
+        of_layers = read_table(file, **SIZES, layers=LAYERS)
+        assert [layer.dtype for layer in of_layers] == [np.int32] * LAYERS, dtype
+        np.testing.assert_array_equal(np.stack(of_layers), table)
+        np.save(file, table[1])
+        np.testing.assert_array_equal(np.stack(read_table(file, **SIZES, layers=LAYERS)), np.stack([table[1]] * LAYERS))
 
 
 def with_entry(entry: int) -> np.ndarray:
@@ -146,11 +156,11 @@ BAD_TABLES = {
 }
 
 
-@pytest.mark.parametrize(("table", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
-def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, table: np.ndarray, message: str) -> None:
-    np.save(tmp_path / "table.npy", table)
-    with pytest.raises(InputError, match=rf"(?s)table\.npy: .*{message}"):
-        read_table(tmp_path / "table.npy", **SIZES, layers=LAYERS)
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    for name, (table, message) in BAD_TABLES.items():
+        np.save(tmp_path / "table.npy", table)
+        with named_case(name), pytest.raises(InputError, match=rf"(?s)table\.npy: .*{message}"):
+            read_table(tmp_path / "table.npy", **SIZES, layers=LAYERS)
 
 
 class _Attack:
@@ -269,9 +279,8 @@ BAD_LISTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("counts", "indices", "message"), BAD_LISTS.values(), ids=BAD_LISTS)
-def test_lists_that_do_not_fit_are_refused(
-    tmp_path: Path, counts: np.ndarray, indices: np.ndarray, message: str
-) -> None:
-    with pytest.raises(InputError, match=rf"(?s)lists\.npz: .*{message}"):
-        read_block_lists(save_lists(tmp_path / "lists.npz", counts, indices), **SIZES)
+def test_lists_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    for name, (counts, indices, message) in BAD_LISTS.items():
+        file = save_lists(tmp_path / "lists.npz", counts, indices)
+        with named_case(name), pytest.raises(InputError, match=rf"(?s)lists\.npz: .*{message}"):
+            read_block_lists(file, **SIZES)

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.attention.kinds import attention_from_spec
-from hdexport.build import BuildOptions, build
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options, with_memory
 from hdexport.graph.lowering.tensorrt import AttentionImpl
-from hdexport.model.tasks import Task
+from hdexport.rebuild import RebuildOptions, rebuild
 from hdruntime.bundle.manifest import Backend
 from support.attention_records import recorded
+from support.grids import nightly_unless
 from support.needs import needs_rtx
-from support.tiny_models import save_tiny_model
 
 pytestmark = needs_rtx
 
@@ -48,77 +46,74 @@ BLOCKS = {"block_size": 64, "num_random_blocks": 1}
 """Dense up to 448 tokens: the shorter profile is on one side, the longer reaches over both."""
 
 
+TWO_BLOCKS = {**BLOCKS, **TWO}
+
+
 @pytest.mark.parametrize(
     ("model_type", "spec", "precision", "changes", "plugins"),
     [
-        ("big_bird", None, "float16", {**BLOCKS, "num_hidden_layers": 2}, {"BlockSparseAttention": 2}),
-        pytest.param("big_bird", None, "float16", BLOCKS, {}, marks=pytest.mark.nightly),
-        ("big_bird", "bigbird:mode=table", "float32", BLOCKS, {"BlockSparseAttention": 1}),
+        ("big_bird", "bigbird:mode=table", "float16", TWO_BLOCKS, {"BlockSparseAttention": 2}),
+        nightly_unless(False, "big_bird", None, "float16", TWO_BLOCKS, {"BlockSparseAttention": 2}),
+        nightly_unless(False, "big_bird", None, "float16", BLOCKS, {}),
+        nightly_unless(False, "big_bird", "bigbird:mode=table", "float32", BLOCKS, {"BlockSparseAttention": 1}),
         # Blocks of the paper's size.
-        pytest.param(
-            "bert",
-            "etc:global=6,block=84,tokens=3",
-            "float16",
-            {},
-            {"BlockSparseAttention": 1},
-            marks=pytest.mark.nightly,
-        ),
+        nightly_unless(False, "bert", "etc:global=6,block=84,tokens=3", "float16", {}, {"BlockSparseAttention": 1}),
         ("reformer", None, "float16", REFORMER, {"ChunkAttention": 2, "LSHAttention": 2}),
-        pytest.param("reformer", None, "float16", REFORMER, {}, marks=pytest.mark.nightly),
-        pytest.param("bert", "lsh:chunk=64,rounds=4", "float32", {}, {"LSHAttention": 1}, marks=pytest.mark.nightly),
+        nightly_unless(False, "reformer", None, "float16", REFORMER, {}),
+        nightly_unless(False, "bert", "lsh:chunk=64,rounds=4", "float32", {}, {"LSHAttention": 1}),
         ("xlnet", None, "float16", XLNET, {"RelativeAttention": 2}),
-        pytest.param("xlnet", None, "float32", XLNET, {"RelativeAttention": 2}, marks=pytest.mark.nightly),
-        pytest.param("xlnet", None, "float16", XLNET, {}, marks=pytest.mark.nightly),
-        pytest.param("transfo-xl", None, "float16", TRANSFO_XL, {"RelativeAttention": 1}, marks=pytest.mark.nightly),
+        nightly_unless(False, "xlnet", None, "float32", XLNET, {"RelativeAttention": 2}),
+        nightly_unless(False, "xlnet", None, "float16", XLNET, {}),
+        nightly_unless(False, "transfo-xl", None, "float16", TRANSFO_XL, {"RelativeAttention": 1}),
         # By TensorRT's own layers: there is no plugin.
-        pytest.param("longt5", None, "float16", {"num_layers": 1}, {}, marks=pytest.mark.nightly),
-        pytest.param("longt5", None, "float32", {"num_layers": 1}, {}, marks=pytest.mark.nightly),
-        pytest.param("longt5", None, "float16", {"encoder_attention_type": "local"}, {}, marks=pytest.mark.nightly),
+        nightly_unless(False, "longt5", None, "float16", {"num_layers": 1}, {}),
+        nightly_unless(False, "longt5", None, "float32", {"num_layers": 1}, {}),
+        nightly_unless(False, "longt5", None, "float16", {"encoder_attention_type": "local"}, {}),
+        # Of one graph.
         ("t5", None, "float16", T5, {}),
-        pytest.param("t5", None, "float16", T5, {"ClippedDistanceAttention": 1}, marks=pytest.mark.nightly),
-        pytest.param("mpnet", None, "bfloat16", {}, {"ClippedDistanceAttention": 1}, marks=pytest.mark.nightly),
-        ("nezha", None, "float16", {}, {"ClippedDistanceAttention": 1}),
+        ("t5", None, "float16", T5, {"ClippedDistanceAttention": 1}),
+        nightly_unless(False, "mpnet", None, "bfloat16", {}, {"ClippedDistanceAttention": 1}),
+        nightly_unless(False, "nezha", None, "float16", {}, {"ClippedDistanceAttention": 1}),
         # A local layer and a global one.
-        ("gemma3_text", None, "float16", GEMMA, {"SlidingWindowAttention": 1}),
-        pytest.param("gemma3_text", None, "bfloat16", GEMMA, {}, marks=pytest.mark.nightly),
+        # In every run, test_carried_windows.py has windows, and test_query_scale.py dense attention.
+        nightly_unless(False, "gemma3_text", None, "float16", GEMMA, {"SlidingWindowAttention": 1}),
+        nightly_unless(False, "gemma3_text", None, "bfloat16", GEMMA, {}),
         *(
-            pytest.param(name, None, "float16", sizes, {"SlidingWindowAttention": 1}, marks=pytest.mark.nightly)
+            nightly_unless(False, name, None, "float16", sizes, {"SlidingWindowAttention": 1})
             for name, sizes in (
                 ("ultrabert", TWO),
                 ("neomme", TWO | {"head_dim": 32}),
                 ("embedding_gemma2_text", WIDER),
             )
         ),
-        pytest.param("umt5", None, "float32", T5, {}, marks=pytest.mark.nightly),
+        nightly_unless(False, "umt5", None, "float32", T5, {}),
         ("deberta-v2", None, "float16", {}, {}),
-        pytest.param("deberta", None, "float32", {}, {}, marks=pytest.mark.nightly),
+        nightly_unless(False, "deberta", None, "float32", {}, {}),
     ],
 )
 def test_an_engine_is_built(
-    tmp_path: Path, model_type: str, spec: str | None, precision: str, changes: dict[str, int], plugins: dict[str, int]
+    tiny_bundles,
+    tmp_path: Path,
+    model_type: str,
+    spec: str | None,
+    precision: str,
+    changes: dict[str, int],
+    plugins: dict[str, int],
 ) -> None:
+    """From the portable graph of a bundle, as a build makes it as well."""
     sizes = changes if model_type == "reformer" else {"num_hidden_layers": 1, **SIZES, **changes}
-    save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION, **sizes)
+    bundle = tiny_bundles(model_type, precision=precision, max_len=MAX_LEN, attention=spec, **sizes)
     output = tmp_path / "bundle"
-    manifest = build(
-        BuildOptions(
-            model=tmp_path / "model",
-            output=output,
-            max_len=MAX_LEN,
-            precision=precision,
-            attention=attention_from_spec(spec),
-            engines=EngineOptions(
-                flavours=(Backend.TENSORRT_RTX,),
-                attention_impl=AttentionImpl.PLUGIN if plugins else AttentionImpl.NATIVE,
-                profiles=PROFILES,
-                # That there are kernels for every GPU of an engine is tested with the kernels.
-                architectures=("sm86",),
-            ),
-            verify=None,
-        )
+    engines = EngineOptions(
+        flavours=(Backend.TENSORRT_RTX,),
+        attention_impl=AttentionImpl.PLUGIN if plugins else AttentionImpl.NATIVE,
+        profiles=PROFILES,
+        # That there are kernels for every GPU of an engine is tested with the kernels.
+        architectures=("sm86",),
     )
+    manifest = rebuild(RebuildOptions(bundle=bundle.path, output=output, engines=engines))
     if model_type == "big_bird" or str(spec).startswith("etc"):
-        mode = "table" if precision == "float32" else "none" if spec else "hf_eval"
+        mode = "table" if str(spec).endswith("table") else "none" if spec else "hf_eval"
         assert recorded(manifest, "blocks").mode == mode
     (engine,) = manifest.engines
     remembers = model_type in ("transfo-xl", "xlnet")

@@ -1,4 +1,8 @@
-"""XLNet answers as Hugging Face does, segment after segment, with what it remembers; wrong memories are found."""
+"""XLNet answers as Hugging Face does, segment after segment, with what it remembers; wrong memories are found.
+
+One bundle looks both ways; one is causal, clamps distances and has a memory as long as a document; a classifier
+remembers a part of each segment.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +26,18 @@ from support.grids import nightly_unless
 from support.tampered_bundles import tampered
 from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
 
-MEMORY = 20
+MEMORY, LONG_MEMORY = 20, 100
 SEGMENTS = (33, 7, 1, 64, 20)
-"""Tokens: longer than the memory, shorter, a single one, as many."""
+"""Tokens: longer than the memory of 20, shorter, a single one, as many. All together fill the memory of 100, too."""
 
 ATOL = 2e-5
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "two ways": {},
-    "causal": {"attn_type": "uni"},
-    "distances that are clamped, a part of each segment remembered": {"clamp_len": 11, "reuse_len": 5},
-}
+BOTH_WAYS: dict[str, Any] = {"mem_len": MEMORY}
+CAUSAL: dict[str, Any] = {"mem_len": LONG_MEMORY, "attn_type": "uni", "clamp_len": 11}
+CLASSIFIER: dict[str, Any] = {"mem_len": MEMORY, "reuse_len": 5}
+"""Remembers a part of each segment."""
+
+VARIANTS = {"both ways": BOTH_WAYS, "causal, clamped": CAUSAL, "a part of each segment": CLASSIFIER}
 
 
 def segments(batch: int) -> list[dict[str, np.ndarray]]:
@@ -76,9 +81,9 @@ def in_turn(bundle: Any, feeds: Sequence[Mapping[str, np.ndarray]], *, graph: st
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", [BOTH_WAYS, CAUSAL, nightly_unless(False, CLASSIFIER)], ids=VARIANTS)
 def test_segments_answer_as_hugging_face_with_what_is_remembered(tiny_bundles, changes: dict, batch: int) -> None:
-    bundle = tiny_bundles("xlnet", mem_len=MEMORY, **changes)
+    bundle, most = tiny_bundles("xlnet", **changes), changes["mem_len"]
     feeds = segments(batch)
     expected = streamed_by_hugging_face(bundle.hugging_face.model, feeds)
     for graph in ("portable", "session"):
@@ -87,33 +92,45 @@ def test_segments_answer_as_hugging_face_with_what_is_remembered(tiny_bundles, c
                 assert_close(got["last_hidden_state"], states, atol=ATOL)
                 for layer, memory in enumerate(left):
                     there = memory.shape[1]
-                    assert_close(got[f"new_mems.{layer}"][:, MEMORY - there :], memory, atol=ATOL)
-                    mask = np.broadcast_to(np.arange(MEMORY) >= MEMORY - there, (batch, MEMORY))
+                    assert_close(got[f"new_mems.{layer}"][:, most - there :], memory, atol=ATOL)
+                    mask = np.broadcast_to(np.arange(most) >= most - there, (batch, most))
                     np.testing.assert_array_equal(got["new_mems.mask"], mask)
 
 
 def test_a_larger_memory_remembers_more(tiny_bundles) -> None:
     """The same segments with less remembered answer otherwise: the test above would find a memory that is ignored."""
     feeds = segments(1)
-    expected = streamed_by_hugging_face(tiny_bundles("xlnet", mem_len=MEMORY).hugging_face.model, feeds)
-    model = tiny_bundles("xlnet", mem_len=MEMORY).hugging_face.model
+    model = tiny_bundles("xlnet", **BOTH_WAYS).hugging_face.model
+    expected = streamed_by_hugging_face(model, feeds)
     alone = [streamed_by_hugging_face(model, [segment])[0][0] for segment in feeds]
     assert np.abs(alone[0] - expected[0][0]).max() < ATOL
     for of_stream, of_text in zip(expected[1:], alone[1:], strict=True):
         assert np.abs(of_stream[0] - of_text).max() > 100 * ATOL
 
 
-@pytest.mark.parametrize("model_type", ["xlnet", nightly_unless(False, "transfo-xl")])
-def test_a_segment_may_be_of_a_single_token(tiny_bundles, model_type: str) -> None:
-    """Of a bundle that takes no more; what is remembered has many."""
-    found = verified(tiny_bundles(model_type, mem_len=MEMORY, max_len=1))
+def test_a_memory_is_asked_for_and_a_segment_may_be_of_a_single_token(tiny_bundles) -> None:
+    """The checkpoint has no memory, and the bundle takes no longer segments; what is remembered has many."""
+    bundle = tiny_bundles("xlnet", recurrence=12, max_len=1)
+    assert recorded(bundle.manifest, "relative").memory == 12
+    assert [spec.name for spec in bundle.manifest.memories] == ["mems.0", "mems.1", "mems.mask"]
+    assert {spec.bound for spec in bundle.manifest.memories} == {12}
+    plain = tiny_bundles("xlnet").manifest
+    assert (recorded(plain, "relative").memory, plain.memories) == (0, ())
+    found = verified(bundle)
+    assert found.passed
+    assert {check.case.tokens for check in found.checks} == {1}
+
+
+@pytest.mark.nightly
+def test_a_segment_of_a_transformer_xl_may_be_of_a_single_token(tiny_bundles) -> None:
+    found = verified(tiny_bundles("transfo-xl", mem_len=MEMORY, max_len=1))
     assert found.passed
     assert {check.case.tokens for check in found.checks} == {1}
 
 
 @pytest.mark.parametrize("memory", [1, 7, MEMORY])
 def test_an_empty_memory_of_any_size_is_no_memory(tiny_bundles, memory: int) -> None:
-    bundle, plain = tiny_bundles("xlnet", mem_len=MEMORY), tiny_bundles("xlnet")
+    bundle, plain = tiny_bundles("xlnet", **BOTH_WAYS), tiny_bundles("xlnet")
     (segment, *_) = segments(3)
     feeds = segment | {"attention_mask": np.ones_like(segment["input_ids"])}
     generator = np.random.default_rng(0)
@@ -130,8 +147,8 @@ def test_an_empty_memory_of_any_size_is_no_memory(tiny_bundles, memory: int) -> 
 
 
 def test_a_document_in_one_segment_is_the_document_in_pieces_where_tokens_see_earlier_ones_only(tiny_bundles) -> None:
-    """With one layer's memory as long as the document, and no token that sees what is behind it."""
-    bundle = tiny_bundles("xlnet", mem_len=128, attn_type="uni")
+    """With a memory of all earlier segments, and no token that sees what is behind it."""
+    bundle = tiny_bundles("xlnet", **CAUSAL)
     ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 128))
     parts = [{"input_ids": ids[:, start:end]} for start, end in ((0, 50), (50, 51), (51, 100), (100, 128))]
     pieces = [got["last_hidden_state"] for got in in_turn(bundle, parts)]
@@ -142,9 +159,9 @@ def test_a_document_in_one_segment_is_the_document_in_pieces_where_tokens_see_ea
         assert_close(np.concatenate(streamed), whole[row], atol=ATOL)
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", [BOTH_WAYS, CAUSAL, nightly_unless(False, CLASSIFIER)], ids=VARIANTS)
 def test_streams_of_interleaved_documents_answer_as_hugging_face(tiny_bundles, changes: dict) -> None:
-    bundle = tiny_bundles("xlnet", mem_len=MEMORY, **changes)
+    bundle = tiny_bundles("xlnet", **changes)
     generator = np.random.default_rng(3)
     documents = [generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, tokens) for tokens in (70, 5, 16, 33, 90)]
     found: dict[int, list[np.ndarray]] = {}
@@ -158,7 +175,7 @@ def test_streams_of_interleaved_documents_answer_as_hugging_face(tiny_bundles, c
 
 def test_padding_behind_a_text_is_not_remembered(tiny_bundles) -> None:
     """Each row leaves what its text alone leaves; one of padding leaves what there was."""
-    bundle = tiny_bundles("xlnet", mem_len=MEMORY)
+    bundle = tiny_bundles("xlnet", **BOTH_WAYS)
     first, second = segments(3)[:2]
     mask = np.ones_like(first["input_ids"])
     mask[0, 11:], mask[1, :] = 0, 0
@@ -178,7 +195,7 @@ def test_padding_behind_a_text_is_not_remembered(tiny_bundles) -> None:
 
 @pytest.mark.parametrize("task", ["text-classification", nightly_unless(False, "question-answering")])
 def test_other_tasks_remember_too(tiny_bundles, task: str) -> None:
-    bundle = tiny_bundles("xlnet", task, mem_len=MEMORY)
+    bundle = tiny_bundles("xlnet", task, **CLASSIFIER)
     model, memory = bundle.hugging_face.model, None
     feeds = segments(3)
     for segment, got in zip(feeds, in_turn(bundle, feeds), strict=True):
@@ -191,20 +208,14 @@ def test_other_tasks_remember_too(tiny_bundles, task: str) -> None:
             assert_close(got[spec.name], expected[spec.name].numpy(), atol=ATOL)
 
 
-def test_the_memory_is_asked_for_where_the_checkpoint_has_none(tiny_bundles) -> None:
-    plain, asked = tiny_bundles("xlnet"), tiny_bundles("xlnet", recurrence=12)
-    assert (recorded(plain.manifest, "relative").memory, recorded(asked.manifest, "relative").memory) == (0, 12)
-    assert not plain.manifest.memories
-    assert [spec.name for spec in asked.manifest.memories] == ["mems.0", "mems.1", "mems.mask"]
-    assert {spec.bound for spec in asked.manifest.memories} == {12}
-
-
 @pytest.mark.parametrize(
-    ("summary", "changes"),
-    [("last", {"mem_len": MEMORY}), nightly_unless(False, "mean", {}), nightly_unless(False, "first", {})],
+    # The last token's is the default.
+    "changes",
+    [CLASSIFIER, *(nightly_unless(False, {"summary_type": summary}) for summary in ("mean", "first"))],
+    ids=str,
 )
-def test_summaries_of_texts_are_of_real_tokens(tiny_bundles, summary: str, changes: dict[str, Any]) -> None:
-    bundle = tiny_bundles("xlnet", "text-classification", summary_type=summary, **changes)
+def test_summaries_of_texts_are_of_real_tokens(tiny_bundles, changes: dict[str, Any]) -> None:
+    bundle = tiny_bundles("xlnet", "text-classification", **changes)
     ids = np.random.default_rng(2).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, 40))
     alone = bundle.hugging_face.model(input_ids=torch.from_numpy(ids)).logits.detach().numpy()
     padded = np.concatenate([ids, np.full((1, 9), 5)], axis=1)
@@ -240,7 +251,7 @@ def verified(bundle: Any, directory: Any = None) -> Any:
 
 
 def test_a_verification_remembers_texts_and_compares_what_is_left(tiny_bundles) -> None:
-    found = verified(tiny_bundles("xlnet", mem_len=MEMORY))
+    found = verified(tiny_bundles("xlnet", **BOTH_WAYS))
     assert found.passed
     assert len(found.checks) > 12
     assert {"new_mems.0", "new_mems.mask"} <= set(found.checks[0].outputs)
@@ -248,7 +259,7 @@ def test_a_verification_remembers_texts_and_compares_what_is_left(tiny_bundles) 
 
 def test_a_classifier_is_verified_with_padding_on_the_left_which_it_was_trained_with(tiny_bundles) -> None:
     """Hugging Face's reads the last token of a row, and no family's but XLNet's does."""
-    found = verified(tiny_bundles("xlnet", "text-classification", mem_len=MEMORY))
+    found = verified(tiny_bundles("xlnet", "text-classification", **CLASSIFIER))
     assert found.passed
     assert "left" in {check.case.padding for check in found.checks}
     assert not any("left" in what for what in found.not_checked)
@@ -269,6 +280,6 @@ def test_a_verification_finds_a_wrong_memory(tiny_bundles, tmp_path, wrong: str)
             other = next(value for value in model.graph.inputs if value.name == "mems.0")
             memory.replace_all_uses_with(other)
 
-    bundle = tiny_bundles("xlnet", mem_len=MEMORY)
+    bundle = tiny_bundles("xlnet", **BOTH_WAYS)
     found = verified(bundle, tampered(bundle, tmp_path / "wrong", change, "model.onnx"))
     assert not found.passed

@@ -19,28 +19,18 @@ from hdruntime.errors import InputError
 _BUDGET = 24 * 10**9
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("24GB", 24 * 10**9),
-        ("8GiB", 8 * 2**30),
-        ("1.5 gb", 15 * 10**8),
-        (" 640kB ", 640_000),
-        (".5TiB", 2**39),
-        ("2e3", 2000),
-    ],
-)
-def test_amounts_of_memory_are_understood(text: str, expected: int) -> None:
-    assert bytes_from(text) == expected
+def test_amounts_of_memory_are_understood() -> None:
+    expected = {
+        "24GB": 24 * 10**9, "8GiB": 8 * 2**30, "1.5 gb": 15 * 10**8, " 640kB ": 640_000, ".5TiB": 2**39, "2e3": 2000,
+    }  # fmt: skip
+    assert {text: bytes_from(text) for text in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GB", "24G", "24 bananas", "-1GB", "0", "0.1", "nan", "inf", "1e999", "1_000", "²GB"]
-)
-def test_other_text_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(InputError, match=r"is not an amount of memory\.\nWrite 24GB or 512MB") as refused:
-        bytes_from(text)
-    assert repr(text) in str(refused.value)
+def test_other_text_is_refused_with_examples() -> None:
+    for text in ("", "GB", "24G", "24 bananas", "-1GB", "0", "0.1", "nan", "inf", "1e999", "1_000", "²GB"):
+        with pytest.raises(InputError, match=r"is not an amount of memory\.\nWrite 24GB or 512MB") as refused:
+            pytest.fail(f"{text!r} gives {bytes_from(text)}")
+        assert repr(text) in str(refused.value)
 
 
 class Machine:
@@ -83,22 +73,23 @@ _CURVES = {
 }
 
 
-@pytest.mark.parametrize("kills", [False, True], ids=["all figures", "killed above"])
 @pytest.mark.parametrize("curve", _CURVES)
-def test_the_answer_was_seen_to_fit_and_its_successor_not(curve: str, kills: bool) -> None:
+def test_the_answer_was_seen_to_fit_and_its_successor_not(curve: str) -> None:
+    """Whether or not a batch that does not fit lives to tell its figure."""
     memory = _CURVES[curve]
-    machine = Machine(memory, kills_above=_BUDGET if kills else None)
-    found = largest_batch(machine, budget_bytes=_BUDGET)
     truth = max(batch for batch in range(1, 5000) if memory(batch) <= _BUDGET)
-    assert found.is_limit
-    assert found.batch in machine.tried
-    assert found.peak_bytes == int(memory(found.batch)) <= _BUDGET
-    successor = min(batch for batch in machine.tried if batch > found.batch)
-    assert memory(successor) > _BUDGET
-    assert successor - found.batch <= max(1, found.batch // 20)
-    assert found.batch == truth if truth < 40 else 0.95 * truth <= found.batch <= truth
-    assert f"batch of {successor} " in found.reason
-    assert len(machine.tried) <= 13
+    for kills_above in (None, _BUDGET):
+        machine = Machine(memory, kills_above=kills_above)
+        found = largest_batch(machine, budget_bytes=_BUDGET)
+        assert found.is_limit, kills_above
+        assert found.batch in machine.tried, kills_above
+        assert found.peak_bytes == int(memory(found.batch)) <= _BUDGET, kills_above
+        successor = min(batch for batch in machine.tried if batch > found.batch)
+        assert memory(successor) > _BUDGET, kills_above
+        assert successor - found.batch <= max(1, found.batch // 20), kills_above
+        assert found.batch == truth if truth < 40 else 0.95 * truth <= found.batch <= truth, kills_above
+        assert f"batch of {successor} " in found.reason, kills_above
+        assert len(machine.tried) <= 13, kills_above
 
 
 def test_the_largest_batch_may_be_exactly_the_budget() -> None:
@@ -114,8 +105,9 @@ def test_a_single_text_that_does_not_fit_is_a_batch_of_zero() -> None:
     assert killed == Found(0, None, True, "A batch of 1 does not fit: It was ended.")
 
 
-@pytest.mark.parametrize("status", [Status.FAILED, Status.TIMEOUT])
-@pytest.mark.parametrize("place", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("status", "place"), [(Status.FAILED, 0), (Status.TIMEOUT, 1), (Status.FAILED, 2), (Status.TIMEOUT, 3)]
+)
 def test_a_failure_ends_the_search_with_what_was_seen_to_fit(status: Status, place: int) -> None:
     linear = _CURVES["linear"]
     undisturbed = Machine(linear)
@@ -129,13 +121,13 @@ def test_a_failure_ends_the_search_with_what_was_seen_to_fit(status: Status, pla
     assert machine.tried == undisturbed.tried[: place + 1]
 
 
-@pytest.mark.parametrize("most_texts", [1, 2, 37, 4096])
-def test_the_largest_batch_that_is_tried_is_not_a_limit(most_texts: int) -> None:
-    machine = Machine(lambda batch: 1e9 + batch)
-    found = largest_batch(machine, budget_bytes=_BUDGET, most_texts=most_texts)
-    assert (found.batch, found.is_limit) == (most_texts, False)
-    assert found.reason == f"{most_texts} is the largest batch that is tried."
-    assert len(machine.tried) <= 7
+def test_the_largest_batch_that_is_tried_is_not_a_limit() -> None:
+    for most_texts in (1, 2, 37, 4096):
+        machine = Machine(lambda batch: 1e9 + batch)
+        found = largest_batch(machine, budget_bytes=_BUDGET, most_texts=most_texts)
+        assert (found.batch, found.is_limit) == (most_texts, False)
+        assert found.reason == f"{most_texts} is the largest batch that is tried."
+        assert len(machine.tried) <= 7, most_texts
 
 
 def test_the_time_limit_ends_the_search_before_the_next_try() -> None:

@@ -56,7 +56,7 @@ def test_optimums_failures_have_its_reason(workshop: Any, fake_optimum: Optimum,
     [
         (("bert",), ["--task", "feature-extraction", "--library-name", "transformers"]),
         (("bert", "sentence-similarity"), ["--task", "sentence-similarity"]),
-        (("roberta", "question-answering"), ["--task", "question-answering", "--library-name", "transformers"]),
+        (("bert", "question-answering"), ["--task", "question-answering", "--library-name", "transformers"]),
     ],
 )
 def test_optimum_gets_the_extended_checkpoint_and_the_task(
@@ -104,4 +104,4 @@ def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path
     with pytest.raises(ExportError, match="needs the inputs segment_ids; the model has none of that name"):
         open_case(feature.spec("optimum", 1, 65, tmp_path / "renamed.onnx"))
     with pytest.raises(ExportError, match="gives last_hidden_state, and none of the bundle's outputs"):
-        open_case(workshop("roberta", "question-answering").spec("optimum", 1, 65, graph))
+        open_case(workshop("bert", "question-answering").spec("optimum", 1, 65, graph))

@@ -42,7 +42,7 @@ def test_a_known_error_is_its_message_and_leaves_nothing(tmp_path: Path, worksho
     assert set(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("of_bundle", [("bert",), ("longformer",), ("distilbert", "text-classification")])
+@pytest.mark.parametrize("of_bundle", [("bert",), ("longformer",), ("roberta", "text-classification")])
 def test_what_is_expected_is_hugging_faces_answer(workshop: Any, of_bundle: tuple[str, ...]) -> None:
     case = workshop(*of_bundle)
     task = of_bundle[1] if len(of_bundle) > 1 else "feature-extraction"

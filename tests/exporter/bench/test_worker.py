@@ -116,7 +116,7 @@ def command_of(open_case: str, spec: CaseSpec, folder: Path) -> list[str]:
     ("open_case", "said"),
     [
         pytest.param(_ONNXRUNTIME, "Failed to allocate memory", id="onnxruntime"),
-        pytest.param(_TORCH, "can't allocate memory", id="torch"),
+        pytest.param(_TORCH, "can't allocate memory", id="torch", marks=pytest.mark.nightly),
         pytest.param(_NUMPY, "Unable to allocate 763. MiB", id="numpy"),
     ],
 )

@@ -26,7 +26,7 @@ from hdexport.verify import verify_bundle
 from hdexport.verify.grid import Grid
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import InputError, ModelError
+from hdruntime.errors import ExportError, InputError, ModelError
 from hdruntime.jobs.identity import identity_of_bundle
 from support.commands import run_here
 from support.comparators import assert_close
@@ -139,15 +139,29 @@ def test_a_bundle_answers_with_the_adapter_and_says_so(checkpoint: Path, tmp_pat
         assert not verify_bundle(wrong, reference_of(wrong, find_checkpoint(checkpoint)), grid=Grid.QUICK).passed
 
 
-def test_without_a_name_none_is_merged_and_the_build_says_so(checkpoint: Path, tmp_path: Path) -> None:
+def plain_words(checkpoint: Path) -> torch.Tensor:
+    """The embeddings of words as they are stored, which an adapter changes."""
+    return load_file(checkpoint / "model.safetensors")["embeddings.word_embeddings.weight"]
+
+
+def test_without_a_name_none_is_merged_and_the_build_says_so(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[str] = []
+    traced: list[Any] = []
+
+    def stop(module: Any, *_: object, **__: object) -> None:
+        traced.append(module)
+        raise ExportError("the trace begins")
 
     class Told(Progress):
         def result(self, line: str) -> None:
             lines.append(line)
 
-    manifest = build(BuildOptions(model=checkpoint, output=tmp_path / "plain", max_len=70), Told())
-    assert manifest.adapter is None
+    monkeypatch.setattr("hdexport.graph.tracing.trace", stop)
+    with pytest.raises(ExportError, match="the trace begins"):
+        build(BuildOptions(model=checkpoint, output=tmp_path / "plain", max_len=70), Told())
+    assert torch.equal(traced[0].model.embeddings.word_embeddings.weight, plain_words(checkpoint))
     said = "No adapter is merged, as transformers loads none by itself; --adapter takes one of"
     assert f"{said} classification, retrieval_passage." in lines
 

@@ -68,9 +68,8 @@ def test_what_stands_around_the_texts_is_found() -> None:
         assert structured.prompted is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_template_that_does_something_else_with_texts_is_refused() -> None:
+    templates = [
         content("query", "first | trim") + DOCUMENT,
         QUERY + content("document", "first | e"),
         QUERY + content("document", "first | truncate(500)"),
@@ -82,16 +81,15 @@ def test_what_stands_around_the_texts_is_found() -> None:
         QUERY + DOCUMENT + "{% if messages[-1].content | length > 20000 %}{{ raise_exception('no') }}{% endif %}",
         content("system", "first | default('rank') | title") + QUERY + DOCUMENT,
         "{% if messages[0].role == 'system' and ' ' in messages[0].content %}!{% endif %}" + QUERY + DOCUMENT,
-    ],
-)
-def test_a_template_that_does_something_else_with_texts_is_refused(text: str) -> None:
-    with pytest.raises(ModelError, match=r"chat template (does not write all texts in the same way|writes the \w+ of)"):
-        template_of(text)
+    ]
+    said = r"chat template (does not write all texts in the same way|writes the \w+ of)"
+    for text in templates:
+        with pytest.raises(ModelError, match=said):
+            pytest.fail(f"{text} gives {template_of(text)}")
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
+def test_a_template_without_a_place_for_each_text_is_refused() -> None:
+    refused: list[tuple[str | None, dict[str, Any], str]] = [
         (f"{QUERY} {QUERY} {DOCUMENT}", {}, "writes the query of a pair 2 times; it must be there once"),
         (QUERY, {}, r"writes the document of a pair 0 times; .*\nA template that fits"),
         (f"{SYSTEM} {SYSTEM} {QUERY} {DOCUMENT}", {}, "writes the prompt of a pair 2 times"),
@@ -103,13 +101,10 @@ def test_a_template_that_does_something_else_with_texts_is_refused(text: str) ->
             {"options": {"max_length": 5}},
             r"settings\.json has processing_kwargs\.chat_template\.max_length 5, which a bundle cannot honour",
         ),
-    ],
-)
-def test_a_template_without_a_place_for_each_text_is_refused(
-    text: str | None, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ModelError, match=message):
-        template_of(text, **options)
+    ]
+    for text, options, message in refused:
+        with pytest.raises(ModelError, match=message):
+            pytest.fail(f"{text} gives {template_of(text, **options)}")
 
 
 def test_a_tokenizer_that_cuts_the_beginning_is_refused(reranker: Path) -> None:

@@ -15,7 +15,7 @@ from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.extend import ExtendOptions, extend
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
-from hdruntime.errors import InputError, ModelError
+from hdruntime.errors import ExportError, InputError, ModelError
 from support.tiny_models import BASE, save_tiny_model
 
 FINE_TUNED = "--alpha 0.4 --attention-scale none, for a model that will be fine-tuned"
@@ -105,13 +105,25 @@ def test_a_tuned_checkpoint_is_scaled_as_in_its_training(bert: Path) -> None:
 
 @pytest.mark.parametrize(("spec", "warns"), [(None, True), ("window:16", False)])
 def test_a_build_without_the_attention_of_the_tuning_says_so(
-    bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, spec: str | None, warns: bool
+    bert: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str | None,
+    warns: bool,
 ) -> None:
+    """Before the model is traced, which is left out here."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise ExportError("the trace begins")
+
+    monkeypatch.setattr("hdexport.graph.tracing.trace", stop)
     record = {"base": 16, "scheme": "tile", "attention": "window:16", "tuned": True}
     config = json.loads((bert / "config.json").read_text())
     (bert / "config.json").write_text(json.dumps({**config, EXTENSION_KEY: record}))
     attention = attention_from_spec(spec)
-    build(BuildOptions(model=bert, output=tmp_path / "bundle", max_len=BASE, attention=attention, verify=None))
+    with pytest.raises(ExportError, match="the trace begins"):
+        build(BuildOptions(model=bert, output=tmp_path / "bundle", max_len=BASE, attention=attention, verify=None))
     assert ("were tuned with --attention window:16" in caplog.text) == warns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -134,37 +135,65 @@ def _files(directory: Path) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
 
 
-@needs_rtx
-def test_an_engine_is_built_with_a_profile_a_bucket(onnx_path: Path, tmp_path: Path) -> None:
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """An engine, the folder of its bundle, and the steps that its build reported."""
+
+    folder: Path
+    engine: EngineFile
+    steps: Sequence[tuple[str, int, int]]
+
+
+@pytest.fixture(scope="module")
+def built(onnx_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """An engine of three buckets for two architectures."""
+    folder = tmp_path_factory.mktemp("built")
     profiles = profiles_from_options(_POSITIONS, profiles="17,64,256", batch="1:2:4")
-    engine = _build(onnx_path, tmp_path, profiles=profiles)
-    assert engine.file == "engines/float16.engine"
-    assert engine.passport == "engines/float16.json"
-    assert engine.profiles == profiles
-    assert _files(tmp_path) == ["engines/float16.engine", "engines/float16.json"]
-    # The weights alone are 65 kB.
-    assert (tmp_path / engine.file).stat().st_size > 65_000
+    steps: list[tuple[str, int, int]] = []
+    report = {"progress": lambda *step: steps.append(step)}
+    engine = _build(onnx_path, folder, profiles=profiles, architectures=("sm89", "sm120"), **report)
+    return Built(folder, engine, steps)
 
 
 @needs_rtx
-def test_the_passport_says_what_the_engine_is_and_comes_from(onnx_path: Path, tmp_path: Path) -> None:
-    trt = load_flavour(Backend.TENSORRT_RTX)
-    profiles = profiles_from_options(_POSITIONS, profiles="100", batch="1:2:4")
-    engine = _build(onnx_path, tmp_path, profiles=profiles, architectures=("sm89", "sm120"))
-    passport = json.loads((tmp_path / engine.passport).read_text())
+def test_an_engine_is_built_with_a_profile_a_bucket(built: Built) -> None:
+    assert built.engine.file == "engines/float16.engine"
+    assert built.engine.passport == "engines/float16.json"
+    assert built.engine.profiles == profiles_from_options(_POSITIONS, profiles="17,64,256", batch="1:2:4")
+    assert _files(built.folder) == ["engines/float16.engine", "engines/float16.json"]
+    # The weights alone are 65 kB.
+    assert (built.folder / built.engine.file).stat().st_size > 65_000
+
+
+@needs_rtx
+def test_the_passport_says_what_the_engine_is_and_comes_from(built: Built, onnx_path: Path) -> None:
+    trt, engine = load_flavour(Backend.TENSORRT_RTX), built.engine
+    passport = json.loads((built.folder / engine.passport).read_text())
     weights = onnx_path.with_name("model.onnx.data")
     assert passport["flavour"] == engine.flavour == "tensorrt_rtx"
     assert passport["version"] == engine.version == trt.__version__
     assert passport["precision"] == "float16"
     assert tuple(passport["architectures"]) == engine.architectures == ("sm89", "sm120")
-    assert passport["profiles"] == [{"batch": [1, 2, 4], "tokens": [1, 100, 100], "memory": None}]
+    assert [profile["tokens"] for profile in passport["profiles"]] == [
+        list(profile.tokens) for profile in engine.profiles
+    ]
+    assert {tuple(profile["batch"]) for profile in passport["profiles"]} == {(1, 2, 4)}
+    assert {profile["memory"] for profile in passport["profiles"]} == {None}
     assert passport["plugins"] == {}
-    assert passport["engine_sha256"] == hashlib.sha256((tmp_path / engine.file).read_bytes()).hexdigest()
+    assert passport["engine_sha256"] == hashlib.sha256((built.folder / engine.file).read_bytes()).hexdigest()
     assert passport["onnx_sha256"] == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (onnx_path, weights)
     }
     assert passport["built_on"]["driver"] == gpu.driver_version()
     assert set(passport["built_on"]) == {"platform", "driver", "gpu", "date"}
+
+
+@needs_rtx
+def test_progress_is_reported_step_by_step(built: Built) -> None:
+    assert built.steps[0][:2] == ("Building engine", 0)
+    cloning = [step[1:] for step in built.steps if step[0] == "Cloning network graph"]
+    assert cloning == [(done, len(cloning) - 1) for done in range(len(cloning))]
+    assert all(0 <= done <= total for _, done, total in built.steps)
 
 
 @needs_rtx
@@ -241,15 +270,6 @@ def test_a_library_that_was_loaded_too_early_for_plugins_is_reported(
 
 
 @needs_rtx
-def test_an_engine_is_for_the_requested_architectures_or_all_but_turing(onnx_path: Path, tmp_path: Path) -> None:
-    assert EngineTarget(Backend.TENSORRT_RTX, ("sm89",)).architectures == ("sm89",)
-    engine = _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
-    assert engine.architectures == EngineTarget(Backend.TENSORRT_RTX).architectures
-    assert {"sm80", "sm86", "sm89", "sm120"} <= set(engine.architectures)
-    assert "sm75" not in engine.architectures
-
-
-@needs_rtx
 def test_a_flavour_can_follow_the_other_in_one_process(onnx_path: Path, tmp_path: Path) -> None:
     assert load_polygraphy(Backend.TENSORRT).tensorrt_module_and_version_string().startswith("tensorrt>=")
     _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
@@ -309,16 +329,6 @@ def test_a_memory_of_more_tokens_than_the_graph_takes_is_refused(remembering: Pa
     with pytest.raises(EngineError, match="The input memory has an axis memory, and the profile has no size for it"):
         _build(remembering, tmp_path / "bundle", profiles=profiles_from_options(40), precision="float32")
     assert not (tmp_path / "bundle").exists()
-
-
-@needs_rtx
-def test_progress_is_reported_step_by_step(onnx_path: Path, tmp_path: Path) -> None:
-    steps: list[tuple[str, int, int]] = []
-    _build(onnx_path, tmp_path, progress=lambda *step: steps.append(step))
-    assert steps[0][:2] == ("Building engine", 0)
-    cloning = [step[1:] for step in steps if step[0] == "Cloning network graph"]
-    assert cloning == [(done, len(cloning) - 1) for done in range(len(cloning))]
-    assert all(0 <= done <= total for _, done, total in steps)
 
 
 @needs_rtx
@@ -398,7 +408,8 @@ def test_ctrl_c_and_its_like_stop_a_build(onnx_path: Path, tmp_path: Path, numbe
 def test_ctrl_c_that_is_ignored_stays_so(onnx_path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    _build(onnx_path, tmp_path, progress=lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    profiles = profiles_from_options(8)
+    _build(onnx_path, tmp_path, profiles=profiles, progress=lambda *_: os.kill(os.getpid(), signal.SIGINT))
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
@@ -424,13 +435,16 @@ def test_an_engine_is_built_in_another_thread_too(onnx_path: Path, tmp_path: Pat
 
 
 @needs_rtx
-def test_a_plain_build_prints_and_warns_nothing(
+def test_a_plain_build_prints_and_warns_nothing_and_is_for_all_architectures_but_turing(
     onnx_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        _build(onnx_path, tmp_path)
+        engine = _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
     printed = capfd.readouterr()
     assert (printed.out, printed.err, caplog.text) == ("", "", "")
+    assert engine.architectures == EngineTarget(Backend.TENSORRT_RTX).architectures
+    assert {"sm80", "sm86", "sm89", "sm120"} <= set(engine.architectures)
+    assert "sm75" not in engine.architectures
 
 
 @needs_rtx
@@ -477,7 +491,7 @@ def test_architectures_are_understood_as_users_write_them(text: str | None, name
     assert architectures_from_option(text) == names
 
 
-@pytest.mark.parametrize("text", ["", "ampere", "8", "80,,86", "8.6.1", "-80", "0x50"])
-def test_invalid_architectures_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"--sm holds .*\n.*--sm 86,89"):
-        architectures_from_option(text)
+def test_invalid_architectures_are_refused() -> None:
+    for text in ("", "ampere", "8", "80,,86", "8.6.1", "-80", "0x50"):
+        with pytest.raises(InputError, match=r"--sm holds .*\n.*--sm 86,89"):
+            pytest.fail(f"{text!r} gives {architectures_from_option(text)}")

@@ -49,6 +49,7 @@ def test_a_bundle_gets_the_kernels_of_its_engines_each_once(lowered: ir.Model, t
     assert said == ["Preparing 4 GPU kernels for sm86, sm120"]
 
 
+@pytest.mark.nightly
 @needs_triton
 def test_the_kernels_of_a_default_engine_keep_all_in_registers(lowered: ir.Model, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX, which says what it builds for, is not installed")

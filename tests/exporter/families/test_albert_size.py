@@ -1,4 +1,4 @@
-"""An ALBERT of its real size stays small: one layer's weights, in the graph and in the engine."""
+"""An ALBERT of 12 layers stays small: one layer's weights, in the graph and in the engine."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from hdexport.engines.targets import flavours_of_targets
 from hdruntime.bundle.manifest import Manifest
 from support.grids import nightly_unless
 
-MAX_LEN = 4096
-EMBEDDING_SIZE = 128
+MAX_LEN = 1024
+EMBEDDING_SIZE = 64
+TEXT_BYTES = 1e6
+"""What a graph of 12 layers may take besides weights."""
+ENGINE_BYTES = 12e6
+"""What an engine may hold besides weights; the other 11 layers would take 39 MB in float16."""
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """albert-base with random weights: 12 layers, 44.4 MB in float32."""
+    """albert-base at half its width, with random weights: 12 layers, 7.6 MB in float32."""
     path = tmp_path_factory.mktemp("albert") / "albert-base"
     config = transformers.AlbertConfig(
-        vocab_size=30000,
+        vocab_size=2000,
         embedding_size=EMBEDDING_SIZE,
-        hidden_size=768,
+        hidden_size=384,
         num_hidden_layers=12,
-        num_attention_heads=12,
-        intermediate_size=3072,
+        num_attention_heads=6,
+        intermediate_size=1536,
         max_position_embeddings=512,
     )
     torch.manual_seed(0)
@@ -38,7 +42,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "itemsize"), [nightly_unless(False, "float32", 4), ("float16", 2)])
 def test_weights_and_engine_hold_one_layer(checkpoint, tmp_path, precision: str, itemsize: int) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
@@ -60,6 +63,6 @@ def test_weights_and_engine_hold_one_layer(checkpoint, tmp_path, precision: str,
     checkpoint_bytes = (checkpoint / "model.safetensors").stat().st_size * itemsize // 4
     table_bytes = MAX_LEN * EMBEDDING_SIZE * itemsize
     graph_bytes = size_bytes["model.onnx"] + size_bytes["model.onnx.data"]
-    assert graph_bytes <= 1.05 * checkpoint_bytes + table_bytes
+    assert graph_bytes <= checkpoint_bytes + table_bytes + TEXT_BYTES
     (engine,) = manifest.engines
-    assert size_bytes[engine.file] <= graph_bytes + 12e6
+    assert size_bytes[engine.file] <= graph_bytes + ENGINE_BYTES

@@ -41,11 +41,9 @@ def test_the_census_knows_encoders() -> None:
     ("model_type", "doing"),
     [
         ("llama", "it attends to earlier tokens only, to generate text"),
-        ("gpt2", "it attends to earlier tokens only, to generate text"),
         ("nllb-moe", "it generates text from text"),
         ("whisper", "it generates text from speech"),
         ("vit", "transformers has no head for texts on it"),
-        ("wav2vec2", "transformers has no head for texts on it"),
     ],
 )
 def test_what_is_no_encoder_is_refused_as_that(model_type: str, doing: str) -> None:

@@ -1,6 +1,7 @@
 """EmbeddingGemma, UltraBERT and NeoMME: lengths around their windows, their details, and what is refused.
 
-Their tasks and other lengths are compared in test_families.py, their engines built in test_sparse_engine.py.
+Their tasks and other lengths are compared in test_families.py, OpenVINO's bfloat16 in test_openvino_bfloat16.py, and
+their engines built in test_sparse_engine.py.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_as_hugging_face, inputs_of
 from support.attention_records import recorded
-from support.comparators import assert_close, assert_same_directions, named_case
+from support.comparators import assert_close, named_case
 from support.hugging_face import HuggingFace
-from support.needs import needs_openvino, openvino_computes_bfloat16
+from support.needs import needs_openvino
 from support.padded_batches import cases
 from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_sentence_modules, save_tiny_model
 
@@ -34,9 +35,6 @@ LENGTHS = (2, 7, 8, 9, 10, 16, 17, 18, 37, 131)
 """Around the window and its span, and primes."""
 
 FAMILIES = ("embedding_gemma2_text", "gemma3_text", "neomme", "ultrabert")
-
-COSINE = 0.999
-"""Of every token in bfloat16, or that of PyTorch's own worst token in bfloat16, where that is lower."""
 
 each_family = pytest.mark.parametrize("model_type", FAMILIES)
 
@@ -76,27 +74,6 @@ def test_openvino_answers_as_hugging_face(openvino_bundles, model_type: str) -> 
                 assert_close(got, bundle.hugging_face(ids, mask)["last_hidden_state"][mask == 1], atol=ATOL)
 
 
-@openvino_computes_bfloat16
-@each_family
-def test_openvino_answers_as_hugging_face_in_bfloat16(openvino_bundles, model_type: str) -> None:
-    bundle = openvino_bundles(model_type)
-    texts = [(ids, mask, mask == 1) for _, _, ids, mask in cases((9, 17, 129), sizes=(3,))]
-    expected = [bundle.hugging_face(ids, mask)["last_hidden_state"][real] for ids, mask, real in texts]
-    rounded = HuggingFace(bundle.checkpoint, bundle.manifest.task, max_len=bundle.manifest.max_len)
-    rounded.model.bfloat16()
-    pytorch = [rounded(ids, mask)["last_hidden_state"][real] for ids, mask, real in texts]
-    allowed = min(COSINE, *map(_worst_cosine, pytorch, expected))
-    with hdruntime.load(bundle.path, "openvino", threads=1, precision="bfloat16") as session:
-        for (ids, mask, real), right in zip(texts, expected, strict=True):
-            got = session(**inputs_of(bundle, ids, mask))["last_hidden_state"][real]
-            assert_same_directions(got, right, cosine=allowed)
-
-
-def _worst_cosine(got: np.ndarray, right: np.ndarray) -> float:
-    products = (got * right).sum(-1)
-    return float((products / np.linalg.norm(got, axis=-1) / np.linalg.norm(right, axis=-1)).min())
-
-
 def test_embedding_gemma_answers_as_sentence_transformers_chains_it(tmp_path: Path) -> None:
     """Mean, two layers without activation, and a vector of length 1."""
     checkpoint, bundle = tmp_path / "model", tmp_path / "bundle"
@@ -128,6 +105,7 @@ def test_a_gemma_that_generates_text_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("heads", [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}], ids=str)
 def test_other_groups_of_heads_answer_as_hugging_face(tiny_bundles, heads: dict[str, int]) -> None:
     """Each head's own keys, and those that all heads share."""

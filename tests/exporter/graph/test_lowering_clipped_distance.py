@@ -18,7 +18,7 @@ from support.attention_graphs import answer_by_definition, portable_graph, sessi
 from support.clipped_operator import Clipped, Shared, inputs_of, model_of
 from support.comparators import assert_close, named_case
 from support.exact_answers import exact_answer
-from support.function_bodies import growth_bytes
+from support.function_bodies import growths_bytes
 from support.sparse_operators import PADDINGS, Layer, token_kinds
 
 ALONE, TWICE, WITH_VALUES = (Shared(reach=9),), (Shared(reach=140), Shared(reach=140)), (Shared(values=True),)
@@ -68,12 +68,11 @@ def test_lowered_attention_matches_the_definition_at_every_length(layers: Sequen
                 assert_right(session_for(*layers), token_kinds(padding, tokens, batch=batch), *layers)
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
-def test_numbers_of_each_query_go_through_blocks(padding: str) -> None:
-    for tokens, batch in ((1, 1), (5, 3), (128, 1), (131, 3), (257, 1)):
+def test_numbers_of_each_query_go_through_blocks() -> None:
+    for padding, (tokens, batch) in itertools.product(PADDINGS, ((1, 1), (5, 3), (128, 1), (131, 3), (257, 1))):
         inputs = inputs_of(BY_QUERY, token_kinds(padding, tokens, batch=batch))
         (got,) = session_by_query().run(None, inputs)
-        with named_case(tokens, batch):
+        with named_case(padding, tokens, batch):
             assert_close(got, exact_answer(BY_QUERY, inputs), atol=ATOL)
 
 
@@ -114,6 +113,6 @@ def test_memory_of_long_texts_is_linear_in_tokens(layers: Sequence[Layer], tmp_p
     """The scores of a head of 4096 tokens take 67 MB, the states 1 MB each."""
     path = tmp_path / "model.onnx"
     ir.save(lowered(*layers), path)
-    short, long = (growth_bytes(path, tokens=tokens) for tokens in (2560, 5120))
+    short, long = growths_bytes(path, 2560, 5120)
     assert short > 2560 * 64 * 4, "less than the result: nothing was measured"
     assert long <= 2.2 * short

@@ -21,7 +21,7 @@ from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
 from support.attention_graphs import session_of
 from support.comparators import assert_close, named_case
 from support.exact_answers import exact_answer
-from support.function_bodies import growth_bytes
+from support.function_bodies import growth_bytes, growths_bytes
 from support.relative_operator import Relative, inputs_of, key_kinds, model_of
 from support.sparse_operators import PADDINGS
 
@@ -139,7 +139,7 @@ def test_memory_is_linear_in_tokens_and_of_the_batch_grows_what_comes_in_and_out
     """The scores of a head of 4096 tokens that see 4608 keys take 75 MB, the states 3.4 MB."""
     path = tmp_path / "model.onnx"
     ir.save(lower_for_onnxruntime_cpu(portable_graph(Relative(heads=4))), path)
-    short, long = (growth_bytes(path, tokens=tokens, memory=512) for tokens in (2048, 4096))
+    short, long = growths_bytes(path, 2048, 4096, memory=512)
     assert short > 2048 * 4 * 32 * 4, "less than the result: nothing was measured"
     assert long <= 2.2 * short
     assert growth_bytes(path, tokens=512, batch=8, memory=512) <= 1.5 * short

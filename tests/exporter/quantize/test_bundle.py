@@ -18,15 +18,15 @@ from support.needs import needs_openvino
 
 
 @pytest.fixture(scope="module")
-def quantized(tiny_bundles, tmp_path_factory):
-    """Makes int8 copies of tiny bundles, one of each."""
+def quantized(openvino_bundles, tmp_path_factory):
+    """Makes int8 copies of tiny bundles, with graphs for OpenVINO, one of each."""
     made: dict[str, Path] = {}
 
     def make(model_type: str, **options) -> Path:
         name = repr((model_type, options))
         if name not in made:
             path = tmp_path_factory.mktemp("int8") / "bundle"
-            shutil.copytree(tiny_bundles(model_type, **options).path, path)
+            shutil.copytree(openvino_bundles(model_type, **options).path, path)
             quantize_bundle(open_bundle(path), Int8Options())
             made[name] = path
         return made[name]
@@ -41,8 +41,7 @@ def int8_weights(bundle: Path, lowering: str = "onnxruntime_cpu") -> set[str]:
 
 MODELS = [
     pytest.param("bert", {}, id="bert"),
-    pytest.param("bert", {"attention": "window:8"}, id="window", marks=pytest.mark.nightly),
-    pytest.param("bert", {"ffn_chunk": 8}, id="loops"),
+    pytest.param("bert", {"attention": "window:16", "ffn_chunk": 48}, id="windows and loops"),
     pytest.param("bert", {"precision": "bfloat16"}, id="bfloat16", marks=pytest.mark.nightly),
     pytest.param("t5", {}, id="t5"),
     pytest.param("albert", {}, id="albert"),
@@ -111,7 +110,7 @@ def test_padding_changes_no_answer(quantized, side: str) -> None:
 
 @needs_openvino
 def test_padding_on_the_right_changes_no_answer_in_openvino(quantized) -> None:
-    with hdruntime.load(quantized("bert", openvino=True), "openvino", threads=1, precision="int8") as session:
+    with hdruntime.load(quantized("bert"), "openvino", threads=1, precision="int8") as session:
         ids = np.random.default_rng(4).integers(5, session.manifest.vocab_size, (3, 40))
         mask = (np.arange(40) < np.array([[3], [17], [40]])).astype(np.int64)
         together = session(input_ids=ids, attention_mask=mask)["last_hidden_state"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ CLS, SEP, STOP = (WORDS.index(word) for word in ("[CLS]", "[SEP]", "."))
 TEXT_WORDS = [WORDS.index(word) for word in ("long", "documents", "are", "read")]
 """One for each text; the fourth is checked."""
 
+docstrings_once = functools.cache(docstrings)
+
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
@@ -27,13 +31,19 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return Bundle(found.path, dataclasses.replace(found.manifest, max_len=1000))
 
 
-@pytest.fixture(scope="module")
-def texts(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> CalibrationTexts:
+@pytest.fixture
+def texts(bundle: Bundle, tmp_path: Path, parsed_once: None) -> CalibrationTexts:
     """Each of a word of its own, in 30 sentences of 3 and 30 of 5 words, each with a full stop: 300 tokens."""
-    file = tmp_path_factory.mktemp("file") / "texts.txt"
+    file = tmp_path / "texts.txt"
     parts = [(WORDS[word], f"{WORDS[word]} " * 3, f"{WORDS[word]} " * 5) for word in TEXT_WORDS]
     file.write_text("".join(f"{short}. {long}. " * 30 + "\n" for _, short, long in parts), encoding="utf-8")
     return calibration_texts(bundle, file)
+
+
+@pytest.fixture(autouse=True)
+def parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standard library's sources take a second to parse."""
+    monkeypatch.setattr("hdexport.quantize.texts.docstrings", docstrings_once)
 
 
 def words_of(ids: np.ndarray) -> set[int]:
@@ -59,8 +69,8 @@ def test_sentences_calibrate_too(texts: CalibrationTexts, count: int) -> None:
 
 
 def test_a_long_text_without_full_stops_takes_no_time_that_grows_with_its_square(bundle: Bundle, tmp_path) -> None:
-    """As languages without full stops have them; a million letters took hours."""
-    (tmp_path / "text.txt").write_text("long " * 200_000 + "\n", encoding="utf-8")
+    """As languages without full stops have them; a million letters took hours, and these would take many minutes."""
+    (tmp_path / "text.txt").write_text("long " * 40_000 + "\n", encoding="utf-8")
     found = calibration_texts(bundle, tmp_path / "text.txt")
     assert len(found.ids[0]) == 512
     assert all(set(ids.tolist()) <= {CLS, WORDS.index("long"), SEP} for ids in (*found.ids, *found.checked))
@@ -118,7 +128,7 @@ def test_answers_of_long_texts_that_are_checked_fit_in_memory(
 
 
 def test_docstrings_widen_ranges(bundle: Bundle, texts: CalibrationTexts) -> None:
-    found = docstrings()
+    found = docstrings_once()
     assert len(found) > 40
     tokenizer = TextTokenizer(bundle.file("tokenizer.json"), max_len=64)
     (first,) = tokenizer.encode(found[:1], overflow="truncate")

@@ -29,6 +29,9 @@ LIMIT = 65504
 MAX_LEN = 300
 """Of tiny bundles."""
 
+OVERFLOWING_WEIGHT, OVERFLOWING_FACTOR = "encoder.layer.1.intermediate.dense.weight", 60_000
+"""Such a weight fits float16, and what it makes does not."""
+
 Change = Callable[[ir.Graph], None]
 
 
@@ -282,7 +285,7 @@ def overflowing(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("checkpoints") / "large"
     save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION)
     weights = load_file(path / "model.safetensors")
-    weights["encoder.layer.1.intermediate.dense.weight"] *= 60_000
+    weights[OVERFLOWING_WEIGHT] *= OVERFLOWING_FACTOR
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     return path
 
@@ -296,6 +299,7 @@ def test_a_float16_build_stops_and_leaves_nothing(overflowing, tmp_path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_the_same_checkpoint_builds_in_bfloat16(overflowing, tmp_path) -> None:
     options = BuildOptions(model=overflowing, output=tmp_path / "bundle", max_len=65, precision="bfloat16")
     manifest = build(options)
@@ -304,12 +308,30 @@ def test_the_same_checkpoint_builds_in_bfloat16(overflowing, tmp_path) -> None:
     assert manifest.verification["passed"] is True
 
 
-def test_verify_fails_such_a_bundle_and_records_it(overflowing, tmp_path, capsys) -> None:
-    path = tmp_path / "bundle"
-    build(BuildOptions(model=overflowing, output=path, max_len=65, precision="float16", verify=None))
+def test_bundles_of_a_larger_range_are_not_looked_at(tiny_bundles, tmp_path) -> None:
+    tiny = tiny_bundles("bert", precision="float16")
+    path = tampered(tiny, tmp_path / "bundle", lambda model: scale_weight(model.graph), "model.onnx")
+    for dtype in ("float16", "bfloat16", "float32"):
+        graphs = tuple(dataclasses.replace(graph, dtype=dtype) for graph in tiny.manifest.graphs)
+        found = check_half_range(Bundle(path, dataclasses.replace(tiny.manifest, graphs=graphs)))
+        assert (found == RangeCheck()) == (dtype != "float16"), dtype
+
+
+def scale_weight(graph: ir.Graph) -> None:
+    """The change to `overflowing`, made to a graph."""
+    (name,) = (name for name in graph.initializers if name.startswith(f"model.{OVERFLOWING_WEIGHT}"))
+    weight = graph.initializers[name]
+    numbers = weight.const_value.numpy().astype(np.float32) * OVERFLOWING_FACTOR
+    weight.const_value = ir.tensor(numbers.astype(np.float16), name=name)
+
+
+def test_verify_fails_such_a_bundle_and_records_it(tiny_bundles, overflowing, tmp_path, capsys) -> None:
+    tiny = tiny_bundles("bert", precision="float16")
+    files = [graph.file for graph in tiny.manifest.graphs]
+    path = tampered(tiny, tmp_path / "bundle", lambda model: scale_weight(model.graph), *files)
     assert main(["verify", str(path), "--model", str(overflowing), "--longest", "2"]) == 1
     printed = capsys.readouterr()
-    assert "-[ ] model.onnx: float16 range, random ids of 32, 64 and 65 tokens: largest magnitude " in printed.out
+    assert "-[ ] model.onnx: float16 range, random ids of 32, 64 and 300 tokens: largest magnitude " in printed.out
     assert "error: The model goes beyond float16, which ends at 65,504" in printed.err
     assert "encoder.layer.1.intermediate.dense, magnitude" in printed.err
     manifest = open_bundle(path).manifest
@@ -321,4 +343,4 @@ def test_verify_fails_such_a_bundle_and_records_it(overflowing, tmp_path, capsys
     assert main(["inspect", str(path)]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("float16 range"))
     assert line.split()[2:6] == ["largest", "magnitude", f"{manifest.half_range.largest:,.5g}", "of"]
-    assert line.endswith("of encoder.layer.1.intermediate.dense, on random ids of 32, 64, 65 tokens")
+    assert line.endswith("of encoder.layer.1.intermediate.dense, on random ids of 32, 64, 300 tokens")

@@ -7,12 +7,15 @@ import dataclasses
 import weakref
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hdexport.attention.blocks.setup import bigbird
+from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.checkpoint import find_checkpoint
 from hdexport.verify import Grid, Verification, verification, verify_bundle
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
@@ -24,7 +27,7 @@ from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import FileRecord, GraphFile
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from support.tampered_bundles import tampered
 
@@ -56,7 +59,7 @@ def test_no_answer_outlives_its_case(tiny_bundles, monkeypatch) -> None:
     bundle = tiny_bundles("bert")
     reference, from_pytorch, from_graphs = reference_for(bundle), Answers(), Answers()
     alive: dict[str, list[int]] = {"pytorch": [], "graphs": []}
-    unpadded, compare = reference.unpadded, verification.compare_case
+    unpadded, compare = Reference.unpadded, verification.compare_case
 
     def asked(*args, **options) -> dict[str, np.ndarray]:
         alive["pytorch"].append(from_pytorch.alive)
@@ -66,7 +69,7 @@ def test_no_answer_outlives_its_case(tiny_bundles, monkeypatch) -> None:
         alive["graphs"].append(from_graphs.alive)
         return compare(graph, case, manifest, expected, from_graphs.add(got), samples)
 
-    monkeypatch.setattr(reference, "unpadded", asked)
+    monkeypatch.setattr(Reference, "unpadded", asked)
     monkeypatch.setattr(verification, "compare_case", compared)
     found = verify_bundle(open_bundle(bundle.path), reference, grid=Grid.QUICK)
     assert found.passed
@@ -82,10 +85,10 @@ def test_graphs_whose_weights_do_not_fit_together_are_open_one_after_another(tin
     is_open, most = [], []
 
     @contextlib.contextmanager
-    def counted(opened, graphs, decisions):
+    def counted(opened, graphs, decisions, layers):
         is_open.append(graphs)
         most.append(len(is_open))
-        with runner(opened, graphs, decisions) as run:
+        with runner(opened, graphs, decisions, layers) as run:
             yield run
         is_open.remove(graphs)
 
@@ -257,19 +260,18 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize(
-    "bundle_of",
-    [
-        {"model_type": "bert", "attention": "window:16,global:2,dilation:1/1/2/3"},
-        {"model_type": "roberta", "attention": "bigbird:block=4,random=2,seed=5", "last_block": "row"},
-    ],
-    ids=["window", "bigbird"],
-)
-def test_the_reference_of_sparse_attention_never_holds_all_pairs(
-    tiny_bundles, monkeypatch, bundle_of: dict[str, str]
-) -> None:
-    bundle = tiny_bundles(**bundle_of)
-    reference = reference_for(bundle)
+SPARSE = {
+    "windows": WindowAttention(layers=(16, 16), converted=Window(tokens=16, global_tokens=2, dilation=(1, 1, 2, 3))),
+    "blocks": dataclasses.replace(bigbird(block_size=4, random_blocks=2), converted=True),
+}
+
+
+@pytest.mark.parametrize("attention", SPARSE)
+def test_the_reference_of_sparse_attention_never_holds_all_pairs(tiny_bundles, monkeypatch, attention: str) -> None:
+    dense = tiny_bundles("bert")
+    # The reference attends as the manifest says, whatever the graphs compute.
+    manifest = dataclasses.replace(dense.manifest, attention=(msgspec.to_builtins(SPARSE[attention]),))
+    reference = reference_of(Bundle(dense.path, manifest), find_checkpoint(dense.checkpoint))
     whole = reference.unpadded(0, 300)["last_hidden_state"]
     monkeypatch.setattr("hdexport.attention.pair_counts._SLICE_VALUES", 2**15)
     with LargestTensor() as largest:

@@ -1,14 +1,16 @@
-"""Our kernels as machine code: arguments, registers, shared memory, and which there are."""
+"""Our kernels as machine code: arguments, registers, shared memory, and which there are.
+
+Every run compiles each operator for an architecture, and together for all; the whole grid is nightly."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.metadata
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from hdplugins.kernels.aot import (
 from hdplugins.kernels.attention_tiles import HEAD_DIMS
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.operators.sliding_window_attention.tiles import WINDOW_HEAD_DIMS
+from hdplugins.tensorrt.plugins import plugin_operators
+from support.comparators import named_case
 from support.no_compilers import without_compilers
 
 triton = pytest.importorskip("triton", reason="Triton has no wheel for this platform")
@@ -67,6 +71,44 @@ def sources_of(
 ALL_SOURCES = [source for name in EVERY for source in sources_of(name, head_dim=80)]
 
 
+@dataclass(frozen=True)
+class Case:
+    """An operator's kernels for a GPU."""
+
+    operator: str
+    architecture: int
+    dtype: str = "float16"
+    head_dim: int = 64
+    size: int = 64
+
+    @property
+    def sources(self) -> tuple[KernelSource, ...]:
+        given = {"head_dim": self.head_dim, "dtype": self.dtype, "architectures": [self.architecture]}
+        return sources_of(self.operator, self.size, **given)
+
+
+EVERY_RUN = (
+    Case(WINDOWS, 90),
+    Case(BLOCKS, 86, "bfloat16", size=84),
+    Case(CHUNKS, 100),
+    Case(LSH, 120, "float32", size=32),
+    Case(RELATIVE, 90),
+    Case(CLIPPED, 80),
+)
+"""Every operator, architecture and dtype."""
+
+NIGHTLY = tuple(
+    Case(operator, architecture, dtype, head_dim, size)
+    for architecture in SHARED_BYTES
+    for dtype, head_dim, operator, size in (
+        *((dtype, 64, operator, 64) for dtype in ("float16", "float32") for operator in EVERY),
+        ("bfloat16", 128, WINDOWS, 64), ("bfloat16", 128, BLOCKS, 64), ("float16", 64, BLOCKS, 84),
+        ("bfloat16", 128, CHUNKS, 64), ("bfloat16", 128, LSH, 64), ("float32", 128, LSH, 32),
+        ("float16", 256, WINDOWS, 64), ("bfloat16", 256, WINDOWS, 64), ("float32", 256, WINDOWS, 64),
+    )
+)  # fmt: skip
+
+
 def called_modules(kernel: Any) -> set[str]:
     """The modules of a Triton function and of all that it calls."""
     named = [kernel.fn.__globals__.get(name) for name in kernel.fn.__code__.co_names]
@@ -88,74 +130,83 @@ def narrow_loads(ptx: str) -> int:
     return len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", ptx))
 
 
-@pytest.fixture(scope="module", params=EVERY)
-def attend(request: pytest.FixtureRequest) -> CompiledKernel:
-    """`attend` for sm_80, from the user's cache, as for all kernels that are ours."""
-    (kernel,) = compile_kernels([source for source in sources_of(request.param) if source.function == "attend"])
-    return kernel
+@pytest.fixture(scope="module")
+def compiled() -> Mapping[Case, Sequence[CompiledKernel]]:
+    """The kernels of every run, from the user's cache, as for all kernels that are ours."""
+    kernels = iter(compile_kernels([source for case in EVERY_RUN for source in case.sources]))
+    return {case: list(itertools.islice(kernels, len(case.sources))) for case in EVERY_RUN}
 
 
-def test_a_launch_finds_its_arguments_in_the_order_of_the_machine_code(attend: CompiledKernel) -> None:
-    declared = re.search(r"\.entry (\w+)\(([^)]*)\)", attend.ptx.read_text())
-    assert declared is not None
-    types = re.findall(r"\.param \.(u64|u32|f32|s32|b64|b32)", declared[2])
-    width = {"*": "64", "i": "32", "f": "32"}
-    assert declared[1] == attend.name
-    assert [kind[1:] for kind in types] == [
-        *(width[kind[0]] for _, kind in attend.arguments),
-        *["64"] * attend.scratch_pointers,
-    ]
-    assert attend.arguments[0][0].startswith("query")
-    assert attend.arguments[-1] == ("scale", "fp32")
+@pytest.fixture(scope="module")
+def attends(compiled: Mapping[Case, Sequence[CompiledKernel]]) -> list[CompiledKernel]:
+    """`attend` of every operator."""
+    return [kernel for kernels in compiled.values() for kernel in kernels if kernel.function == "attend"]
 
 
-def test_kernels_name_no_path_of_the_machine_that_compiled_them(attend: CompiledKernel) -> None:
-    for file in (attend.cubin, attend.ptx, attend.metadata):
-        assert b"triton_kernel.py" not in file.read_bytes()
-        assert os.fsencode(Path(aot.__file__).parent) not in file.read_bytes()
+@pytest.fixture(scope="module")
+def compiled_apart(tmp_path_factory: pytest.TempPathFactory) -> Sequence[CompiledKernel]:
+    """Four kernels that are always compiled, by compilers that cannot import PyTorch.
 
-
-def test_a_pointer_that_a_kernel_does_without_is_not_an_argument(tmp_path: Path) -> None:
+    They are `attend` of chunks without alignment and with more queries than a warp has registers for, and
+    `list_blocks` with a table and without.
+    """
+    folder = tmp_path_factory.mktemp("apart")
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    (source,) = sources_of(CHUNKS)
+    unaligned = dataclasses.replace(source, aligned=())
+    crowded = dataclasses.replace(source, num_warps=1, constants={**source.constants, "block_queries": 64})
     both = (sources_of(BLOCKS, optional=optional) for optional in (True, False))
-    with_and_without = [source for sources in both for source in sources if source.function == "list_blocks"]
-    compiled = compile_kernels(with_and_without, cache=tmp_path)
-    assert [kernel.arguments[0][0] for kernel in compiled] == ["listed_blocks", "plan"]
-    assert compiled[0].arguments[1:] == compiled[1].arguments
-    assert read_kernel(compiled[1].metadata).constants["listed_blocks"] is None
+    lists = [source for sources in both for source in sources if source.function == "list_blocks"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        return compile_kernels([unaligned, crowded, *lists], cache=folder / "cache", processes=1)
 
 
-@pytest.mark.parametrize(
-    ("architectures", "dtype", "head_dim", "operator", "size"),
-    [
-        # Windows and blocks for each architecture but 100, and each dtype; other pairs are among the nightly cases.
-        ([80, 90, 120], "float16", 64, WINDOWS, 64), ([86], "bfloat16", 128, WINDOWS, 64),
-        ([80, 90, 120], "float16", 64, BLOCKS, 64), ([90], "float32", 64, BLOCKS, 64),
-        ([86], "float16", 64, BLOCKS, 84), ([80, 120], "float16", 64, CHUNKS, 64),
-        ([80, 120], "float16", 64, LSH, 64), ([86], "float32", 128, LSH, 32),
-        ([80, 90, 120], "float16", 64, RELATIVE, 0), ([86], "float32", 64, RELATIVE, 0),
-        ([80, 120], "float16", 64, CLIPPED, 0), ([90], "float16", 256, WINDOWS, 64),
-        *(
-            pytest.param(list(SHARED_BYTES), *case, 64, marks=pytest.mark.nightly)
-            for case in itertools.product(("float16", "float32"), (64,), EVERY)
-        ),
-        *(
-            pytest.param(list(SHARED_BYTES), *case, marks=pytest.mark.nightly)
-            for case in (
-                ("bfloat16", 128, WINDOWS, 64), ("bfloat16", 128, BLOCKS, 64), ("float16", 64, BLOCKS, 84),
-                ("bfloat16", 128, CHUNKS, 64), ("bfloat16", 128, LSH, 64), ("float16", 256, WINDOWS, 64),
-                ("bfloat16", 256, WINDOWS, 64), ("float32", 256, WINDOWS, 64),
-            )
-        ),
-    ],
-)  # fmt: skip
-def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
-    architectures: list[int], dtype: str, head_dim: int, operator: str, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Loads are 16 bytes wide, products run on tensor cores, and what was compiled is in the user's cache."""
-    sources = sources_of(operator, size, head_dim=head_dim, dtype=dtype, architectures=architectures)
-    compiled = compile_kernels(sources)
-    assert {kernel.architecture for kernel in compiled} == set(architectures)
-    for kernel in compiled:
+def test_compilers_do_without_pytorch(compiled_apart: Sequence[CompiledKernel]) -> None:
+    """Its import would take most of their time."""
+    assert len({kernel.sha256 for kernel in compiled_apart}) == 4
+
+
+def test_every_run_compiles_each_operator_and_for_each_architecture_and_dtype() -> None:
+    assert {case.operator for case in EVERY_RUN} == set(EVERY) == {operator.name for operator in plugin_operators()}
+    assert {case.architecture for case in EVERY_RUN} == set(SHARED_BYTES)
+    assert {case.dtype for case in EVERY_RUN} == {"float16", "bfloat16", "float32"}
+
+
+def test_a_launch_finds_its_arguments_in_the_order_of_the_machine_code(attends: Sequence[CompiledKernel]) -> None:
+    for attend in attends:
+        declared = re.search(r"\.entry (\w+)\(([^)]*)\)", attend.ptx.read_text())
+        assert declared is not None
+        types = re.findall(r"\.param \.(u64|u32|f32|s32|b64|b32)", declared[2])
+        width = {"*": "64", "i": "32", "f": "32"}
+        with named_case(attend.cubin.stem):
+            assert declared[1] == attend.name
+            assert [kind[1:] for kind in types] == [
+                *(width[kind[0]] for _, kind in attend.arguments),
+                *["64"] * attend.scratch_pointers,
+            ]
+            assert attend.arguments[0][0].startswith("query")
+            assert attend.arguments[-1] == ("scale", "fp32")
+
+
+def test_kernels_name_no_path_of_the_machine_that_compiled_them(attends: Sequence[CompiledKernel]) -> None:
+    for attend in attends:
+        for file in (attend.cubin, attend.ptx, attend.metadata):
+            assert b"triton_kernel.py" not in file.read_bytes(), file.name
+            assert os.fsencode(Path(aot.__file__).parent) not in file.read_bytes(), file.name
+
+
+def test_a_pointer_that_a_kernel_does_without_is_not_an_argument(compiled_apart: Sequence[CompiledKernel]) -> None:
+    _, _, with_table, without = compiled_apart
+    assert [with_table.arguments[0][0], without.arguments[0][0]] == ["listed_blocks", "plan"]
+    assert with_table.arguments[1:] == without.arguments
+    assert read_kernel(without.metadata).constants["listed_blocks"] is None
+
+
+def assert_is_good_machine_code(case: Case, kernels: Sequence[CompiledKernel]) -> None:
+    """Loads are 16 bytes wide, products run on tensor cores, and no register is spilled."""
+    assert {kernel.architecture for kernel in kernels} == {case.architecture}
+    for kernel in kernels:
         assert_no_spills(kernel)
         assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
         if kernel.function == "attend":
@@ -165,13 +216,33 @@ def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
             loads, copies = wide_loads(ptx)
             assert loads > 0
             # Triton pipelines no loop around another: that over a head's columns, where a product takes some of them.
-            assert (copies > 0) == (kernel.constants.get("columns", head_dim) == head_dim)
+            assert (copies > 0) == (kernel.constants.get("columns", case.head_dim) == case.head_dim)
             # A query has one score of other segments; a truth is a byte.
-            is_narrow = dtype != "float32" and "segment_scores" in dict(kernel.arguments)
-            assert (narrow_loads(ptx) > 0) == (is_narrow or operator == CLIPPED)
-            assert (TENSOR_CORES[kernel.architecture] in ptx) == (dtype != "float32")
+            is_narrow = case.dtype != "float32" and "segment_scores" in dict(kernel.arguments)
+            assert (narrow_loads(ptx) > 0) == (is_narrow or case.operator == CLIPPED)
+            assert (TENSOR_CORES[kernel.architecture] in ptx) == (case.dtype != "float32")
+
+
+@pytest.mark.parametrize("case", EVERY_RUN, ids=str)
+def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
+    case: Case, compiled: Mapping[Case, Sequence[CompiledKernel]]
+) -> None:
+    assert_is_good_machine_code(case, compiled[case])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", NIGHTLY, ids=str)
+def test_kernels_of_the_whole_grid_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(case: Case) -> None:
+    assert_is_good_machine_code(case, compile_kernels(case.sources))
+
+
+def test_what_was_compiled_is_in_the_users_cache(
+    compiled: Mapping[Case, Sequence[CompiledKernel]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_compilers(monkeypatch)
-    assert compile_kernels(sources) == compiled
+    for case, kernels in compiled.items():
+        assert list(compile_kernels(case.sources)) == kernels
+        assert all(aot.cache_directory() in kernel.cubin.parents for kernel in kernels)
 
 
 @pytest.mark.nightly
@@ -210,23 +281,20 @@ def test_chunks_of_every_size_keep_all_in_registers(dtype: str, head_dim: int, o
         assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
 
 
-def test_the_checks_of_machine_code_see_what_they_are_for(tmp_path: Path) -> None:
-    """Without alignment loads are narrow, and twice the queries a warp do not fit its registers."""
-    (source,) = (source for source in sources_of(WINDOWS) if source.function == "attend")
-    unaligned = dataclasses.replace(source, aligned=())
-    crowded = dataclasses.replace(source, constants={**source.constants, "block_queries": 256})
-    compiled = compile_kernels([unaligned, crowded], cache=tmp_path)
-    ptx = compiled[0].ptx.read_text()
+def test_the_checks_of_machine_code_see_what_they_are_for(compiled_apart: Sequence[CompiledKernel]) -> None:
+    """Without alignment loads are narrow, and too many queries a warp do not fit its registers."""
+    unaligned, crowded, *_ = compiled_apart
+    ptx = unaligned.ptx.read_text()
     assert wide_loads(ptx) == (0, 0)
     assert narrow_loads(ptx) > 0
     with pytest.raises(AssertionError, match="bytes spilled"):
-        assert_no_spills(compiled[1])
+        assert_no_spills(crowded)
 
 
-@pytest.mark.parametrize("source", ALL_SOURCES, ids=lambda source: f"{source.module.split('.')[2]}.{source.function}")
-def test_our_kernels_name_every_module_whose_functions_they_call(source: KernelSource) -> None:
-    kernel = getattr(importlib.import_module(source.module), source.function)
-    assert called_modules(kernel) <= {source.module, *source.called_modules}
+def test_our_kernels_name_every_module_whose_functions_they_call() -> None:
+    for source in ALL_SOURCES:
+        kernel = getattr(importlib.import_module(source.module), source.function)
+        assert called_modules(kernel) <= {source.module, *source.called_modules}, source
 
 
 def test_the_search_for_called_modules_sees_those_of_functions_that_are_called() -> None:
@@ -236,19 +304,11 @@ def test_the_search_for_called_modules_sees_those_of_functions_that_are_called()
     )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("head_dim", WINDOW_HEAD_DIMS)
-def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype(head_dim: int, dtype: str) -> None:
-    others = [(RELATIVE, 0), *itertools.product((BLOCKS, CHUNKS, LSH), (1, 16, 32, 64, 84, 128))]
-    for operator, size in [(WINDOWS, 0), *(others if head_dim in HEAD_DIMS else [])]:
-        sources = sources_of(operator, size, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
-        assert [source.architecture for source in sources if source.function == "attend"] == list(SHARED_BYTES)
-        assert len(sources) == len(SHARED_BYTES) * len(face_of(OPERATORS[operator]).kernels)
-
-
-def test_compilers_do_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its import would take most of their time."""
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    needed = [source for source in ALL_SOURCES if source.function in ("plan_keys", "count_tokens", "scan")]
-    assert len(compile_kernels(needed, cache=tmp_path / "cache", processes=1)) == 3
+def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype() -> None:
+    sizes = [(RELATIVE, 0), *itertools.product((BLOCKS, CHUNKS, LSH), (1, 16, 32, 64, 84, 128))]
+    for head_dim, dtype in itertools.product(WINDOW_HEAD_DIMS, ("float16", "bfloat16", "float32")):
+        for operator, size in [(WINDOWS, 0), *(sizes if head_dim in HEAD_DIMS else [])]:
+            sources = sources_of(operator, size, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
+            case = (operator, size, head_dim, dtype)
+            assert [source.architecture for source in sources if source.function == "attend"] == [*SHARED_BYTES], case
+            assert len(sources) == len(SHARED_BYTES) * len(face_of(OPERATORS[operator]).kernels), case

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from hdplugins.operators.sliding_window_attention.tensorrt_plugin import SUMMARY
 from hdplugins.tensorrt.plugins import plugin_operators
 from support.block_operator import Blocks
 from support.chunk_operator import Chunks
-from support.comparators import assert_as_accurate
+from support.comparators import assert_as_accurate, named_case
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import (
     BLOCK_MODES,
@@ -76,22 +75,22 @@ def test_every_operator_with_a_plugin_is_described() -> None:
     assert {*KERNELS, *by_distance} == {operator.name for operator in plugin_operators()}
 
 
-def some_by_day(cases: Sequence[Any]) -> list[Any]:
-    """The cases; three of four wait for `make test-all`: the interpreter takes half a second for one.
-
-    By the hash of its name: each fourth in order would be all of one value, where a product's last has two.
-    """
-    return [
-        pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.nightly])
-        if zlib.crc32(str(case.id).encode()) % 4
-        else case
-        for case in cases
-    ]
+def test_the_cases_of_every_run_are_among_all() -> None:
+    for name, described in KERNELS.items():
+        assert set(described.every_run) <= {case.id for case in described.cases}, name
 
 
 @pytest.mark.parametrize(
     ("layer", "kinds", "tiles", "size"),
-    [case for described in KERNELS.values() for case in some_by_day(described.cases)],
+    [
+        pytest.param(
+            *case.values,
+            id=f"{name} {case.id}",
+            marks=() if case.id in described.every_run else pytest.mark.nightly,
+        )
+        for name, described in KERNELS.items()
+        for case in described.cases
+    ],
 )
 def test_a_kernel_gives_the_right_answer(
     layer: SparseLayer, kinds: torch.Tensor, tiles: Tiles | None, size: float, interpreter: Interpreter
@@ -115,9 +114,9 @@ def test_keys_that_no_query_sees_are_not_loaded(
     assert torch.isnan(actual[:, :, seen_from:]).all()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    row=st.lists(st.sampled_from([-1, 0, 1, 1, 1, 1, 1, 1, 2]), min_size=1, max_size=150),
+    row=st.lists(st.sampled_from([-1, 0, 1, 1, 1, 1, 1, 1, 2]), min_size=1, max_size=90),
     left=st.integers(0, 90),
     right=st.integers(0, 90),
     dilation=st.integers(1, 4),
@@ -129,7 +128,7 @@ def test_any_window_over_any_mixture_of_kinds_gives_the_right_answer(
     check(interpreter, layer, torch.tensor([row], dtype=torch.int32))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=1, max_size=90),
     layer=st.builds(
@@ -150,7 +149,7 @@ def test_any_blocks_under_any_mask_give_the_right_answer(
     check(interpreter, layer, torch.tensor([row], dtype=torch.int32))
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     # PyTorch's answers to shorter texts have too few values to show what rounding does.
     row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=16, max_size=50),
@@ -200,35 +199,36 @@ GPU_LAYERS: dict[str, tuple[SparseLayer, torch.Tensor]] = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("layer", "mask"), GPU_LAYERS.values(), ids=GPU_LAYERS)
-def test_a_gpu_gives_the_right_answers(layer: SparseLayer, mask: torch.Tensor, dtype: str) -> None:
-    layer = replace(layer, dtype=dtype)
-    inputs = inputs_of(layer, mask)
-    actual = answer_of_gpu(layer.operator, inputs, layer.node_attributes)
-    assert_as_accurate(actual, right_answers(layer, inputs), answers_of_pytorch(layer, inputs))
+def test_a_gpu_gives_the_right_answers(layer: SparseLayer, mask: torch.Tensor) -> None:
+    for dtype in ("float32", "float16", "bfloat16"):
+        typed = replace(layer, dtype=dtype)
+        inputs = inputs_of(typed, mask)
+        actual = answer_of_gpu(typed.operator, inputs, typed.node_attributes)
+        with named_case(dtype):
+            assert_as_accurate(actual, right_answers(typed, inputs), answers_of_pytorch(typed, inputs))
 
 
 # The plans.
 
 
-@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 100])
-def test_the_plan_names_the_globals_and_the_runs_of_local_tokens(tokens: int, interpreter: Interpreter) -> None:
-    generator = torch.Generator().manual_seed(tokens)
-    of_kind = torch.tensor([-1, 0, 1, 1, 1, 1, 1, 2], dtype=torch.int32)
-    token_kind = of_kind[torch.randint(len(of_kind), (2, tokens), generator=generator)]
-    bound = 40
-    plan = interpreter.plan(token_kind, global_bound=bound)
-    for row, written in zip(token_kind.tolist(), plan.tolist(), strict=True):
-        listed = [token for token, kind in enumerate(row) if kind == 2]
-        local = [token for token, kind in enumerate(row) if kind == 1]
-        begins = [max((j + 1 for j in range(i + 1) if row[j] != 1), default=0) for i in range(tokens)]
-        ends = [min((j for j in range(i, tokens) if row[j] != 1), default=tokens) for i in range(tokens)]
-        summary = [len(listed), min(local, default=tokens), max(local, default=-1) + 1, 0]
-        assert written[:SUMMARY_INTS] == summary
-        assert written[SUMMARY_INTS : SUMMARY_INTS + tokens] == begins
-        assert written[SUMMARY_INTS + tokens : SUMMARY_INTS + 2 * tokens] == ends
-        assert written[SUMMARY_INTS + 2 * tokens :] == listed + [-1] * (bound - len(listed))
+def test_the_plan_names_the_globals_and_the_runs_of_local_tokens(interpreter: Interpreter) -> None:
+    of_kind, bound = torch.tensor([-1, 0, 1, 1, 1, 1, 1, 2], dtype=torch.int32), 40
+    for tokens in (1, 31, 32, 33, 100):
+        generator = torch.Generator().manual_seed(tokens)
+        token_kind = of_kind[torch.randint(len(of_kind), (2, tokens), generator=generator)]
+        plan = interpreter.plan(token_kind, global_bound=bound)
+        for row, written in zip(token_kind.tolist(), plan.tolist(), strict=True):
+            listed = [token for token, kind in enumerate(row) if kind == 2]
+            local = [token for token, kind in enumerate(row) if kind == 1]
+            begins = [max((j + 1 for j in range(i + 1) if row[j] != 1), default=0) for i in range(tokens)]
+            ends = [min((j for j in range(i, tokens) if row[j] != 1), default=tokens) for i in range(tokens)]
+            summary = [len(listed), min(local, default=tokens), max(local, default=-1) + 1, 0]
+            with named_case(tokens, row):
+                assert written[:SUMMARY_INTS] == summary
+                assert written[SUMMARY_INTS : SUMMARY_INTS + tokens] == begins
+                assert written[SUMMARY_INTS + tokens : SUMMARY_INTS + 2 * tokens] == ends
+                assert written[SUMMARY_INTS + 2 * tokens :] == listed + [-1] * (bound - len(listed))
 
 
 def test_globals_beyond_the_bound_are_not_listed(interpreter: Interpreter) -> None:
@@ -278,8 +278,8 @@ def listed_at(plan: torch.Tensor, place: int, *, room: int) -> tuple[list[int], 
 
 def test_hashes_are_those_of_the_definition_the_first_of_equal_directions(interpreter: Interpreter) -> None:
     """Small whole numbers, whose products are exact, and often equal."""
-    layer = Lsh(buckets=(70, 4), rounds=3, heads=2)
-    inputs, generator = inputs_of(layer, chunk_mask(41)[:3]), torch.Generator().manual_seed(3)
+    layer = Lsh(chunk=16, buckets=(70, 4), rounds=2, heads=2)
+    inputs, generator = inputs_of(layer, chunk_mask(41)[1:3]), torch.Generator().manual_seed(3)
     whole = [torch.randint(-2, 3, inputs[name].shape, generator=generator) for name in ("query_key", "rotations")]
     whole[0][:, :, ::7] = 0  # hashed to the first bucket
     inputs |= dict(zip(("query_key", "rotations"), map(torch.Tensor.float, whole), strict=True))
@@ -290,18 +290,18 @@ def test_hashes_are_those_of_the_definition_the_first_of_equal_directions(interp
     assert torch.equal(order, wanted.argsort(dim=-1, stable=True).int())
 
 
-@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-def test_tokens_that_are_not_numbers_have_a_bucket_and_a_place(wrong: float, interpreter: Interpreter) -> None:
-    layer = Lsh(buckets=(70,), heads=1)
+def test_tokens_that_are_not_numbers_have_a_bucket_and_a_place(interpreter: Interpreter) -> None:
+    layer = Lsh(chunk=16, buckets=(70,), rounds=1, heads=1)
     inputs = inputs_of(layer, row_of_kinds(40))
     right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
-    both = {name: torch.cat([tensor, tensor]) for name, tensor in inputs.items() if name != "rotations"}
-    both["query_key"][1, :, 5:25] = wrong
-    both["rotations"] = inputs["rotations"]
-    hashes, order = hashes_and_order(interpreter, layer, both)
+    texts = {name: torch.cat([tensor] * 4) for name, tensor in inputs.items() if name != "rotations"}
+    for text, wrong in enumerate((torch.nan, torch.inf, -torch.inf), 1):
+        texts["query_key"][text, :, 5:25] = wrong
+    texts["rotations"] = inputs["rotations"]
+    hashes, order = hashes_and_order(interpreter, layer, texts)
     assert 0 <= hashes.min() <= hashes.max() < 70
     assert (order.sort(-1).values == torch.arange(40)).all()
-    assert_as_accurate(answer_of(interpreter, layer, both)[:1], right, pytorch)
+    assert_as_accurate(answer_of(interpreter, layer, texts)[:1], right, pytorch)
 
 
 def hashes_and_order(interpreter: Interpreter, layer: Lsh, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -313,15 +313,14 @@ def hashes_and_order(interpreter: Interpreter, layer: Lsh, inputs: Inputs) -> tu
     return hashes.view(batch, heads, layer.rounds, tokens), order.view(batch, heads, layer.rounds, tokens)
 
 
-@pytest.mark.parametrize(("tokens", "buckets", "spans"), [(1, 3, 1), (16, 2, 1), (17, 40, 2), (150, 5, 3), (90, 70, 5)])
-def test_tokens_are_sorted_by_their_buckets_and_those_of_one_by_their_places(
-    tokens: int, buckets: int, spans: int, interpreter: Interpreter
-) -> None:
-    generator = np.random.default_rng(tokens)
-    hashes = generator.integers(0, buckets, (2, 2, 2, tokens), dtype=np.int32)
-    hashes[1, 1] = buckets - 1
-    order = interpreter.sorted(torch.from_numpy(hashes), buckets=buckets, spans=spans)
-    np.testing.assert_array_equal(order.numpy(), np.argsort(hashes, axis=-1, kind="stable"))
+def test_tokens_are_sorted_by_their_buckets_and_those_of_one_by_their_places(interpreter: Interpreter) -> None:
+    for tokens, buckets, spans in ((1, 3, 1), (16, 2, 1), (17, 40, 2), (150, 5, 3), (40, 70, 5)):
+        generator = np.random.default_rng(tokens)
+        hashes = generator.integers(0, buckets, (1, 2, 2, tokens), dtype=np.int32)
+        hashes[0, 1] = buckets - 1
+        order = interpreter.sorted(torch.from_numpy(hashes), buckets=buckets, spans=spans)
+        with named_case(tokens, buckets, spans):
+            np.testing.assert_array_equal(order.numpy(), np.argsort(hashes, axis=-1, kind="stable"))
 
 
 # Launches.
@@ -334,52 +333,40 @@ def shapes_of(operator: str, query: Sequence[int], last: Sequence[int] | None = 
     return [*[own] * OPERATORS[operator].states, (own[0], own[2]), *others]
 
 
-@pytest.mark.parametrize(
-    ("operator", "changes", "message"),
-    [
-        (name, changes, message)
-        for name, described in KERNELS.items()
-        for changes, message in (
-            ({"query": (2, 12, 0, 64)}, "tokens is 0; it must be 1 or more"),
-            ({"query": (0, 12, 99, 64)}, "batch is 0; it must be 1 or more"),
-            ({"query": (2, 12, 99, 48)}, "not support head_dim 48; they support 32, 64, 80, 96, 128"),
-            ({"query": (2, 12, 2**22, 128)}, "too large for one launch"),
-            ({"query": (2**16, 12, 1000, 64)}, "too large for one launch"),
-            ({"scale": 0.0}, "scale is 0.0; the kernels need a finite one greater than 0"),
-            ({"scale": math.nan}, "scale is nan; the kernels need"),
-            *described.refused,
-        )
-    ],
-)
-def test_what_cannot_be_launched_is_refused(operator: str, changes: dict[str, Any], message: str) -> None:
-    face, fitting = face_of(OPERATORS[operator]), KERNELS[operator].fitting.node_attributes
+@each_operator
+def test_what_cannot_be_launched_is_refused(operator: str, described: KernelDescription) -> None:
+    face, fitting = face_of(OPERATORS[operator]), described.fitting.node_attributes
     face.check(shapes_of(operator, (2, 12, 1000, 64)), fitting)
-    shapes = shapes_of(operator, changes.get("query", (2, 12, 1000, 64)), changes.get("last"))
-    attributes = {name: changes.get(name, value) for name, value in fitting.items()}
-    with pytest.raises(ValueError, match=message):
-        face.check(shapes, attributes)
+    for changes, message in (
+        ({"query": (2, 12, 0, 64)}, "tokens is 0; it must be 1 or more"),
+        ({"query": (0, 12, 99, 64)}, "batch is 0; it must be 1 or more"),
+        ({"query": (2, 12, 99, 48)}, "not support head_dim 48; they support 32, 64, 80, 96, 128"),
+        ({"query": (2, 12, 2**22, 128)}, "too large for one launch"),
+        ({"query": (2**16, 12, 1000, 64)}, "too large for one launch"),
+        ({"scale": 0.0}, "scale is 0.0; the kernels need a finite one greater than 0"),
+        ({"scale": math.nan}, "scale is nan; the kernels need"),
+        *described.refused,
+    ):
+        shapes = shapes_of(operator, changes.get("query", (2, 12, 1000, 64)), changes.get("last"))
+        attributes = {name: changes.get(name, value) for name, value in fitting.items()}
+        with named_case(changes), pytest.raises(ValueError, match=message):
+            face.check(shapes, attributes)
 
 
-@pytest.mark.parametrize(
-    ("operator", "changes", "message"),
-    [
-        (name, changes, message)
-        for name, described in KERNELS.items()
-        for changes, message in (
-            ({"head_dim": 72}, "not support head_dim 72; they support 32, 64, 80, 96, 128"),
-            ({"dtype": "int8"}, "not support int8; they support float16, bfloat16, float32"),
-            ({"architectures": [75]}, "compute capability 8.0 or newer, not sm_75"),
-            *described.uncompiled,
-        )
-    ],
-)
-def test_what_cannot_be_compiled_is_refused(operator: str, changes: dict[str, Any], message: str) -> None:
-    compiled_for = {"dtype": "float16", "architectures": [90], "head_dim": 64} | changes
-    shapes = shapes_of(operator, (2, 12, 1000, compiled_for.pop("head_dim")))
-    attributes = KERNELS[operator].fitting.node_attributes
-    attributes |= {name: compiled_for.pop(name) for name in changes.keys() & attributes.keys()}
-    with pytest.raises(ValueError, match=message):
-        face_of(OPERATORS[operator]).kernel_sources(shapes, attributes, **compiled_for)
+@each_operator
+def test_what_cannot_be_compiled_is_refused(operator: str, described: KernelDescription) -> None:
+    for changes, message in (
+        ({"head_dim": 72}, "not support head_dim 72; they support 32, 64, 80, 96, 128"),
+        ({"dtype": "int8"}, "not support int8; they support float16, bfloat16, float32"),
+        ({"architectures": [75]}, "compute capability 8.0 or newer, not sm_75"),
+        *described.uncompiled,
+    ):
+        compiled_for = {"dtype": "float16", "architectures": [90], "head_dim": 64} | changes
+        shapes = shapes_of(operator, (2, 12, 1000, compiled_for.pop("head_dim")))
+        attributes = described.fitting.node_attributes
+        attributes |= {name: compiled_for.pop(name) for name in changes.keys() & attributes.keys()}
+        with named_case(changes), pytest.raises(ValueError, match=message):
+            face_of(OPERATORS[operator]).kernel_sources(shapes, attributes, **compiled_for)
 
 
 @each_operator

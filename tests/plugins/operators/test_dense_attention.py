@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from support.attention_graphs import Dense, chain_of
-from support.comparators import assert_as_accurate, assert_close
+from support.comparators import assert_as_accurate, assert_close, named_case
 from support.function_bodies import new_session
 from support.sparse_operators import PADDINGS, token_kinds
 
@@ -48,38 +49,37 @@ def session_of(layer: Dense) -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.parametrize("layer", FORMS, ids=str)
-@pytest.mark.parametrize("mask", PADDINGS)
-@pytest.mark.parametrize("tokens", LENGTHS)
-def test_the_definition_is_pytorchs_attention(tokens: int, mask: str, layer: Dense) -> None:
+def test_the_definition_is_pytorchs_attention(layer: Dense) -> None:
     layer = replace(layer, dtype="float64")
-    feeds = feeds_of(layer, tokens, mask)
-    got = by_reference(layer, feeds, dtype=torch.float64)
-    query, key, value = (torch.from_numpy(feeds[name]) for name in ("query", "key", "value"))
-    real = torch.from_numpy(feeds["key_mask"])
-    seen = real[:, None, None, :].expand(3, 1, tokens, tokens)
-    defined = real.any(1)[:, None].expand(3, tokens)
-    if layer.causal:
-        seen, defined = seen & torch.ones(tokens, tokens, dtype=torch.bool).tril(), real
-    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
-    # PyTorch leaves rows without a key undefined, and sees no difference between tokens and padding.
-    expected = torch.where(defined[:, None, :, None], expected, 0.0).numpy()
-    assert_close(got, expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("layer", [*(Dense(head_dim=size) for size in HEAD_DIMS), *FORMS[1:]], ids=str)
-@pytest.mark.parametrize("tokens", LENGTHS)
-def test_the_onnx_body_matches_the_definition(tokens: int, layer: Dense, dtype: str) -> None:
-    layer = replace(layer, dtype=dtype)
-    for mask in PADDINGS:
+    for tokens, mask in itertools.product(LENGTHS, PADDINGS):
         feeds = feeds_of(layer, tokens, mask)
-        (got,) = session_of(layer).run(None, feeds)
-        exact = by_reference(layer, feeds, dtype=torch.float64)
-        same_dtype = by_reference(layer, feeds, dtype=getattr(torch, dtype))
-        if mask == "all":
-            assert (got[0] == 0).all()
-            assert np.abs(got[1:]).max() > 0
-        assert_as_accurate(*map(torch.from_numpy, (got, exact, same_dtype)))
+        got = by_reference(layer, feeds, dtype=torch.float64)
+        query, key, value = (torch.from_numpy(feeds[name]) for name in ("query", "key", "value"))
+        real = torch.from_numpy(feeds["key_mask"])
+        seen = real[:, None, None, :].expand(3, 1, tokens, tokens)
+        defined = real.any(1)[:, None].expand(3, tokens)
+        if layer.causal:
+            seen, defined = seen & torch.ones(tokens, tokens, dtype=torch.bool).tril(), real
+        expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
+        # PyTorch leaves rows without a key undefined, and sees no difference between tokens and padding.
+        expected = torch.where(defined[:, None, :, None], expected, 0.0).numpy()
+        with named_case(tokens, mask):
+            assert_close(got, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", [*(Dense(head_dim=size) for size in HEAD_DIMS), *FORMS[1:]], ids=str)
+def test_the_onnx_body_matches_the_definition(layer: Dense) -> None:
+    for dtype, tokens, mask in itertools.product(("float32", "float16"), LENGTHS, PADDINGS):
+        typed = replace(layer, dtype=dtype)
+        feeds = feeds_of(typed, tokens, mask)
+        (got,) = session_of(typed).run(None, feeds)
+        exact = by_reference(typed, feeds, dtype=torch.float64)
+        same_dtype = by_reference(typed, feeds, dtype=getattr(torch, dtype))
+        with named_case(dtype, tokens, mask):
+            if mask == "all":
+                assert (got[0] == 0).all()
+                assert np.abs(got[1:]).max() > 0
+            assert_as_accurate(*map(torch.from_numpy, (got, exact, same_dtype)))
 
 
 @pytest.mark.parametrize("layer", FORMS, ids=str)

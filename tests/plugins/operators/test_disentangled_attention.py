@@ -20,7 +20,7 @@ from hdplugins.operators.onnx_text import BlockOrder
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.disentangled_operator import NODES, Disentangled, inputs_of, model_of, wrong_inputs
 from support.exact_answers import exact_answer
-from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.function_bodies import growths_bytes, new_session, nodes_within, operators_of, planned_bytes, run
 from support.sparse_operators import PADDINGS, token_kinds
 
 BLOCK = 128
@@ -101,25 +101,24 @@ def test_distances_beyond_the_reach_count_too() -> None:
 # The bodies against the definition.
 
 
-@each_order
 @each_node
-def test_a_body_matches_the_definition_at_every_length(node: Disentangled, order: BlockOrder) -> None:
+def test_a_body_matches_the_definition_at_every_length(node: Disentangled) -> None:
     """Paddings and batches alternate."""
     paddings, batches = itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3))
     for tokens in lengths_of(node):
         padding, batch = next(paddings), next(batches)
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
-        with named_case(tokens, padding, batch):
-            assert_right(node, run(session_of(node, order), inputs), inputs)
+        for order in BlockOrder:
+            with named_case(order.value, tokens, padding, batch):
+                assert_right(node, run(session_of(node, order), inputs), inputs)
 
 
-@each_order
-@pytest.mark.parametrize("padding", PADDINGS)
-def test_every_padding_meets_every_batch(padding: str, order: BlockOrder) -> None:
-    for batch in (1, 3):
+def test_every_padding_meets_every_batch() -> None:
+    for padding, batch in itertools.product(PADDINGS, (1, 3)):
         inputs = inputs_of(NODES[0], token_kinds(padding, 131, batch=batch))
-        with named_case(batch):
-            assert_right(NODES[0], run(session_of(NODES[0], order), inputs), inputs)
+        for order in BlockOrder:
+            with named_case(order.value, padding, batch):
+                assert_right(NODES[0], run(session_of(NODES[0], order), inputs), inputs)
 
 
 @each_order
@@ -168,33 +167,35 @@ def test_the_measure_of_bodies_refuses_wrong_answers(node: Disentangled) -> None
             assert_right(node, answer.astype(node.dtype), inputs)
 
 
-@pytest.mark.parametrize(
-    ("order", "result", "names"),
-    [
-        *((order, "key_bias", {"seen_score", "masked_score"}) for order in BlockOrder),
-        *((order, "not_before", {"negative_reach", "zero"}) for order in BlockOrder),
-        *((order, "clipped", {"reach", "zero"}) for order in BlockOrder),
-        (BlockOrder.PARALLEL, "distances", {"first_query", "number"}),
-        (BlockOrder.SEQUENTIAL, "distances", {"near", "zero"}),
-        (BlockOrder.SEQUENTIAL, "rows_here", {"from_column_1d", "zero_1d"}),
-        (BlockOrder.SEQUENTIAL, "before_of_keys", {"first_row", "last_row"}),
-        (BlockOrder.SEQUENTIAL, "behind_of_queries", {"first_row", "last_row"}),
-        (BlockOrder.SEQUENTIAL, "head_position_keys", {"own_position_keys", "scaled_position_queries"}),
-        (BlockOrder.SEQUENTIAL, "head_position_queries", {"head", "zero"}),
-        (BlockOrder.SEQUENTIAL, "text_bias", {"text", "head"}),
-    ],
-)
-def test_a_wrong_body_is_found(order: BlockOrder, result: str, names: set[str]) -> None:
+WRONG = [
+    *((order, "key_bias", {"seen_score", "masked_score"}) for order in BlockOrder),
+    *((order, "not_before", {"negative_reach", "zero"}) for order in BlockOrder),
+    *((order, "clipped", {"reach", "zero"}) for order in BlockOrder),
+    (BlockOrder.PARALLEL, "distances", {"first_query", "number"}),
+    (BlockOrder.SEQUENTIAL, "distances", {"near", "zero"}),
+    (BlockOrder.SEQUENTIAL, "rows_here", {"from_column_1d", "zero_1d"}),
+    (BlockOrder.SEQUENTIAL, "before_of_keys", {"first_row", "last_row"}),
+    (BlockOrder.SEQUENTIAL, "behind_of_queries", {"first_row", "last_row"}),
+    (BlockOrder.SEQUENTIAL, "head_position_keys", {"own_position_keys", "scaled_position_queries"}),
+    (BlockOrder.SEQUENTIAL, "head_position_queries", {"head", "zero"}),
+    (BlockOrder.SEQUENTIAL, "text_bias", {"text", "head"}),
+]
+"""A value of an order, and two names: where the one is an input, the other takes its place."""
+
+
+@each_order
+def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     node = NODES[0]
-    model = model_of([node], order)
-    (changed,) = (inner for inner in nodes_within(model.functions[0]) if result in inner.output)
-    assert names & set(changed.input)
-    changed.input[:] = [(names - {name}).pop() if name in names else name for name in changed.input]
     inputs = inputs_of(node, token_kinds("right", 301))
     # Without a single real key, the third text must be 0.
     inputs["key_mask"][2] = False
-    with pytest.raises((AssertionError, RuntimeError)):
-        assert_right(node, run(new_session(model), inputs), inputs)
+    for result, names in [wrong for of_order, *wrong in WRONG if of_order is order]:
+        model = model_of([node], order)
+        (changed,) = (inner for inner in nodes_within(model.functions[0]) if result in inner.output)
+        assert names & set(changed.input), result
+        changed.input[:] = [(names - {name}).pop() if name in names else name for name in changed.input]
+        with named_case(result), pytest.raises((AssertionError, RuntimeError)):
+            assert_right(node, run(new_session(model), inputs), inputs)
 
 
 # What a body is made of.
@@ -226,7 +227,7 @@ def test_memory_is_linear_in_tokens(order: BlockOrder, tmp_path: Path) -> None:
     """The scores of a head of 4096 tokens take 67 MB."""
     path = tmp_path / "model.onnx"
     onnx.save(model_of([WIDE], order), path)
-    short, long = (growth_bytes(path, tokens=tokens) for tokens in (2048, 4096))
+    short, long = growths_bytes(path, 2048, 4096)
     output_bytes = 4 * 2048 * 64 * 4
     assert short > output_bytes, "less than the output: nothing was measured"
     assert long <= 2.2 * short
@@ -234,14 +235,35 @@ def test_memory_is_linear_in_tokens(order: BlockOrder, tmp_path: Path) -> None:
         assert short <= 12 * output_bytes
 
 
-@pytest.mark.parametrize(
-    "node", [replace(WIDE, dtype="float16"), pytest.param(WIDE, marks=pytest.mark.nightly)], ids=str
-)
-def test_tensorrt_rtx_builds_a_body_and_plans_memory_linear_in_tokens(node: Disentangled, tmp_path: Path) -> None:
+def all_scores_bytes(node: Any) -> int:
+    """Of two texts of 4096 tokens."""
+    return 2 * node.heads * 4096 * 4096 * 4
+
+
+def planned(node: Disentangled, folder: Path, *lengths: int, profiles: int = 3) -> list[int]:
+    """What TensorRT-RTX plans; what it builds at its kOPT alone, the bodies show at other lengths above."""
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
-    path = tmp_path / "model.onnx"
+    path = folder / "model.onnx"
     onnx.save(model_of([node]), path)
-    short_bytes, long_bytes = planned_bytes(path, 2048, 4096)
-    all_scores_bytes = 2 * node.heads * 4096 * 4096 * 4  # two texts
-    assert 0 < short_bytes < long_bytes < all_scores_bytes
+    return planned_bytes(path, *lengths, profiles=profiles)
+
+
+def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(tmp_path: Path) -> None:
+    node = replace(WIDE, dtype="float16")
+    (planned_for_long,) = planned(node, tmp_path, 4096, profiles=1)
+    assert 0 < planned_for_long < all_scores_bytes(node)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "node",
+    [
+        replace(WIDE, dtype="float16"),
+        WIDE,
+    ],
+    ids=str,
+)
+def test_tensorrt_rtx_plans_memory_linear_in_tokens_for_every_form(node: Disentangled, tmp_path: Path) -> None:
+    short_bytes, long_bytes = planned(node, tmp_path, 2048, 4096)
+    assert 0 < short_bytes < long_bytes < all_scores_bytes(node)
     assert long_bytes <= 2.1 * short_bytes

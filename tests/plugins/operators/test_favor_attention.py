@@ -22,7 +22,8 @@ from support.attention_graphs import chain_of
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer
 from support.favor_operator import NODES, Favor, by_hand, inputs_of, wrong_nodes
-from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.function_bodies import growths_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.grids import nightly_unless
 from support.sparse_operators import PADDINGS, token_kinds
 
 LENGTHS = (1, 2, 5, *(count * CHUNK_TOKENS + step for count in (1, 2) for step in (-1, 0, 1)), 331)
@@ -57,13 +58,14 @@ def assert_right(node: Favor, got: np.ndarray, inputs: Mapping[str, np.ndarray])
 
 
 @each_node
-@pytest.mark.parametrize("padding", PADDINGS)
-def test_the_definition_is_a_mean_weighted_by_products_of_features(node: Favor, padding: str) -> None:
+def test_the_definition_is_a_mean_weighted_by_products_of_features(node: Favor) -> None:
     node = replace(node, dtype="float64")
-    inputs = inputs_of(node, token_kinds(padding, 11, batch=2), size=0.8)
-    got = exact_answer(node, inputs)
-    for text, head in np.ndindex(got.shape[:2]):
-        assert_close(got[text, head], by_hand(node, inputs, text=text, head=head), atol=1e-11)
+    for padding in PADDINGS:
+        inputs = inputs_of(node, token_kinds(padding, 11, batch=2), size=0.8)
+        got = exact_answer(node, inputs)
+        for text, head in np.ndindex(got.shape[:2]):
+            with named_case(padding, text, head):
+                assert_close(got[text, head], by_hand(node, inputs, text=text, head=head), atol=1e-11)
 
 
 def test_many_features_come_near_to_softmax_attention() -> None:
@@ -132,31 +134,28 @@ def test_a_body_of_nonsense_is_refused(changes: dict[str, Any]) -> None:
 # The bodies against the definition.
 
 
-@each_order
 @each_node
-def test_a_body_matches_the_definition_at_every_length(node: Favor, order: BlockOrder) -> None:
+def test_a_body_matches_the_definition_at_every_length(node: Favor) -> None:
     """Paddings and batches alternate."""
     paddings, batches = itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3))
-    for tokens, _ in itertools.product(LENGTHS, range(2)):
+    for tokens in LENGTHS:
         padding, batch = next(paddings), next(batches)
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
-        with named_case(tokens, padding, batch):
-            assert_right(node, run(session_of(node, order), inputs), inputs)
+        for order in BlockOrder:
+            with named_case(order.value, tokens, padding, batch):
+                assert_right(node, run(session_of(node, order), inputs), inputs)
 
 
-@each_order
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize(
-    "node", [*NODES[:2], *(pytest.param(node, marks=pytest.mark.nightly) for node in NODES[2:])], ids=str
-)
-def test_every_padding_meets_every_batch(node: Favor, padding: str, order: BlockOrder) -> None:
-    for tokens, batch in itertools.product((7, CHUNK_TOKENS + 9), (1, 3)):
+@pytest.mark.parametrize("node", [nightly_unless(node in NODES[:2], node) for node in NODES], ids=str)
+def test_every_padding_meets_every_batch(node: Favor) -> None:
+    for padding, tokens, batch in itertools.product(PADDINGS, (7, CHUNK_TOKENS + 9), (1, 3)):
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
-        with named_case(tokens, batch):
-            got = run(session_of(node, order), inputs)
-            assert_right(node, got, inputs)
-            if padding == "all":
-                assert (got[0] == 0).all()
+        for order in BlockOrder:
+            with named_case(order.value, padding, tokens, batch):
+                got = run(session_of(node, order), inputs)
+                assert_right(node, got, inputs)
+                if padding == "all":
+                    assert (got[0] == 0).all()
 
 
 @each_order
@@ -235,34 +234,36 @@ def test_the_measure_of_bodies_refuses_wrong_answers(node: Favor) -> None:
             assert_right(node, answer.astype(node.dtype), inputs)
 
 
-@pytest.mark.parametrize(
-    ("order", "result", "op_type"),
-    [
-        (BlockOrder.PARALLEL, "query_offset", "Sub"),
-        (BlockOrder.PARALLEL, "query_half_squares", "Add"),
-        (BlockOrder.PARALLEL, "query_features", "Sub"),
-        (BlockOrder.PARALLEL, "key_offset", "Sub"),
-        (BlockOrder.PARALLEL, "key_half_squares", "Add"),
-        (BlockOrder.PARALLEL, "key_highest", "ReduceMin"),
-        (BlockOrder.PARALLEL, "count_row", "ReduceMean"),
-        (BlockOrder.SEQUENTIAL, "query_offset", "Sub"),
-        (BlockOrder.SEQUENTIAL, "key_offset", "Sub"),
-        (BlockOrder.SEQUENTIAL, "key_half_squares", "Add"),
-        (BlockOrder.SEQUENTIAL, "rise", "Add"),
-        (BlockOrder.SEQUENTIAL, "highest", "Min"),
-        (BlockOrder.SEQUENTIAL, "feature_sums", "Sub"),
-        (BlockOrder.SEQUENTIAL, "real", "Or"),
-        (BlockOrder.SEQUENTIAL, "rows", "Min"),
-    ],
-)
-def test_a_wrong_body_is_found(order: BlockOrder, result: str, op_type: str) -> None:
-    model = chain_of([NODES[0]], order)
-    (changed,) = (inner for inner in nodes_within(model.functions[0]) if result in inner.output)
-    changed.op_type = op_type
+WRONG = [
+    (BlockOrder.PARALLEL, "query_offset", "Sub"),
+    (BlockOrder.PARALLEL, "query_half_squares", "Add"),
+    (BlockOrder.PARALLEL, "query_features", "Sub"),
+    (BlockOrder.PARALLEL, "key_offset", "Sub"),
+    (BlockOrder.PARALLEL, "key_half_squares", "Add"),
+    (BlockOrder.PARALLEL, "key_highest", "ReduceMin"),
+    (BlockOrder.PARALLEL, "count_row", "ReduceMean"),
+    (BlockOrder.SEQUENTIAL, "query_offset", "Sub"),
+    (BlockOrder.SEQUENTIAL, "key_offset", "Sub"),
+    (BlockOrder.SEQUENTIAL, "key_half_squares", "Add"),
+    (BlockOrder.SEQUENTIAL, "rise", "Add"),
+    (BlockOrder.SEQUENTIAL, "highest", "Min"),
+    (BlockOrder.SEQUENTIAL, "feature_sums", "Sub"),
+    (BlockOrder.SEQUENTIAL, "real", "Or"),
+    (BlockOrder.SEQUENTIAL, "rows", "Min"),
+]
+"""A value of an order, and the operator that computes it wrongly."""
+
+
+@each_order
+def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     inputs = inputs_of(NODES[0], token_kinds("right", 331))
-    got = run(new_session(model), inputs)
-    with pytest.raises(AssertionError):
-        assert_right(NODES[0], got, inputs)
+    for result, op_type in [wrong for of_order, *wrong in WRONG if of_order is order]:
+        model = chain_of([NODES[0]], order)
+        (changed,) = (inner for inner in nodes_within(model.functions[0]) if result in inner.output)
+        changed.op_type = op_type
+        got = run(new_session(model), inputs)
+        with named_case(result), pytest.raises(AssertionError):
+            assert_right(NODES[0], got, inputs)
 
 
 @each_order
@@ -279,16 +280,18 @@ def test_a_body_of_the_other_mode_is_found(counts: bool, order: BlockOrder) -> N
 
 
 @each_order
-@each_node
-def test_a_body_is_of_standard_operators_that_tensorrt_takes(node: Favor, order: BlockOrder) -> None:
-    body = node.body(order)
-    assert tuple(body.input) == node.operator.inputs
-    counts = operators_of(body)
-    assert not {"NonZero", "ScatterND", "ScatterElements", "TopK", "EyeLike", "Compress", "Unique"} & set(counts)
-    assert all(onnx.defs.has(name) for name in counts)
-    assert counts["MatMul"] + counts["Gemm"] == (5 if order is BlockOrder.PARALLEL else 4)
-    assert (counts["Exp"], counts["Softmax"]) == (2 + (order is BlockOrder.SEQUENTIAL), 0)
-    assert counts["Scan"] == (3 if order is BlockOrder.SEQUENTIAL else 0)
+def test_a_body_is_of_standard_operators_that_tensorrt_takes(order: BlockOrder) -> None:
+    forbidden = {"NonZero", "ScatterND", "ScatterElements", "TopK", "EyeLike", "Compress", "Unique"}
+    is_sequential = order is BlockOrder.SEQUENTIAL
+    for node in NODES:
+        body = node.body(order)
+        assert tuple(body.input) == node.operator.inputs, str(node)
+        counts = operators_of(body)
+        assert not forbidden & set(counts), str(node)
+        assert all(onnx.defs.has(name) for name in counts), str(node)
+        assert counts["MatMul"] + counts["Gemm"] == (4 if is_sequential else 5), str(node)
+        assert (counts["Exp"], counts["Softmax"]) == (2 + is_sequential, 0), str(node)
+        assert counts["Scan"] == (3 if is_sequential else 0), str(node)
 
 
 def test_bodies_that_differ_have_names_that_differ() -> None:
@@ -310,7 +313,7 @@ def test_memory_is_linear_in_tokens_and_holds_the_features_of_no_head(tmp_path: 
     for order in BlockOrder:
         path = tmp_path / f"{order.value}.onnx"
         onnx.save(chain_of([node], order), path)
-        growth[order] = [growth_bytes(path, tokens=tokens) for tokens in (2048, 4096)]
+        growth[order] = growths_bytes(path, 2048, 4096)
     result_bytes, feature_bytes = 4096 * 4 * 64 * 4, 4096 * 4 * 1024 * 4
     for short, long in growth.values():
         assert long > result_bytes, "less than the result: nothing was measured"
@@ -319,21 +322,36 @@ def test_memory_is_linear_in_tokens_and_holds_the_features_of_no_head(tmp_path: 
     assert growth[BlockOrder.PARALLEL][1] > feature_bytes
 
 
+def all_scores_bytes(node: Any) -> int:
+    """Of two texts of 8192 tokens."""
+    return 2 * node.heads * 8192 * 8192 * 4
+
+
+def planned(node: Favor, folder: Path, *lengths: int, profiles: int = 3) -> list[int]:
+    """What TensorRT-RTX plans; what it builds at its kOPT alone, the bodies show at other lengths above."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    path = folder / "model.onnx"
+    onnx.save(chain_of([node]), path)
+    return planned_bytes(path, *lengths, profiles=profiles)
+
+
+def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(tmp_path: Path) -> None:
+    node = replace(WIDE, dtype="float16")
+    (planned_for_long,) = planned(node, tmp_path, 8192, profiles=1)
+    assert 0 < planned_for_long < all_scores_bytes(node) / 4
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "node",
     [
         replace(WIDE, dtype="float16"),
-        pytest.param(replace(WIDE, compat=1), marks=pytest.mark.nightly),
-        pytest.param(replace(WIDE, dtype="bfloat16"), marks=pytest.mark.nightly),
+        replace(WIDE, compat=1),
+        replace(WIDE, dtype="bfloat16"),
     ],
     ids=str,
 )
-def test_tensorrt_rtx_builds_a_body_and_plans_memory_linear_in_tokens(node: Favor, tmp_path: Path) -> None:
-    """What it builds at its kOPT alone, the bodies show at other lengths above."""
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
-    path = tmp_path / "model.onnx"
-    onnx.save(chain_of([node]), path)
-    short_bytes, long_bytes = planned_bytes(path, 4096, 8192)
-    all_scores_bytes = 2 * node.heads * 8192 * 8192 * 4  # two texts
-    assert 0 < short_bytes < long_bytes < all_scores_bytes / 4
+def test_tensorrt_rtx_plans_memory_linear_in_tokens_for_every_form(node: Favor, tmp_path: Path) -> None:
+    short_bytes, long_bytes = planned(node, tmp_path, 4096, 8192)
+    assert 0 < short_bytes < long_bytes < all_scores_bytes(node) / 4
     assert long_bytes <= 2.1 * short_bytes

@@ -21,7 +21,7 @@ from hdplugins.operators.onnx_text import BlockOrder
 from hdplugins.operators.relative_attention.pairs import pairs
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer
-from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.function_bodies import growths_bytes, new_session, nodes_within, operators_of, planned_bytes, run
 from support.relative_operator import (
     MEMORIES,
     NODES,
@@ -121,26 +121,29 @@ def test_what_the_operator_does_not_define_is_not_counted(changes: dict[str, int
 # The bodies against the definition.
 
 
-@each_order
 @each_node
-def test_a_body_matches_the_definition_at_every_length(node: Relative, order: BlockOrder) -> None:
-    """Paddings, memories, batches and positions that are too many alternate."""
+def test_a_body_matches_the_definition_at_every_length(node: Relative) -> None:
+    """Paddings, batches, memories and positions that are too many alternate."""
     paddings, batches = itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3))
-    for number, (tokens, memory) in enumerate(itertools.product(LENGTHS, MEMORIES)):
-        padding, batch = next(paddings), next(batches)
-        inputs = inputs_of(node, key_kinds(padding, tokens, memory, batch=batch), tokens, spare=number % 4)
-        with named_case(tokens, memory, padding, batch):
-            assert_right(node, run(session_of(node, order), inputs), inputs)
+    place = NODES.index(node)
+    for number, tokens in enumerate(LENGTHS):
+        for memory in (MEMORIES[(number + place) % 4], MEMORIES[(number + place + 2) % 4]):
+            padding, batch = next(paddings), next(batches)
+            inputs = inputs_of(node, key_kinds(padding, tokens, memory, batch=batch), tokens, spare=number % 4)
+            for order in BlockOrder:
+                with named_case(order.value, tokens, memory, padding, batch):
+                    assert_right(node, run(session_of(node, order), inputs), inputs)
 
 
-@each_order
-@pytest.mark.parametrize("padding", PADDINGS)
 @each_node
-def test_every_padding_meets_every_batch_and_memory(node: Relative, padding: str, order: BlockOrder) -> None:
-    for memory, batch in itertools.product((0, 7), (1, 3)):
+def test_every_padding_meets_every_batch_and_memory(node: Relative) -> None:
+    """Over the nodes: one has half of the batches."""
+    for number, (padding, memory) in enumerate(itertools.product(PADDINGS, (0, 7)), NODES.index(node)):
+        batch = (1, 3)[(number + number // 2) % 2]
         inputs = inputs_of(node, key_kinds(padding, 131, memory, batch=batch), 131)
-        with named_case(memory, batch):
-            assert_right(node, run(session_of(node, order), inputs), inputs)
+        for order in BlockOrder:
+            with named_case(order.value, padding, memory, batch):
+                assert_right(node, run(session_of(node, order), inputs), inputs)
 
 
 @each_order
@@ -202,45 +205,46 @@ def test_the_measure_of_bodies_refuses_wrong_answers(node: Relative) -> None:
             assert_right(node, answer.astype(node.dtype), inputs)
 
 
+WRONG = {
+    "shift": "Min",  # 1
+    "blocks_behind": "Min",  # blocks in front
+    "content_sum": "Sub",
+    "position_sum": "Sub",
+    "first_seen_row": "Add",
+    "is_behind": "Greater",
+    "is_far": "LessOrEqual",
+    "is_hidden": "And",
+    "key_scores": "Sub",
+}
+"""A value of both orders -> the operator that computes it wrongly."""
+
+
 @each_order
-@pytest.mark.parametrize(
-    ("result", "op_type"),
-    [
-        ("shift", "Min"),  # 1
-        ("blocks_behind", "Min"),  # blocks in front
-        ("content_sum", "Sub"),
-        ("position_sum", "Sub"),
-        ("first_seen_row", "Add"),
-        ("is_behind", "Greater"),
-        ("is_far", "LessOrEqual"),
-        ("is_hidden", "And"),
-        ("key_scores", "Sub"),
-    ],
-)
-def test_a_wrong_body_is_found(result: str, op_type: str, order: BlockOrder) -> None:
-    model = model_of([NODES[3]], order)
-    (changed,) = (inner for inner in nodes_within(model.functions[0]) if result in inner.output)
-    changed.op_type = op_type
+def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     inputs = inputs_of(NODES[3], key_kinds("right", 211, 7), 211)
-    got = run(new_session(model), inputs)
-    with pytest.raises(AssertionError):
-        assert_right(NODES[3], got, inputs)
+    for result, op_type in WRONG.items():
+        model = model_of([NODES[3]], order)
+        (changed,) = (inner for inner in nodes_within(model.functions[0]) if result in inner.output)
+        changed.op_type = op_type
+        got = run(new_session(model), inputs)
+        with named_case(result), pytest.raises(AssertionError):
+            assert_right(NODES[3], got, inputs)
 
 
 # What a body is made of.
 
 
 @each_order
-@each_node
-def test_a_body_is_of_standard_operators_and_builds_each_score_matrix_once(node: Relative, order: BlockOrder) -> None:
-    body = node.body(order)
-    assert tuple(body.input) == (*node.operator.state_names, *node.inputs)
-    counts = operators_of(body)
-    assert not {"NonZero", "ScatterND", "ScatterElements", "TopK", "EyeLike", "Compress", "Unique"} & set(counts)
-    assert all(onnx.defs.has(name) for name in counts)
-    is_sequential = order is BlockOrder.SEQUENTIAL
-    assert counts["MatMul"] + counts["Gemm"] == 3
-    assert (counts["Softmax"], counts["Scan"]) == (1, 1 + is_sequential)
+def test_a_body_is_of_standard_operators_and_builds_each_score_matrix_once(order: BlockOrder) -> None:
+    forbidden = {"NonZero", "ScatterND", "ScatterElements", "TopK", "EyeLike", "Compress", "Unique"}
+    for node in NODES:
+        body = node.body(order)
+        assert tuple(body.input) == (*node.operator.state_names, *node.inputs), str(node)
+        counts = operators_of(body)
+        assert not forbidden & set(counts), str(node)
+        assert all(onnx.defs.has(name) for name in counts), str(node)
+        assert counts["MatMul"] + counts["Gemm"] == 3, str(node)
+        assert (counts["Softmax"], counts["Scan"]) == (1, 1 + (order is BlockOrder.SEQUENTIAL)), str(node)
 
 
 @each_order
@@ -269,7 +273,7 @@ def test_memory_is_linear_in_tokens(order: BlockOrder, tmp_path: Path) -> None:
     """The scores of a head of 4096 tokens that see 4608 keys take 75 MB."""
     path = tmp_path / "model.onnx"
     onnx.save(model_of([WIDE], order), path)
-    short, long = (growth_bytes(path, tokens=tokens, memory=512) for tokens in (2048, 4096))
+    short, long = growths_bytes(path, 2048, 4096, memory=512)
     output_bytes = 4 * 2048 * 64 * 4
     assert short > output_bytes, "less than the output: nothing was measured"
     assert long <= 2.2 * short
@@ -277,21 +281,36 @@ def test_memory_is_linear_in_tokens(order: BlockOrder, tmp_path: Path) -> None:
         assert short <= 12 * output_bytes
 
 
+def all_scores_bytes(node: Any) -> int:
+    """Of two texts of 4096 tokens with a memory of 512."""
+    return 2 * node.heads * 4096 * (4096 + 512) * 4
+
+
+def planned(node: Relative, folder: Path, *lengths: int, profiles: int = 3) -> list[int]:
+    """What TensorRT-RTX plans for dynamic texts and memories; the bodies show other lengths than its kOPT above."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    path = folder / "model.onnx"
+    onnx.save(model_of([node]), path)
+    return planned_bytes(path, *lengths, profiles=profiles)
+
+
+def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(tmp_path: Path) -> None:
+    node = replace(WIDE, dtype="float16")
+    (planned_for_long,) = planned(node, tmp_path, 4096, profiles=1)
+    assert 0 < planned_for_long < all_scores_bytes(node)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "node",
     [
         replace(WIDE, dtype="float16"),
         replace(WIDE, causal=1, reach=600, segments=False),
-        pytest.param(replace(WIDE, reach=600, dtype="bfloat16"), marks=pytest.mark.nightly),
+        replace(WIDE, reach=600, dtype="bfloat16"),
     ],
     ids=str,
 )
-def test_tensorrt_rtx_builds_a_body_and_plans_memory_linear_in_tokens(node: Relative, tmp_path: Path) -> None:
-    """Text and memory are dynamic. What it builds at its kOPT alone, the bodies show at other lengths above."""
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
-    path = tmp_path / "model.onnx"
-    onnx.save(model_of([node]), path)
-    short_bytes, long_bytes = planned_bytes(path, 2048, 4096)
-    all_scores_bytes = 2 * node.heads * 4096 * (4096 + 512) * 4  # two texts
-    assert 0 < short_bytes < long_bytes < all_scores_bytes
+def test_tensorrt_rtx_plans_memory_linear_in_tokens_for_every_form(node: Relative, tmp_path: Path) -> None:
+    short_bytes, long_bytes = planned(node, tmp_path, 2048, 4096)
+    assert 0 < short_bytes < long_bytes < all_scores_bytes(node)
     assert long_bytes <= 2.1 * short_bytes

@@ -66,15 +66,31 @@ PARTS = [mask(1, 1), mask(520, 520, 300), mask(1, 1)]
     ("layer", "calls"),
     [
         *(
-            pytest.param(replace(layer, dtype=dtype), calls, id=f"{name} {dtype}")
-            for name, (layer, calls) in CASES.items()
-            for dtype in ATOL
+            pytest.param(
+                replace(layer, dtype=dtype),
+                calls,
+                id=f"{name} {dtype}",
+                # Every run tries each case in one dtype, by turns.
+                marks=() if (number + place) % 2 == 0 else pytest.mark.nightly,
+            )
+            for number, (name, (layer, calls)) in enumerate(CASES.items())
+            for place, dtype in enumerate(ATOL)
         ),
         pytest.param(replace(BLOCK_LAYER, heads=1, dtype="float16"), PARTS, id="blocks without a table"),
-        pytest.param(replace(BLOCK_LAYER, listed=(2, 3, 2)), PARTS, id="blocks with a table"),
+        pytest.param(
+            replace(BLOCK_LAYER, listed=(2, 3, 2)), [mask(1, 1), mask(200, 200, 90)], id="blocks with a table"
+        ),
+        pytest.param(
+            replace(BLOCK_LAYER, listed=(2, 3, 2)), PARTS, id="blocks with a table, in parts", marks=pytest.mark.nightly
+        ),
         *(
-            pytest.param(layer, [mask(tokens, tokens, 20) for tokens in (50, 31, 50)], id=str(layer))
-            for layer in (replace(CHUNK_LAYER, dtype="float16"), LSH_LAYER, replace(LSH_LAYER, dtype="float16"))
+            pytest.param(layer, [mask(tokens, tokens, 20) for tokens in (50, 31, 50)], id=str(layer), marks=marks)
+            for layer, marks in (
+                (replace(CHUNK_LAYER, dtype="float16"), ()),
+                (replace(LSH_LAYER, heads=1), ()),
+                (LSH_LAYER, pytest.mark.nightly),
+                (replace(LSH_LAYER, dtype="float16"), pytest.mark.nightly),
+            )
         ),
     ],
 )
@@ -99,7 +115,7 @@ def relative_call(node: Relative, memory: int, tokens: int) -> tuple[Inputs, np.
 def test_a_plugin_gives_the_right_answers_with_memories_of_any_size(
     node: Relative, interpreter: Interpreter, tmp_path: Path
 ) -> None:
-    calls, wanted = zip(*(relative_call(node, *sizes) for sizes in ((16, 30), (7, 30), (0, 9), (16, 30))), strict=True)
+    calls, wanted = zip(*(relative_call(node, *sizes) for sizes in ((7, 30), (0, 9), (7, 30))), strict=True)
     arguments = (RELATIVE, list(calls), tmp_path / "kernels", TILES[RELATIVE], node.node_attributes)
     for answer, right in zip(interpreter.run(plugin_answers, *arguments), wanted, strict=True):
         # Somewhat more than twice what was measured, for values of about 4: 3.3e-3.
@@ -108,7 +124,7 @@ def test_a_plugin_gives_the_right_answers_with_memories_of_any_size(
 
 @pytest.mark.parametrize("layer", [CLIPPED_LAYER, Clipped(heads=1, dtype="float16")], ids=str)
 def test_a_plugin_gives_the_right_answers_by_distance(layer: Clipped, interpreter: Interpreter, tmp_path: Path) -> None:
-    arrays = [clipped_inputs(layer, mask(tokens, tokens, 20).numpy()) for tokens in (50, 31, 1, 50)]
+    arrays = [clipped_inputs(layer, mask(tokens, tokens, 20).numpy()) for tokens in (31, 1, 31)]
     calls = [{name: torch.from_numpy(array) for name, array in inputs.items()} for inputs in arrays]
     arguments = (CLIPPED, calls, tmp_path / "kernels", TILES[CLIPPED], layer.node_attributes)
     for inputs, answer in zip(arrays, interpreter.run(plugin_answers, *arguments), strict=True):

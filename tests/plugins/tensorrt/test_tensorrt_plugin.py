@@ -19,6 +19,7 @@ from hdplugins.kernels.attention_tiles import cubin_architecture
 from hdplugins.kernels.cuda_launch import LaunchError
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import take_plugin_errors
+from support.comparators import named_case
 from support.plugin_calls import (
     ADDRESSES,
     ATTRIBUTES,
@@ -105,45 +106,48 @@ def described(dtype: Any, layout: Any = trt.TensorFormat.LINEAR) -> Any:
     return tensor
 
 
-@pytest.mark.parametrize(
-    ("operator", "types", "takes"),
-    [
-        *(
-            (name, f"{own} {own} {own} INT32 {own}", True)
-            for name in (BLOCKS, CHUNKS, WINDOWS)
-            for own in ("HALF", "FLOAT", "BF16")
-        ),
-        *((LSH, f"{own} {own} INT32 FLOAT {own}", True) for own in ("HALF", "FLOAT", "BF16")),
-        *((RELATIVE, f"{own} {own} {own} INT32" + 5 * f" {own}", True) for own in ("HALF", "FLOAT", "BF16")),
-        (RELATIVE, "HALF HALF HALF INT32 HALF HALF HALF HALF", True),
-        *((CLIPPED, f"{own} {own} {own} BOOL {own} {own}", True) for own in ("HALF", "FLOAT", "BF16")),
-        (CLIPPED, "HALF HALF HALF BOOL HALF HALF HALF", True),
-        (CLIPPED, "HALF HALF HALF INT32 HALF HALF HALF", False),
-        (CLIPPED, "HALF HALF HALF BOOL FLOAT HALF HALF", False),
-        (CLIPPED, "HALF HALF HALF BOOL HALF FLOAT HALF", False),
-        (RELATIVE, "HALF HALF HALF INT32 FLOAT HALF HALF HALF", False),
-        (RELATIVE, "HALF HALF HALF INT64 HALF HALF HALF HALF", False),
-        (LSH, "HALF HALF INT32 HALF HALF", False),
-        (LSH, "HALF FLOAT INT32 FLOAT HALF", False),
-        (WINDOWS, "HALF HALF FLOAT INT32 HALF", False),
-        (WINDOWS, "HALF HALF HALF INT32 FLOAT", False),
-        (WINDOWS, "HALF HALF HALF HALF HALF", False),
-        (WINDOWS, "INT32 INT32 INT32 INT32 INT32", False),
-        (WINDOWS, "HALF HALF HALF INT64 HALF", False),
-        (BLOCKS, "HALF HALF HALF INT32 INT32 HALF", True),
-        (BLOCKS, "HALF HALF HALF INT32 INT32", False),
-        (BLOCKS, "HALF HALF HALF INT32 HALF HALF", False),
-        (BLOCKS, "HALF HALF HALF INT32 INT32 INT32", False),
-    ],
-)
-def test_states_and_result_are_of_one_type_and_other_inputs_of_theirs(operator: str, types: str, takes: bool) -> None:
+OWN_TYPES = {
+    **dict.fromkeys((BLOCKS, CHUNKS, WINDOWS), "{0} {0} {0} INT32 {0}"),
+    LSH: "{0} {0} INT32 FLOAT {0}",
+    RELATIVE: "{0} {0} {0} INT32 {0} {0} {0} {0} {0}",
+    CLIPPED: "{0} {0} {0} BOOL {0} {0}",
+}
+"""Operator -> the types of its inputs and its result, by that of its states."""
+
+OTHER_TYPES = [
+    (RELATIVE, "HALF HALF HALF INT32 HALF HALF HALF HALF", True),
+    (CLIPPED, "HALF HALF HALF BOOL HALF HALF HALF", True),
+    (CLIPPED, "HALF HALF HALF INT32 HALF HALF HALF", False),
+    (CLIPPED, "HALF HALF HALF BOOL FLOAT HALF HALF", False),
+    (CLIPPED, "HALF HALF HALF BOOL HALF FLOAT HALF", False),
+    (RELATIVE, "HALF HALF HALF INT32 FLOAT HALF HALF HALF", False),
+    (RELATIVE, "HALF HALF HALF INT64 HALF HALF HALF HALF", False),
+    (LSH, "HALF HALF INT32 HALF HALF", False),
+    (LSH, "HALF FLOAT INT32 FLOAT HALF", False),
+    (WINDOWS, "HALF HALF FLOAT INT32 HALF", False),
+    (WINDOWS, "HALF HALF HALF INT32 FLOAT", False),
+    (WINDOWS, "HALF HALF HALF HALF HALF", False),
+    (WINDOWS, "INT32 INT32 INT32 INT32 INT32", False),
+    (WINDOWS, "HALF HALF HALF INT64 HALF", False),
+    (BLOCKS, "HALF HALF HALF INT32 INT32 HALF", True),
+    (BLOCKS, "HALF HALF HALF INT32 INT32", False),
+    (BLOCKS, "HALF HALF HALF INT32 HALF HALF", False),
+    (BLOCKS, "HALF HALF HALF INT32 INT32 INT32", False),
+]
+"""Operator, types, and whether they fit."""
+
+
+@pytest.mark.parametrize("operator", ATTRIBUTES)
+def test_states_and_result_are_of_one_type_and_other_inputs_of_theirs(operator: str) -> None:
     plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
-    tensors = [described(getattr(trt.DataType, name)) for name in types.split()]
-    fits = [plugin.supports_format_combination(place, tensors, len(tensors) - 1) for place in range(len(tensors))]
-    assert all(fits) == takes
-    packed = [described(trt.DataType.HALF, trt.TensorFormat.HWC8), *tensors[1:]]
-    assert not plugin.supports_format_combination(0, packed, len(tensors) - 1)
-    assert plugin.get_output_data_types([tensor.desc.type for tensor in tensors]) == [tensors[0].desc.type]
+    cases = [(OWN_TYPES[operator].format(own), True) for own in ("HALF", "FLOAT", "BF16")]
+    for types, takes in [*cases, *(case for of_operator, *case in OTHER_TYPES if of_operator == operator)]:
+        tensors = [described(getattr(trt.DataType, name)) for name in types.split()]
+        fits = [plugin.supports_format_combination(place, tensors, len(tensors) - 1) for place in range(len(tensors))]
+        assert all(fits) == takes, types
+        packed = [described(trt.DataType.HALF, trt.TensorFormat.HWC8), *tensors[1:]]
+        assert not plugin.supports_format_combination(0, packed, len(tensors) - 1), types
+        assert plugin.get_output_data_types([tensor.desc.type for tensor in tensors]) == [tensors[0].desc.type], types
 
 
 def profiled(shapes: Sequence[Sequence[int]]) -> list[Any]:
@@ -318,14 +322,15 @@ def test_kernels_that_cannot_be_loaded_are_reported(
         run(plugin_of(trt, WINDOW, kernels))
 
 
-@pytest.mark.parametrize("place", range(6))
-def test_a_tensor_that_is_not_aligned_is_refused(place: int, kernels: Path) -> None:
+def test_a_tensor_that_is_not_aligned_is_refused(kernels: Path) -> None:
     attached = run(plugin_of(trt, WINDOW, kernels))
     described = tensor_descriptions(trt, shapes_of(SHAPE), "float16")
-    addresses = [*ADDRESSES, 0x5000, WORKSPACE]
-    addresses[place] += 8
-    with pytest.raises(LaunchError, match=r"got the address 0x\d008; it needs multiples of 16"):
-        attached.enqueue(described, described[:1], addresses[:4], addresses[4:5], addresses[5], STREAM)
+    for place in range(6):
+        addresses = [*ADDRESSES, 0x5000, WORKSPACE]
+        addresses[place] += 8
+        message = r"got the address 0x\d008; it needs multiples of 16"
+        with named_case(place), pytest.raises(LaunchError, match=message):
+            attached.enqueue(described, described[:1], addresses[:4], addresses[4:5], addresses[5], STREAM)
 
 
 def test_a_call_of_other_shapes_or_after_refused_ones_launches_nothing(kernels: Path) -> None:

@@ -21,6 +21,7 @@ from hdruntime.constants import TENSORRT_RTX_ARCHITECTURES, TENSORRT_RTX_ON_REQU
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.gpu.driver import Gpu, why_no_gpu
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
+from support.comparators import named_case
 
 NOWHERE = ThisMachine(gpu=None, driver=None, versions={})
 HOPPER = ThisMachine(
@@ -110,32 +111,31 @@ def with_engines(bundle: Bundle, *engines: EngineFile) -> Bundle:
 
 
 @pytest.mark.parametrize("engines", BUNDLED.values(), ids=BUNDLED)
-@pytest.mark.parametrize("architecture", GPUS)
-def test_following_the_advice_leads_to_a_backend_that_runs(
-    bundle_path: Path, architecture: str, engines: tuple[EngineFile, ...]
-) -> None:
-    gpu = Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
-    original = with_engines(open_bundle(bundle_path), *engines)
-    for chosen in itertools.chain.from_iterable(itertools.combinations(INSTALL, count) for count in range(5)):
-        for version, asked in itertools.product(("11.3.0", "11.4.0", "11.5.0"), INSTALL):
-            bundle = original
-            machine = ThisMachine(gpu=gpu, driver="580.65.06", versions=dict.fromkeys(chosen, version))
-            seen = []
-            backend = asked
-            while (refusal := choice.why_unavailable(bundle, backend, machine=machine)) is not None:
-                assert refusal not in seen, seen
-                seen.append(refusal)
-                ways = dict(re.findall(r"^  (\w+): (.+)$", refusal, re.MULTILINE))
-                if ways:
-                    assert not builds_for(choice._FLAVOUR[backend], architecture)
-                    name, advice = next(iter(ways.items()))
-                    backend = Backend(name)
-                    if advice == "runs here":
-                        continue
-                else:
-                    advice = re.search(r": ((?:pip|hdexport) .*)$", refusal, re.MULTILINE)[1]  # type: ignore[index]
-                bundle, machine = follow(advice, bundle, machine)
-            assert len(seen) <= 4
+def test_following_the_advice_leads_to_a_backend_that_runs(bundle_path: Path, engines: tuple[EngineFile, ...]) -> None:
+    for architecture in GPUS:
+        with named_case(architecture):
+            gpu = Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
+            original = with_engines(open_bundle(bundle_path), *engines)
+            for chosen in itertools.chain.from_iterable(itertools.combinations(INSTALL, count) for count in range(5)):
+                for version, asked in itertools.product(("11.3.0", "11.4.0", "11.5.0"), INSTALL):
+                    bundle = original
+                    machine = ThisMachine(gpu=gpu, driver="580.65.06", versions=dict.fromkeys(chosen, version))
+                    seen = []
+                    backend = asked
+                    while (refusal := choice.why_unavailable(bundle, backend, machine=machine)) is not None:
+                        assert refusal not in seen, seen
+                        seen.append(refusal)
+                        ways = dict(re.findall(r"^  (\w+): (.+)$", refusal, re.MULTILINE))
+                        if ways:
+                            assert not builds_for(choice._FLAVOUR[backend], architecture)
+                            name, advice = next(iter(ways.items()))
+                            backend = Backend(name)
+                            if advice == "runs here":
+                                continue
+                        else:
+                            advice = re.search(r": ((?:pip|hdexport) .*)$", refusal, re.MULTILINE)[1]  # type: ignore[index]
+                        bundle, machine = follow(advice, bundle, machine)
+                    assert len(seen) <= 4
 
 
 @pytest.mark.parametrize("backend", INSTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +32,7 @@ from hdruntime.errors import (
     OutOfMemoryError,
 )
 from hdruntime.session import Session
-from support.comparators import assert_close
-from support.made_once import made_once
+from support.comparators import assert_close, named_case
 from support.needs import needs_openvino, openvino_computes_bfloat16
 from support.resident_pages import resident_bytes_of
 
@@ -43,24 +44,10 @@ FLOAT32_ATOL = 2e-5
 """Measured: 3.8e-6, of values up to 3.5."""
 
 
-def build_tiny(directory: Path) -> None:
-    """A BERT of two layers, with both graphs for OpenVINO."""
-    from hdexport.build import BuildOptions, build
-    from hdexport.model.tasks import Task
-    from support.tiny_models import save_tiny_model
-
-    checkpoint = directory / "checkpoint"
-    save_tiny_model(checkpoint, "bert", Task.FEATURE_EXTRACTION)
-    build(
-        BuildOptions(
-            model=checkpoint, output=directory / "bundle", max_len=MAX_LEN, alpha=0.4, openvino=True, verify=None
-        )
-    )
-
-
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return open_bundle(made_once(tmp_path_factory, "openvino", build_tiny) / "bundle")
+def bundle(openvino_bundles: Callable[..., Any]) -> Bundle:
+    """A BERT of two layers, with both graphs for OpenVINO."""
+    return open_bundle(openvino_bundles("bert").path)
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +56,13 @@ def half_bundle(bundle: Bundle) -> Bundle:
     return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, dtype="bfloat16"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def session(bundle: Bundle) -> Iterator[Session]:
     with hdruntime.load(bundle, "openvino", threads=1) as opened:
         yield opened
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def reference(bundle: Bundle) -> Iterator[Session]:
     """ONNX Runtime, which is compared with PyTorch elsewhere."""
     with hdruntime.load(bundle, "onnxruntime", threads=1) as opened:
@@ -101,19 +88,17 @@ def mask_of(padding: str, rows: int, tokens: int) -> np.ndarray:
     return mask
 
 
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("padding", ["none", "right", "left", "holes", "all"])
-def test_every_length_and_mask_is_as_in_onnx_runtime(
-    session: Session, reference: Session, padding: str, rows: int
-) -> None:
-    for tokens in (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128, 129, MAX_LEN):
-        feeds = {"input_ids": ids_of(rows, tokens, tokens), "attention_mask": mask_of(padding, rows, tokens)}
-        got, expected = session(**feeds)[HIDDEN], reference(**feeds)[HIDDEN]
-        assert got.dtype == np.float32
-        real = feeds["attention_mask"] == 1
-        assert not got[~real].any()
-        if real.any():
-            assert_close(got[real], expected[real], atol=FLOAT32_ATOL)
+def test_every_length_and_mask_is_as_in_onnx_runtime(session: Session, reference: Session, padding: str) -> None:
+    for rows, tokens in itertools.product((1, 3), (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128, 129, MAX_LEN)):
+        with named_case(rows, tokens):
+            feeds = {"input_ids": ids_of(rows, tokens, tokens), "attention_mask": mask_of(padding, rows, tokens)}
+            got, expected = session(**feeds)[HIDDEN], reference(**feeds)[HIDDEN]
+            assert got.dtype == np.float32
+            real = feeds["attention_mask"] == 1
+            assert not got[~real].any()
+            if real.any():
+                assert_close(got[real], expected[real], atol=FLOAT32_ATOL)
 
 
 def test_a_text_of_one_token_changes_no_later_answer(session: Session, reference: Session) -> None:

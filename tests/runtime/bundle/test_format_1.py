@@ -18,6 +18,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError
+from support.comparators import named_case
 from support.format_1 import format_1_of
 from support.tiny_bundle import INPUTS
 
@@ -171,61 +172,60 @@ def test_block_sparse_attention_is_that_of_today(
     assert read(today, block_sparse=block_sparse) == today
 
 
-@pytest.mark.parametrize(
-    ("old", "message"),
-    [
-        ({"attention": {}}, r"manifest\.attention lists no operator"),
-        ({"attention": {"A": 0}}, r"manifest\.attention\['A'\] should be `int` >= 1, not 0"),
-        ({"attention": []}, r"manifest\.attention should be `object`, not \[\]"),
-        ({"windows": [-1]}, r"manifest\.windows\[0\] should be `int` >= 0, not -1"),
-        ({"windows": None}, r"manifest\.windows should be `array`, not null"),
-        ({"window": 5}, r"manifest\.window should be `object \| null`, not 5"),
-        ({"window": {**WINDOW, "tokens": 0}}, r"manifest\.window\.tokens should be `int` >= 1, not 0"),
-        ({"window": {"tokens": 1, "global_tokens": 0}}, r"manifest\.window\.dilation is missing"),
-        ({"window": {**WINDOW, "dilation": [1, 2]}}, r"manifest\.window\.dilation has 2 values for 4 heads"),
-        ({"window": {**WINDOW, "dilation": []}}, r"manifest\.window\.dilation has 0 values for 4 heads"),
-        ({"window": {**WINDOW, "dilation": [0]}}, r"manifest\.window\.dilation\[0\] should be `int` >= 1, not 0"),
-        *(
-            ({"block_sparse": {**BIGBIRD, **change}}, rf"manifest\.block_sparse\.{message}")
-            for change, message in (
-                ({"block_size": 0}, "block_size should be `int` >= 1"),
-                ({"kind": "spiral"}, "kind should be one of 'bigbird'"),
-                ({"kind": "etc"}, "mode should be none for etc, not hf_"),
-                ({"mode": "none"}, "mode should be hf_eval or table for bigbird"),
-                ({"last_block": "first"}, "last_block should be one of 'padded', 'row'"),
-                ({"dense_tokens": -1}, "dense_tokens should be `int` >= 0"),
-            )
-        ),
-        ({"global_attention": FIRST_TOKEN}, r"manifest\.global_attention needs an input global_attention_mask"),
-        ({"global_attention": {**QUESTION, "default": "all"}}, r"manifest\.global_attention\.default should be one of"),
-        ({"global_attention": {**QUESTION, "bound": 0}}, r"manifest\.global_attention\.bound should be `int` >= 1"),
-        ({"token_type_separator_id": -1}, r"manifest\.token_type_separator_id should be `int.*` >= 0, not -1"),
-        ({"num_heads": "4"}, r"manifest\.num_heads should be `int`, not \"4\""),
-        ({"model_type": None}, r"manifest\.model_type should be `str`, not null"),
-        ({"inputs": None}, r"manifest\.inputs should be `array`, not null"),
-        ({"inputs": []}, r"manifest\.inputs has 0 of the role ids; exactly one is needed"),
-        ({"max_len": 0}, r"manifest\.max_len should be `int` >= 1, not 0"),
-    ],
-)
-def test_what_is_wrong_in_an_old_key_is_named(manifest: Manifest, old: dict[str, Any], message: str) -> None:
-    with pytest.raises(BundleCorruptError, match=rf"^{message}(.|\n)*Rebuild or copy the bundle again\.") as e:
-        read(manifest, **old)
-    assert "inputs[" not in str(e.value)
+WRONG_OLD_KEYS = [
+    ({"attention": {}}, r"manifest\.attention lists no operator"),
+    ({"attention": {"A": 0}}, r"manifest\.attention\['A'\] should be `int` >= 1, not 0"),
+    ({"attention": []}, r"manifest\.attention should be `object`, not \[\]"),
+    ({"windows": [-1]}, r"manifest\.windows\[0\] should be `int` >= 0, not -1"),
+    ({"windows": None}, r"manifest\.windows should be `array`, not null"),
+    ({"window": 5}, r"manifest\.window should be `object \| null`, not 5"),
+    ({"window": {**WINDOW, "tokens": 0}}, r"manifest\.window\.tokens should be `int` >= 1, not 0"),
+    ({"window": {"tokens": 1, "global_tokens": 0}}, r"manifest\.window\.dilation is missing"),
+    ({"window": {**WINDOW, "dilation": [1, 2]}}, r"manifest\.window\.dilation has 2 values for 4 heads"),
+    ({"window": {**WINDOW, "dilation": []}}, r"manifest\.window\.dilation has 0 values for 4 heads"),
+    ({"window": {**WINDOW, "dilation": [0]}}, r"manifest\.window\.dilation\[0\] should be `int` >= 1, not 0"),
+    *(
+        ({"block_sparse": {**BIGBIRD, **change}}, rf"manifest\.block_sparse\.{message}")
+        for change, message in (
+            ({"block_size": 0}, "block_size should be `int` >= 1"),
+            ({"kind": "spiral"}, "kind should be one of 'bigbird'"),
+            ({"kind": "etc"}, "mode should be none for etc, not hf_"),
+            ({"mode": "none"}, "mode should be hf_eval or table for bigbird"),
+            ({"last_block": "first"}, "last_block should be one of 'padded', 'row'"),
+            ({"dense_tokens": -1}, "dense_tokens should be `int` >= 0"),
+        )
+    ),
+    ({"global_attention": FIRST_TOKEN}, r"manifest\.global_attention needs an input global_attention_mask"),
+    ({"global_attention": {**QUESTION, "default": "all"}}, r"manifest\.global_attention\.default should be one of"),
+    ({"global_attention": {**QUESTION, "bound": 0}}, r"manifest\.global_attention\.bound should be `int` >= 1"),
+    ({"token_type_separator_id": -1}, r"manifest\.token_type_separator_id should be `int.*` >= 0, not -1"),
+    ({"num_heads": "4"}, r"manifest\.num_heads should be `int`, not \"4\""),
+    ({"model_type": None}, r"manifest\.model_type should be `str`, not null"),
+    ({"inputs": None}, r"manifest\.inputs should be `array`, not null"),
+    ({"inputs": []}, r"manifest\.inputs has 0 of the role ids; exactly one is needed"),
+    ({"max_len": 0}, r"manifest\.max_len should be `int` >= 1, not 0"),
+]
 
 
-@pytest.mark.parametrize(
-    ("key", "old"),
-    [
-        *((key, {}) for key in ("attention", "inputs", "num_heads", "model_type", "max_len", "tokenizer")),
-        ("global_attention", {}),
-    ],
-)
-def test_a_key_that_an_old_manifest_lacks_is_named(manifest: Manifest, key: str, old: dict[str, Any]) -> None:
-    marked = dataclasses.replace(manifest, inputs=(*INPUTS[:2], marks(Fill.FIRST_TOKEN, None, 1)))
-    values = format_1_of(json.loads(json_from_manifest(marked)), global_attention=FIRST_TOKEN)
-    del values[key]
-    with pytest.raises(BundleCorruptError, match=rf"manifest\.{key} is "):
-        manifest_from_json(json.dumps(values))
+def test_what_is_wrong_in_an_old_key_is_named(manifest: Manifest) -> None:
+    for old, message in WRONG_OLD_KEYS:
+        with named_case(message):
+            with pytest.raises(BundleCorruptError, match=rf"^{message}(.|\n)*Rebuild or copy the bundle again\.") as e:
+                read(manifest, **old)
+            assert "inputs[" not in str(e.value)
+
+
+LACKING = ("attention", "inputs", "num_heads", "model_type", "max_len", "tokenizer", "global_attention")
+
+
+def test_a_key_that_an_old_manifest_lacks_is_named(manifest: Manifest) -> None:
+    for key in LACKING:
+        with named_case(key):
+            marked = dataclasses.replace(manifest, inputs=(*INPUTS[:2], marks(Fill.FIRST_TOKEN, None, 1)))
+            values = format_1_of(json.loads(json_from_manifest(marked)), global_attention=FIRST_TOKEN)
+            del values[key]
+            with pytest.raises(BundleCorruptError, match=rf"manifest\.{key} is "):
+                manifest_from_json(json.dumps(values))
 
 
 @pytest.mark.parametrize("global_attention", [{**FIRST_TOKEN, "separator_id": 3}, {**QUESTION, "separator_id": None}])

@@ -12,6 +12,7 @@ from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, 
 from hdruntime.bundle.manifest_json import json_from_manifest, manifest_from_json
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError
+from support.comparators import named_case
 from support.tiny_bundle import INPUTS
 
 IDS, MASK, TYPES = INPUTS
@@ -38,20 +39,21 @@ def read(manifest: Manifest, *inputs: InputSpec, outputs: tuple[TensorSpec, ...]
     return found
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        (),
-        (TYPES,),
-        (dataclasses.replace(TYPES, default=AFTER),),
-        *((dataclasses.replace(MARKS, default=default),) for default in (REQUIRED, ZEROS, FIRST_TOKEN, UNTIL)),
-        (dataclasses.replace(MARKS, bound=None),),
-        (dataclasses.replace(MARKS, name="global_attention_mask"), TYPES),
-    ],
-)
-def test_inputs_that_agree_are_read_as_written(manifest: Manifest, more: tuple[InputSpec, ...]) -> None:
-    found = read(manifest, IDS, MASK, *more)
-    assert (found.ids, found.mask) == ("input_ids", "attention_mask")
+AGREEING = [
+    (),
+    (TYPES,),
+    (dataclasses.replace(TYPES, default=AFTER),),
+    *((dataclasses.replace(MARKS, default=default),) for default in (REQUIRED, ZEROS, FIRST_TOKEN, UNTIL)),
+    (dataclasses.replace(MARKS, bound=None),),
+    (dataclasses.replace(MARKS, name="global_attention_mask"), TYPES),
+]
+
+
+def test_inputs_that_agree_are_read_as_written(manifest: Manifest) -> None:
+    for more in AGREEING:
+        with named_case(more):
+            found = read(manifest, IDS, MASK, *more)
+            assert (found.ids, found.mask) == ("input_ids", "attention_mask")
 
 
 def test_inputs_are_known_by_their_roles_not_their_names_or_places(manifest: Manifest) -> None:
@@ -88,28 +90,27 @@ def refused(manifest: Manifest, inputs: Sequence[InputSpec], message: str, *outp
         read(manifest, *inputs, outputs=outputs)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ((), "inputs has 0 of the role ids; exactly one is needed"),
-        ((MASK,), "inputs has 0 of the role ids; exactly one is needed"),
-        ((IDS,), "inputs has 0 of the role mask; exactly one is needed"),
-        *(
-            ((IDS, MASK, other, dataclasses.replace(spec, name="b")), f"inputs has 2 of the role {message}")
-            for spec, other, message in (
-                (IDS, TYPES, "ids; exactly one is needed"),
-                (MASK, TYPES, "mask; exactly one is needed"),
-                (TYPES, TYPES, "token_types; at most one is allowed"),
-                (MARKS, MARKS, "marks; at most one is allowed"),
-            )
-        ),
-        ((IDS, MASK, dataclasses.replace(MARKS, name="input_ids")), "inputs has 2 of input_ids"),
-    ],
-)
-def test_a_role_that_is_missing_or_there_twice_is_named(
-    manifest: Manifest, inputs: tuple[InputSpec, ...], message: str
-) -> None:
-    refused(manifest, inputs, message)
+WRONG_ROLES = [
+    ((), "inputs has 0 of the role ids; exactly one is needed"),
+    ((MASK,), "inputs has 0 of the role ids; exactly one is needed"),
+    ((IDS,), "inputs has 0 of the role mask; exactly one is needed"),
+    *(
+        ((IDS, MASK, other, dataclasses.replace(spec, name="b")), f"inputs has 2 of the role {message}")
+        for spec, other, message in (
+            (IDS, TYPES, "ids; exactly one is needed"),
+            (MASK, TYPES, "mask; exactly one is needed"),
+            (TYPES, TYPES, "token_types; at most one is allowed"),
+            (MARKS, MARKS, "marks; at most one is allowed"),
+        )
+    ),
+    ((IDS, MASK, dataclasses.replace(MARKS, name="input_ids")), "inputs has 2 of input_ids"),
+]
+
+
+def test_a_role_that_is_missing_or_there_twice_is_named(manifest: Manifest) -> None:
+    for inputs, message in WRONG_ROLES:
+        with named_case(message):
+            refused(manifest, inputs, message)
 
 
 ALL = [REQUIRED, ZEROS, ONES, FIRST_TOKEN, UNTIL, AFTER]
@@ -122,14 +123,18 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("spec", "default"),
-    [(spec, default) for spec, (right, _) in RIGHT.items() for default in ALL if default not in right],
-    ids=lambda value: value.role.value if isinstance(value, InputSpec) else value.fill.value,
-)
-def test_a_default_of_another_role_is_refused(manifest: Manifest, spec: InputSpec, default: Default) -> None:
-    message = rf"{{last}}\.default\.fill should be {RIGHT[spec][1]} for {spec.role.value}, not {default.fill.value}"
-    refused(manifest, with_one(spec, default=default), message, FED)
+DEFAULTS_OF_OTHER_ROLES = [
+    (spec, default) for spec, (right, _) in RIGHT.items() for default in ALL if default not in right
+]
+
+
+def test_a_default_of_another_role_is_refused(manifest: Manifest) -> None:
+    for spec, default in DEFAULTS_OF_OTHER_ROLES:
+        with named_case(spec.role, default.fill):
+            message = (
+                rf"{{last}}\.default\.fill should be {RIGHT[spec][1]} for {spec.role.value}, not {default.fill.value}"
+            )
+            refused(manifest, with_one(spec, default=default), message, FED)
 
 
 @pytest.mark.parametrize(
@@ -173,54 +178,52 @@ OF_ONE_ROLE = [
 """Role, what only inputs of that role may be, what is said of others."""
 
 
-@pytest.mark.parametrize(
-    ("spec", "changes", "message"),
-    [
-        (spec, changes, message)
-        for spec in (IDS, MASK, TYPES, MARKS, MEMORY)
-        for role, changes, message in OF_ONE_ROLE
-        if spec.role is not role
-    ],
-)
-def test_what_only_one_role_has_is_refused_in_others(
-    manifest: Manifest, spec: InputSpec, changes: dict, message: str
-) -> None:
-    refused(manifest, with_one(spec, **changes), "{last}" + message, FED)
+OF_OTHER_ROLES = [
+    (spec, changes, message)
+    for spec in (IDS, MASK, TYPES, MARKS, MEMORY)
+    for role, changes, message in OF_ONE_ROLE
+    if spec.role is not role
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        *(
-            (
-                changes,
-                rf"{{last}} should be float32 \[batch, \.\.\.\] or \[batch, memory, \.\.\.\] with sizes, not {found}",
-            )
-            for changes, found in (
-                ({"dtype": "int64"}, r"int64 \[batch, 1, 4, 4\]"),
-                ({"shape": ("batch", "tokens", 4)}, r"float32 \[batch, tokens, 4\]"),
-                ({"shape": ("batch", "slots")}, r"float32 \[batch, slots\]"),
-                ({"shape": (1, 4, 4)}, r"float32 \[1, 4, 4\]"),
-                ({"shape": ()}, r"float32 \[\]"),
-            )
-        ),
+def test_what_only_one_role_has_is_refused_in_others(manifest: Manifest) -> None:
+    for spec, changes, message in OF_OTHER_ROLES:
+        with named_case(spec.role, message):
+            refused(manifest, with_one(spec, **changes), "{last}" + message, FED)
+
+
+WRONG_MEMORIES = [
+    *(
         (
-            {"shape": ("batch", "memory", 4)},
-            r"{last}\.bound is None; a memory of tokens needs the most that it may have",
-        ),
-        (
-            {"bound": 4},
-            r"{last}\.bound is 4; only marks, memories of tokens, and memories that count them have a bound",
-        ),
-        ({"fed_from": None}, r"{last}\.fed_from is None; a memory needs the name of an output"),
-        ({"fed_from": "right"}, r"{last} is float32 \[batch, 1, 4, 4\], fed from the output right, but there is none"),
-        (
-            {"shape": ("batch", 4, 1, 4)},
-            r"{last} is float32 \[batch, 4, 1, 4\], fed from the output left, but that is float32 \[batch, 1, 4, 4\]",
-        ),
-    ],
-)
-def test_a_memory_is_float32_of_sizes_and_an_output_of_its_shape(
-    manifest: Manifest, changes: dict, message: str
-) -> None:
-    refused(manifest, [IDS, MASK, dataclasses.replace(MEMORY, **changes)], message, FED)
+            changes,
+            rf"{{last}} should be float32 \[batch, \.\.\.\] or \[batch, memory, \.\.\.\] with sizes, not {found}",
+        )
+        for changes, found in (
+            ({"dtype": "int64"}, r"int64 \[batch, 1, 4, 4\]"),
+            ({"shape": ("batch", "tokens", 4)}, r"float32 \[batch, tokens, 4\]"),
+            ({"shape": ("batch", "slots")}, r"float32 \[batch, slots\]"),
+            ({"shape": (1, 4, 4)}, r"float32 \[1, 4, 4\]"),
+            ({"shape": ()}, r"float32 \[\]"),
+        )
+    ),
+    (
+        {"shape": ("batch", "memory", 4)},
+        r"{last}\.bound is None; a memory of tokens needs the most that it may have",
+    ),
+    (
+        {"bound": 4},
+        r"{last}\.bound is 4; only marks, memories of tokens, and memories that count them have a bound",
+    ),
+    ({"fed_from": None}, r"{last}\.fed_from is None; a memory needs the name of an output"),
+    ({"fed_from": "right"}, r"{last} is float32 \[batch, 1, 4, 4\], fed from the output right, but there is none"),
+    (
+        {"shape": ("batch", 4, 1, 4)},
+        r"{last} is float32 \[batch, 4, 1, 4\], fed from the output left, but that is float32 \[batch, 1, 4, 4\]",
+    ),
+]
+
+
+def test_a_memory_is_float32_of_sizes_and_an_output_of_its_shape(manifest: Manifest) -> None:
+    for changes, message in WRONG_MEMORIES:
+        with named_case(message):
+            refused(manifest, [IDS, MASK, dataclasses.replace(MEMORY, **changes)], message, FED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.inference.scheduling import PaddingCount
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
 from support.job_runs import embeddings, random_texts, read, run, write_rows
 
 HIDDEN = "last_hidden_state"
@@ -133,13 +134,11 @@ def test_a_batch_that_is_cut_to_its_rows_would_be_noticed(new_bundle: BundleMake
     assert np.abs(wrong[1] - expected[1]).max() > 0.01
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 40, None])
-@pytest.mark.parametrize("seed", range(3))
-def test_texts_answer_as_they_do_alone(
-    padding_session: Session, model: Model, seed: int, batch_tokens: int | None
-) -> None:
-    given = encodings(np.random.default_rng(seed).integers(1, 17, 50).tolist())
-    assert_as_alone(given, padding_session.infer(given, batch_tokens=batch_tokens), model)
+def test_texts_answer_as_they_do_alone(padding_session: Session, model: Model) -> None:
+    for batch_tokens, seed in itertools.product([1, 40, None], range(3)):
+        with named_case(batch_tokens, seed):
+            given = encodings(np.random.default_rng(seed).integers(1, 17, 50).tolist())
+            assert_as_alone(given, padding_session.infer(given, batch_tokens=batch_tokens), model)
 
 
 def test_texts_of_one_limit_share_a_batch_and_its_padding_is_counted(padding_session: Session) -> None:

@@ -16,6 +16,7 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError
 from hdruntime.gpu.driver import Gpu, why_no_gpu
+from support.comparators import named_case
 
 ENGINE = EngineFile(
     file="engines/tensorrt_rtx.engine",
@@ -62,27 +63,26 @@ def test_each_difference_is_named(change: dict[str, object], reason: str) -> Non
     assert differences(ENGINE, Backend.TENSORRT_RTX, machine) == (reason,)
 
 
-@pytest.mark.parametrize(
-    ("version_compatible", "backend", "here", "runs"),
-    [
-        (False, Backend.TENSORRT, "11.4.0.106", True),
-        (False, Backend.TENSORRT, "11.10.0.1", False),
-        (True, Backend.TENSORRT, "11.10.0.1", True),
-        (True, Backend.TENSORRT, "11.3.9.9", False),
-        (False, Backend.TENSORRT_LEAN, "11.4.0.106", False),
-        (True, Backend.TENSORRT_LEAN, "11.4.0.106", True),
-        (True, Backend.TENSORRT_LEAN, "12.0.0.1", True),
-        (True, Backend.TENSORRT_LEAN, "11.3.0.1", False),
-    ],
-)
-def test_a_version_compatible_engine_runs_on_later_versions_and_the_lean_runtime(
-    version_compatible: bool, backend: Backend, here: str, runs: bool
-) -> None:
-    engine = dataclasses.replace(
-        ENGINE, flavour="tensorrt", version="11.4.0.106", version_compatible=version_compatible
-    )
-    machine = dataclasses.replace(MACHINE, versions={backend: here})
-    assert (differences(engine, backend, machine) == ()) is runs
+VERSIONS = [
+    (False, Backend.TENSORRT, "11.4.0.106", True),
+    (False, Backend.TENSORRT, "11.10.0.1", False),
+    (True, Backend.TENSORRT, "11.10.0.1", True),
+    (True, Backend.TENSORRT, "11.3.9.9", False),
+    (False, Backend.TENSORRT_LEAN, "11.4.0.106", False),
+    (True, Backend.TENSORRT_LEAN, "11.4.0.106", True),
+    (True, Backend.TENSORRT_LEAN, "12.0.0.1", True),
+    (True, Backend.TENSORRT_LEAN, "11.3.0.1", False),
+]
+
+
+def test_a_version_compatible_engine_runs_on_later_versions_and_the_lean_runtime() -> None:
+    for version_compatible, backend, here, runs in VERSIONS:
+        with named_case(version_compatible, backend, here, runs):
+            engine = dataclasses.replace(
+                ENGINE, flavour="tensorrt", version="11.4.0.106", version_compatible=version_compatible
+            )
+            machine = dataclasses.replace(MACHINE, versions={backend: here})
+            assert (differences(engine, backend, machine) == ()) is runs
 
 
 @pytest.mark.parametrize(

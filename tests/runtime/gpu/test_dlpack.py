@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import sys
 import weakref
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from hdruntime.gpu import dlpack
 from hdruntime.gpu.dlpack import CPU, DlTensor, capsule_of, open_capsule
+from support.comparators import named_case
 
 
 class Exporter:
@@ -33,14 +35,16 @@ class Exporter:
         return capsule_of(tensor, self)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64, np.uint8])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 5)])
-def test_numpy_reads_our_capsules(shape: tuple[int, ...], dtype: type) -> None:
-    values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    read = np.from_dlpack(Exporter(values))
-    assert read.dtype == dtype
-    np.testing.assert_array_equal(read, values)
-    assert read.ctypes.data == values.ctypes.data
+def test_numpy_reads_our_capsules() -> None:
+    for dtype, shape in itertools.product(
+        [np.float32, np.float64, np.int32, np.int64, np.uint8], [(), (3,), (2, 3), (2, 1, 5)]
+    ):
+        with named_case(dtype, shape):
+            values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+            read = np.from_dlpack(Exporter(values))
+            assert read.dtype == dtype
+            np.testing.assert_array_equal(read, values)
+            assert read.ctypes.data == values.ctypes.data
 
 
 def test_strides_are_kept() -> None:

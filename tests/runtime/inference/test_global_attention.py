@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +20,8 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
 from hdruntime.session import Session
+from support.commands import run_here
+from support.comparators import named_case
 from support.onnx_models import parsed_model
 
 PADDING, SEPARATOR = 0, 3
@@ -143,22 +143,24 @@ def test_marks_on_padding_do_not_count(marking: Sessions) -> None:
         session(input_ids=[[4] * 8], global_attention_mask=[[1] * 5 + [0] * 3])
 
 
-@pytest.mark.parametrize(
-    ("marks", "message"),
-    [
-        ([[0] * 6, [1] * 5 + [0]], r"row 1 marks 5 tokens as global; this bundle accepts 4\.\nMark fewer, or rebuild "
-         r"with --max-global 5\."),
-        ([[0, 2, 0, 0, 0, 0]] * 2, r"global_attention_mask\[0, 1\] is 2; it must be 1 for global tokens and 0"),
-        ([[-1] * 6] * 2, r"global_attention_mask\[0, 0\] is -1"),
-        ([[0.5] * 6] * 2, "global_attention_mask is of type float64"),
-        ([[1, 0]] * 2, r"global_attention_mask has shape \[2, 2\], but input_ids \[2, 6\]"),
-        ([1, 0, 0, 0, 0, 0], r"global_attention_mask has shape \[6\]"),
-    ],
-    ids=["too many", "two", "negative", "a number with a fraction", "too short", "one row"],
-)  # fmt: skip
-def test_invalid_marks_are_refused(marking: Sessions, marks: list, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        marking(FIRST_TOKEN)(input_ids=[[4] * 6] * 2, global_attention_mask=marks)
+INVALID_MARKS = [
+    (
+        [[0] * 6, [1] * 5 + [0]],
+        r"row 1 marks 5 tokens as global; this bundle accepts 4\.\nMark fewer, or rebuild "
+        r"with --max-global 5\.",
+    ),
+    ([[0, 2, 0, 0, 0, 0]] * 2, r"global_attention_mask\[0, 1\] is 2; it must be 1 for global tokens and 0"),
+    ([[-1] * 6] * 2, r"global_attention_mask\[0, 0\] is -1"),
+    ([[0.5] * 6] * 2, "global_attention_mask is of type float64"),
+    ([[1, 0]] * 2, r"global_attention_mask has shape \[2, 2\], but input_ids \[2, 6\]"),
+    ([1, 0, 0, 0, 0, 0], r"global_attention_mask has shape \[6\]"),
+]
+
+
+def test_invalid_marks_are_refused(marking: Sessions) -> None:
+    for marks, message in INVALID_MARKS:
+        with named_case(message), pytest.raises(InputError, match=message):
+            marking(FIRST_TOKEN)(input_ids=[[4] * 6] * 2, global_attention_mask=marks)
 
 
 @pytest.mark.parametrize(
@@ -225,8 +227,7 @@ def test_a_job_marks_questions_and_continues_after_one_that_is_too_long(
     rows.write_text("".join(json.dumps({"q": question, "c": context}) + "\n" for question, context in pairs))
     output = tmp_path / "out.jsonl"
     command = ["run", marking_bundle(QUESTION), rows, "-o", output, "--text-column", "q", "--text-pair-column", "c"]
-    hdexport = Path(sys.executable).with_name("hdexport")
-    done = subprocess.run([hdexport, *command], capture_output=True, text=True, timeout=60)
+    done = run_here(*command)
     assert done.returncode == 2, done.stderr
     results = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["error"] for row in results] == [

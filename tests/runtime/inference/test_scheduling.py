@@ -26,6 +26,7 @@ from hdruntime.inference.memory_limits import MemoryLimits
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler
 from hdruntime.session import Session
 from hdruntime.text.tokenization import Encoding
+from support.comparators import named_case
 
 OUTPUT = "last_hidden_state"
 Ids = Sequence[Sequence[int]]
@@ -190,16 +191,25 @@ def test_a_limit_applies_to_rows_of_similar_lengths() -> None:
     assert runner.shapes == [(3, 9), (3, 9), (3, 9), (7, 8)]
 
 
-@pytest.mark.parametrize(
-    ("failures", "tokens", "rows"),
-    [([], 100, sys.maxsize), ([(8, 128)], 128, 4), ([(8, 128)], 65, 7), ([(8, 128)], 64, sys.maxsize),
-     ([(8, 128)], 129, sys.maxsize), ([(8, 128), (4, 100)], 100, 2), ([(2, 70), (8, 128)], 70, 1), ([(1, 9)], 9, 1)],
-)  # fmt: skip
-def test_a_limit_holds_between_powers_of_two(failures: list[tuple[int, int]], tokens: int, rows: int) -> None:
-    limits = MemoryLimits()
-    for failure in failures:
-        limits.halve(*failure)
-    assert limits.most_rows(tokens) == rows
+LIMITS = [
+    ([], 100, sys.maxsize),
+    ([(8, 128)], 128, 4),
+    ([(8, 128)], 65, 7),
+    ([(8, 128)], 64, sys.maxsize),
+    ([(8, 128)], 129, sys.maxsize),
+    ([(8, 128), (4, 100)], 100, 2),
+    ([(2, 70), (8, 128)], 70, 1),
+    ([(1, 9)], 9, 1),
+]
+
+
+def test_a_limit_holds_between_powers_of_two() -> None:
+    for failures, tokens, rows in LIMITS:
+        with named_case(failures, tokens, rows):
+            limits = MemoryLimits()
+            for failure in failures:
+                limits.halve(*failure)
+            assert limits.most_rows(tokens) == rows
 
 
 @pytest.mark.parametrize("fails_late", [False, True])

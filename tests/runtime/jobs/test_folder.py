@@ -123,7 +123,7 @@ def test_a_job_killed_at_any_step_continues_and_writes_the_same_bytes(
     output = tmp_path / f"out{ending}"
     command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(bundle_path), str(inputs), str(output), dtype]
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": paths})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     steps = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert len(steps) > 40

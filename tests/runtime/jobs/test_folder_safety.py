@@ -53,10 +53,14 @@ def stopped_job(bundle: Bundle, rows: Path, output: Path) -> None:
         run_words(bundle, [rows], output, on_progress=stop_at(20))
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-@pytest.mark.parametrize("name", [*FILES, *PARTIAL])
-@pytest.mark.parametrize("unfinished", [False, True], ids=["new", "unfinished"])
-@pytest.mark.parametrize("make_link", [Path.symlink_to, Path.hardlink_to], ids=["link", "hard link"])
+@pytest.mark.parametrize(
+    ("name", "unfinished", "make_link", "ending"),
+    [
+        (name, unfinished, (Path.symlink_to, Path.hardlink_to)[(place + unfinished) % 2], ("jsonl", "parquet")[which])
+        for place, name in enumerate([*FILES, *PARTIAL])
+        for which, unfinished in enumerate([place % 4 < 2, place % 4 >= 2])
+    ],
+)
 def test_targets_of_links_in_the_folder_are_not_touched(
     bundle: Bundle,
     rows: Path,
@@ -160,14 +164,20 @@ def exchange(path: Path) -> None:
     copy.rename(path)
 
 
-@pytest.mark.parametrize("commits", ["every", "last"])
-@pytest.mark.parametrize("change", [remove, move, exchange])
+REMOVED = {
+    "": r"\.out\.jsonl\.job, where the job keeps what is done, was removed or replaced while it ran",
+    "results": r"job/results, which the job writes, was removed or replaced while it ran",
+    "lock": r"job/lock was removed while the job ran: another job may be writing there",
+}
+"""What is removed of the folder -> what the job says."""
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "change", "commits"),
     [
-        ("", r"\.out\.jsonl\.job, where the job keeps what is done, was removed or replaced while it ran"),
-        ("results", r"job/results, which the job writes, was removed or replaced while it ran"),
-        ("lock", r"job/lock was removed while the job ran: another job may be writing there"),
+        (name, change, ("every", "last")[(row + column) % 2])
+        for row, name in enumerate(REMOVED)
+        for column, change in enumerate((remove, move, exchange))
     ],
 )
 def test_a_removal_while_a_job_runs_is_detected(
@@ -177,14 +187,13 @@ def test_a_removal_while_a_job_runs_is_detected(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    message: str,
     change: Callable[[Path], None],
     commits: str,
 ) -> None:
     monkeypatch.setattr(job_folder, "_COMMIT_SECONDS", 0 if commits == "every" else 10**6)
     monkeypatch.setattr(job_folder, "_COMMIT_SHARE", 0)
     output = tmp_path / "out.jsonl"
-    with pytest.raises(HdexportError, match=message):
+    with pytest.raises(HdexportError, match=REMOVED[name]):
         run_words(bundle, [rows], output, on_progress=at_rows(20, lambda: change(folder / name)))
     assert not output.exists()
     # What is said to be kept is there.
@@ -224,10 +233,14 @@ def test_results_removed_before_the_output_is_made_are_detected(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "target"),
-    [("a named pipe", None), ("a socket", None), ("a device", "/dev/null"), ("a device", "/dev/full")],
+    ("kind", "target", "force"),
+    [
+        ("a named pipe", None, True),
+        ("a socket", None, False),
+        ("a device", "/dev/null", True),
+        ("a device", "/dev/full", False),
+    ],
 )
 def test_an_output_that_is_not_a_file_is_refused_and_stays(
     bundle: Bundle, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, target: str, force: bool

@@ -120,7 +120,15 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        *((".jsonl", name) for name in CHANGES),
+        *((".txt", name) for name in ("truncated", "set back")),
+        *((".parquet", name) for name in ("truncated", "set back", "replaced")),
+    ],
+    indirect=["rows"],
+)
 def test_an_input_that_changes_ends_the_job_and_kept_rows_are_of_the_old_content(
     bundle: Bundle, rows: Path, tmp_path: Path, name: str
 ) -> None:
@@ -199,7 +207,11 @@ def copy_over(path: Path) -> None:
     shutil.copy2(path, path.with_name("new")).replace(path)
 
 
-@pytest.mark.parametrize("change", [lambda path: path.chmod(0o600), make_another_name, copy_over])
+@pytest.mark.parametrize(
+    ("rows", "change"),
+    [(".jsonl", lambda path: path.chmod(0o600)), (".txt", make_another_name), (".parquet", copy_over)],
+    indirect=["rows"],
+)
 def test_a_file_that_was_only_touched_or_copied_is_the_same(
     bundle: Bundle, rows: Path, tmp_path: Path, change: Change
 ) -> None:
@@ -225,8 +237,7 @@ def test_a_file_that_was_touched_is_compared_once_more_at_its_end(
         run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=change)
 
 
-@pytest.mark.parametrize("at_rows", [100, 1000, 1400])
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(("index", "at_rows"), [(0, 100), (0, 1400), (1, 1000), (1, 1400)])
 def test_of_several_inputs_each_is_watched_to_the_end(bundle: Bundle, tmp_path: Path, index: int, at_rows: int) -> None:
     """A file that is cut where a window ends looks as if it had ended there."""
     files = [write_input(tmp_path / f"in{number}.jsonl", rows=1000) for number in range(2)]

@@ -24,6 +24,7 @@ from hdruntime.jobs.input_search import find_inputs, resolved_columns
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns, Row
+from support.comparators import named_case
 from support.job_runs import read, run_words, stop_at, write_rows
 
 KEYED = Columns(id="key")
@@ -69,15 +70,16 @@ def write(path: Path, texts: list[str] = TEXTS) -> Path:
     return path
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_every_format_gives_the_same_rows_and_continues_after_any_of_them(tmp_path: Path, ending: str) -> None:
-    files = find_inputs([write(tmp_path / f"a{ending}")], columns=KEYED)
-    rows = list(read_rows(files, columns=KEYED))
-    assert rows == [Row(id=f"k{number}", text=text) for number, text in enumerate(TEXTS)]
-    for row in rows:
-        rest = list(read_rows(files, columns=KEYED, start=row.end))
-        assert rest == rows[row.end.row :]
-        assert [each.end for each in rest] == [each.end for each in rows[row.end.row :]]
+def test_every_format_gives_the_same_rows_and_continues_after_any_of_them(tmp_path: Path) -> None:
+    for ending in ENDINGS:
+        with named_case(ending):
+            files = find_inputs([write(tmp_path / f"a{ending}")], columns=KEYED)
+            rows = list(read_rows(files, columns=KEYED))
+            assert rows == [Row(id=f"k{number}", text=text) for number, text in enumerate(TEXTS)]
+            for row in rows:
+                rest = list(read_rows(files, columns=KEYED, start=row.end))
+                assert rest == rows[row.end.row :]
+                assert [each.end for each in rest] == [each.end for each in rows[row.end.row :]]
 
 
 @pytest.mark.parametrize(
@@ -116,22 +118,21 @@ def test_an_unclosed_quotation_mark_affects_only_the_maximum_length_of_a_line(
     assert [row.text for row in rest[-70:]] == ["row"] * 70
 
 
+MISSING_COLUMNS = [
+    (Columns(text="body"), "--text-column"),
+    (Columns(text_pair="body"), "--text-pair-column"),
+    (Columns(id="body"), "--id-column"),
+    (Columns(keep=("body",)), "--keep-columns"),
+]
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.jsonl.gz", "a.parquet"])
-@pytest.mark.parametrize(
-    ("columns", "option"),
-    [
-        (Columns(text="body"), "--text-column"),
-        (Columns(text_pair="body"), "--text-pair-column"),
-        (Columns(id="body"), "--id-column"),
-        (Columns(keep=("body",)), "--keep-columns"),
-    ],
-)
-def test_a_missing_column_is_refused_with_a_list_of_columns(
-    tmp_path: Path, name: str, columns: Columns, option: str
-) -> None:
-    message = rf"{name} has no column 'body'; its columns are key, text\.\nName one of them with {option}\."
-    with pytest.raises(InputError, match=message):
-        find_inputs([write(tmp_path / name)], columns=columns)
+def test_a_missing_column_is_refused_with_a_list_of_columns(tmp_path: Path, name: str) -> None:
+    for columns, option in MISSING_COLUMNS:
+        with named_case(option):
+            message = rf"{name} has no column 'body'; its columns are key, text\.\nName one of them with {option}\."
+            with pytest.raises(InputError, match=message):
+                find_inputs([write(tmp_path / name)], columns=columns)
 
 
 def test_a_column_that_some_of_the_first_rows_lack_is_there(tmp_path: Path) -> None:

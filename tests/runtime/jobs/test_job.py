@@ -34,9 +34,10 @@ from support.job_runs import (
 BundleMaker = Callable[..., Path]
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("window_rows", [1, 64, 4096])
-@pytest.mark.parametrize("batch_tokens", [1, 40, None])
+@pytest.mark.parametrize(
+    ("ending", "window_rows", "batch_tokens"),
+    [(".jsonl", 1, 40), (".jsonl", 64, 1), (".jsonl", 4096, None), (".parquet", 1, None), (".parquet", 64, 40)],
+)
 def test_every_row_gets_its_own_embedding_in_order(
     bundle_path: Path,
     tmp_path: Path,

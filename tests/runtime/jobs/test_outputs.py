@@ -149,11 +149,18 @@ def matrix_of(path: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("ending", "dtype"),
-    [("parquet", dtype) for dtype in EmbeddingPrecision]
-    + [(ending, EmbeddingPrecision(dtype)) for ending in ("jsonl", "npy", "npz") for dtype in ("float16", "int8")],
+    ("ending", "dtype", "normalize", "dimensions"),
+    [
+        *(("parquet", dtype, True, 3) for dtype in EmbeddingPrecision),
+        ("parquet", EmbeddingPrecision.FLOAT32, False, None),
+        ("jsonl", EmbeddingPrecision.FLOAT16, True, 3),
+        ("jsonl", EmbeddingPrecision.INT8, False, None),
+        ("npy", EmbeddingPrecision.FLOAT16, False, None),
+        ("npy", EmbeddingPrecision.INT8, True, 3),
+        ("npz", EmbeddingPrecision.FLOAT16, True, None),
+        ("npz", EmbeddingPrecision.INT8, False, 3),
+    ],
 )
-@pytest.mark.parametrize(("normalize", "dimensions"), [(False, None), (True, 3)])
 def test_vectors_are_truncated_then_normalised_then_quantised(
     bundle_path: Path, tmp_path: Path, ending: str, dtype: EmbeddingPrecision, normalize: bool, dimensions: int | None
 ) -> None:

@@ -16,6 +16,7 @@ from hdruntime.jobs import input_files
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns, Row
+from support.comparators import named_case
 
 TEXT = Columns()
 
@@ -56,21 +57,19 @@ def test_a_byte_order_mark_is_not_part_of_the_first_row(tmp_path: Path, name: st
     assert rows_of(write(tmp_path / name, b"\xef\xbb\xbf" + line.encode()))[0].text == "x"
 
 
-@pytest.mark.parametrize("rows", [255, 256, 257, 600])
-def test_every_row_of_a_longer_parquet_file_comes_in_order(tmp_path: Path, rows: int) -> None:
-    file = tmp_path / "a.parquet"
-    pa.parquet.write_table(pa.table({"text": [str(i) for i in range(rows)]}), file, row_group_size=100)
-    assert [row.text for row in rows_of(file)] == [str(i) for i in range(rows)]
+def test_every_row_of_a_longer_parquet_file_comes_in_order(tmp_path: Path) -> None:
+    for rows in [255, 256, 257, 600]:
+        with named_case(rows):
+            file = tmp_path / "a.parquet"
+            pa.parquet.write_table(pa.table({"text": [str(i) for i in range(rows)]}), file, row_group_size=100)
+            assert [row.text for row in rows_of(file)] == [str(i) for i in range(rows)]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
-    ids=str,
-)
-def test_every_kind_of_string_column_is_read(tmp_path: Path, kind: pa.DataType) -> None:
-    array = pa.array(["a", "b", "a"]).cast(kind)
-    assert [row.text for row in rows_of(write_parquet(tmp_path / "a.parquet", text=array))] == ["a", "b", "a"]
+def test_every_kind_of_string_column_is_read(tmp_path: Path) -> None:
+    for kind in [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]:
+        with named_case(kind):
+            array = pa.array(["a", "b", "a"]).cast(kind)
+            assert [row.text for row in rows_of(write_parquet(tmp_path / "a.parquet", text=array))] == ["a", "b", "a"]
 
 
 def test_both_texts_of_a_pair_are_read(tmp_path: Path) -> None:
@@ -101,15 +100,16 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_LINES)
-def test_a_bad_line_is_a_row_with_an_error_and_reading_continues(tmp_path: Path, name: str) -> None:
-    line, error = BAD_LINES[name]
-    file = write(tmp_path / "a.jsonl", b'{"text": "before"}\n' + line + b'\n{"text": "after"}\n')
-    before, bad, after = rows_of(file)
-    assert (before.text, after.text, after.id) == ("before", "after", 2)
-    assert bad.error is not None
-    assert bad.error.startswith(error)
-    assert bad.id == 1
+def test_a_bad_line_is_a_row_with_an_error_and_reading_continues(tmp_path: Path) -> None:
+    for name in BAD_LINES:
+        with named_case(name):
+            line, error = BAD_LINES[name]
+            file = write(tmp_path / "a.jsonl", b'{"text": "before"}\n' + line + b'\n{"text": "after"}\n')
+            before, bad, after = rows_of(file)
+            assert (before.text, after.text, after.id) == ("before", "after", 2)
+            assert bad.error is not None
+            assert bad.error.startswith(error)
+            assert bad.id == 1
 
 
 @pytest.mark.parametrize(
@@ -298,9 +298,10 @@ def test_a_text_of_nothing_but_control_characters_is_a_bad_row(tmp_path: Path, t
     assert row.error == "The text in column 'text' holds only control characters."
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\t\r\n", "\x00a", "\x00.", "\u200bא", "\U0001f600"])
-def test_a_text_with_anything_else_is_a_good_one(tmp_path: Path, text: str) -> None:
-    assert rows_of(write(tmp_path / "a.jsonl", json.dumps({"text": text}))) == [Row(id=0, text=text)]
+def test_a_text_with_anything_else_is_a_good_one(tmp_path: Path) -> None:
+    for text in ["", " ", "\n\t\r\n", "\x00a", "\x00.", "\u200bא", "\U0001f600"]:
+        with named_case(text):
+            assert rows_of(write(tmp_path / "a.jsonl", json.dumps({"text": text}))) == [Row(id=0, text=text)]
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,9 @@ def ids_of(bundle: Path, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.input_ids for encoding in session.tokenize(texts, overflow="recur")]
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_tokens": 1}, {"batch_size": 2}, {"batch_tokens": 15}])
-@pytest.mark.parametrize("segment", [5, None])
+@pytest.mark.parametrize(
+    ("segment", "options"), [(5, {}), (5, {"batch_tokens": 1}), (None, {"batch_size": 2}), (None, {"batch_tokens": 15})]
+)
 def test_vectors_are_those_of_one_long_text(tmp_path: Path, segment: int | None, options: dict[str, Any]) -> None:
     bundle = make_streaming_bundle(tmp_path / "bundle")
     texts = long_texts(20)

@@ -21,6 +21,7 @@ from hdruntime.jobs.window_inference import LocalPool, WindowInference
 from hdruntime.jobs.windows import Window, WindowOptions, cut_windows
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
+from support.comparators import named_case
 from support.job_runs import VOCABULARY, embeddings, gather_bundle, left_in, read, results, run, write_rows
 
 BundleMaker = Callable[..., Path]
@@ -43,25 +44,26 @@ def rows_of(*texts: str) -> list[Row]:
     return [Row(id=number, text=text, end=Position(row=number + 1)) for number, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "windows_of"),
-    [
-        ([], []),
-        ([0], [1]),
-        ([9], [1]),
-        ([10, 1], [1, 1]),
-        ([3, 3, 3], [3]),
-        ([3, 3, 4, 1], [3, 1]),
-        ([1, 99, 1], [2, 1]),
-        ([0] * 5000, [4096, 904]),
-    ],
-)
-def test_a_window_ends_with_the_row_that_fills_it(sizes: list[int], windows_of: list[int]) -> None:
-    rows = rows_of(*("x" * size for size in sizes))
-    found = list(cut_windows(rows, characters=10))
-    assert [len(window.rows) for window in found] == windows_of
-    assert [row for window in found for row in window.rows] == rows
-    assert [window.end.row for window in found] == list(itertools.accumulate(windows_of))
+WINDOWS = [
+    ([], []),
+    ([0], [1]),
+    ([9], [1]),
+    ([10, 1], [1, 1]),
+    ([3, 3, 3], [3]),
+    ([3, 3, 4, 1], [3, 1]),
+    ([1, 99, 1], [2, 1]),
+    ([0] * 5000, [4096, 904]),
+]
+
+
+def test_a_window_ends_with_the_row_that_fills_it() -> None:
+    for sizes, windows_of in WINDOWS:
+        with named_case(sizes, windows_of):
+            rows = rows_of(*("x" * size for size in sizes))
+            found = list(cut_windows(rows, characters=10))
+            assert [len(window.rows) for window in found] == windows_of
+            assert [row for window in found for row in window.rows] == rows
+            assert [window.end.row for window in found] == list(itertools.accumulate(windows_of))
 
 
 def test_windows_from_where_one_ended_are_the_same_ones() -> None:
@@ -188,18 +190,18 @@ def test_entities_of_a_long_text_are_found_in_every_piece(new_bundle: BundleMake
     assert found == [(0, 9), (len(text) - 9, len(text))]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (WindowOptions(batch_tokens=0), "--batch-tokens 0 is too small.\\nUse 1 or more"),
-        (WindowOptions(batch_size=0), "--batch-size 0 is too small"),
-        (WindowOptions(overflow=Overflow.SPLIT, stride=-1), "--stride -1 is negative"),
-        (WindowOptions(stride=1), "--stride is for texts that are split.\\nAdd --overflow split"),
-    ],
-)
-def test_options_that_no_session_can_follow_are_refused(options: WindowOptions, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        options.check()
+IMPOSSIBLE = [
+    (WindowOptions(batch_tokens=0), "--batch-tokens 0 is too small.\\nUse 1 or more"),
+    (WindowOptions(batch_size=0), "--batch-size 0 is too small"),
+    (WindowOptions(overflow=Overflow.SPLIT, stride=-1), "--stride -1 is negative"),
+    (WindowOptions(stride=1), "--stride is for texts that are split.\\nAdd --overflow split"),
+]
+
+
+def test_options_that_no_session_can_follow_are_refused() -> None:
+    for options, message in IMPOSSIBLE:
+        with named_case(message), pytest.raises(InputError, match=message):
+            options.check()
 
 
 def run_ids(bundle: Path, tmp_path: Path, rows: list[object], **options: object) -> list[dict[str, object]]:
@@ -215,26 +217,24 @@ def test_ids_give_what_their_text_gives_and_need_no_tokenizer(new_bundle: Bundle
     assert row["tokens"] == 4
 
 
-@pytest.mark.parametrize(
-    ("ids", "error"),
-    [
-        ("[]", "The text has 0 tokens; this bundle accepts 1 to 16."),
-        (f"{[4] * 17}", "The text has 17 tokens; this bundle accepts 1 to 16."),
-        ("[2, 11]", "input_ids[0, 1] is 11; the vocabulary has 11 ids, 0 to 10."),
-        ("[2, -1]", "input_ids[0, 1] is -1; the vocabulary has 11 ids, 0 to 10."),
-        ("[2, 99999999999999999999999]", "input_ids"),
-        ("[2, 1.0]", "Column 'ids' holds float at index 1; a list of integers is required."),
-        ("[true]", "Column 'ids' holds bool at index 0; a list of integers is required."),
-        ("[2, null]", "Column 'ids' holds NoneType at index 1; a list of integers is required."),
-        ('"2"', "Column 'ids' holds str; a list of integers is required."),
-        ("null", "Column 'ids' is null; a list of integers is required."),
-    ],
-)
-def test_ids_that_do_not_fit_are_their_rows_error(
-    new_bundle: BundleMaker, tmp_path: Path, ids: str, error: str
-) -> None:
-    before, bad, after = run_ids(new_bundle(), tmp_path, [[2, 4, 3], ids, [2, 3]])
-    assert str(bad["error"]).startswith(error)
+IDS_THAT_DO_NOT_FIT = [
+    ("[]", "The text has 0 tokens; this bundle accepts 1 to 16."),
+    (f"{[4] * 17}", "The text has 17 tokens; this bundle accepts 1 to 16."),
+    ("[2, 11]", "input_ids[0, 1] is 11; the vocabulary has 11 ids, 0 to 10."),
+    ("[2, -1]", "input_ids[0, 1] is -1; the vocabulary has 11 ids, 0 to 10."),
+    ("[2, 99999999999999999999999]", "input_ids"),
+    ("[2, 1.0]", "Column 'ids' holds float at index 1; a list of integers is required."),
+    ("[true]", "Column 'ids' holds bool at index 0; a list of integers is required."),
+    ("[2, null]", "Column 'ids' holds NoneType at index 1; a list of integers is required."),
+    ('"2"', "Column 'ids' holds str; a list of integers is required."),
+    ("null", "Column 'ids' is null; a list of integers is required."),
+]
+
+
+def test_ids_that_do_not_fit_are_their_rows_error(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    before, *bad, after = run_ids(new_bundle(), tmp_path, [[2, 4, 3], *(ids for ids, _ in IDS_THAT_DO_NOT_FIT), [2, 3]])
+    for row, (_, error) in zip(bad, IDS_THAT_DO_NOT_FIT, strict=True):
+        assert str(row["error"]).startswith(error)
     assert (before["error"], after["error"]) == (None, None)
 
 

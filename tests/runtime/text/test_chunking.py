@@ -18,7 +18,7 @@ from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError, NonFiniteOutputError
 from hdruntime.session import Session
 from hdruntime.text.chunking import TextChunks, overlap_of, tokens_per_chunk
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
 from support.job_runs import VOCABULARY, gather_bundle
 from support.tiny_bundle import MAX_LEN, hidden_states
 
@@ -48,32 +48,31 @@ def by_hand(text: str, tokens: Sequence[Sequence[int]]) -> np.ndarray:
     return np.stack([states[list(chunk)].mean(axis=0) for chunk in tokens])
 
 
-@pytest.mark.parametrize(
-    ("chunks", "spans", "tokens"),
-    [
-        ("tokens:1", WORDS, [[0, 1], [2], [3], [4], [5], [6, 7]]),
-        ("tokens:4", [(0, 19), (20, 30)], [[0, 1, 2, 3, 4], [5, 6, 7]]),
-        ("tokens:5", [(0, 24), (25, 30)], [[0, 1, 2, 3, 4, 5], [6, 7]]),
-        ("tokens:6", [(0, 30)], [range(8)]),
-        ("tokens:999", [(0, 30)], [range(8)]),
-        ("sentences", [(0, 15), (16, 30)], [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        # Overlapping, unsorted, with holes, borders within words and beside spaces
-        ([(16, 25), (4, 15), (7, 9), (0, 5)], None, [[4, 5], [2, 3], [2], [0, 1]]),
-        ([(0, 30), (13, 17), (29, 30)], None, [range(8), [2, 3, 4], [6, 7]]),
-        ([], None, []),
-    ],
-)  # fmt: skip
-def test_a_chunk_is_the_mean_of_its_tokens_states_in_the_whole_text(
-    session: Session, chunks: Any, spans: Any, tokens: list[Sequence[int]]
-) -> None:
-    found = session.embed_chunks(TEXT, chunks=chunks)
-    assert spans_of(found) == (chunks if spans is None else spans)
-    assert found.tokens.tolist() == [len(set(each) - {0, 7}) for each in tokens]
-    assert (found.vectors.dtype, found.vectors.shape, len(found)) == (np.float32, (len(tokens), 4), len(tokens))
-    if tokens:
-        assert_close(found.vectors, by_hand(TEXT, tokens), atol=ATOL)
-        with pytest.raises(AssertionError):  # the mean of all but one of its tokens
-            assert_close(found.vectors, by_hand(TEXT, [*tokens[:-1], [0, *tokens[-1]][:-1]]), atol=100 * ATOL)
+CHUNKS = [
+    ("tokens:1", WORDS, [[0, 1], [2], [3], [4], [5], [6, 7]]),
+    ("tokens:4", [(0, 19), (20, 30)], [[0, 1, 2, 3, 4], [5, 6, 7]]),
+    ("tokens:5", [(0, 24), (25, 30)], [[0, 1, 2, 3, 4, 5], [6, 7]]),
+    ("tokens:6", [(0, 30)], [range(8)]),
+    ("tokens:999", [(0, 30)], [range(8)]),
+    ("sentences", [(0, 15), (16, 30)], [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    # Overlapping, unsorted, with holes, borders within words and beside spaces
+    ([(16, 25), (4, 15), (7, 9), (0, 5)], None, [[4, 5], [2, 3], [2], [0, 1]]),
+    ([(0, 30), (13, 17), (29, 30)], None, [range(8), [2, 3, 4], [6, 7]]),
+    ([], None, []),
+]
+
+
+def test_a_chunk_is_the_mean_of_its_tokens_states_in_the_whole_text(session: Session) -> None:
+    for chunks, spans, tokens in CHUNKS:
+        with named_case(chunks):
+            found = session.embed_chunks(TEXT, chunks=chunks)
+            assert spans_of(found) == (chunks if spans is None else spans)
+            assert found.tokens.tolist() == [len(set(each) - {0, 7}) for each in tokens]
+            assert (found.vectors.dtype, found.vectors.shape, len(found)) == (np.float32, (len(tokens), 4), len(tokens))
+            if tokens:
+                assert_close(found.vectors, by_hand(TEXT, tokens), atol=ATOL)
+                with pytest.raises(AssertionError):  # the mean of all but one of its tokens
+                    assert_close(found.vectors, by_hand(TEXT, [*tokens[:-1], [0, *tokens[-1]][:-1]]), atol=100 * ATOL)
 
 
 def test_one_chunk_of_a_whole_text_is_what_embed_gives_and_smaller_ones_are_not_what_it_gives_alone(
@@ -201,31 +200,32 @@ def test_characters_of_several_bytes_and_spaces_in_tokens(new_bundle: BundleMake
             session.embed_chunks(text, chunks=[(0, 1), (1, 2)])
 
 
-@pytest.mark.parametrize(
-    ("chunks", "message"),
-    [
-        ([(0, 31)], r"^Chunk 0 is \[0, 31\]; the text has 30 characters\.\nGive 0 <= start < end <= 30"),
-        ([(0, 4), (-1, 4)], r"^Chunk 1 is \[-1, 4\]"),
-        ([(5, 5)], r"^Chunk 0 is \[5, 5\]"),
-        ([(0, 10**30)], r"^Chunk 0 is \[0, 10+\]"),
-        ([(0, 4, 5)], r"^Chunk 0 is \(0, 4, 5\); it must be a pair of whole numbers: \[start, end\], in characters\.$"),
-        ([(0, 4.0)], r"^Chunk 0 is \(0, 4\.0\); it must be a pair"),
-        ([0, 4], r"^Chunk 0 is 0; it must be a pair"),
-        (["ab"], r"^Chunk 0 is 'ab'; it must be a pair"),
-        (None, r"^chunks is of type NoneType; give \(start, end\) of each chunk"),
-        ([(4, 5)], r"^The chunk \[4, 5\] has no token: ' '\.\nLeave it out\.$"),
-        ("words", r"^There is no rule 'words' for chunks\.\nUse 'tokens:256' \(any number\), 'sentences', or"),
-        ("tokens:0", r"^'tokens:0' has no valid number of tokens per chunk\.\nWrite, for example, tokens:256\.$"),
-        ("tokens:-1", "no valid number"),
-        ("tokens:", "no valid number"),
-    ],
-)  # fmt: skip
-def test_chunks_that_do_not_fit_are_refused(session: Session, chunks: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        session.embed_chunks(TEXT, chunks=chunks)
-    if not isinstance(chunks, str):
-        with pytest.raises(InputError, match=message.replace("^", "^Text 1: ")):
-            session.embed_chunks(["long", TEXT], chunks=[[(0, 4)], chunks])
+CHUNKS_THAT_DO_NOT_FIT = [
+    ([(0, 31)], r"^Chunk 0 is \[0, 31\]; the text has 30 characters\.\nGive 0 <= start < end <= 30"),
+    ([(0, 4), (-1, 4)], r"^Chunk 1 is \[-1, 4\]"),
+    ([(5, 5)], r"^Chunk 0 is \[5, 5\]"),
+    ([(0, 10**30)], r"^Chunk 0 is \[0, 10+\]"),
+    ([(0, 4, 5)], r"^Chunk 0 is \(0, 4, 5\); it must be a pair of whole numbers: \[start, end\], in characters\.$"),
+    ([(0, 4.0)], r"^Chunk 0 is \(0, 4\.0\); it must be a pair"),
+    ([0, 4], r"^Chunk 0 is 0; it must be a pair"),
+    (["ab"], r"^Chunk 0 is 'ab'; it must be a pair"),
+    (None, r"^chunks is of type NoneType; give \(start, end\) of each chunk"),
+    ([(4, 5)], r"^The chunk \[4, 5\] has no token: ' '\.\nLeave it out\.$"),
+    ("words", r"^There is no rule 'words' for chunks\.\nUse 'tokens:256' \(any number\), 'sentences', or"),
+    ("tokens:0", r"^'tokens:0' has no valid number of tokens per chunk\.\nWrite, for example, tokens:256\.$"),
+    ("tokens:-1", "no valid number"),
+    ("tokens:", "no valid number"),
+]
+
+
+def test_chunks_that_do_not_fit_are_refused(session: Session) -> None:
+    for chunks, message in CHUNKS_THAT_DO_NOT_FIT:
+        with named_case(message):
+            with pytest.raises(InputError, match=message):
+                session.embed_chunks(TEXT, chunks=chunks)
+            if not isinstance(chunks, str):
+                with pytest.raises(InputError, match=message.replace("^", "^Text 1: ")):
+                    session.embed_chunks(["long", TEXT], chunks=[[(0, 4)], chunks])
 
 
 def test_what_else_does_not_fit_is_refused(session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from hdruntime.errors import InputError
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
+from support.comparators import named_case
 
 THEIR_PRECISIONS = [each.value for each in EmbeddingPrecision if each is not EmbeddingPrecision.FLOAT16]
 
@@ -35,29 +37,28 @@ def assert_same_bytes(ours: Array, theirs: Array) -> None:
 
 
 @pytest.mark.parametrize("precision", THEIR_PRECISIONS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-@pytest.mark.parametrize("dimensions", [1, 8, 21])
-def test_quantised_embeddings_equal_those_of_sentence_transformers(
-    precision: str, dtype: type, dimensions: int
-) -> None:
-    values = embeddings(dimensions=dimensions).astype(dtype)
-    assert_same_bytes(quantized(values, precision), quantized_by_them(values, precision))
+def test_quantised_embeddings_equal_those_of_sentence_transformers(precision: str) -> None:
+    for dtype, dimensions in itertools.product([np.float32, np.float64, np.float16], [1, 8, 21]):
+        with named_case(dtype, dimensions):
+            values = embeddings(dimensions=dimensions).astype(dtype)
+            assert_same_bytes(quantized(values, precision), quantized_by_them(values, precision))
 
 
-@pytest.mark.parametrize("precision", ["int8", "uint8"])
-@pytest.mark.parametrize("rows", [0, 1, 150])
-def test_given_ranges_are_used_and_clip_what_is_outside(precision: str, rows: int) -> None:
-    values = embeddings(rows)
-    ranges = np.stack([np.full(21, -0.5), np.full(21, 0.75)])
-    ours = quantized(values, precision, ranges)
-    assert_same_bytes(ours, quantized_by_them(values, precision, ranges))
-    if rows > 1:
-        assert {int(ours.min()), int(ours.max())} == ({-128, 127} if precision == "int8" else {0, 255})
+def test_given_ranges_are_used_and_clip_what_is_outside() -> None:
+    for precision, rows in itertools.product(["int8", "uint8"], [0, 1, 150]):
+        with named_case(precision, rows):
+            values = embeddings(rows)
+            ranges = np.stack([np.full(21, -0.5), np.full(21, 0.75)])
+            ours = quantized(values, precision, ranges)
+            assert_same_bytes(ours, quantized_by_them(values, precision, ranges))
+            if rows > 1:
+                assert {int(ours.min()), int(ours.max())} == ({-128, 127} if precision == "int8" else {0, 255})
 
 
-@pytest.mark.parametrize("precision", THEIR_PRECISIONS)
-def test_no_embeddings_have_the_width_of_embeddings(precision: str) -> None:
-    assert_same_bytes(quantized(embeddings(0), precision), quantized_by_them(embeddings(0), precision))
+def test_no_embeddings_have_the_width_of_embeddings() -> None:
+    for precision in THEIR_PRECISIONS:
+        with named_case(precision):
+            assert_same_bytes(quantized(embeddings(0), precision), quantized_by_them(embeddings(0), precision))
 
 
 def test_float16_is_rounded_and_refuses_what_it_cannot_hold() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hdruntime.text.pooling import Pooling, pooled
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
 
 HIDDEN_SIZE = 5
 
@@ -47,43 +47,46 @@ def negative_states(rows: int, tokens: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-@pytest.mark.parametrize("padding", [0.0, np.nan, np.inf, 1e30])
-def test_what_padding_holds_does_not_matter(pooling: Pooling, padding: float) -> None:
-    mask = np.array(list(MASKS.values()))
-    states = negative_states(*mask.shape)
-    expected = np.stack(
-        [
-            EXPECTED[pooling](row[kept == 1].astype(np.float64), np.flatnonzero(kept))
-            for row, kept in zip(states, mask, strict=True)
-        ]
-    )
-    states[mask == 0] = padding
-    vectors = pooled(states, mask, pooling)
-    assert vectors.dtype == np.float32
-    assert_close(vectors, expected, atol=0 if pooling in EXACT else 1e-7 if pooling is Pooling.MEAN else 3e-7)
+def test_what_padding_holds_does_not_matter(pooling: Pooling) -> None:
+    for padding in [0.0, np.nan, np.inf, 1e30]:
+        with named_case(padding):
+            mask = np.array(list(MASKS.values()))
+            states = negative_states(*mask.shape)
+            expected = np.stack(
+                [
+                    EXPECTED[pooling](row[kept == 1].astype(np.float64), np.flatnonzero(kept))
+                    for row, kept in zip(states, mask, strict=True)
+                ]
+            )
+            states[mask == 0] = padding
+            vectors = pooled(states, mask, pooling)
+            assert vectors.dtype == np.float32
+            assert_close(vectors, expected, atol=0 if pooling in EXACT else 1e-7 if pooling is Pooling.MEAN else 3e-7)
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-@pytest.mark.parametrize("padding", [1.0, np.nan, -np.inf])
-def test_a_row_without_real_tokens_is_zeros(pooling: Pooling, padding: float) -> None:
-    states = negative_states(2, 3)
-    states[1] = padding
-    vectors = pooled(states, np.array([[1, 1, 1], [0, 0, 0]]), pooling)
-    assert (vectors[1] == 0).all()
-    assert (vectors[0] < 0).all()
+def test_a_row_without_real_tokens_is_zeros(pooling: Pooling) -> None:
+    for padding in [1.0, np.nan, -np.inf]:
+        with named_case(padding):
+            states = negative_states(2, 3)
+            states[1] = padding
+            vectors = pooled(states, np.array([[1, 1, 1], [0, 0, 0]]), pooling)
+            assert (vectors[1] == 0).all()
+            assert (vectors[0] < 0).all()
 
 
-@pytest.mark.parametrize("pooling", Pooling)
-def test_nan_in_a_real_token_stays(pooling: Pooling) -> None:
-    states = negative_states(1, 3)
-    states[0, -1 if pooling is Pooling.LAST_TOKEN else 0, 2] = np.nan
-    assert np.isnan(pooled(states, np.ones((1, 3), np.int64), pooling)[0]).tolist() == [
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
+def test_nan_in_a_real_token_stays() -> None:
+    for pooling in Pooling:
+        with named_case(pooling):
+            states = negative_states(1, 3)
+            states[0, -1 if pooling is Pooling.LAST_TOKEN else 0, 2] = np.nan
+            assert np.isnan(pooled(states, np.ones((1, 3), np.int64), pooling)[0]).tolist() == [
+                False,
+                False,
+                True,
+                False,
+                False,
+            ]
 
 
 @pytest.mark.parametrize("pooling", Pooling)

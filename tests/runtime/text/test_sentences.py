@@ -7,41 +7,44 @@ import random
 import pytest
 
 from hdruntime.text.sentences import sentence_spans
+from support.comparators import named_case
 
 
 def sentences(text: str) -> list[str]:
     return [text[start:end] for start, end in sentence_spans(text)]
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        ["One."],
-        ["No final mark"],
-        ["One.", "Two!", "Three?", "Four\N{HORIZONTAL ELLIPSIS}", "Five"],
-        ["He said 'No.'", 'She asked (why?)', "It was \u201cYes!\u201d"],
-        ["Pi is 3.14 e.g. in v2.0.", "See www.example.org/a.b now."],
-        ["Dr. J. Smith of the U.S. met Prof. Ito at 5 p.m. on Monday.", "They left."],
-        ["It is approx. five, vs. six... or so.", "Yahoo! is a name.", "Done?!", "Yes."],
-        ["It was in 2024.", "Then 1999 came."],
-        ["Écoute\N{NO-BREAK SPACE}!", "Ça va ?", "Überall.", "Élan."],
-    ],
-)  # fmt: skip
-def test_sentences_between_spaces(expected: list[str]) -> None:
-    for space in (" ", "  ", "\n", "\t\n "):
-        assert sentences(f"{space}{space.join(expected)}{space}") == expected
+WITH_SPACES = [
+    ["One."],
+    ["No final mark"],
+    ["One.", "Two!", "Three?", "Four\N{HORIZONTAL ELLIPSIS}", "Five"],
+    ["He said 'No.'", "She asked (why?)", "It was \u201cYes!\u201d"],
+    ["Pi is 3.14 e.g. in v2.0.", "See www.example.org/a.b now."],
+    ["Dr. J. Smith of the U.S. met Prof. Ito at 5 p.m. on Monday.", "They left."],
+    ["It is approx. five, vs. six... or so.", "Yahoo! is a name.", "Done?!", "Yes."],
+    ["It was in 2024.", "Then 1999 came."],
+    ["Écoute\N{NO-BREAK SPACE}!", "Ça va ?", "Überall.", "Élan."],
+]
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        ["\u4eca\u5929\u4e0b\u96e8\u3002", "\u771f\u7684\u5417\uff1f", "\u662f\uff01\uff01"],
-        ["\u300c\u884c\u304f\u3002\u300d", "\u7d42\u308f\u308a"],
-        ["\u092f\u0939 \u0918\u0930 \u0939\u0948\u0964", "\u0935\u0939 \u0906\u092f\u093e\u0965"],
-    ],
-)
-def test_sentences_without_spaces(expected: list[str]) -> None:
-    assert sentences("".join(expected)) == sentences(" ".join(expected)) == expected
+def test_sentences_between_spaces() -> None:
+    for expected in WITH_SPACES:
+        with named_case(expected):
+            for space in (" ", "  ", "\n", "\t\n "):
+                assert sentences(f"{space}{space.join(expected)}{space}") == expected
+
+
+WITHOUT_SPACES = [
+    ["\u4eca\u5929\u4e0b\u96e8\u3002", "\u771f\u7684\u5417\uff1f", "\u662f\uff01\uff01"],
+    ["\u300c\u884c\u304f\u3002\u300d", "\u7d42\u308f\u308a"],
+    ["\u092f\u0939 \u0918\u0930 \u0939\u0948\u0964", "\u0935\u0939 \u0906\u092f\u093e\u0965"],
+]
+
+
+def test_sentences_without_spaces() -> None:
+    for expected in WITHOUT_SPACES:
+        with named_case(expected):
+            assert sentences("".join(expected)) == sentences(" ".join(expected)) == expected
 
 
 def test_a_blank_line_ends_a_sentence_and_a_line_break_does_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from hdruntime.text.answers import AnswerOptions, best_answers
 from hdruntime.text.entities import entities
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged, pooled_embedding, split_encodings
 from hdruntime.text.tokenization import Encoding
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
 
 CLS, SEP = 2, 3
 WORDS = [f"w{index}" for index in range(200)]
@@ -68,19 +69,25 @@ def split(
 # Pieces
 
 
-@pytest.mark.parametrize("words", [8, 9, 15, 16, 17, 24, 41])
-@pytest.mark.parametrize("stride", [0, 1, 3])
-@pytest.mark.parametrize("question", [None, 2])
 @pytest.mark.parametrize("kind", PROCESSORS)
-def test_pieces_are_those_of_the_tokenizers_library(kind: str, question: int | None, stride: int, words: int) -> None:
-    library = tokenizer(kind)
-    library.enable_truncation(10, stride=stride, strategy="longest_first" if question is None else "only_second")
-    text = " ".join(WORDS[:words])
-    first = library.encode(text) if question is None else library.encode(" ".join(WORDS[100 : 100 + question]), text)
-    expected = [
-        Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in [first, *first.overflowing]
-    ]
-    assert split(words, stride=stride, question=question, kind=kind).pieces == expected
+def test_pieces_are_those_of_the_tokenizers_library(kind: str) -> None:
+    for words, stride, question in itertools.product([8, 9, 15, 16, 17, 24, 41], [0, 1, 3], [None, 2]):
+        with named_case(words, stride, question):
+            library = tokenizer(kind)
+            library.enable_truncation(
+                10, stride=stride, strategy="longest_first" if question is None else "only_second"
+            )
+            text = " ".join(WORDS[:words])
+            first = (
+                library.encode(text)
+                if question is None
+                else library.encode(" ".join(WORDS[100 : 100 + question]), text)
+            )
+            expected = [
+                Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids)
+                for item in [first, *first.overflowing]
+            ]
+            assert split(words, stride=stride, question=question, kind=kind).pieces == expected
 
 
 @pytest.mark.parametrize("words", [0, 1, 8])
@@ -120,26 +127,24 @@ def context(split: SplitEncoding, piece: int, token: int) -> float:
     return min(before, behind)
 
 
-@pytest.mark.parametrize("words", [9, 16, 17, 23, 24, 25, 60])
-@pytest.mark.parametrize("stride", [0, 1, 2, 3, 4, 7])
 @pytest.mark.parametrize("question", [None, 2])
-def test_every_token_comes_once_and_from_the_piece_that_shows_most_around_it(
-    words: int, stride: int, question: int | None
-) -> None:
-    # Room for 8 tokens of the text in either case.
-    made = split(words, stride=stride, max_len=10 if question is None else 13, question=question)
-    assert made.cuts[0] == 0
-    assert made.cuts[-1] == len(made.whole)
-    assert len(made.cuts) == len(made.pieces) + 1
-    for piece, (first, end) in enumerate(zip(made.cuts, made.cuts[1:], strict=False)):
-        assert first < end
-        for token in range(first, end):
-            local = token - piece * made.step
-            for field in ("input_ids", "token_type_ids", "offsets", "sequence_ids"):
-                assert getattr(made.pieces[piece], field)[local] == getattr(made.whole, field)[token]
-            if made.whole.sequence_ids[token] == (0 if question is None else 1):
-                best = max(context(made, other, token) for other in range(len(made.pieces)))
-                assert context(made, piece, token) == best
+def test_every_token_comes_once_and_from_the_piece_that_shows_most_around_it(question: int | None) -> None:
+    for words, stride in itertools.product([9, 16, 17, 23, 24, 25, 60], [0, 1, 2, 3, 4, 7]):
+        with named_case(words, stride):
+            # Room for 8 tokens of the text in either case.
+            made = split(words, stride=stride, max_len=10 if question is None else 13, question=question)
+            assert made.cuts[0] == 0
+            assert made.cuts[-1] == len(made.whole)
+            assert len(made.cuts) == len(made.pieces) + 1
+            for piece, (first, end) in enumerate(zip(made.cuts, made.cuts[1:], strict=False)):
+                assert first < end
+                for token in range(first, end):
+                    local = token - piece * made.step
+                    for field in ("input_ids", "token_type_ids", "offsets", "sequence_ids"):
+                        assert getattr(made.pieces[piece], field)[local] == getattr(made.whole, field)[token]
+                    if made.whole.sequence_ids[token] == (0 if question is None else 1):
+                        best = max(context(made, other, token) for other in range(len(made.pieces)))
+                        assert context(made, piece, token) == best
 
 
 def test_a_token_from_another_piece_is_seen_to_have_less_around_it() -> None:
@@ -148,23 +153,33 @@ def test_a_token_from_another_piece_is_seen_to_have_less_around_it() -> None:
     assert context(made, 1, middle + 1) > context(made, 0, middle + 1) >= 0
 
 
-@pytest.mark.parametrize(
-    ("words", "question", "stride", "message"),
-    [
-        (20, None, -1, r"^The text cannot be split with a stride or overlap of -1: it must be 0 to 7, the tokens that "
-         r"a piece shares with the previous one\.\nA piece has 10 tokens, and all pieces repeat 2 of them\.$"),
-        (20, None, 8, "with a stride or overlap of 8: it must be 0 to 7"),
-        (2, None, 8, "with a stride or overlap of 8: it must be 0 to 7"),
-        (20, 3, 4, r"stride or overlap of 4: it must be 0 to 3, .*\nA piece has 10 tokens, and all pieces repeat 6"),
-        (2, 3, -1, "with a stride or overlap of -1"),
-        (20, 7, 0, r"^The text cannot be split: a piece has 10 tokens, and what every piece repeats \(the special "
-         r"tokens, the prompt and, of a pair, the first text\) has as many or more\.\nShorten the prompt or"),
-        (0, 9, 0, "cannot be split: a piece has 10 tokens"),
-    ],
-)  # fmt: skip
-def test_a_stride_without_room_is_refused(words: int, question: int | None, stride: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        split(words, question=question, stride=stride)
+WITHOUT_ROOM = [
+    (
+        20,
+        None,
+        -1,
+        r"^The text cannot be split with a stride or overlap of -1: it must be 0 to 7, the tokens that "
+        r"a piece shares with the previous one\.\nA piece has 10 tokens, and all pieces repeat 2 of them\.$",
+    ),
+    (20, None, 8, "with a stride or overlap of 8: it must be 0 to 7"),
+    (2, None, 8, "with a stride or overlap of 8: it must be 0 to 7"),
+    (20, 3, 4, r"stride or overlap of 4: it must be 0 to 3, .*\nA piece has 10 tokens, and all pieces repeat 6"),
+    (2, 3, -1, "with a stride or overlap of -1"),
+    (
+        20,
+        7,
+        0,
+        r"^The text cannot be split: a piece has 10 tokens, and what every piece repeats \(the special "
+        r"tokens, the prompt and, of a pair, the first text\) has as many or more\.\nShorten the prompt or",
+    ),
+    (0, 9, 0, "cannot be split: a piece has 10 tokens"),
+]
+
+
+def test_a_stride_without_room_is_refused() -> None:
+    for words, question, stride, message in WITHOUT_ROOM:
+        with named_case(words, question, stride), pytest.raises(InputError, match=message):
+            split(words, question=question, stride=stride)
 
 
 def test_a_pair_that_fits_needs_no_room_for_the_stride() -> None:
@@ -192,26 +207,26 @@ def stitched_by_hand(made: SplitEncoding, outputs: Sequence[np.ndarray]) -> np.n
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("stride", [0, 2, 4])
-@pytest.mark.parametrize("pooling", SplitPooling)
-def test_outputs_of_pieces_become_those_of_the_text(stride: int, pooling: SplitPooling) -> None:
-    made = split(41, stride=stride)
-    random = np.random.default_rng(stride)
-    outputs = [
-        {
-            "per_token": random.standard_normal((len(piece), 2)).astype(np.float32),
-            "logits": random.standard_normal(2).astype(np.float32),
-        }
-        for piece in made.pieces
-    ]
-    whole = merged(made, outputs, specs=SPECS, pooling=pooling)
-    per_token = stitched_by_hand(made, [output["per_token"] for output in outputs])
-    np.testing.assert_array_equal(whole["per_token"], per_token)
-    logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
-    tokens = np.array([len(piece) for piece in made.pieces])
-    by_hand = logits.max(0) if pooling is SplitPooling.MAX else tokens @ logits / tokens.sum()
-    assert_close(whole["logits"], by_hand, atol=1e-7)
-    assert whole["logits"].dtype == np.float32
+def test_outputs_of_pieces_become_those_of_the_text() -> None:
+    for stride, pooling in itertools.product([0, 2, 4], SplitPooling):
+        with named_case(stride, pooling):
+            made = split(41, stride=stride)
+            random = np.random.default_rng(stride)
+            outputs = [
+                {
+                    "per_token": random.standard_normal((len(piece), 2)).astype(np.float32),
+                    "logits": random.standard_normal(2).astype(np.float32),
+                }
+                for piece in made.pieces
+            ]
+            whole = merged(made, outputs, specs=SPECS, pooling=pooling)
+            per_token = stitched_by_hand(made, [output["per_token"] for output in outputs])
+            np.testing.assert_array_equal(whole["per_token"], per_token)
+            logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
+            tokens = np.array([len(piece) for piece in made.pieces])
+            by_hand = logits.max(0) if pooling is SplitPooling.MAX else tokens @ logits / tokens.sum()
+            assert_close(whole["logits"], by_hand, atol=1e-7)
+            assert whole["logits"].dtype == np.float32
 
 
 def test_a_cut_beside_its_place_is_seen() -> None:
@@ -320,26 +335,33 @@ def session(request: pytest.FixtureRequest, new_bundle: Callable[..., Path]) -> 
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", SplitPooling.MAX])
-@pytest.mark.parametrize("stride", [0, 1, 5, 13])
-def test_split_vectors_are_those_of_the_pieces_run_by_themselves(
-    session: Session, stride: int, pooling: SplitPooling | str
-) -> None:
-    vectors = session.embed(TEXTS, overflow="split", stride=stride, split_pooling=pooling)
-    assert vectors.dtype == np.float32
-    for text, vector in zip(TEXTS, vectors, strict=True):
-        (made,) = session.split([text], stride=stride)
-        of_pieces = []
-        for piece in made.pieces:
-            outputs = session(input_ids=[piece.input_ids])
-            of_pieces.append(
-                outputs["sentence_embedding"][0] if len(outputs) > 1 else outputs["last_hidden_state"][0].mean(0)
+def test_split_vectors_are_those_of_the_pieces_run_by_themselves(session: Session, pooling: SplitPooling | str) -> None:
+    for stride in [0, 1, 5, 13]:
+        with named_case(stride):
+            vectors = session.embed(TEXTS, overflow="split", stride=stride, split_pooling=pooling)
+            assert vectors.dtype == np.float32
+            for text, vector in zip(TEXTS, vectors, strict=True):
+                (made,) = session.split([text], stride=stride)
+                of_pieces = []
+                for piece in made.pieces:
+                    outputs = session(input_ids=[piece.input_ids])
+                    of_pieces.append(
+                        outputs["sentence_embedding"][0]
+                        if len(outputs) > 1
+                        else outputs["last_hidden_state"][0].mean(0)
+                    )
+                weights = [len(piece) for piece in made.pieces]
+                by_hand = (
+                    np.average(of_pieces, axis=0, weights=weights) if pooling == "mean" else np.max(of_pieces, axis=0)
+                )
+                assert_close(vector, by_hand, atol=1e-6)
+            other = session.embed(
+                TEXTS, overflow="split", stride=stride, split_pooling="max" if pooling == "mean" else "mean"
             )
-        weights = [len(piece) for piece in made.pieces]
-        by_hand = np.average(of_pieces, axis=0, weights=weights) if pooling == "mean" else np.max(of_pieces, axis=0)
-        assert_close(vector, by_hand, atol=1e-6)
-    other = session.embed(TEXTS, overflow="split", stride=stride, split_pooling="max" if pooling == "mean" else "mean")
-    assert np.abs(other - vectors)[[1, 4]].max() > 1e-3, "another pooling would be seen"
-    assert np.abs(session.embed(TEXTS, overflow="truncate") - vectors)[1].max() > 1e-3, "so would a text cut off"
+            assert np.abs(other - vectors)[[1, 4]].max() > 1e-3, "another pooling would be seen"
+            assert np.abs(session.embed(TEXTS, overflow="truncate") - vectors)[1].max() > 1e-3, (
+                "so would a text cut off"
+            )
 
 
 def test_texts_that_fit_are_embedded_as_without_splitting(session: Session) -> None:
@@ -375,18 +397,18 @@ def test_pairs_of_a_session_repeat_the_question(session: Session) -> None:
     assert max(map(len, long.pieces)) == 16
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"overflow": "split", "stride": 14}, "with a stride or overlap of 14: it must be 0 to 13"),
-        ({"overflow": "truncate", "stride": 1}, "stride is 1, but only overflow='split' has a stride"),
-        ({"overflow": "split", "split_pooling": "cls"}, "split_pooling is 'cls'; it must be one of 'mean', 'max'"),
-        ({"overflow": "drop"}, "overflow is 'drop'; it must be one of 'error', 'truncate', 'split'"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(session: Session, options: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        session.embed(TEXTS, **options)
+OPTIONS_THAT_DO_NOT_FIT = [
+    ({"overflow": "split", "stride": 14}, "with a stride or overlap of 14: it must be 0 to 13"),
+    ({"overflow": "truncate", "stride": 1}, "stride is 1, but only overflow='split' has a stride"),
+    ({"overflow": "split", "split_pooling": "cls"}, "split_pooling is 'cls'; it must be one of 'mean', 'max'"),
+    ({"overflow": "drop"}, "overflow is 'drop'; it must be one of 'error', 'truncate', 'split'"),
+]
+
+
+def test_options_that_do_not_fit_are_refused(session: Session) -> None:
+    for options, message in OPTIONS_THAT_DO_NOT_FIT:
+        with named_case(message), pytest.raises(InputError, match=message):
+            session.embed(TEXTS, **options)
 
 
 def test_tokenize_says_what_splits(session: Session) -> None:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 import hdruntime
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+from support.comparators import named_case
 from support.job_runs import forget_unknown_token
 
 CLS, SEP = 2, 3
@@ -115,22 +116,20 @@ def test_threads_with_and_without_truncation_do_not_disturb_each_other(tokenizer
     assert lengths == [16 if task % 2 else 22 + task for task in range(200)]
 
 
-@pytest.mark.parametrize(
-    ("texts", "pairs", "message"),
-    [
-        ("long", None, r"texts is one string; .* list of strings"),
-        (["long", None], None, r"texts\[1\] is of type NoneType"),
-        ([b"long"], None, r"texts\[0\] is of type bytes"),
-        (["\ud800"], None, r"texts\[0\] is not valid Unicode"),
-        (["a"], "b", "pairs is one string"),
-        (["a", "b"], ["c"], "2 texts but 1 pairs"),
-    ],
-)
-def test_what_is_no_list_of_texts_is_refused(
-    tokenizer: TextTokenizer, texts: list[str], pairs: list[str] | None, message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        tokenizer.encode(texts, pairs)
+NO_LISTS = [
+    ("long", None, r"texts is one string; .* list of strings"),
+    (["long", None], None, r"texts\[1\] is of type NoneType"),
+    ([b"long"], None, r"texts\[0\] is of type bytes"),
+    (["\ud800"], None, r"texts\[0\] is not valid Unicode"),
+    (["a"], "b", "pairs is one string"),
+    (["a", "b"], ["c"], "2 texts but 1 pairs"),
+]
+
+
+def test_what_is_no_list_of_texts_is_refused(tokenizer: TextTokenizer) -> None:
+    for texts, pairs, message in NO_LISTS:
+        with named_case(message), pytest.raises(InputError, match=message):
+            tokenizer.encode(texts, pairs)
 
 
 def test_an_unknown_overflow_is_refused(tokenizer: TextTokenizer) -> None:
@@ -146,18 +145,19 @@ def test_a_tokenizer_that_cannot_be_read_is_explained(new_bundle: Callable[..., 
 
 
 @pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])
-@pytest.mark.parametrize("overflow", list(Overflow))
-def test_a_text_that_the_tokenizer_cannot_encode_is_named(bundle_path: Path, model: str, overflow: Overflow) -> None:
+def test_a_text_that_the_tokenizer_cannot_encode_is_named(bundle_path: Path, model: str) -> None:
     forget_unknown_token(bundle_path, model=model)
     tokenizer = TextTokenizer(bundle_path / "tokenizer.json", max_len=16)
-    assert len(tokenizer.encode(["long", "read"], overflow=overflow)) == 2
     reason = "cannot be encoded by the bundle's tokenizer: .*\\[UNK\\].*\nLeave it out, or build"
-    with pytest.raises(InputError, match=f"^Text 2 {reason}"):
-        tokenizer.encode(["long", "read", "never seen", "nor this"], overflow=overflow)
-    with pytest.raises(InputError, match=f"^Text 1 {reason}"):
-        tokenizer.encode(["long", "read"], ["whole", "never seen"], overflow=overflow)
-    with pytest.raises(InputError, match=f"^The text {reason}"):
-        tokenizer.encode(["never seen"], overflow=overflow)
+    for overflow in Overflow:
+        with named_case(overflow):
+            assert len(tokenizer.encode(["long", "read"], overflow=overflow)) == 2
+            with pytest.raises(InputError, match=f"^Text 2 {reason}"):
+                tokenizer.encode(["long", "read", "never seen", "nor this"], overflow=overflow)
+            with pytest.raises(InputError, match=f"^Text 1 {reason}"):
+                tokenizer.encode(["long", "read"], ["whole", "never seen"], overflow=overflow)
+            with pytest.raises(InputError, match=f"^The text {reason}"):
+                tokenizer.encode(["never seen"], overflow=overflow)
 
 
 def test_a_session_names_the_text_that_cannot_be_encoded(bundle_path: Path) -> None:

@@ -80,7 +80,7 @@ def _keep_names(
             if value.producer() is not None and value not in outputs and not str(value.name).startswith(_RESULT):
                 value.name = f"{_RESULT}{number}.{index}"
         names.append(tuple(str(value.name) for value in values))
-    if len({len(each) for each in names}) == 1:
+    if len(names) > 1 and len({len(each) for each in names}) == 1:
         LayerResults(traced=traced, last_traced=names[0], repeated=tuple(names[1:])).write(model)
 
 

@@ -20,6 +20,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, BackendUnavailableError
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.driver import gpus
+from support.comparators import named_case
 
 provide_library_link()
 trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
@@ -106,18 +107,21 @@ def documented_arguments(function: Any) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_tensorrt_rtx_has_every_method_with_the_same_arguments(name: str) -> None:
-    simulated, real = getattr(simulated_tensorrt, name), getattr(trt, REAL_NAMES.get(name, name))
-    members = {key: value for kind in simulated.__mro__[:-1] for key, value in vars(kind).items() if key[0] != "_"}
-    assert members
-    for key, member in members.items():
-        found = getattr(real, key)
-        if inspect.isfunction(member):
-            taken = list(inspect.signature(member).parameters)[1:]
-            assert taken in documented_arguments(found), (key, taken, documented_arguments(found))
-        else:
-            assert isinstance(found, property), key
+def test_tensorrt_rtx_has_every_method_with_the_same_arguments() -> None:
+    for name in CLASSES:
+        with named_case(name):
+            simulated, real = getattr(simulated_tensorrt, name), getattr(trt, REAL_NAMES.get(name, name))
+            members = {
+                key: value for kind in simulated.__mro__[:-1] for key, value in vars(kind).items() if key[0] != "_"
+            }
+            assert members
+            for key, member in members.items():
+                found = getattr(real, key)
+                if inspect.isfunction(member):
+                    taken = list(inspect.signature(member).parameters)[1:]
+                    assert taken in documented_arguments(found), (key, taken, documented_arguments(found))
+                else:
+                    assert isinstance(found, property), key
 
 
 def test_documented_arguments_are_read() -> None:

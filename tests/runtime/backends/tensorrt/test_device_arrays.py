@@ -16,10 +16,16 @@ from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, open_capsule
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("kind", [ByDlpack, ByInterface])
-@pytest.mark.parametrize("dtype", [np.int64, np.int32])
-@pytest.mark.parametrize("engine_type", ["INT64", "INT32"])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("engine_type", "dtype", "kind"),
+    [
+        ("INT64", np.int64, ByDlpack),
+        ("INT64", np.int32, ByInterface),
+        ("INT32", np.int64, ByInterface),
+        ("INT32", np.int32, ByDlpack),
+    ],
+)
 def test_arrays_on_the_gpu_give_the_models_answers_there(
     engine_type: str, dtype: type, kind: type, seed: int, new_machine: MachineMaker
 ) -> None:
@@ -46,7 +52,7 @@ def test_where_padding_changes_answers_a_batch_on_the_gpu_is_answered_as_given(
         machine.check(batch, session.run_on_device(**machine.on_gpu(batch)))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_slot_is_not_filled_again_before_its_batch_is_computed(seed: int, new_machine: MachineMaker) -> None:
     machine = new_machine(seed, eagerness=0)
     runner = machine.runner(graphs="off")

@@ -11,6 +11,7 @@ from hdruntime.backends.tensorrt.layout import layout_of, padding_ranges, rounde
 from hdruntime.backends.tensorrt.shapes import Choice, Shape, check_limits, choose_profile, longest, most_rows
 from hdruntime.bundle.manifest import ProfileShape, TensorSpec
 from hdruntime.errors import BackendUnavailableError, InputError
+from support.comparators import named_case
 
 BUCKETS = tuple(ProfileShape(batch=(1, 1, 8), tokens=(1, length, length)) for length in (128, 512, 4096))
 UNEVEN = (
@@ -20,19 +21,20 @@ UNEVEN = (
 )
 
 
-@pytest.mark.parametrize(
-    ("batch", "tokens", "choice"),
-    [
-        (1, 1, Choice(0, Shape(1, 16))),
-        (8, 128, Choice(0, Shape(8, 128))),
-        (1, 129, Choice(1, Shape(1, 144))),
-        (1, 512, Choice(1, Shape(1, 512))),
-        (3, 513, Choice(2, Shape(3, 544))),
-        (1, 4096, Choice(2, Shape(1, 4096))),
-    ],
-)
-def test_a_batch_goes_to_the_narrowest_profile(batch: int, tokens: int, choice: Choice) -> None:
-    assert choose_profile(BUCKETS, batch, tokens) == choice
+CHOICES = [
+    (1, 1, Choice(0, Shape(1, 16))),
+    (8, 128, Choice(0, Shape(8, 128))),
+    (1, 129, Choice(1, Shape(1, 144))),
+    (1, 512, Choice(1, Shape(1, 512))),
+    (3, 513, Choice(2, Shape(3, 544))),
+    (1, 4096, Choice(2, Shape(1, 4096))),
+]
+
+
+def test_a_batch_goes_to_the_narrowest_profile() -> None:
+    for batch, tokens, choice in CHOICES:
+        with named_case(batch, tokens, choice):
+            assert choose_profile(BUCKETS, batch, tokens) == choice
 
 
 @pytest.mark.parametrize(

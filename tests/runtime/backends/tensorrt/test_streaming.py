@@ -53,10 +53,8 @@ def streamed(session: Session, documents: list[list[int]], **options: Any) -> di
     return {number: np.concatenate(found) for number, found in parts.items()}
 
 
-@pytest.mark.parametrize("attended", [False, True])
-@pytest.mark.parametrize("graphs", ["on", "off"])
-@pytest.mark.parametrize("engine_type", ["INT64", "INT32"])
 @pytest.mark.parametrize(("segment", "rows"), [(1, 1), (20, 1), (20, 3), (32, 8), (50, 1), (200, 4)])
+@pytest.mark.parametrize(("engine_type", "graphs", "attended"), [("INT64", "on", False), ("INT32", "off", True)])
 def test_interleaved_documents_equal_the_model_by_hand(
     segment: int, rows: int, engine_type: str, graphs: str, attended: bool, new_streaming: MachineMaker
 ) -> None:

@@ -1,0 +1,111 @@
+"""The quick grid sends long texts through the first layers only, where all others repeat them with other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from hdexport.checkpoint import find_checkpoint
+from hdexport.graph.first_layers import LayerResults, first_layers_of_graph, layer_results
+from hdexport.verify import Grid, Verification, verify_bundle
+from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.reader import open_bundle
+from support.tampered_bundles import tampered
+from support.tiny_models import BASE
+
+GRAPHS = ("model.onnx", "onnxruntime_cpu.onnx")
+
+
+def verified(bundle, path, grid: Grid = Grid.QUICK) -> Verification:
+    found = open_bundle(path)
+    return verify_bundle(found, reference_of(found, find_checkpoint(bundle.checkpoint)), grid=grid)
+
+
+def weight_of_layer(number: int) -> Callable[[ir.Model], None]:
+    def change(model: ir.Model) -> None:
+        value = next(
+            value for name, value in model.graph.initializers.items() if f"layer.{number}.output.dense" in name
+        )
+        value.const_value = ir.tensor(value.const_value.numpy() * 1.1, name=value.name)
+
+    return change
+
+
+def last_position(model: ir.Model) -> None:
+    value = next(value for name, value in model.graph.initializers.items() if "position" in name)
+    rows = value.const_value.numpy().copy()
+    rows[-1] = rows[0]
+    value.const_value = ir.tensor(rows, name=value.name)
+
+
+def test_long_texts_take_the_layers_that_were_traced(tiny_bundles) -> None:
+    """All layers but the first are copies in a BERT; a ModernBERT of four layers is traced to its last."""
+    bundle = tiny_bundles("bert")
+    checks = verified(bundle, bundle.path).checks
+    assert {check.layers for check in checks if check.case.tokens <= BASE + 1} == {None}
+    assert {check.layers for check in checks if check.case.tokens > BASE + 1} == {(1, 2)}
+    assert all(check.passed for check in checks)
+    lines = [check.line() for check in checks if check.layers is not None]
+    assert all("through the first 1 of 2 layers, which the others repeat" in line for line in lines)
+    modernbert = tiny_bundles("modernbert")
+    assert layer_results(modernbert.graph) is None
+    assert {check.layers for check in verified(modernbert, modernbert.path).checks} == {None}
+
+
+def test_the_full_grid_takes_all_layers(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert")
+    assert {check.layers for check in verified(bundle, bundle.path, Grid.FULL).checks} == {None}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_wrong"),
+    [
+        # What long texts skip is wrong in short ones.
+        (weight_of_layer(1), lambda tokens: tokens <= BASE + 1),
+        (weight_of_layer(0), lambda tokens: True),
+        (last_position, lambda tokens: tokens == 300),
+    ],
+    ids=["a copy's weight", "the traced layer's weight", "the last position"],
+)
+def test_a_wrong_weight_is_found_by_the_texts_that_read_it(
+    tiny_bundles, tmp_path, change: Callable[[ir.Model], None], is_wrong: Callable[[int], bool]
+) -> None:
+    bundle = tiny_bundles("bert")
+    found = verified(bundle, tampered(bundle, tmp_path / "wrong", change, *GRAPHS))
+    assert not found.passed
+    for check in found.checks:
+        assert check.passed != is_wrong(check.case.tokens), check.line()
+
+
+def test_a_graph_that_lost_the_places_of_its_layers_runs_whole(tiny_bundles, tmp_path) -> None:
+    bundle = tiny_bundles("bert")
+
+    def rename(model: ir.Model) -> None:
+        value = next(value for node in model.graph for value in node.outputs if value.name == "layer_result.1.0")
+        value.name = "other"
+
+    checks = verified(bundle, tampered(bundle, tmp_path / "renamed", rename, "onnxruntime_cpu.onnx")).checks
+    assert {check.layers for check in checks} == {None}
+    assert all(check.passed for check in checks)
+
+
+def test_an_output_that_a_copy_returns_keeps_its_name() -> None:
+    """Two layers that add a number each; the second is left out."""
+    number = ir.tensor(np.array([1.0], np.float32), name="one")
+    given, one = (ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1])) for name in "xw")
+    one.const_value = number
+    first = ir.node("Add", [given, one])
+    second = ir.node("Add", [first.outputs[0], one])
+    for node, name in ((first, "a"), (second, "y")):
+        node.outputs[0].name, node.outputs[0].type = name, given.type
+    graph = ir.Graph([given], [second.outputs[0]], nodes=[first, second], initializers=[one], opset_imports={"": 23})
+    model = ir.Model(graph, ir_version=10)
+    missing = LayerResults(traced=1, last_traced=("a",), repeated=(("z",),))
+    assert not first_layers_of_graph(model, missing)
+    assert len(graph) == 2
+    assert first_layers_of_graph(model, LayerResults(traced=1, last_traced=("a",), repeated=(("y",),)))
+    assert [node.op_type for node in graph] == ["Add", "Identity"]
+    assert [value.name for value in graph.outputs] == ["y"]
