@@ -139,7 +139,7 @@ def _in_one_piece(node: Node) -> Node:
     return copied
 
 
-def _size(node: Node, size: int | torch.SymInt) -> int | Node:
+def _size(node: Node, size: Any) -> int | Node:
     """A size of an axis, as a number or as a node in front of another; as a trace does, sizes come from the inputs.
 
     Raises:
@@ -150,7 +150,8 @@ def _size(node: Node, size: int | torch.SymInt) -> int | Node:
     inputs = [other for other in node.graph.nodes if other.op == "placeholder"]
     for given in reversed(inputs):
         value = given.meta.get("val")
-        for axis, length in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+        shape: Any = value.shape if isinstance(value, torch.Tensor) else ()
+        for axis, length in enumerate(shape):
             if isinstance(length, torch.SymInt) and length.node.expr == size.node.expr:
                 made = node.graph.call_function(aten.sym_size.int, (given, axis))
                 return _with_size(made, size, node)
