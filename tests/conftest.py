@@ -53,6 +53,21 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="there is no NVIDIA GPU here"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _sessions_of_one_thread():
+    """ONNX Runtime's threads spin while they wait, and test processes share the cores. A test may ask for threads."""
+    import onnxruntime
+
+    class OneThread(onnxruntime.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", OneThread)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _levels_of_our_loggers():
     """Every test begins with them as Python has them, whatever command another has run in this process."""

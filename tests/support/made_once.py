@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["made_once"]
+__all__ = ["made_once", "sources_digest"]
 
 import fcntl
 import functools
@@ -63,7 +63,7 @@ def made_once(
 @functools.cache
 def _kept_folder() -> Path:
     """The folder of the present sources. Of the others the newest one stays, for whoever goes back and forth."""
-    folder = _KEPT / sources_digest()
+    folder = _KEPT / _DIGEST
     folder.mkdir(exist_ok=True, parents=True)
     os.utime(folder)
     others = sorted((other for other in _KEPT.iterdir() if other != folder), key=lambda other: other.stat().st_mtime)
@@ -88,3 +88,7 @@ def _sources(root: Path) -> Iterator[Path]:
                 yield file
     yield root / "tests" / "exporter" / "conftest.py"
     yield from (root / "tests" / "support" / name for name in _MAKERS)
+
+
+_DIGEST = sources_digest()
+"""Of the sources as this process has them, and not of those that are edited while tests run."""

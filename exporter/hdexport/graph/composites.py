@@ -101,7 +101,8 @@ def _rule_of(node: Node, decompositions: Mapping[Any, Any]) -> Callable[[Node], 
 
 def _is_check(node: Node) -> bool:
     """Whether a node only asserts what the model's code asserts: an operator without results."""
-    return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and not target._schema.returns and not target._schema.is_mutable
 
 
 def _is_composite_view(target: torch._ops.OpOverload) -> bool:
@@ -178,6 +179,18 @@ def _cast(node: Node) -> Node:
 def _unchanged(node: Node) -> Node:
     assert isinstance(node.args[0], Node)
     return node.args[0]
+
+
+def _contiguous(node: Node) -> Node:
+    """The input; a change in place would tell an input that is copied from one that is not.
+
+    Raises:
+        _UnknownCompositeError: the result is changed in place.
+    """
+    for user in node.users:
+        if isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable:
+            raise _UnknownCompositeError(f"{node.target}, whose result {user.target} changes")
+    return _unchanged(node)
 
 
 def _transposed(node: Node) -> Node:
@@ -265,7 +278,7 @@ aten = torch.ops.aten
 _RULES: Mapping[Any, Callable[[Node], Node]] = {
     aten.__and__.Tensor: lambda node: _call(node, aten.bitwise_and.Tensor, *node.args),
     aten.chunk.default: _split,
-    aten.contiguous.default: _unchanged,
+    aten.contiguous.default: _contiguous,
     aten.expand_as.default: _expanded,
     aten.flatten.using_ints: _as_view,
     aten.narrow.default: _narrowed,

@@ -70,6 +70,13 @@ def read_before_and_after(states: torch.Tensor) -> torch.Tensor:
     return before * copied
 
 
+def changed_copy(states: torch.Tensor) -> torch.Tensor:
+    """PyTorch copies a product in the order of its transposed factor, and changes the copy alone."""
+    product = states.transpose(1, 2) * 2.0
+    product.contiguous().mul_(3.0)
+    return product.transpose(1, 2)
+
+
 def moved_axis(states: torch.Tensor) -> torch.Tensor:
     return states.movedim(2, 1).movedim(1, 2) * 2.0
 
@@ -99,6 +106,7 @@ def traced_twice(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> ir.Mod
         (all_that_rules_cover, None),
         (read_before_and_after, None),
         (changed_view, "aten.mul_"),
+        (changed_copy, "aten.contiguous"),
         (moved_axis, "aten.movedim"),
     ],
 )
