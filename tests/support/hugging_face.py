@@ -85,7 +85,8 @@ def extended_rows(rows: np.ndarray, max_len: int, *, alpha: float = ALPHA) -> np
     """The first `max_len` hierarchical positions of [n, width] rows, float64, by the definition as it is written."""
     p = rows.astype(np.float64)
     u = (p - alpha * p[0]) / (1 - alpha)
-    q = alpha * u[:, None, :] + (1 - alpha) * u[None, :, :]  # [i, j, width]
+    blocks = -(-max_len // len(u))  # of i, that the first `max_len` rows reach
+    q = alpha * u[:blocks, None, :] + (1 - alpha) * u[None, :, :]  # [i, j, width]
     return q.reshape(-1, rows.shape[1])[:max_len]
 
 
