@@ -94,8 +94,9 @@ def verify_bundle(
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
         limit_bytes = _limit_bytes(grid)
+    has_long = grid is Grid.QUICK and any(_is_long(case, manifest) for case in found)
     for asked, those in _readers(bundle, reference, sets):
-        layers = _layers_to_leave_out(bundle, asked, those) if grid is Grid.QUICK else None
+        layers = _layers_to_leave_out(bundle, asked, those) if has_long else None
         for part in open_at_once(those, manifest, _free_bytes() // 2):
             for way, group in _by_way(found, manifest, limit_bytes, layers).items():
                 with contextlib.ExitStack() as stack:
@@ -150,13 +151,17 @@ def _by_way(
     found: Iterable[Case], manifest: Manifest, limit_bytes: int, layers: LayerResults | None
 ) -> dict[_Way, list[Case]]:
     """The cases by how they are checked, the short ones first."""
-    longest_whole = min(manifest.positions.base + 1, _LONGEST_WHOLE)
     groups: dict[_Way, list[Case]] = {}
     for case in found:
         is_sampled = manifest.task == Task.FILL_MASK.value and arrays_bytes(case, manifest) > limit_bytes
-        way = _Way(is_sampled=is_sampled, layers=layers if case.tokens > longest_whole else None)
+        way = _Way(is_sampled=is_sampled, layers=layers if _is_long(case, manifest) else None)
         groups.setdefault(way, []).append(case)
     return groups
+
+
+def _is_long(case: Case, manifest: Manifest) -> bool:
+    """Whether the quick grid sends a case through the first layers only, where others repeat them."""
+    return case.tokens > min(manifest.positions.base + 1, _LONGEST_WHOLE)
 
 
 def _layers_to_leave_out(bundle: Bundle, reference: Reference, sets: Sequence[GraphSet]) -> LayerResults | None:
