@@ -17,6 +17,8 @@ from torch.fx import Node
 
 logger = logging.getLogger(__name__)
 
+aten = torch.ops.aten
+
 _WHOLE_AXIS = 2**62
 """An end of a slice from which on it is the end of the axis; PyTorch writes the largest int64."""
 
@@ -70,6 +72,8 @@ def _rewrite(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> Non
         if rule is not None:
             with graph.inserting_before(node):
                 replacement = rule(node)
+            if replacement is node:
+                continue
             node.replace_all_uses_with(replacement)
             signature.replace_all_uses(node.name, replacement.name)
         if rule is not None or _is_check(node):
@@ -79,7 +83,7 @@ def _rewrite(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> Non
 
 
 def _rule_of(node: Node, decompositions: Mapping[Any, Any]) -> Callable[[Node], Node] | None:
-    """What replaces a node; None where the node stays.
+    """The rule that replaces a node; None where the node stays.
 
     Raises:
         _UnknownCompositeError: the node may not stay.
@@ -91,7 +95,7 @@ def _rule_of(node: Node, decompositions: Mapping[Any, Any]) -> Callable[[Node], 
         return None
     rule = _RULES.get(target)
     if rule is not None:
-        return rule if rule is not _full_slice or _is_full_slice(node) else None
+        return rule if target is not aten.slice.Tensor or _is_whole(node) else None
     if target._schema.is_mutable:
         return _out_of_place
     if target in decompositions or _is_composite_view(target):
@@ -173,15 +177,12 @@ def _sized(node: Node) -> Node:
 def _cast(node: Node) -> Node:
     value, dtype = node.args[0], node.meta["val"].dtype
     assert isinstance(value, Node)
-    return value if value.meta["val"].dtype == dtype else _call(node, aten._to_copy.default, value, dtype=dtype)
+    return (
+        _unchanged(node) if value.meta["val"].dtype == dtype else _call(node, aten._to_copy.default, value, dtype=dtype)
+    )
 
 
 def _unchanged(node: Node) -> Node:
-    assert isinstance(node.args[0], Node)
-    return node.args[0]
-
-
-def _contiguous(node: Node) -> Node:
     """The input; a change in place would tell an input that is copied from one that is not.
 
     Raises:
@@ -190,7 +191,8 @@ def _contiguous(node: Node) -> Node:
     for user in node.users:
         if isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable:
             raise _UnknownCompositeError(f"{node.target}, whose result {user.target} changes")
-    return _unchanged(node)
+    assert isinstance(node.args[0], Node)
+    return node.args[0]
 
 
 def _transposed(node: Node) -> Node:
@@ -231,21 +233,19 @@ def _split(node: Node) -> Node:
     return _call(node, aten.split.Tensor, value, -(-size // chunks), axis)
 
 
-def _is_full_slice(node: Node) -> bool:
+def _is_whole(node: Node) -> bool:
+    """Whether a slice is its whole input."""
     _, _, start, end, step = (*node.args, *(None,) * 4)[:5]
     reaches_end = end is None or (isinstance(end, int) and end >= _WHOLE_AXIS)
     return start in (0, None) and reaches_end and step in (1, None)
-
-
-def _full_slice(node: Node) -> Node:
-    return _unchanged(node)
 
 
 def _out_of_place(node: Node) -> Node:
     """An operator that changes its input becomes the one that does not, where nothing else looks at the input's memory.
 
     Raises:
-        _UnknownCompositeError: the input may share its memory, or more than the first argument changes.
+        _UnknownCompositeError: the input may share its memory, more than the first argument changes, or an argument
+            has another dtype, which would be the result's.
     """
     target, (changed, *_) = node.target, node.args
     assert isinstance(target, torch._ops.OpOverload)
@@ -257,6 +257,7 @@ def _out_of_place(node: Node) -> Node:
         or not isinstance(changed, Node)
         or _may_share_memory(changed)
         or any(_may_share_memory(user) for user in changed.users if user is not node)
+        or any(other.meta["val"].dtype != changed.meta["val"].dtype for other in _tensors(node))
         or packet is None
         or target._overloadname not in packet.overloads()
     ):
@@ -266,6 +267,11 @@ def _out_of_place(node: Node) -> Node:
     return made
 
 
+def _tensors(node: Node) -> list[Node]:
+    """The inputs of a node that are tensors."""
+    return [given for given in node.all_input_nodes if isinstance(given.meta.get("val"), torch.Tensor)]
+
+
 def _may_share_memory(node: Node) -> bool:
     """Whether a node's result may be, or be a part of, its input or of what is not computed in the graph."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
@@ -273,18 +279,16 @@ def _may_share_memory(node: Node) -> bool:
     return any(result.alias_info is not None for result in node.target._schema.returns)
 
 
-aten = torch.ops.aten
-
 _RULES: Mapping[Any, Callable[[Node], Node]] = {
     aten.__and__.Tensor: lambda node: _call(node, aten.bitwise_and.Tensor, *node.args),
     aten.chunk.default: _split,
-    aten.contiguous.default: _contiguous,
+    aten.contiguous.default: _unchanged,
     aten.expand_as.default: _expanded,
     aten.flatten.using_ints: _as_view,
     aten.narrow.default: _narrowed,
     aten.numpy_T.default: _transposed,
     aten.reshape.default: _reshaped,
-    aten.slice.Tensor: _full_slice,
+    aten.slice.Tensor: _unchanged,
     aten.square.default: _squared,
     aten.sym_size.int: _sized,
     aten.to.device: _cast,

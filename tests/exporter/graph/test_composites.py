@@ -77,6 +77,19 @@ def changed_copy(states: torch.Tensor) -> torch.Tensor:
     return product.transpose(1, 2)
 
 
+def changed_cast(states: torch.Tensor) -> torch.Tensor:
+    copied = states + 1.0
+    copied.to(torch.float32, copy=True).mul_(3.0)
+    return copied
+
+
+def changed_by_another_dtype(states: torch.Tensor) -> torch.Tensor:
+    """What is changed stays float32; a product would be float64."""
+    copied = states * 1.0
+    copied.mul_(states.double() / 3)
+    return copied
+
+
 def moved_axis(states: torch.Tensor) -> torch.Tensor:
     return states.movedim(2, 1).movedim(1, 2) * 2.0
 
@@ -107,6 +120,8 @@ def traced_twice(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> ir.Mod
         (read_before_and_after, None),
         (changed_view, "aten.mul_"),
         (changed_copy, "aten.contiguous"),
+        (changed_cast, "aten.to.dtype"),
+        (changed_by_another_dtype, "aten.mul_"),
         (moved_axis, "aten.movedim"),
     ],
 )
