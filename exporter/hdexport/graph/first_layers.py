@@ -11,7 +11,6 @@ __all__ = [
 ]
 
 import contextlib
-import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _KEY = "hdexport.layer_results"
-"""Of a graph's metadata: the names of what the last traced layer and its repetitions return, a JSON object."""
+"""Key of a graph's metadata: names of the values that the last traced layer and the later ones return, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class LayerResults:
 
 
 def layer_results(model: onnx_ir.Model) -> LayerResults | None:
-    """What a graph's metadata says; None for a graph whose layers all differ, and for one of an older bundle."""
+    """The layer results in a graph's metadata; None where all layers differ, and for a bundle of an older version."""
     text = model.metadata_props.get(_KEY)
     if text is None:
         return None
@@ -118,9 +117,6 @@ def _pairs(results: LayerResults) -> list[tuple[str, str]]:
 def first_layers_of_pytorch(module: torch.nn.Module, traced: int | None) -> Iterator[Callable[[], int]]:
     """While this holds, calls of a model's layers after the first `traced` return what that one returned.
 
-    Layers are the members of module lists, as for `hdexport.graph.repeated_layers`. Layers inside of a layer belong to
-    that layer.
-
     Args:
         module: one call of it calls the layers.
         traced: calls that compute; None for all.
@@ -128,21 +124,11 @@ def first_layers_of_pytorch(module: torch.nn.Module, traced: int | None) -> Iter
     Returns:
         A function that says how many calls there were.
     """
-    import torch
+    from hdexport.graph.layer_calls import intercepted_layers, layers_of
 
-    lists = [child for child in module.modules() if isinstance(child, torch.nn.ModuleList)]
-    layers = list(dict.fromkeys(layer for children in lists for layer in children))
-    originals = [vars(layer).get("forward") for layer in layers]
     calls = _Calls(traced)
-    for layer in layers:
-        layer.forward = functools.partial(calls.call, layer.forward)
-    try:
+    with intercepted_layers(layers_of(module), calls.call):
         yield lambda: calls.number
-    finally:
-        for layer, original in zip(layers, originals, strict=True):
-            del layer.forward
-            if original is not None:
-                layer.forward = original
 
 
 class _Calls:
@@ -150,18 +136,11 @@ class _Calls:
 
     def __init__(self, traced: int | None) -> None:
         self.number = 0
-        self._traced, self._is_inside = traced, False
+        self._traced = traced
         self._last: Any = None
 
-    def call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._is_inside:
-            return forward(*args, **kwargs)
+    def call(self, _: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.number += 1
-        if self._traced is not None and self.number > self._traced:
-            return self._last
-        self._is_inside = True
-        try:
+        if self._traced is None or self.number <= self._traced:
             self._last = forward(*args, **kwargs)
-        finally:
-            self._is_inside = False
         return self._last

@@ -5,14 +5,14 @@ from __future__ import annotations
 __all__ = ["layers_traced_once"]
 
 import contextlib
-import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from hdexport.graph.layer_calls import intercepted_layers, layers_of
 from hdexport.graph.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT
 
 _NUMBERS_OF_LAYERS = ("layer_id", "layer_idx")
@@ -29,20 +29,10 @@ def layers_traced_once(module: torch.nn.Module) -> Iterator[None]:
     The others leave a mark in the graph, for `hdexport.graph.passes.repeat_layers` to replace. Layers are the members
     of module lists; they are equal if all their parts are, except for the values of parameters and buffers.
     """
-    lists = [child for child in module.modules() if isinstance(child, torch.nn.ModuleList)]
-    layers: list[Any] = list(dict.fromkeys(layer for children in lists for layer in children))
-    descriptions = [_describe_layer(layer) for layer in layers]  # of all of them before the first is changed
-    originals = [vars(layer).get("forward") for layer in layers]
-    tracer = _Tracer()
-    for layer, description in zip(layers, descriptions, strict=True):
-        layer.forward = functools.partial(tracer.call, layer, layer.forward, description)
-    try:
+    layers = layers_of(module)
+    tracer = _Tracer({layer: _describe_layer(layer) for layer in layers})  # of all of them before the first is changed
+    with intercepted_layers(layers, tracer.call):
         yield
-    finally:
-        for layer, original in zip(layers, originals, strict=True):
-            del layer.forward
-            if original is not None:
-                layer.forward = original
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,27 +64,25 @@ class _Traced:
 
 
 class _Tracer:
-    """Intercepts the calls of all layers during one export."""
+    """Answers the calls of all layers during one export.
 
-    def __init__(self) -> None:
+    Args:
+        descriptions: of the layers.
+    """
+
+    def __init__(self, descriptions: Mapping[torch.nn.Module, Hashable]) -> None:
+        self._descriptions = descriptions
         self._traced: list[_Traced] = []
-        self._is_inside = False
 
-    def call(
-        self, layer: torch.nn.Module, forward: Callable[..., Any], description: Hashable, *args: Any, **kwargs: Any
-    ) -> Any:
-        # Layers inside of a layer are traced, or repeated, with it.
-        if self._is_inside or not torch.compiler.is_exporting() or torch.compiler.is_dynamo_compiling():
+    def call(self, layer: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_exporting() or torch.compiler.is_dynamo_compiling():
             return forward(*args, **kwargs)
         arguments, structure = pytree.tree_flatten((args, kwargs))
+        description = self._descriptions[layer]
         for traced in self._traced:
             if traced.is_repeated_by(description, arguments, structure):
                 return _finish(REPEAT, traced, layer, _tensors(arguments))
-        self._is_inside = True
-        try:
-            results, result_structure = pytree.tree_flatten(self._trace(forward, arguments, structure))
-        finally:
-            self._is_inside = False
+        results, result_structure = pytree.tree_flatten(self._trace(forward, arguments, structure))
         traced = _Traced(
             number=len(self._traced),
             description=description,

@@ -91,7 +91,7 @@ def sampled_runner(
 
 
 def repeated_layers(bundle: Bundle, sets: Sequence[GraphSet]) -> LayerResults | None:
-    """What layers of the bundle's graphs return, if layers repeat others and can be left out of each of the graphs."""
+    """The layer results of a bundle's graphs; None where no layer repeats another, or a graph has lost the names."""
     found = layer_results(read_graph(bundle, bundle.manifest.graphs[0]))
     if found is None or not all(_without_repeated(bundle, each, found) for each in sets):
         return None

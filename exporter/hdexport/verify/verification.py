@@ -135,7 +135,7 @@ class _Way:
     def open(
         self, bundle: Bundle, graphs: GraphSet, reference: Reference
     ) -> contextlib.AbstractContextManager[Run | None]:
-        """What runs the graphs."""
+        """Open a runner of the graphs."""
         opener: Callable[..., Any] = sampled_runner if self.is_sampled else runner
         opened: contextlib.AbstractContextManager[Run | None] = opener(
             bundle, graphs, reference.facts.decisions, self.layers
@@ -143,7 +143,7 @@ class _Way:
         return opened
 
     def answers_of(self, reference: Reference) -> Reference:
-        """What the graphs are compared with."""
+        """The reference whose answers the graphs are compared with."""
         return reference if self.layers is None else reference.of_first_layers(self.layers.traced)
 
 

@@ -1,4 +1,4 @@
-"""What this machine's processor has instructions for, which decides the faster backend."""
+"""Instructions that this machine's processor has, and that decide which backend is the faster one."""
 
 from __future__ import annotations
 
