@@ -274,9 +274,9 @@ def _graph_checks(result: dict[str, object]) -> str:
     checks = f"{result.get('passed')} of {result.get('checks')} checks"
     sampled = result.get("sampled")
     said = f", {len(sampled)} with logits at some tokens" if isinstance(sampled, list) and sampled else ""
-    partly = result.get("first_layers")
+    partly = result.get("layers_left_out")
     if isinstance(partly, list) and partly:
-        said += f", {len(partly)} through the first {partly[0]['layers'][0]} of {partly[0]['layers'][1]} layers"
+        said += f", {len(partly)} through {partly[0]['layers'][0]} of {partly[0]['layers'][1]} layers"
     cosine = result.get("min_cosine")
     said += (
         f", cosine {cosine:.6f}"

@@ -171,7 +171,7 @@ def _graph_record(checks: Sequence[Check]) -> dict[str, object]:
         "sampled": [
             _case_record(check.case) | {"samples": check.samples} for check in checks if check.samples is not None
         ],
-        "first_layers": [
+        "layers_left_out": [
             _case_record(check.case) | {"layers": list(check.layers)} for check in checks if check.layers is not None
         ],
     }  # fmt: skip
@@ -189,7 +189,7 @@ def _tolerance(checks: Sequence[Check]) -> str:
 
 def _layers_text(layers: tuple[int, int]) -> str:
     ran, of = layers
-    return f"through the first {ran} of {of} layers, which the others repeat"
+    return f"through the {ran} of {of} layers that the others repeat"
 
 
 def case_text(case: Case) -> str:

@@ -14,7 +14,12 @@ import numpy.typing as npt
 import hdruntime
 from hdexport.attention.kind import Decisions
 from hdexport.graph.bundle_graph import read_graph
-from hdexport.graph.first_layers import LayerResults, first_layers_of_graph, first_layers_of_openvino, layer_results
+from hdexport.graph.left_out_layers import (
+    LayerResults,
+    layer_results,
+    leave_layers_out_of_graph,
+    leave_layers_out_of_openvino,
+)
 from hdexport.graph.vocabulary_head import sampled_graph, sampled_openvino_model
 from hdexport.verify.graph_sets import GraphSet
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
@@ -102,8 +107,8 @@ def _without_repeated(bundle: Bundle, graphs: GraphSet, layers: LayerResults) ->
     if graphs.is_for_openvino:
         core = require("openvino").Core()
         models = [core.read_model(bundle.file(graph.file)) for graph in graphs.graphs]
-        return all(first_layers_of_openvino(model, layers) for model in models)
-    return first_layers_of_graph(read_graph(bundle, graphs.graphs[0]), layers)
+        return all(leave_layers_out_of_openvino(model, layers) for model in models)
+    return leave_layers_out_of_graph(read_graph(bundle, graphs.graphs[0]), layers)
 
 
 def _changed_graph(
@@ -111,7 +116,7 @@ def _changed_graph(
 ) -> onnx_ir.Model:
     model = read_graph(bundle, graph)
     if layers is not None:
-        first_layers_of_graph(model, layers)
+        leave_layers_out_of_graph(model, layers)
     if decisions is not None:
         decisions.watch(model)
     return model
@@ -136,7 +141,7 @@ def _models_of_openvino(
     models = [core.read_model(bundle.file(graph.file)) for graph in graphs.graphs]
     for model in models:
         if layers is not None:
-            first_layers_of_openvino(model, layers)
+            leave_layers_out_of_openvino(model, layers)
         if decisions is not None:
             decisions.watch_openvino(model)
     return models

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 __all__ = ["Reference", "positions_of", "reference_of"]
 
-import contextlib
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from hdexport.attention.kind import ReferenceFacts
 from hdexport.attention.kinds import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
-from hdexport.graph.first_layers import first_layers_of_pytorch
+from hdexport.graph.left_out_layers import layers_left_out_of_pytorch
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme
 from hdexport.model.tasks import Task
 from hdexport.verify.remembered import PastTexts, empty_memory
@@ -73,7 +72,7 @@ class Reference:
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
         self._written: IntArray | None = None
-        self._layers: int | None = None
+        self._left_out: Collection[int] = ()
         memories = [spec for spec in module.inputs if spec.role is Role.MEMORY]
         self.past = PastTexts(memories, self._leaves, longest=longest)
 
@@ -135,22 +134,21 @@ class Reference:
         other._written = written
         return other
 
-    def of_first_layers(self, calls: int) -> Reference:
-        """The same model, whose calls of layers after the first ones return what the last of these returned."""
+    def without_layers(self, calls: Collection[int]) -> Reference:
+        """The same model, some of whose calls of layers return what the call before returned.
+
+        Args:
+            calls: their numbers, from 0.
+        """
         other = copy.copy(self)
-        other._layers = calls
+        other._left_out = calls
         return other
 
     def calls_of_layers(self) -> int:
         """How often a call of the model calls a layer."""
-        with first_layers_of_pytorch(self._module, None) as calls:
+        with layers_left_out_of_pytorch(self._module, ()) as calls:
             self.unpadded(0, 1)
             return calls()
-
-    def _only_first_layers(self) -> contextlib.AbstractContextManager[object]:
-        if self._layers is None:
-            return contextlib.nullcontext()
-        return first_layers_of_pytorch(self._module, self._layers)
 
     def text(self, row: int, length: int) -> IntArray:
         """[length], the first tokens of the row's text."""
@@ -208,7 +206,7 @@ class Reference:
         from hdexport.graph.vocabulary_head import HEAD_INPUT, sampled_head
 
         tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
-        with torch.inference_mode(), self._only_first_layers():
+        with torch.inference_mode(), layers_left_out_of_pytorch(self._module, self._left_out):
             if samples is None:
                 outputs = dict(zip(self._module.outputs, self._module(**tensors), strict=True))
             else:

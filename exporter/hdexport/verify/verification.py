@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hdexport.attention.kind import DECISION, Boundaries
 from hdexport.attention.kinds import attention_of
-from hdexport.graph.first_layers import LayerResults
+from hdexport.graph.left_out_layers import LayerResults
 from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.tasks import TASKS, Task
@@ -62,8 +62,8 @@ def verify_bundle(
 ) -> Verification:
     """Run every graph of a bundle over a grid and compare it with PyTorch.
 
-    The quick grid sends long texts through the first layers only, if all others repeat these with other weights: short
-    texts check those weights, and the full grid checks all lengths with all layers.
+    The quick grid leaves layers that repeat others with other weights out of long texts: short texts check those
+    weights, and the full grid checks all lengths with all layers.
 
     Where the logits over a vocabulary do not fit in the memory, they are compared at some tokens, and what they are
     projected from at all of them. What does not fit either is not checked. Both are said.
@@ -144,7 +144,7 @@ class _Way:
 
     def answers_of(self, reference: Reference) -> Reference:
         """The reference whose answers the graphs are compared with."""
-        return reference if self.layers is None else reference.of_first_layers(self.layers.traced)
+        return reference if self.layers is None else reference.without_layers(self.layers.repeated)
 
 
 def _by_way(
@@ -160,7 +160,7 @@ def _by_way(
 
 
 def _is_long(case: Case, manifest: Manifest) -> bool:
-    """Whether the quick grid sends a case through the first layers only, where others repeat them."""
+    """Whether the quick grid leaves repeated layers out of a case."""
     return case.tokens > min(manifest.positions.base + 1, _LONGEST_WHOLE)
 
 
@@ -173,7 +173,7 @@ def _layers_to_leave_out(bundle: Bundle, reference: Reference, sets: Sequence[Gr
     if reference.facts.decisions is not None or bundle.manifest.memories:
         return None
     layers = repeated_layers(bundle, sets)
-    return layers if layers is not None and reference.calls_of_layers() == layers.calls else None
+    return layers if layers is not None and reference.calls_of_layers() == len(layers.names) else None
 
 
 def _readers(
@@ -295,8 +295,10 @@ def _check_case(
     feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
     for graphs, run in fitting:
         check = _compared(graphs, run, case, feeds, reference, manifest, expected, samples)
-        layers = None if way.layers is None else (way.layers.traced, way.layers.calls)
-        outcomes.add(dataclasses.replace(check, layers=layers))
+        if way.layers is not None:
+            calls = len(way.layers.names)
+            check = dataclasses.replace(check, layers=(calls - len(way.layers.repeated), calls))
+        outcomes.add(check)
 
 
 def _compared(

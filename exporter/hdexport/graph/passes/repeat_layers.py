@@ -7,7 +7,7 @@ __all__ = ["FIRST", "INPUTS", "LAYERS_DOMAIN", "OUTPUTS", "REPEAT", "repeat_laye
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.graph.first_layers import LayerResults
+from hdexport.graph.left_out_layers import LayerResults
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -61,17 +61,16 @@ def repeat_layers(model: onnx_ir.Model) -> int:
 def _keep_names(
     model: onnx_ir.Model, calls: Sequence[onnx_ir.Node], replaced: Mapping[onnx_ir.Value, onnx_ir.Value]
 ) -> None:
-    """Name what the last traced layer and the later ones return, and keep the names in the graph's metadata.
+    """Name the values that layers return, and keep the names in the graph's metadata.
 
     Args:
         model: the graph.
         calls: the mark at the end of each call of a layer, in order.
         replaced: output of a mark -> what stands in its place, which may be the output of another mark.
     """
-    traced = max(number for number, call in enumerate(calls, start=1) if call.op_type == OUTPUTS)
     outputs = list(model.graph.outputs)
     names = []
-    for number, call in enumerate(calls[traced - 1 :], start=traced):
+    for number, call in enumerate(calls):
         values = list(call.outputs)
         while any(value in replaced for value in values):
             values = [replaced.get(value, value) for value in values]
@@ -80,8 +79,9 @@ def _keep_names(
             if value.producer() is not None and value not in outputs and not str(value.name).startswith(_RESULT):
                 value.name = f"{_RESULT}{number}.{index}"
         names.append(tuple(str(value.name) for value in values))
-    if len(names) > 1 and len({len(each) for each in names}) == 1:
-        LayerResults(traced=traced, last_traced=names[0], repeated=tuple(names[1:])).write(model)
+    repeated = tuple(number for number, call in enumerate(calls) if call.op_type == REPEAT)
+    if all(len(names[number]) == len(names[number - 1]) for number in repeated):
+        LayerResults(names=tuple(names), repeated=repeated).write(model)
 
 
 def _first(mark: onnx_ir.Node) -> int:

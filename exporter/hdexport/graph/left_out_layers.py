@@ -4,15 +4,15 @@ from __future__ import annotations
 
 __all__ = [
     "LayerResults",
-    "first_layers_of_graph",
-    "first_layers_of_openvino",
-    "first_layers_of_pytorch",
     "layer_results",
+    "layers_left_out_of_pytorch",
+    "leave_layers_out_of_graph",
+    "leave_layers_out_of_openvino",
 ]
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _KEY = "hdexport.layer_results"
-"""Key of a graph's metadata: names of the values that the last traced layer and the later ones return, as JSON."""
+"""Key of a graph's metadata: names of the values that layers return, and which layers repeat others, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,24 +29,29 @@ class LayerResults:
     """Values that layers of a graph return.
 
     Attributes:
-        traced: calls of layers up to the last one that was traced.
-        last_traced: names of what that call returns.
-        repeated: for each later call, names of what the call returns. All of these layers are copies of traced ones
-            with other weights.
+        names: of each call of a layer, in order, the names of the values that the call returns.
+        repeated: numbers of the calls, from 0, of layers that are copies of traced ones with other weights.
     """
 
-    traced: int
-    last_traced: tuple[str, ...]
-    repeated: tuple[tuple[str, ...], ...]
-
-    @property
-    def calls(self) -> int:
-        """Calls of layers in all."""
-        return self.traced + len(self.repeated)
+    names: tuple[tuple[str, ...], ...]
+    repeated: tuple[int, ...]
 
     def write(self, model: onnx_ir.Model) -> None:
         """Keep the names in a graph's metadata."""
         model.metadata_props[_KEY] = json.dumps(vars(self))
+
+    @property
+    def replacements(self) -> list[tuple[str, str]]:
+        """Each value of a repeated layer, and the value of the call before that takes its place, in order.
+
+        That value may itself have been replaced by an earlier one.
+        """
+        return [
+            (name, before)
+            for number in self.repeated
+            for name, before in zip(self.names[number], self.names[number - 1], strict=True)
+            if name != before
+        ]
 
 
 def layer_results(model: onnx_ir.Model) -> LayerResults | None:
@@ -55,15 +60,11 @@ def layer_results(model: onnx_ir.Model) -> LayerResults | None:
     if text is None:
         return None
     found = json.loads(text)
-    return LayerResults(
-        traced=found["traced"],
-        last_traced=tuple(found["last_traced"]),
-        repeated=tuple(map(tuple, found["repeated"])),
-    )
+    return LayerResults(names=tuple(map(tuple, found["names"])), repeated=tuple(found["repeated"]))
 
 
-def first_layers_of_graph(model: onnx_ir.Model, results: LayerResults) -> bool:
-    """Leave the repeated layers out of a graph, in place: whoever reads what they return reads the last traced one's.
+def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bool:
+    """Leave the repeated layers out of a graph, in place: each returns what the layer before it returned.
 
     Returns:
         Whether the graph has all values by their names; it is unchanged where it has not.
@@ -72,11 +73,10 @@ def first_layers_of_graph(model: onnx_ir.Model, results: LayerResults) -> bool:
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     values = {value.name: value for node in model.graph for value in node.outputs}
-    pairs = _pairs(results)
-    if not all(name in values for pair in pairs for name in pair):
+    if not all(name in values for pair in results.replacements for name in pair):
         return False
-    for name, of_traced in pairs:
-        value, kept = values[name], values[of_traced]
+    for name, before in results.replacements:
+        value, kept = values[name], values[before]
         if value.is_graph_output():
             copy = ir.node("Identity", [kept])
             copied = copy.outputs[0]
@@ -85,62 +85,53 @@ def first_layers_of_graph(model: onnx_ir.Model, results: LayerResults) -> bool:
             model.graph.append(copy)
             model.graph.outputs[list(model.graph.outputs).index(value)] = copied
         value.replace_all_uses_with(kept)
+        values[name] = kept
     RemoveUnusedNodesPass()(model)
     RemoveUnusedFunctionsPass()(model)
     return True
 
 
-def first_layers_of_openvino(model: Any, results: LayerResults) -> bool:
-    """Do to an ``openvino.Model`` what `first_layers_of_graph` does to a graph."""
+def leave_layers_out_of_openvino(model: Any, results: LayerResults) -> bool:
+    """Do to an ``openvino.Model`` what `leave_layers_out_of_graph` does to a graph."""
     values = {name: value for node in model.get_ops() for value in node.outputs() for name in value.get_names()}
-    pairs = _pairs(results)
-    if not all(name in values for pair in pairs for name in pair):
+    if not all(name in values for pair in results.replacements for name in pair):
         return False
-    for name, of_traced in pairs:
+    for name, before in results.replacements:
         for reader in list(values[name].get_target_inputs()):
-            reader.replace_source_output(values[of_traced])
+            reader.replace_source_output(values[before])
+        values[name] = values[before]
     model.validate_nodes_and_infer_types()
     return True
 
 
-def _pairs(results: LayerResults) -> list[tuple[str, str]]:
-    """Each value of a repeated layer, and the last traced layer's that takes its place."""
-    return [
-        (name, of_traced)
-        for names in results.repeated
-        for name, of_traced in zip(names, results.last_traced, strict=True)
-        if name != of_traced
-    ]
-
-
 @contextlib.contextmanager
-def first_layers_of_pytorch(module: torch.nn.Module, traced: int | None) -> Iterator[Callable[[], int]]:
-    """While this holds, calls of a model's layers after the first `traced` return what that one returned.
+def layers_left_out_of_pytorch(module: torch.nn.Module, repeated: Collection[int]) -> Iterator[Callable[[], int]]:
+    """While this holds, some calls of a model's layers return what the call before them returned.
 
     Args:
         module: one call of it calls the layers.
-        traced: calls that compute; None for all.
+        repeated: numbers of these calls, from 0.
 
     Returns:
         A function that says how many calls there were.
     """
     from hdexport.graph.layer_calls import intercepted_layers, layers_of
 
-    calls = _Calls(traced)
+    calls = _Calls(repeated)
     with intercepted_layers(layers_of(module), calls.call):
         yield lambda: calls.number
 
 
 class _Calls:
-    """Counts the calls of layers, and answers those after the last traced one with its answer."""
+    """Counts the calls of layers, and answers the repeated ones with the answer before."""
 
-    def __init__(self, traced: int | None) -> None:
+    def __init__(self, repeated: Collection[int]) -> None:
         self.number = 0
-        self._traced = traced
+        self._repeated = repeated
         self._last: Any = None
 
     def call(self, _: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.number += 1
-        if self._traced is None or self.number <= self._traced:
+        if self.number not in self._repeated:
             self._last = forward(*args, **kwargs)
+        self.number += 1
         return self._last

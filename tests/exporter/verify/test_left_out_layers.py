@@ -1,4 +1,4 @@
-"""The quick grid sends long texts through the first layers only, where all others repeat them with other weights."""
+"""The quick grid leaves layers out of long texts that repeat others with other weights, in graphs and in PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.graph.first_layers import LayerResults, first_layers_of_graph, layer_results
+from hdexport.graph.left_out_layers import LayerResults, leave_layers_out_of_graph
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
@@ -41,18 +41,26 @@ def last_position(model: ir.Model) -> None:
     value.const_value = ir.tensor(rows, name=value.name)
 
 
-def test_long_texts_take_the_layers_that_were_traced(tiny_bundles) -> None:
-    """All layers but the first are copies in a BERT; a ModernBERT of four layers is traced to its last."""
-    bundle = tiny_bundles("bert")
-    checks = verified(bundle, bundle.path).checks
-    assert {check.layers for check in checks if check.case.tokens <= BASE + 1} == {None}
-    assert {check.layers for check in checks if check.case.tokens > BASE + 1} == {(1, 2)}
-    assert all(check.passed for check in checks)
-    lines = [check.line() for check in checks if check.layers is not None]
-    assert all("through the first 1 of 2 layers, which the others repeat" in line for line in lines)
-    modernbert = tiny_bundles("modernbert")
-    assert layer_results(modernbert.graph) is None
-    assert {check.layers for check in verified(modernbert, modernbert.path).checks} == {None}
+@pytest.mark.parametrize(
+    ("model_type", "task", "layers"),
+    [
+        ("bert", "feature-extraction", (1, 2)),
+        # A head of sentence-transformers is a layer of its own, behind the repeated one.
+        ("bert", "sentence-similarity", (2, 3)),
+        # Global without a norm, local, local, global.
+        ("modernbert", "feature-extraction", (3, 4)),
+    ],
+)
+def test_long_texts_take_the_layers_that_were_traced(
+    tiny_bundles, model_type: str, task: str, layers: tuple[int, int]
+) -> None:
+    bundle = tiny_bundles(model_type, task)
+    found = verified(bundle, bundle.path)
+    assert found.passed
+    assert {check.layers for check in found.checks if check.case.tokens <= BASE + 1} == {None}
+    assert {check.layers for check in found.checks if check.case.tokens > BASE + 1} == {layers}
+    lines = [check.line() for check in found.checks if check.layers is not None]
+    assert all(f"through the {layers[0]} of {layers[1]} layers that the others repeat" in line for line in lines)
 
 
 def test_the_full_grid_takes_all_layers(tiny_bundles) -> None:
@@ -84,7 +92,7 @@ def test_a_graph_that_lost_the_places_of_its_layers_runs_whole(tiny_bundles, tmp
     bundle = tiny_bundles("bert")
 
     def rename(model: ir.Model) -> None:
-        value = next(value for node in model.graph for value in node.outputs if value.name == "layer_result.1.0")
+        value = next(value for node in model.graph for value in node.outputs if value.name == "layer_result.0.0")
         value.name = "other"
 
     checks = verified(bundle, tampered(bundle, tmp_path / "renamed", rename, "onnxruntime_cpu.onnx")).checks
@@ -103,9 +111,9 @@ def test_an_output_that_a_copy_returns_keeps_its_name() -> None:
         node.outputs[0].name, node.outputs[0].type = name, given.type
     graph = ir.Graph([given], [second.outputs[0]], nodes=[first, second], initializers=[one], opset_imports={"": 23})
     model = ir.Model(graph, ir_version=10)
-    missing = LayerResults(traced=1, last_traced=("a",), repeated=(("z",),))
-    assert not first_layers_of_graph(model, missing)
+    missing = LayerResults(names=(("a",), ("z",)), repeated=(1,))
+    assert not leave_layers_out_of_graph(model, missing)
     assert len(graph) == 2
-    assert first_layers_of_graph(model, LayerResults(traced=1, last_traced=("a",), repeated=(("y",),)))
+    assert leave_layers_out_of_graph(model, LayerResults(names=(("a",), ("y",)), repeated=(1,)))
     assert [node.op_type for node in graph] == ["Add", "Identity"]
     assert [value.name for value in graph.outputs] == ["y"]
