@@ -276,7 +276,7 @@ def _graph_checks(result: dict[str, object]) -> str:
     said = f", {len(sampled)} with logits at some tokens" if isinstance(sampled, list) and sampled else ""
     partly = result.get("layers_left_out")
     if isinstance(partly, list) and partly:
-        said += f", {len(partly)} through {partly[0]['layers'][0]} of {partly[0]['layers'][1]} layers"
+        said += f", {len(partly)} without repeated layers"
     cosine = result.get("min_cosine")
     said += (
         f", cosine {cosine:.6f}"

@@ -35,7 +35,7 @@ class Check:
         outputs: name of each output -> what the comparison found.
         samples: tokens of the batch whose logits were compared; None where all were.
         wrong_decisions: of the graph, that rounding does not explain, a sentence each.
-        layers: how many layers ran, and of how many; None where all did.
+        left_out: layers that did not run, because they repeat others; see `hdexport.graph.left_out_layers`.
     """
 
     graph: str
@@ -44,7 +44,7 @@ class Check:
     outputs: dict[str, Comparison]
     samples: int | None = None
     wrong_decisions: tuple[str, ...] = ()
-    layers: tuple[int, int] | None = None
+    left_out: int = 0
 
     @property
     def passed(self) -> bool:
@@ -77,7 +77,7 @@ class Check:
             "min_cosine": self.min_cosine,
             "tolerance": self.tolerance,
             "samples": self.samples,
-            "layers": self.layers,
+            "layers_left_out": self.left_out,
             "wrong_decisions": list(self.wrong_decisions),
         }
 
@@ -88,7 +88,7 @@ class Check:
             f"-[{'x' if self.passed else ' '}] {self.graph}: {case_text(self.case)}: "
             f"max abs error {self.max_abs_error:.2e}, cosine {self.min_cosine:.6f} ({self.tolerance})"
             + ("" if self.samples is None else f"; logits at {self.samples} tokens, their input at all of them")
-            + ("" if self.layers is None else f"; {_layers_text(self.layers)}")
+            + (f"; {_without_layers(self.left_out)}" if self.left_out else "")
             + (f" FAILED: {', '.join(failed)}" if failed else "")
         )
 
@@ -138,10 +138,10 @@ class Verification:
             f"{passed} of {len(checks)} checks passed, max abs error {worst:.2e}, cosine {cosine:.6f} "
             f"({_tolerance(checks)})"
         )
-        partly = [check for check in checks if check.layers is not None]
-        if partly and partly[0].layers is not None:
+        partly = [check for check in checks if check.left_out]
+        if partly:
             shortest = min(check.case.tokens for check in partly)
-            figures += f"; from {shortest} tokens on {_layers_text(partly[0].layers)}"
+            figures += f"; from {shortest} tokens on {_without_layers(partly[0].left_out)}"
         return f"-[{'x' if passed == len(checks) else ' '}] {graph}: {'; '.join([figures, *left_out])}"
 
     def record(self) -> dict[str, object]:
@@ -172,7 +172,7 @@ def _graph_record(checks: Sequence[Check]) -> dict[str, object]:
             _case_record(check.case) | {"samples": check.samples} for check in checks if check.samples is not None
         ],
         "layers_left_out": [
-            _case_record(check.case) | {"layers": list(check.layers)} for check in checks if check.layers is not None
+            _case_record(check.case) | {"layers": check.left_out} for check in checks if check.left_out
         ],
     }  # fmt: skip
 
@@ -187,9 +187,10 @@ def _tolerance(checks: Sequence[Check]) -> str:
     return max((check.tolerance for check in checks), key=len)
 
 
-def _layers_text(layers: tuple[int, int]) -> str:
-    ran, of = layers
-    return f"through the {ran} of {of} layers that the others repeat"
+def _without_layers(number: int) -> str:
+    return (
+        "without the layer that repeats another" if number == 1 else f"without the {number} layers that repeat others"
+    )
 
 
 def case_text(case: Case) -> str:

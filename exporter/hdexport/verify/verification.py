@@ -41,7 +41,7 @@ _QUICK_LIMIT_BYTES = 512 * 2**20
 full grid it is half of what is free."""
 
 _LONGEST_WHOLE = 1024
-"""Tokens of the longest text that the quick grid sends through all layers, if layers repeat others."""
+"""Tokens of the longest text that the quick grid leaves no layer out of."""
 
 _INFORMATION_TOKENS = 1024
 """Of the text that shows how good an attention is."""
@@ -295,10 +295,8 @@ def _check_case(
     feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
     for graphs, run in fitting:
         check = _compared(graphs, run, case, feeds, reference, manifest, expected, samples)
-        if way.layers is not None:
-            calls = len(way.layers.names)
-            check = dataclasses.replace(check, layers=(calls - len(way.layers.repeated), calls))
-        outcomes.add(check)
+        left_out = 0 if way.layers is None else len(way.layers.repeated)
+        outcomes.add(dataclasses.replace(check, left_out=left_out))
 
 
 def _compared(

@@ -42,30 +42,28 @@ def last_position(model: ir.Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "task", "layers"),
+    ("model_type", "task"),
     [
-        ("bert", "feature-extraction", (1, 2)),
+        ("bert", "feature-extraction"),
         # A head of sentence-transformers is a layer of its own, behind the repeated one.
-        ("bert", "sentence-similarity", (2, 3)),
+        ("bert", "sentence-similarity"),
         # Global without a norm, local, local, global.
-        ("modernbert", "feature-extraction", (3, 4)),
+        ("modernbert", "feature-extraction"),
     ],
 )
-def test_long_texts_take_the_layers_that_were_traced(
-    tiny_bundles, model_type: str, task: str, layers: tuple[int, int]
-) -> None:
+def test_long_texts_leave_out_the_layer_that_repeats_another(tiny_bundles, model_type: str, task: str) -> None:
     bundle = tiny_bundles(model_type, task)
     found = verified(bundle, bundle.path)
     assert found.passed
-    assert {check.layers for check in found.checks if check.case.tokens <= BASE + 1} == {None}
-    assert {check.layers for check in found.checks if check.case.tokens > BASE + 1} == {layers}
-    lines = [check.line() for check in found.checks if check.layers is not None]
-    assert all(f"through the {layers[0]} of {layers[1]} layers that the others repeat" in line for line in lines)
+    assert {check.left_out for check in found.checks if check.case.tokens <= BASE + 1} == {0}
+    assert {check.left_out for check in found.checks if check.case.tokens > BASE + 1} == {1}
+    lines = [check.line() for check in found.checks if check.left_out]
+    assert all("; without the layer that repeats another" in line for line in lines)
 
 
 def test_the_full_grid_takes_all_layers(tiny_bundles) -> None:
     bundle = tiny_bundles("bert")
-    assert {check.layers for check in verified(bundle, bundle.path, Grid.FULL).checks} == {None}
+    assert {check.left_out for check in verified(bundle, bundle.path, Grid.FULL).checks} == {0}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_a_graph_that_lost_the_places_of_its_layers_runs_whole(tiny_bundles, tmp
         value.name = "other"
 
     checks = verified(bundle, tampered(bundle, tmp_path / "renamed", rename, "onnxruntime_cpu.onnx")).checks
-    assert {check.layers for check in checks} == {None}
+    assert {check.left_out for check in checks} == {0}
     assert all(check.passed for check in checks)
 
 
