@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 
 _MEASURE_PEAK = """
 import os
@@ -152,16 +153,20 @@ def growth_bytes(path: Path, *, tokens: int, batch: int = 1, memory: int = 0, pa
     return growth
 
 
-def planned_bytes(path: Path, *longest: int, profiles: int = 3) -> list[int]:
+def planned_bytes(model: onnx.ModelProto, folder: Path, *longest: int, profiles: int = 3) -> list[int]:
     """The activations that TensorRT-RTX plans for a model, built with profiles up to each of the lengths.
 
-    A logger is for good in a process, so the builds have one of their own.
+    A logger is for good in a process, so the builds have one of their own. A test without TensorRT-RTX skips.
 
     Args:
-        path: a model as `growth_bytes` takes them.
+        model: as `growth_bytes` takes it in a file.
+        folder: for the file.
         longest: lengths; two texts of them, with a memory of 512 tokens, are the largest batch.
         profiles: of an engine, 1 to 3; the first is that of the longest texts.
     """
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    path = folder / "model.onnx"
+    onnx.save(model, path)
     command = [sys.executable, "-c", _BUILD, str(path), *map(str, (profiles, *longest))]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr

@@ -327,17 +327,9 @@ def all_scores_bytes(node: Any) -> int:
     return 2 * node.heads * 8192 * 8192 * 4
 
 
-def planned(node: Favor, folder: Path, *lengths: int, profiles: int = 3) -> list[int]:
-    """What TensorRT-RTX plans; what it builds at its kOPT alone, the bodies show at other lengths above."""
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
-    path = folder / "model.onnx"
-    onnx.save(chain_of([node]), path)
-    return planned_bytes(path, *lengths, profiles=profiles)
-
-
 def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(tmp_path: Path) -> None:
     node = replace(WIDE, dtype="float16")
-    (planned_for_long,) = planned(node, tmp_path, 8192, profiles=1)
+    (planned_for_long,) = planned_bytes(chain_of([node]), tmp_path, 8192, profiles=1)
     assert 0 < planned_for_long < all_scores_bytes(node) / 4
 
 
@@ -352,6 +344,6 @@ def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(tmp_path: P
     ids=str,
 )
 def test_tensorrt_rtx_plans_memory_linear_in_tokens_for_every_form(node: Favor, tmp_path: Path) -> None:
-    short_bytes, long_bytes = planned(node, tmp_path, 4096, 8192)
+    short_bytes, long_bytes = planned_bytes(chain_of([node]), tmp_path, 4096, 8192)
     assert 0 < short_bytes < long_bytes < all_scores_bytes(node) / 4
     assert long_bytes <= 2.1 * short_bytes

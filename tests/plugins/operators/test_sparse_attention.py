@@ -429,10 +429,8 @@ def test_tensorrt_rtx_builds_a_body_and_plans_the_memory_of_the_keys_in_view(
     described: Description, layer: SparseLayer, tmp_path: Path
 ) -> None:
     """What it builds at its kOPT alone, the bodies show at other lengths above."""
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
-    path = tmp_path / "model.onnx"
-    onnx.save(chain_of([layer], BlockOrder.PARALLEL), path)
-    (planned,) = planned_bytes(path, 8192, profiles=1)
+    model = chain_of([layer], BlockOrder.PARALLEL)
+    (planned,) = planned_bytes(model, tmp_path, 8192, profiles=1)
     assert 0 < planned <= 4 * scores_bytes(described, layer, 8192)
 
 
@@ -443,9 +441,7 @@ def test_tensorrt_rtx_builds_a_body_and_plans_the_memory_of_the_keys_in_view(
 def test_tensorrt_rtx_plans_memory_linear_in_tokens_for_every_body(
     described: Description, layer: SparseLayer, tmp_path: Path
 ) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
-    path = tmp_path / "model.onnx"
-    onnx.save(chain_of([layer], BlockOrder.PARALLEL), path)
-    short_bytes, long_bytes = planned_bytes(path, 8192, 16384)
+    model = chain_of([layer], BlockOrder.PARALLEL)
+    short_bytes, long_bytes = planned_bytes(model, tmp_path, 8192, 16384)
     assert 0 < short_bytes <= 4 * scores_bytes(described, layer, 8192)
     assert long_bytes <= 2.1 * short_bytes
