@@ -70,7 +70,7 @@ def wrong_bundle(lone_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module", params=[(65,), pytest.param((65, 100), marks=pytest.mark.nightly)], ids=str)
 def lengths(request: pytest.FixtureRequest) -> tuple[int, ...]:
-    """Those measured. Two are measured in full; a run of one is short, as `shorten` says."""
+    """The lengths that are measured. A run of two lengths is a full run; `shorten` shortens a run of one length."""
     found: tuple[int, ...] = request.param
     return found
 

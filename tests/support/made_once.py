@@ -22,7 +22,7 @@ _KEPT = _ROOT / ".pytest_cache" / "made-once"
 """Folders of what outlives a run, by the sources that it was made from; `make clean` removes them."""
 
 _NOT_OF_BUILDS = ("bench", "cli", "doctor", "quality", "tune", "verify", "jobs", "ray", "triton_repository")
-"""Modules and packages of ours that no unverified build reads: the import contracts put them above `hdexport.build`."""
+"""Modules and packages of ours that decide nothing of the files of an unverified build."""
 
 _MAKERS = ("hugging_face.py", "tiny_models.py")
 """Modules of tests/support that make checkpoints."""
