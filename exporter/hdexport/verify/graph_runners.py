@@ -24,8 +24,9 @@ from hdexport.graph.vocabulary_head import sampled_graph, sampled_openvino_model
 from hdexport.verify.graph_sets import GraphSet
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_sessions import open_session, session_options
+from hdruntime.backends.openvino import is_unpadded
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend, GraphFile
+from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.optional import require
@@ -57,7 +58,8 @@ def runner(
     graph = graphs.graphs[0]
     if decisions is not None or layers is not None:
         if graphs.is_for_openvino:
-            yield _run_of_openvino(_models_of_openvino(bundle, graphs, decisions, layers), graphs.precision)
+            models = _models_of_openvino(bundle, graphs, decisions, layers)
+            yield _run_of_openvino(bundle.manifest, models, graphs.precision)
         else:
             yield _changed_run(bundle, _changed_graph(bundle, graph, decisions, layers))
         return
@@ -89,7 +91,7 @@ def sampled_runner(
     if graphs.is_for_openvino:
         models = _models_of_openvino(bundle, graphs, decisions, layers)
         are_sampled = [sampled_openvino_model(model, logits, vocab_size) for model in models]
-        yield _run_of_openvino(models, graphs.precision) if all(are_sampled) else None
+        yield _run_of_openvino(bundle.manifest, models, graphs.precision) if all(are_sampled) else None
         return
     model = _changed_graph(bundle, graphs.graphs[0], decisions, layers)
     yield _changed_run(bundle, model) if sampled_graph(model, logits, vocab_size) else None
@@ -147,15 +149,14 @@ def _models_of_openvino(
     return models
 
 
-def _run_of_openvino(models: Sequence[Any], precision: Precision) -> Run:
+def _run_of_openvino(manifest: Manifest, models: Sequence[Any], precision: Precision) -> Run:
     """Runs the first model, or, in batches without padding, the last, in OpenVINO and nothing of the runtime."""
     hint = {"INFERENCE_PRECISION_HINT": "bf16" if precision is Precision.BFLOAT16 else "f32"}
     core = require("openvino").Core()
     compiled = [core.compile_model(model, "CPU", hint) for model in models]
 
     def run(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
-        is_whole = feeds["attention_mask"].all() and feeds["attention_mask"].shape[1] > 1
-        chosen = compiled[-1 if is_whole else 0]
+        chosen = compiled[-1 if is_unpadded(manifest, feeds) else 0]
         names = {name for value in chosen.inputs for name in value.names}
         found = chosen.create_infer_request().infer({name: array for name, array in feeds.items() if name in names})
         # What is found is in memory of the request.

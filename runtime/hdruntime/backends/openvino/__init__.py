@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OpenVinoRunner"]
+__all__ = ["OpenVinoRunner", "is_unpadded"]
 
-from hdruntime.backends.openvino.runner import OpenVinoRunner
+from hdruntime.backends.openvino.runner import OpenVinoRunner, is_unpadded

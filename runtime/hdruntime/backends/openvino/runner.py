@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OpenVinoRunner"]
+__all__ = ["OpenVinoRunner", "is_unpadded"]
 
 import logging
 import math
@@ -22,7 +22,7 @@ from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_preci
 from hdruntime.backends.openvino.mapped_files import release_mapped_files
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.graph_interface import Found, check_interface
-from hdruntime.bundle.manifest import Backend, GraphFile, Role
+from hdruntime.bundle.manifest import Backend, GraphFile, Manifest, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import BackendError, OutOfMemoryError
@@ -83,6 +83,7 @@ class OpenVinoRunner(EqualLengthRunner):
         device: str | None = None,
     ) -> None:
         super().__init__(bundle)
+        self._manifest = bundle.manifest
         core = new_core()
         found = chosen_device(core, device)
         self.precision = chosen_precision(found, precision, bundle.manifest)
@@ -94,7 +95,6 @@ class OpenVinoRunner(EqualLengthRunner):
         )
         self._padded = _Model(core, bundle, padded, found.name, options)
         self._unpadded = self._padded if unpadded == padded else _Model(core, bundle, unpadded, found.name, options)
-        self._masks = [spec.name for spec in bundle.manifest.inputs if spec.role in (Role.MASK, Role.ATTENDED)]
         self._unpadded.compile()
         logger.info("openvino runs %s on %s (%s) in %s", unpadded.file, found.name, found.model, self.precision.value)
 
@@ -117,11 +117,17 @@ class OpenVinoRunner(EqualLengthRunner):
         self._unpadded.close()
 
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        shape = inputs[self.mask].shape
-        # Tokens that no token attends to are padding to the attention.
-        sees_all = all(inputs[name].all() for name in self._masks)
-        model = self._unpadded if shape[1] > 1 and sees_all else self._padded
-        return model.run(inputs, outputs, shape=shape)
+        model = self._unpadded if is_unpadded(self._manifest, inputs) else self._padded
+        return model.run(inputs, outputs, shape=inputs[self.mask].shape)
+
+
+def is_unpadded(manifest: Manifest, inputs: Inputs) -> bool:
+    """Whether a batch is for the graph of batches without padding: texts of two tokens or more that every token sees.
+
+    Tokens that no token attends to are padding to the attention.
+    """
+    masks = [inputs[spec.name] for spec in manifest.inputs if spec.role in (Role.MASK, Role.ATTENDED)]
+    return all(mask.all() and mask.shape[1] > 1 for mask in masks)
 
 
 class _Model:
