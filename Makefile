@@ -43,7 +43,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # For two cores: tests wait for processes now and then, while another has something to do.
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
+# A worker that dies ends the run: xdist would run the test that killed it again, and wait for it without end.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --max-worker-restart 0
 
 test: $(INSTALLED)
 	$(PYTEST) -m 'not nightly'
