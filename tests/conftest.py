@@ -72,7 +72,8 @@ def _sessions_of_one_thread():
 def _levels_of_our_loggers():
     """Every test begins with them as Python has them, whatever command another has run in this process."""
     for package in ("hdexport", "hdruntime", "hdplugins"):
-        logging.getLogger(package).setLevel(logging.NOTSET)
+        if logging.getLogger(package).level != logging.NOTSET:
+            logging.getLogger(package).setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -170,7 +170,11 @@ def _size(node: Node, size: Any) -> int | Node:
 
 
 def _sized(node: Node) -> Node:
-    size = _size(node, node.meta["val"])
+    """The size of an axis; the node stays where it is the first to know the size: a slice whose ends are computed."""
+    try:
+        size = _size(node, node.meta["val"])
+    except _UnknownCompositeError:
+        return node
     return node if isinstance(size, int) else size
 
 
@@ -281,6 +285,7 @@ def _may_share_memory(node: Node) -> bool:
 
 _RULES: Mapping[Any, Callable[[Node], Node]] = {
     aten.__and__.Tensor: lambda node: _call(node, aten.bitwise_and.Tensor, *node.args),
+    aten.__or__.Tensor: lambda node: _call(node, aten.bitwise_or.Tensor, *node.args),
     aten.chunk.default: _split,
     aten.contiguous.default: _unchanged,
     aten.expand_as.default: _expanded,

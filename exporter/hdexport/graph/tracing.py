@@ -59,6 +59,8 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
             _quiet_exporter(),
             _without_stack_traces(),
             _without_source_code(),
+            # Nearly every operator of a graph with dynamic axes is new to the cache, and a new entry is computed twice.
+            torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
             named_arguments(module),
             layers_traced_once(module),
             composites_rewritten(),

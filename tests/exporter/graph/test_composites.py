@@ -49,6 +49,7 @@ def all_that_rules_cover(states: torch.Tensor) -> torch.Tensor:
     states = torch.cat([second.square(), first.to(torch.float64).to(torch.float32)], dim=-1)
     states = states + states.narrow(1, 0, 1).expand_as(states) + states.narrow(2, 3, 1)
     odd = (torch.arange(tokens)[:, None] % 2 == 1) & (torch.arange(width)[None] > 2)
+    odd = odd | (torch.arange(width)[None] == 1)
     states = torch.where(odd, states[:, :, :], states * 2) @ torch.ones(width, width).T
     changed = states * 1.0
     changed.mul_(3.0)
@@ -142,8 +143,8 @@ def test_a_rewritten_graph_is_that_of_a_second_trace_and_answers_as_pytorch(
     np.testing.assert_allclose(answer(graph, ids, mask), expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
-_SIZES_OF_ANOTHER_INPUT = ("led", "longformer")
-"""A second trace reads some sizes from the mask, and a rewritten graph all sizes from the marks: they are the same."""
+_SIZES_OF_ANOTHER_INPUT = ("led", "longformer", "transfo-xl")
+"""Two traces read a size from two inputs that both have the size: the mask and the marks, or two memories."""
 
 
 @pytest.mark.nightly
