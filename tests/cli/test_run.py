@@ -106,6 +106,18 @@ def test_failed_rows_are_counted_and_give_exit_code_2(run: Command, bundle: Path
     assert [row["error"] is None for row in lines_of(tmp_path / "out.jsonl")] == [True] + [False] * 4
 
 
+def test_a_quotation_mark_that_is_never_closed_gives_exit_code_2_and_its_line(
+    run: Command, bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text('id,text\n1,read\n2,"long\n3,documents\n')
+    for options in ((), ("--skip-failed",), ("--backend", "onnxruntime", "--output-dtype", "float16")):
+        done = run(bundle, tmp_path / "rows.csv", "-o", tmp_path / "out.jsonl", "--force", *options)
+        assert done.returncode == 2
+        assert (
+            "Line 3 opens a quotation mark that is never closed: it takes in all up to line 4, the last." in done.stderr
+        )
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -262,7 +274,7 @@ def test_batching_options_do_not_change_the_result(run: Command, bundle: Path, r
 
 
 REFUSED = [
-    (["{bundle}", "{tmp}/empty.jsonl"], "error: {tmp}/empty.jsonl is empty.\nLeave it out"),
+    (["{bundle}", "{tmp}/empty.jsonl"], "error: No input holds a row: {tmp}/empty.jsonl.\nCheck what"),
     (["{bundle}", "{tmp}/none.jsonl"], "error: There is no file or directory {tmp}/none.jsonl."),
     (["{tmp}/none", "{rows}"], "error: There is no bundle at {tmp}/none"),
     (["{bundle}", "{rows}", "--backend", "tensor"], "error: argument --backend: invalid choice: 'tensor'"),

@@ -78,12 +78,15 @@ def test_the_rows_of_parquet_are_known_beforehand(hdexport: Command, bundle: Pat
 
 
 def test_a_job_that_fails_says_so_last(hdexport: Command, bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("\n \n")
-    done = hdexport("run", bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", "--progress", "json")
+    rows = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": [str(number) * 50 for number in range(1000)]}), rows)
+    content = rows.read_bytes()
+    rows.write_bytes(content[:10] + bytes(190) + content[200:])
+    done = hdexport("run", bundle, rows, "-o", tmp_path / "out.jsonl", "--progress", "json")
     assert done.returncode == 1
     last = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")][-1]
     assert last["state"] == "failed"
-    assert "rows.jsonl holds no rows" in last["message"]
+    assert "rows.parquet cannot be read to its end: " in last["message"]
 
 
 def test_no_progress_is_shown_on_a_terminal_when_not_wanted(bundle: Path, tmp_path: Path) -> None:

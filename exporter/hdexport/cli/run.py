@@ -98,7 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id-column",
         metavar="NAME",
-        help="column of the row's id (default: id, if all inputs have it, else rows are numbered from 0, as with '')",
+        help="column of the row's id, of any type (default: id, if there is one; else rows are numbered from 0, as "
+        "with '')",
     )
     parser.add_argument(
         "--keep-columns",

@@ -7,7 +7,7 @@ __all__ = ["Text", "read_texts"]
 import codecs
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from hdruntime.errors import InputError
@@ -15,7 +15,7 @@ from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, RowFormat, for
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.places import LocalFile, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import read_rows
-from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.rows import ID, Columns
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def read_texts(source: Path, *, column: str | None = None, option: str = "--text
         InputError: nothing is there, a file cannot be read, a file lacks the column, or there is no text.
     """
     source = Path(source)
-    columns = Columns(text=column or _DEFAULT_COLUMN)
+    columns = Columns(text=column or _DEFAULT_COLUMN, id="")
     found = False
     for text in _texts_of_folder(source, columns, option) if source.is_dir() else _texts_of_file(source, columns):
         if text.text.strip():
@@ -85,13 +85,13 @@ def _texts_of_file(file: Path, columns: Columns) -> Iterator[Text]:
 
 def _rows(file: Path, columns: Columns) -> Iterator[Text]:
     files = _found(file, columns)
-    has_ids = files[0].has_ids
     left_out: list[str] = []
-    for row in read_rows(files, columns=Columns(text=columns.text, id="id" if has_ids else "")):
+    for row in read_rows(files, columns=replace(columns, keep=(ID,))):
         if row.error is not None:
             left_out.append(row.error)
             continue
-        yield Text(str(row.id) if has_ids else f"{file.name}:{row.end.row}", row.text)
+        own = row.kept[ID]
+        yield Text(f"{file.name}:{row.end.row}" if own is None else str(own), row.text)
     if left_out:
         logger.warning("%d rows of %s are left out; the first: %s", len(left_out), file, left_out[0])
 

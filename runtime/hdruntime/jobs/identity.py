@@ -83,10 +83,10 @@ def _different_inputs(old: list[list[Any]], new: list[list[Any]]) -> str:
     before, now = [file[0] for file in old], [file[0] for file in new]
     for path in now:
         if path not in before:
-            return f"{path} was not among its inputs"
+            return f"{path} was not among its inputs, or had no rows"
     for path in before:
         if path not in now:
-            return f"its input {path} is missing"
+            return f"its input {path} is missing, or has no rows any more"
     for (path, *found), (old_path, *was) in zip(new, old, strict=False):
         if path == old_path and found != was:
             before_it, now_it = (Version(size_bytes=size, modified=modified) for size, modified in (was, found))

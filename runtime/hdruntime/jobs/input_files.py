@@ -59,11 +59,10 @@ class InputFile:
         place: where it is.
         format: how it holds rows.
         version: of the file that was found.
-        rows: number of rows; None if this is unknown before it is read.
+        rows: number of rows; None if there are some, and their number is unknown before the file is read.
         columns: names, those of the partitions last; for JSON Lines, those of the first rows.
         types: column -> Arrow type, if all values have the same.
         partitions: column -> value, from directories such as ``lang=en``.
-        has_ids: whether the column ``id`` has strings or integers; for JSON Lines, in all of the first rows.
     """
 
     place: Place
@@ -73,7 +72,6 @@ class InputFile:
     columns: tuple[str, ...] = ()
     types: Mapping[str, pa.DataType]
     partitions: Mapping[str, object]
-    has_ids: bool = False
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ __all__ = ["FIRST_ROWS", "fields_of_columns", "find_inputs", "resolved_columns"]
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -17,19 +18,29 @@ from hdruntime.jobs.input_files import InputFile, RowFormat, format_of
 from hdruntime.jobs.parquet_rows import opened_parquet
 from hdruntime.jobs.places import Place, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import csv_records, read_values
-from hdruntime.jobs.rows import Columns, Position
+from hdruntime.jobs.rows import ID, Columns, Position
 from hdruntime.jobs.writers import OPEN_TYPE
+
+logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 100
 """Rows of a JSON Lines file that define its columns."""
 
 _ENDINGS = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst) or .parquet"
 
-_ID = "id"
-"""Default column of ids."""
+_MOST_NAMES = 3
+"""Names of files without rows in a message."""
 
+_ROW_ID = "--id-column"
+_INPUT_IDS = "--input-ids-column"
 _SPANS = "--late-chunking"
 """The option that names the column of chunks."""
+
+_APART = (pa.types.is_floating, pa.types.is_decimal, pa.types.is_string, pa.types.is_uint64)
+"""Types whose common type with others would change values: large integers and decimals as floats, texts as bytes."""
+
+_OTHER_VALUES = {_SPANS: ", or type tokens:256 or sentences", _ROW_ID: ", or number all rows: --id-column ''"}
+"""Option -> what it takes besides a column."""
 
 
 def find_inputs(
@@ -37,8 +48,8 @@ def find_inputs(
 ) -> list[InputFile]:
     """The files to read, in order: those named, all below directories, and matches of patterns.
 
-    Checks everything that is known without reading all rows: the files exist, can be opened, are not empty, and have
-    the columns.
+    Checks everything that is known without reading all rows: the files exist, can be opened, and have the columns. A
+    file without rows has `rows` 0 and no columns, whatever its schema says; it needs none.
 
     Args:
         names: paths, URLs, patterns, and ``-`` for the standard input.
@@ -47,7 +58,7 @@ def find_inputs(
         spool: directory for a copy of the standard input; None for the default of temporary files.
 
     Raises:
-        InputError: a file does not fit, or there is no file.
+        InputError: a file does not fit, or no file has a row.
         MissingDependencyError: the package of a URL's protocol is not installed.
     """
     if not names:
@@ -60,20 +71,25 @@ def find_inputs(
         if not found:
             raise InputError(f"{name} holds no file that ends in {_ENDINGS}.")
         places += found
-    partitions = _partitions([place.path for place in places])
-    return [
-        _checked_file(place, columns, input_format, *of_path) for place, of_path in zip(places, partitions, strict=True)
-    ]
+    files = _with_partitions([_found_file(place, columns, input_format) for place in places])
+    _require_rows(files)
+    resolved = replace(columns, id=_id_column(columns, files))
+    for file in files:
+        if file.rows != 0:
+            _check_columns(file, resolved)
+    return files
 
 
 def resolved_columns(columns: Columns, files: Sequence[InputFile]) -> Columns:
-    """The columns with names of the id and of kept columns; the id is "" if rows are numbered."""
-    row_id = columns.id
-    if row_id is None:
-        row_id = _ID if all(file.has_ids for file in files) else ""
+    """The columns with names of the id, if an input has one, and of kept columns; an `id` that is None numbers rows."""
+    row_id = _id_column(columns, files)
     found = dict.fromkeys(name for file in files for name in file.columns)
     keep = tuple(name for name in (found if columns.keep is None else columns.keep) if name != row_id)
     return replace(columns, id=row_id, keep=keep, keeps_all=columns.keep is None)
+
+
+def _id_column(columns: Columns, files: Sequence[InputFile]) -> str | None:
+    return ID if columns.id is None and any(ID in file.columns for file in files) else columns.id
 
 
 def fields_of_columns(names: Sequence[str], files: Sequence[InputFile]) -> list[pa.Field]:
@@ -86,7 +102,8 @@ def fields_of_columns(names: Sequence[str], files: Sequence[InputFile]) -> list[
 
 def _field(name: str, kinds: Sequence[pa.DataType | None]) -> pa.Field:
     plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds if kind is not None]
-    if len(plain) == len(kinds):
+    of_values = [kind for kind in plain if not pa.types.is_null(kind)]
+    if len(plain) == len(kinds) and not any(len(set(map(is_one, of_values))) > 1 for is_one in _APART):
         with contextlib.suppress(pa.ArrowException):  # types without a common type
             schemas = [pa.schema([(name, kind)]) for kind in plain]
             field = pa.unify_schemas(schemas, promote_options="permissive").field(0)
@@ -94,6 +111,28 @@ def _field(name: str, kinds: Sequence[pa.DataType | None]) -> pa.Field:
             if "dictionary" not in str(field.type):
                 return field
     return pa.field(name, pa.string(), metadata=OPEN_TYPE)
+
+
+def _with_partitions(files: Sequence[InputFile]) -> list[InputFile]:
+    """The files with the columns of their directories; those of files without rows do not count."""
+    found = iter(_partitions([file.place.path for file in files if file.rows != 0]))
+    return [_with_partition(file, *next(found)) if file.rows != 0 else file for file in files]
+
+
+def _with_partition(file: InputFile, partitions: Mapping[str, object], types: Mapping[str, pa.DataType]) -> InputFile:
+    # A column of the file itself takes precedence.
+    own = {name: value for name, value in partitions.items() if name not in file.columns}
+    return replace(file, columns=(*file.columns, *own), types={**types, **file.types}, partitions=own)
+
+
+def _require_rows(files: Sequence[InputFile]) -> None:
+    empty = [file.name for file in files if file.rows == 0]
+    others = f", and {len(empty) - _MOST_NAMES} others" if len(empty) > _MOST_NAMES else ""
+    names = ", ".join(empty[:_MOST_NAMES]) + others
+    if len(empty) == len(files):
+        raise InputError(f"No input holds a row: {names}.\nCheck what wrote them, or name other inputs.")
+    if empty:
+        logger.warning("%d of %d inputs hold no rows: %s", len(empty), len(files), names)
 
 
 def _partitions(paths: Sequence[str]) -> list[tuple[dict[str, object], dict[str, pa.DataType]]]:
@@ -113,13 +152,8 @@ def _partitions(paths: Sequence[str]) -> list[tuple[dict[str, object], dict[str,
     return found
 
 
-def _checked_file(
-    place: Place,
-    columns: Columns,
-    input_format: RowFormat | None,
-    partitions: Mapping[str, object],
-    types: Mapping[str, pa.DataType],
-) -> InputFile:
+def _found_file(place: Place, columns: Columns, input_format: RowFormat | None) -> InputFile:
+    """The file with its own columns; without any if it has no rows."""
     kind = input_format or (RowFormat.JSONL if place.path == "-" else format_of(place.path))
     if kind is None:
         ending = PurePath(place.path).suffix or "nothing"
@@ -130,48 +164,44 @@ def _checked_file(
     with read_errors_explained(place.name):
         place.opened().close()
         version = place.version()
+    empty = InputFile(place=place, format=kind, version=version, rows=0, partitions={}, types={})
     if version.size_bytes == 0:
-        raise InputError(f"{place.name} is empty.\nLeave it out, or check what wrote it.")
-    file = InputFile(place=place, format=kind, version=version, partitions=partitions, types=types)
-    file = _FIND_COLUMNS[kind](file, columns)
-    own = set(file.columns)
-    # A column of the file itself takes precedence.
-    partitions = {name: value for name, value in partitions.items() if name not in own}
-    file = replace(file, columns=(*file.columns, *partitions), types={**types, **file.types}, partitions=partitions)
-    _check_columns(file, columns)
-    of_ids = file.types.get(_ID)
-    return replace(file, has_ids=file.has_ids or (of_ids is not None and _fits(of_ids, "--id-column")))
+        return empty
+    file = _FIND_COLUMNS[kind](replace(empty, rows=None), columns)
+    has_rows = file.rows or (file.rows is None and any(True for _ in read_values(file, columns, Position())))
+    return file if has_rows else empty
 
 
 def _check_columns(file: InputFile, columns: Columns) -> None:
-    content = {columns.input_ids: "--input-ids-column", columns.text_pair: "--text-pair-column"}
+    content = {columns.input_ids: _INPUT_IDS, columns.text_pair: "--text-pair-column"}
     options = {
-        **dict.fromkeys(columns.keep or (), "--keep-columns"),
+        **dict.fromkeys(file.columns if columns.keep is None else columns.keep, "--keep-columns"),
+        **({columns.id: _ROW_ID} if columns.id else {}),
         **({columns.spans: _SPANS} if columns.spans else {}),
         **{name: content.get(name, "--text-column") for name in columns.content},
-        **({columns.id: "--id-column"} if columns.id else {}),
     }
     for name, option in options.items():
         count = file.columns.count(name)
         if count != 1 and (file.columns or file.format is not RowFormat.JSONL):
+            others = _OTHER_VALUES.get(option, "")
             raise InputError(
                 f"{file.name} has {count or 'no'} column{'s' if count else ''} {name!r}; "
                 f"its columns are {', '.join(file.columns)}.\n"
-                f"Name one of them with {option}{', or type tokens:256 or sentences' if option == _SPANS else ''}."
+                f"{'Rename one, or name another' if count else 'Name one of them'} with {option}{others}."
             )
         kind = file.types.get(name)
         # A column of nulls has its own type; its rows fail one by one.
         if kind is None or pa.types.is_null(kind) or _fits(kind, option):
             continue
-        wanted = {"--input-ids-column": "lists of integers", _SPANS: "lists of [start, end]"}.get(option, "strings")
+        wanted = {_INPUT_IDS: "lists of integers", _SPANS: "lists of [start, end]"}.get(option, "strings")
         raise InputError(f"Column {name!r} of {file.name} holds {kind}, not {wanted}.\nName another one with {option}.")
 
 
 def _fits(kind: pa.DataType, option: str) -> bool:
-    if option == "--keep-columns":
+    if option in ("--keep-columns", _ROW_ID):
         return True
-    if option in ("--input-ids-column", _SPANS):
-        for _ in range(1 if option == "--input-ids-column" else 2):
+    if option in (_INPUT_IDS, _SPANS):
+        for _ in range(1 if option == _INPUT_IDS else 2):
             if not any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
                 return False
             kind = kind.value_type
@@ -179,7 +209,7 @@ def _fits(kind: pa.DataType, option: str) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(test(kind) for test in tests) or (option == "--id-column" and bool(pa.types.is_integer(kind)))
+    return any(test(kind) for test in tests)
 
 
 def _parquet_columns(file: InputFile, columns: Columns) -> InputFile:
@@ -188,8 +218,6 @@ def _parquet_columns(file: InputFile, columns: Columns) -> InputFile:
             rows, schema = opened.metadata.num_rows, opened.schema_arrow
     except pa.ArrowException as error:
         raise InputError(f"{file.name} is not a readable Parquet file: {error}.") from error
-    if rows == 0:
-        raise InputError(f"{file.name} holds no rows.\nLeave it out, or check what wrote it.")
     return replace(file, rows=rows, columns=tuple(schema.names), types={field.name: field.type for field in schema})
 
 
@@ -211,12 +239,10 @@ def _json_columns(file: InputFile, columns: Columns) -> InputFile:
                 f"{file.name} holds one JSON array; a job reads one JSON object per line.\n"
                 "Convert it: jq -c '.[]' FILE.json > FILE.jsonl"
             )
-    own = replace(file, partitions={})
-    first = [values for values, *_ in itertools.islice(read_values(own, columns, Position()), FIRST_ROWS)]
+    first = [values for values, *_ in itertools.islice(read_values(file, columns, Position()), FIRST_ROWS)]
     rows = [values for values in first if isinstance(values, dict)]
     names = dict.fromkeys(name for values in rows for name in values)
-    has_ids = bool(rows) and all(type(values.get(_ID)) in (str, int) for values in rows)
-    return replace(file, columns=tuple(names), has_ids=has_ids)
+    return replace(file, columns=tuple(names))
 
 
 _FIND_COLUMNS = {

@@ -30,11 +30,13 @@ class InputWatch:
     Args:
         files: the job's inputs.
         columns: which columns are read.
+        without_rows: files that had no row when the job was planned.
     """
 
-    def __init__(self, files: Sequence[InputFile], columns: Columns) -> None:
+    def __init__(self, files: Sequence[InputFile], columns: Columns, *, without_rows: Sequence[InputFile] = ()) -> None:
         self._files = files
         self._columns = columns
+        self._without_rows = without_rows
         self._touched: dict[int, Stamp] = {}
 
     def stamp(self, index: int) -> Stamp:
@@ -67,8 +69,9 @@ class InputWatch:
         return next(filter(None, changes), None)
 
     def final_change(self, end: Position) -> str | None:
-        """A change of any file, when all are read up to `end`."""
-        return self.change_of_files() or self._change(end, whole=True)
+        """A change of any file, when all are read up to `end`; also a file that may have got its first row."""
+        grown = next(filter(None, map(_growth, self._without_rows)), None)
+        return self.change_of_files() or self._change(end, whole=True) or grown
 
     def change_of_files(self) -> str | None:
         """A change of any file, read or not, by size and modification time."""
@@ -96,6 +99,17 @@ class InputWatch:
         except InputError:
             pass  # what can no longer be read has changed
         return f"{file.name} has changed: its content differs, though its size and modification time do not"
+
+
+def _growth(file: InputFile) -> str | None:
+    """The change of a file without rows; to remove or empty it changes nothing."""
+    try:
+        with read_errors_explained(file.name):
+            now = file.place.version()
+    except InputError:
+        return None
+    change = file.version.change(now) if now.size_bytes else None
+    return change and f"{file.name}, which had no rows, has changed: {change}"
 
 
 def _seen(file: InputFile) -> tuple[str | None, Stamp]:

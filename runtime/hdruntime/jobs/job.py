@@ -70,7 +70,8 @@ class Job:
     """A job that can run, made by `plan_job`.
 
     Attributes:
-        files: its inputs, in order.
+        files: its inputs that have rows, in order.
+        without_rows: the other inputs, which do not belong to its identity.
         output: the file it writes; `STDOUT` for the standard output.
         options: with the columns of the inputs and the model's number of dimensions resolved.
         task: what it writes for a row.
@@ -81,6 +82,7 @@ class Job:
     """
 
     files: tuple[InputFile, ...]
+    without_rows: tuple[InputFile, ...]
     output: Path
     options: JobOptions
     task: TaskResults
@@ -120,14 +122,15 @@ def plan_job(
     options = replace(options, columns=replace(options.columns, spans=spans))
     _check_options(bundle.manifest, task, options)
     prompt = options.chosen_prompt(bundle.manifest, task)
-    files = find_inputs(
+    found = find_inputs(
         inputs,
         columns=options.columns,
         input_format=options.input_format,
         spool=output.resolve().parent if is_file else None,
     )
-    if is_file and any(file.place.identity == str(output.resolve()) for file in files):
+    if is_file and any(file.place.identity == str(output.resolve()) for file in found):
         raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
+    files = [file for file in found if file.rows != 0]
     options = replace(
         options,
         columns=resolved_columns(options.columns, files),
@@ -139,6 +142,7 @@ def plan_job(
     done = check_job(output, identity, force=options.force, restart=options.restart) if is_file else None
     return Job(
         files=tuple(files),
+        without_rows=tuple(file for file in found if file.rows == 0),
         output=output,
         options=options,
         task=task,
@@ -167,7 +171,7 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
         what the job did, including rows of earlier runs, also if it was done already.
 
     Raises:
-        InputError: a file cannot be read to its end, or has no rows; or as `plan_job`.
+        InputError: a file cannot be read to its end; or as `plan_job`.
         InputChangedError: an input has changed since the job was planned, or since an earlier process read it.
         OutputExistsError: the output has appeared meanwhile, or another process is writing it.
         BackendError: the backend fails on rows that it has run before, so the rows are not the cause.
@@ -217,7 +221,7 @@ def _run_windows(
     meter: ProgressMeter,
     report: Callable[[JobProgress], None],
 ) -> None:
-    watch = InputWatch(job.files, job.options.columns)
+    watch = InputWatch(job.files, job.options.columns, without_rows=job.without_rows)
     vectors = Vectors(job.options.vectors, folder.ranges, chunked=job.options.late_chunking is not None)
     _require_unchanged(watch.change_since(folder.saved.position, folder.saved.stamp), folder)
     for window, computed in pool.map(_windows_of(job, pool.window_characters, watch, folder)):
@@ -308,9 +312,10 @@ def _fields(task: TaskResults, files: Sequence[InputFile], options: JobOptions) 
     )
     taken = {"id", *(field.name for field in results)}.intersection(columns.keep or ())
     if taken:
+        as_ids = "; without --id-column, the column id is the rows' id" if "id" in taken else ""
         raise InputError(
             f"The inputs have columns with names of result columns: {', '.join(sorted(taken))}.\n"
-            "Rename them, or list the others: --keep-columns a,b"
+            f"Rename them, or list the others: --keep-columns a,b{as_ids}"
         )
     return (row_id, *fields_of_columns(columns.keep or (), files), *results)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["Undecodable", "is_plain", "opened_parquet", "parquet_values", "python_from_scalar"]
+__all__ = ["Cell", "Undecodable", "opened_parquet", "parquet_values"]
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,19 +27,59 @@ _PLAIN = (
     pa.types.is_large_string,
     pa.types.is_string_view,
 )
+"""Types whose values convert to Python without loss."""
 
 
 @dataclass(frozen=True)
 class Undecodable:
-    """In place of a string that is not UTF-8; Parquet writers do not check strings."""
+    """In place of a string that is not UTF-8, since Parquet writers do not check strings, or of a time too late.
+
+    Attributes:
+        reason: what a message says of the column.
+    """
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value of a type that Python does not hold without loss, as Arrow has it."""
+
+    scalar: pa.Scalar
+
+    def __reduce__(self) -> tuple[Callable[[pa.Array], Cell], tuple[pa.Array]]:
+        # Arrow pickles what Python makes of a scalar, without its nanoseconds, and no list of UUIDs.
+        return _cell_of_array, (pa.repeat(self.scalar, 1),)
+
+    def __str__(self) -> str:
+        return str(self.in_python())
+
+    def in_python(self) -> object:
+        """The value in Python; as text if Python has no such value, such as a time in nanoseconds."""
+        kind = self.scalar.type
+        is_time = pa.types.is_time(kind) or pa.types.is_timestamp(kind)
+        try:
+            # Python would leave nanoseconds out.
+            return self._text() if is_time and kind.unit == "ns" else self.scalar.as_py()
+        except UnicodeDecodeError as error:
+            return Undecodable(f"is not valid UTF-8: its byte {error.start + 1}, {error.reason}")
+        except OverflowError:
+            return Undecodable("holds a time outside of the years 1 to 9999")
+        except ValueError:
+            return self._text()
+
+    def _text(self) -> str:
+        return str(self.scalar.cast(pa.string()).as_py())
+
+
+def _cell_of_array(array: pa.Array) -> Cell:
+    return Cell(array[0])
 
 
 def parquet_values(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[dict[str, Any]]:
     """The named columns of every row; `Undecodable` in place of a string that is not UTF-8.
 
-    Texts, numbers and lists of numbers are Python values; others are Arrow scalars, which are lossless.
+    Texts, numbers and lists of numbers are Python values; others are a `Cell`. None is null.
 
     Args:
         file: to read.
@@ -64,21 +104,6 @@ def opened_parquet(place: Place) -> Any:
         ArrowException, OSError: it cannot be read.
     """
     return pa.parquet.ParquetFile(place.file if isinstance(place, LocalFile) else place.opened(), pre_buffer=False)
-
-
-def is_plain(kind: pa.DataType) -> bool:
-    """Whether values of a type convert to Python without loss."""
-    return any(is_one(kind) for is_one in _PLAIN)
-
-
-def python_from_scalar(cell: pa.Scalar) -> object:
-    """An Arrow value in Python; as text if Python has no such value, such as a time in nanoseconds."""
-    try:
-        return cell.as_py()
-    except UnicodeDecodeError as error:
-        return Undecodable(f"its byte {error.start + 1}, {error.reason}")
-    except ValueError:
-        return str(cell)
 
 
 def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[dict[str, Any]]:
@@ -111,11 +136,11 @@ def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:
 
 def _cells(column: Any) -> list[Any]:
     kind = column.type
-    while hasattr(kind, "value_type"):  # of lists and dictionaries
+    while hasattr(kind, "value_type") and not isinstance(kind, pa.BaseExtensionType):  # of lists and dictionaries
         kind = kind.value_type
-    if not is_plain(kind):
-        return list(column)
+    if not any(is_one(kind) for is_one in _PLAIN):
+        return [Cell(scalar) if scalar.is_valid else None for scalar in column]
     try:
         return column.to_pylist()
     except UnicodeDecodeError:
-        return [python_from_scalar(cell) for cell in column]
+        return [Cell(scalar).in_python() for scalar in column]

@@ -5,20 +5,19 @@ from __future__ import annotations
 __all__ = ["Values", "checksum_before", "csv_records", "read_rows", "read_values", "row_from_values"]
 
 import csv
+import inspect
 import itertools
 import json
+import math
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
-from hdruntime.errors import InputError
 from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, Line, RowFormat, read_lines
-from hdruntime.jobs.parquet_rows import Undecodable, parquet_values, python_from_scalar
+from hdruntime.jobs.parquet_rows import Cell, Undecodable, parquet_values
 from hdruntime.jobs.places import read_errors_explained
-from hdruntime.jobs.rows import Columns, ErrorKind, Position, Row
+from hdruntime.jobs.rows import ID, Columns, ErrorKind, Position, Row
 
 _BLANKS = " \t\r\n\v\f"
 """Control characters that a valid text may consist of."""
@@ -31,6 +30,8 @@ _BLOCK_BYTES = 2**20
 
 _SURROGATES = "holds half of a surrogate pair"
 """JSON can write "\\ud800", which is no character: neither a tokenizer nor a UTF-8 file takes it."""
+
+_DELIMITERS = {RowFormat.CSV: ",", RowFormat.TSV: "\t"}
 
 Values = dict[str, Any] | str
 """A row's columns, or the reason why they could not be read."""
@@ -50,19 +51,15 @@ def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position |
         start: `end` of the previous row; what comes before is not read again. None: the beginning.
 
     Raises:
-        InputError: a file cannot be read to its end, or has no rows.
+        InputError: a file cannot be read to its end.
     """
     position = start or Position()
     for index in range(position.file, len(files)):
         if index > position.file:
             position = Position(file=index, row=position.row)
-        before = position
         for values, offset, line, checksum in read_values(files[index], columns, position):
             position = Position(index, offset, line, position.row + 1, checksum)
             yield row_from_values(values, columns, end=position)
-        # At another offset, rows were read before.
-        if position == before and position.offset == 0:
-            raise InputError(f"{files[index].name} holds no rows.\nLeave it out, or check what wrote it.")
 
 
 def read_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
@@ -119,8 +116,8 @@ def row_from_values(values: Values, columns: Columns, *, end: Position) -> Row:
         return Row(id=row_id, kept=kept, error=values, error_kind=ErrorKind.UNREADABLE, end=end)
     kept, error = _kept(columns.keep, values) if columns.keep else ({}, None)
     dropped = tuple(sorted(set(values).difference(columns.wanted))) if columns.keeps_all else ()
-    if columns.id and (bad_id := _check_id(columns.id, values)):
-        return Row(id=None, kept=kept, dropped=dropped, error=bad_id, end=end)
+    if bad_id := _check_id(columns.id, values):
+        return Row(id=None if columns.id else row_id, kept=kept, dropped=dropped, error=bad_id, end=end)
     check = _check_text if columns.input_ids is None else _check_ids
     for name in columns.content:
         error = error or check(name, values)
@@ -145,8 +142,8 @@ def _kept(names: Sequence[str], values: dict[str, Any]) -> tuple[dict[str, objec
             value, error = None, _misfit(name, values, "UTF-8")
         elif isinstance(value, str | list | dict) and not _encodable(json.dumps(value, ensure_ascii=False)):
             value, error = None, f"Column {name!r} {_SURROGATES}."
-        elif isinstance(value, pa.Scalar) and isinstance(nested := python_from_scalar(value), Undecodable):
-            value, error = None, f"Column {name!r} is not valid UTF-8: {nested.reason}."
+        elif isinstance(value, Cell) and isinstance(nested := value.in_python(), Undecodable):
+            value, error = None, f"Column {name!r} {nested.reason}."
         kept[name] = value
     return kept, error
 
@@ -207,24 +204,46 @@ def csv_records(file: InputFile, start: Position) -> Iterator[tuple[list[str], s
     csv.field_size_limit(MAX_LINE_BYTES)
     record: list[Line] = []
 
-    def lines() -> Iterator[str]:
+    def lines() -> Generator[str, None, None]:
         for line in _lines(file, start):
             record.append(line)
             yield f"{line.text}\n"
 
-    reader = csv.reader(lines(), delimiter="\t" if file.format is RowFormat.TSV else ",")
+    texts = lines()
+    # Unless strict, a quotation mark that is never closed takes in all later records without an error.
+    reader = csv.reader(texts, delimiter=_DELIMITERS[file.format], strict=True)
     while True:
         record.clear()
-        error = None
         try:
-            cells = next(reader)
+            cells, error = next(reader), None
         except StopIteration:
             return
         except csv.Error as problem:
-            cells, error = [], f"Line {record[-1].number} is not valid CSV: {problem}."
-        error = next((line.error for line in record if line.error is not None), error)
+            is_end = inspect.getgeneratorstate(texts) == inspect.GEN_CLOSED
+            cells, error = [], _csv_error(record, problem, file, is_end=is_end)
+        # A line that cannot be read may hold the mark that is missed.
+        broken = next((line.error for line in record if line.error is not None), None)
+        error = "\n".join(filter(None, (error, broken))) or None
         if cells or error is not None:
             yield cells, error, record[-1]
+
+
+def _csv_error(record: Sequence[Line], problem: csv.Error, file: InputFile, *, is_end: bool) -> str:
+    """Why lines are no record, and the line of the quotation mark that takes in the last of them."""
+    # All lines before the last are within quotation marks, else the record would have ended there.
+    quoted, last = record if is_end else record[:-1], record[-1].number
+    reason = f"Line {last} is not valid CSV: {problem}."
+    if not quoted:
+        return reason
+    (cells,) = csv.reader((f"{line.text}\n" for line in quoted), delimiter=_DELIMITERS[file.format])
+    opening = quoted[-1].number + 1 - cells[-1].count("\n")
+    if is_end:
+        reason = (
+            f"Line {opening} opens a quotation mark that is never closed: it takes in all up to line {last}, the last."
+        )
+    else:
+        reason += f" It is within the quotation mark that line {opening} opens."
+    return f"{reason}\nClose the mark where its cell ends; write one inside a cell twice."
 
 
 def _lines(file: InputFile, start: Position) -> Iterator[Line]:
@@ -235,7 +254,13 @@ def _parquet_values(file: InputFile, columns: Columns, start: Position) -> Itera
     names = [name for name in columns.wanted if name in file.columns and name not in file.partitions]
     checksum = start.checksum
     for number, values in enumerate(parquet_values(file, names, start=start.offset), start.offset + 1):
-        checksum = zlib.crc32(repr(values).encode(), checksum)
+        try:
+            content = repr(values)
+        except (OverflowError, ValueError) as error:
+            # Of nested values: text that is not UTF-8, or a day outside of the years 1 to 9999.
+            yield f"Row {number} of the file holds a value that cannot be read: {error}.", number, 0, checksum
+            continue
+        checksum = zlib.crc32(content.encode(), checksum)
         yield values, number, 0, checksum
 
 
@@ -248,13 +273,21 @@ _READERS = {
 }
 
 
-def _check_id(name: str, values: dict[str, Any]) -> str | None:
-    row_id = values.get(name)
-    if isinstance(row_id, bool) or not isinstance(row_id, (str, int)):
-        return _misfit(name, values, "a string or an integer")
-    if isinstance(row_id, str) and not _encodable(row_id):
-        return f"The id in column {name!r} {_SURROGATES}."
-    return None
+def _check_id(name: str | None, values: dict[str, Any]) -> str | None:
+    """The reason why a row has no id, and what to do; `name` is None where rows are numbered for want of ids."""
+    row_id = values.get(ID if name is None else name)
+    if name is None:
+        error = None if row_id is None else f"The row has the column {ID!r}, which none of the first rows has."
+    elif not name:
+        return None
+    elif row_id is None:
+        error = _misfit(name, values, "an id")
+    elif isinstance(row_id, float) and not math.isfinite(row_id):
+        # JSON has no such value; where numbers have no null, NaN stands for it.
+        error = f"Column {name!r} is {row_id}; an id is required."
+    else:
+        _, error = _kept((name,), values)
+    return error and f"{error}\nGive every row an id, or number all rows: --id-column ''"
 
 
 def _check_text(name: str, values: dict[str, Any]) -> str | None:
@@ -283,7 +316,7 @@ def _misfit(name: str, values: dict[str, Any], wanted: str) -> str:
     if name not in values:
         return f"The row has no column {name!r}; it has {', '.join(map(repr, values)) or 'none'}."
     if isinstance(values[name], Undecodable):
-        return f"Column {name!r} is not valid UTF-8: {values[name].reason}."
+        return f"Column {name!r} {values[name].reason}."
     if values[name] is None:
         return f"Column {name!r} is null; {wanted} is required."
     return f"Column {name!r} holds {type(values[name]).__name__}; {wanted} is required."

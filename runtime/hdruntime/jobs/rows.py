@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Columns", "ErrorKind", "Position", "Row"]
+__all__ = ["ID", "Columns", "ErrorKind", "Position", "Row"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +10,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from hdruntime.bundle.value_types import LargeCount
+
+ID = "id"
+"""Column of the ids, unless another is named."""
 
 
 class ErrorKind(str, Enum):
@@ -34,8 +37,8 @@ class Columns:
     Attributes:
         text: column of the text.
         text_pair: column of the second text, for tasks on pairs.
-        id: column of the row's id, a string or an integer; "" numbers rows from 0. None: the column ``id`` if every
-            input has one, else numbers.
+        id: column of the row's id, of any type; "" numbers rows from 0. None: the column ``id`` if an input has one;
+            else rows are numbered, and a later row with an ``id`` fails.
         input_ids: column of a list of token ids, special tokens included, instead of a text.
         spans: column of a list of (start, end) in characters of the text, for late chunking; set by `plan_job`.
         keep: columns that are copied to the output; None for all.
@@ -86,7 +89,7 @@ class Row:
     """A row as it was read.
 
     Attributes:
-        id: None where it could not be read.
+        id: its number, a value of JSON, or as `parquet_values` gives it; None where it could not be read.
         text, text_pair: what the model reads, unless it reads
         input_ids: instead.
         spans: of its chunks, as they were read: their values are not checked.
@@ -96,7 +99,7 @@ class Row:
         end: where the next row begins.
     """
 
-    id: str | int | None
+    id: object
     text: str = ""
     text_pair: str | None = None
     input_ids: list[int] | None = None

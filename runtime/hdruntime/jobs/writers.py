@@ -21,7 +21,7 @@ import pyarrow.parquet
 
 from hdruntime.errors import InputError, OutputExistsError
 from hdruntime.jobs.files import OpenFolder
-from hdruntime.jobs.parquet_rows import is_plain, python_from_scalar
+from hdruntime.jobs.parquet_rows import Cell
 from hdruntime.jobs.places import special_kind
 
 STDOUT = Path("-")
@@ -39,10 +39,12 @@ _GROUP_BYTES = 64 * 2**20
 _TYPES = {
     frozenset({bool}): pa.bool_(),
     frozenset({int}): pa.int64(),
+    frozenset({np.int64}): pa.int64(),
+    frozenset({int, np.int64}): pa.int64(),
     frozenset({int, float}): pa.float64(),
     frozenset({float}): pa.float64(),
 }
-"""Python types of all values -> type of the column. Other columns are strings, with JSON for values that are not."""
+"""`_kind` of all values -> type of the column. Other columns are strings, with JSON for values that are not."""
 
 Results = Sequence[Mapping[str, object]]
 Array = npt.NDArray[Any]
@@ -242,7 +244,7 @@ class _NpyResults(_ArrowResults):
 class _NpzResults(_NpyResults):
     """Arrays ``embedding``, ``id``, ``tokens``, ``failed``, ``metadata`` (JSON); ``chunk``, ``start``, ``end``.
 
-    Numbers are 0 in rows without them. Ids are int64, or strings if any is a string or missing (then "").
+    Numbers are 0 in rows without them. Ids are integers, or strings if any is something else or missing (then "").
     """
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
@@ -251,13 +253,14 @@ class _NpzResults(_NpyResults):
         for batch in batches():
             ids = self._closed(batch, schema).column("id")
             rows, missing = rows + len(ids), missing + ids.null_count
-            longest = max(longest, *(len(str(value)) for value in ids.to_pylist()), 1)
-        whole = pa.types.is_integer(schema.field("id").type) and not missing
-        dtype = np.dtype(np.int64 if whole else f"U{longest}")
+            longest = max(longest, *map(len, _texts(ids)), 1)
+        kind = schema.field("id").type
+        whole = pa.types.is_integer(kind) and not missing
+        dtype = np.dtype(kind.to_pandas_dtype() if whole else f"U{longest}")
 
         def ids_of(batch: pa.RecordBatch) -> Array:
-            values = self._closed(batch, schema).column("id").to_pylist()
-            return np.array(values if whole else ["" if value is None else str(value) for value in values], dtype)
+            ids = self._closed(batch, schema).column("id")
+            return np.array(ids.to_pylist() if whole else _texts(ids), dtype)
 
         def numbers(name: str) -> Callable[[pa.RecordBatch], Array]:
             return lambda batch: batch.column(name).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int32)
@@ -300,15 +303,32 @@ def _write_array(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any], parts:
 
 
 def _array(cells: list[Any], field: pa.Field) -> pa.Array:
+    try:
+        return _array_of_cells(cells, field)
+    except (pa.ArrowInvalid, OverflowError) as error:
+        raise InputError(
+            f"The column {field.name!r} is {field.type} for all inputs together, and a value does not fit: {error}.\n"
+            "Give the inputs one type, or write .jsonl."
+        ) from error
+
+
+def _array_of_cells(cells: list[Any], field: pa.Field) -> pa.Array:
     if field.metadata == OPEN_TYPE:
         cells = [None if cell is None else _json_from_value(cell) for cell in cells]
-    elif pa.types.is_fixed_size_list(field.type) and any(isinstance(cell, np.ndarray) for cell in cells):
+    elif any(isinstance(cell, np.ndarray) for cell in cells) and pa.types.is_fixed_size_list(field.type):
         return _vectors(cells, field.type)
-    elif pa.types.is_list(field.type) and pa.types.is_fixed_size_list(field.type.value_type):
+    elif any(isinstance(cell, np.ndarray) and cell.ndim > 1 for cell in cells):
         return _lists_of_vectors(cells, field.type)
-    elif not is_plain(field.type):
-        cells = [cell.cast(field.type) if isinstance(cell, pa.Scalar) else cell for cell in cells]
+    elif any(isinstance(cell, Cell) for cell in cells):
+        return pa.concat_arrays([_array_of_one(cell, field.type) for cell in cells])
     return pa.array(cells, type=field.type)
+
+
+def _array_of_one(cell: Any, kind: pa.DataType) -> pa.Array:
+    """An array of one cell; Arrow makes none of several scalars where a list holds an extension, such as a UUID."""
+    if not isinstance(cell, Cell):
+        return pa.array([cell], kind)
+    return pa.repeat(cell.scalar if cell.scalar.type == kind else cell.scalar.cast(kind), 1)
 
 
 def _vectors(cells: list[Any], kind: pa.DataType) -> pa.Array:
@@ -334,8 +354,18 @@ def _lists_of_vectors(cells: list[Any], kind: pa.DataType) -> pa.Array:
 def _closed_array(column: pa.Array, kind: pa.DataType) -> pa.Array:
     values = _values(column)
     if pa.types.is_string(kind):
-        values = [value if value is None or isinstance(value, str) else _json_from_value(value) for value in values]
+        values = [None if value is None else _text(value) for value in values]
     return pa.array(values, type=kind)
+
+
+def _texts(column: pa.Array) -> list[str]:
+    return [_text(Cell(scalar)) if scalar.is_valid else "" for scalar in column]
+
+
+def _text(value: object) -> str:
+    """A value as text: what JSON writes as a string without its quotation marks, anything else as JSON."""
+    encoded = _json_from_value(value)
+    return str(json.loads(encoded)) if encoded.startswith('"') else encoded
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -343,8 +373,10 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _kind(value: object) -> type:
-    # Beyond 64 bits, an integer is text.
-    return str if isinstance(value, int) and not -(2**63) <= value < 2**63 else type(value)
+    """A value's type in Python; int64 for an integer that a float may not hold, str for one beyond 64 bits."""
+    if not isinstance(value, int) or abs(value) <= 2**53:
+        return type(value)
+    return np.int64 if -(2**63) <= value < 2**63 else str
 
 
 def _json_default(value: object) -> str:
@@ -364,8 +396,8 @@ def _json_from_value(value: object) -> str:
             return f"[{', '.join(map(_json_from_value, value))}]"
         # Nine digits read back as the same float32 or float16; json would write up to seventeen.
         return f"[{', '.join([f'{number:.9g}' for number in value.tolist()])}]"
-    if isinstance(value, pa.Scalar):
-        value = python_from_scalar(value)
+    if isinstance(value, Cell):
+        value = value.in_python()
     try:
         return _ENCODE(value)
     except ValueError:

@@ -73,7 +73,7 @@ class BundleMapper:
         precision: Precision | str = Precision.AUTO,
         options: WindowOptions | None = None,
     ) -> None:
-        self._columns = Columns(text=text_column, text_pair=text_pair_column, input_ids=input_ids_column)
+        self._columns = Columns(id="", text=text_column, text_pair=text_pair_column, input_ids=input_ids_column)
         options = options or WindowOptions()
         options.check()
         if options.late_chunking is not None:

@@ -223,6 +223,30 @@ def test_inputs_in_another_order_or_fewer_are_another_job(
         plan_job(bundle, files[1:], tmp_path / "out.jsonl")
 
 
+def test_files_without_rows_that_appear_or_go_away_leave_a_job_the_same(
+    bundle_path: Path, tmp_path: Path, small_windows: None
+) -> None:
+    bundle, folder, output = open_bundle(bundle_path), tmp_path / "in", tmp_path / "out.jsonl"
+    folder.mkdir()
+    for name in ("b", "d"):
+        write_rows(folder / f"{name}.jsonl", list(random_texts(15)))
+    (folder / "c.jsonl").touch()
+    run_words(bundle, [folder], tmp_path / "whole.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, [folder], output, on_progress=stop_at(20))
+    (folder / "c.jsonl").unlink()
+    (folder / "a.csv").write_text("other\n")
+    assert run_words(bundle, [folder], output).resumed_rows == 20
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    if not has_receipt(output):
+        pytest.skip("the file system has no extended attributes")
+    (folder / "e.txt").touch()
+    assert run_words(bundle, [folder], output).resumed_rows == 30
+    (folder / "e.txt").write_text("read")
+    with pytest.raises(OutputExistsError):
+        run_words(bundle, [folder], output)
+
+
 def test_a_job_of_another_bundle_is_refused_but_a_verified_one_is_the_same(
     bundle_path: Path, tmp_path: Path, unfinished: Path, new_bundle: object
 ) -> None:

@@ -279,3 +279,20 @@ def test_a_change_between_two_runs_is_refused_with_both_sizes(bundle: Bundle, tm
     append(rows)
     with pytest.raises(ValueError, match=rf"has changed since: its size was {size} bytes, and is {size + 17}\.\n"):
         plan_job(bundle, [rows], tmp_path / "out.jsonl", options=JobOptions())
+
+
+def test_a_file_that_gets_its_first_rows_during_a_job_ends_it_but_one_that_goes_away_does_not(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    rows, empty, gone = write_input(tmp_path / "a.jsonl"), tmp_path / "b.jsonl", tmp_path / "c.jsonl"
+    empty.touch()
+    gone.touch()
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(
+        InputChangedError, match=rf"{empty}, which had no rows, has changed: its size was 0 .*\n2000 rows"
+    ):
+        run_words(bundle, [rows, empty, gone], output, on_progress=once(300, lambda: append(empty)))
+    empty.write_text("")
+    assert run_words(bundle, [rows, empty, gone], output).resumed_rows == 2000
+    output.unlink()
+    assert run_words(bundle, [rows, empty, gone], output, on_progress=once(300, gone.unlink)).rows == 2000

@@ -20,7 +20,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputChangedError, InputError, MissingDependencyError
 from hdruntime.jobs import plan_job
 from hdruntime.jobs.input_files import RowFormat
-from hdruntime.jobs.input_search import find_inputs, resolved_columns
+from hdruntime.jobs.input_search import FIRST_ROWS, find_inputs, resolved_columns
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns, Row
@@ -108,13 +108,71 @@ def test_a_bad_record_of_csv_is_a_row_with_an_error_and_reading_continues(
     assert str(bad.error).startswith(error)
 
 
+OPEN_QUOTES = {
+    "the last record": ('id,text\n1,a\n2,"b', 3, 3),
+    "before other records": ('id,text\n1,"a\n2,b\n3,c\n', 2, 4),
+    "another column": ('id,text\n"1,a\n2,b\n', 2, 3),
+    "after a cell of two lines": ('id,note,text\n1,"a\nb","c\n2,d,e\n', 3, 4),
+    "doubled": ('id,text\n1,"a""\n2,b\n', 2, 3),
+    "a lone one": ('id,text\n1,"\n', 2, 2),
+    "line ends of Windows": ('id,text\r\n1,"a\r\n2,b\r\n', 2, 3),
+    "not UTF-8": ('id,text\n1,"a\n2,\udcff\n', 2, 3),
+}
+
+
+def test_a_quotation_mark_that_is_never_closed_is_a_row_with_its_line(tmp_path: Path) -> None:
+    for name, (content, opening, last) in OPEN_QUOTES.items():
+        encoded = content.encode(errors="surrogateescape")
+        for ending, data in (
+            ("csv", encoded),
+            ("tsv", encoded.replace(b",", b"\t")),
+            ("csv.gz", gzip.compress(encoded)),
+        ):
+            with named_case(f"{name} in {ending}"):
+                (tmp_path / f"a.{ending}").write_bytes(data)
+                (tmp_path / "b.csv").write_text("id,text\n9,other\n")
+                *_, bad, other = rows_of(tmp_path / f"a.{ending}", tmp_path / "b.csv", columns=Columns())
+                reason = (
+                    f"Line {opening} opens a quotation mark that is never closed: it takes in all up to line {last},"
+                )
+                assert str(bad.error).startswith(reason)
+                assert (other.id, other.text, other.error) == ("9", "other", None)
+
+
+def test_a_line_that_may_hold_the_closing_mark_and_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hdruntime.jobs.input_files.MAX_LINE_BYTES", 100)
+    (tmp_path / "a.csv").write_text('id,text\n1,"a\n' + "x" * 200 + '"\n2,b\n')
+    (bad,) = rows_of(tmp_path / "a.csv", columns=Columns())
+    for part in ("Line 2 opens a quotation mark that is never closed", "\nLine 3 has more than 100 bytes"):
+        assert part in str(bad.error)
+
+
+def test_a_quotation_mark_that_another_record_closes_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,text\n1,"a\n2,"b"\n3,c\n')
+    bad, after = rows_of(tmp_path / "a.csv", columns=Columns())
+    reason = (
+        "Line 3 is not valid CSV: ',' expected after '\"'. It is within the quotation mark that line 2 opens.\nClose"
+    )
+    assert str(bad.error).startswith(reason)
+    assert (after.id, after.text) == ("3", "c")
+
+
+def test_a_quotation_mark_that_the_header_opens_is_refused_before_any_work(tmp_path: Path) -> None:
+    for content in ('id,"text\n1,a\n', 'id,"text\n1,"a"\n'):
+        (tmp_path / "a.csv").write_text(content)
+        with pytest.raises(InputError, match=r"The header of .*a\.csv cannot be read: .*line 1 opens|Line 1 opens"):
+            find_inputs([tmp_path / "a.csv"], columns=Columns())
+
+
 def test_an_unclosed_quotation_mark_affects_only_the_maximum_length_of_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hdruntime.jobs.row_reader.MAX_LINE_BYTES", 100)
     (tmp_path / "a.csv").write_text('key,text\n1,"open\n' + "".join(f"{n},row\n" for n in range(100)))
     bad, *rest = rows_of(tmp_path / "a.csv")
-    assert "field larger than field limit" in str(bad.error)
+    assert "field larger than field limit (100). It is within the quotation mark that line 2 opens" in str(bad.error)
     assert [row.text for row in rest[-70:]] == ["row"] * 70
 
 
@@ -130,7 +188,7 @@ MISSING_COLUMNS = [
 def test_a_missing_column_is_refused_with_a_list_of_columns(tmp_path: Path, name: str) -> None:
     for columns, option in MISSING_COLUMNS:
         with named_case(option):
-            message = rf"{name} has no column 'body'; its columns are key, text\.\nName one of them with {option}\."
+            message = rf"{name} has no column 'body'; its columns are key, text\.\nName one of them with {option}"
             with pytest.raises(InputError, match=message):
                 find_inputs([write(tmp_path / name)], columns=columns)
 
@@ -312,7 +370,7 @@ def test_a_standard_input_that_has_no_rows_or_comes_twice_is_refused(
     standard_input: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standard_input(b"")
-    with pytest.raises(InputError, match="- is empty"):
+    with pytest.raises(InputError, match="No input holds a row: -"):
         rows_of("-")
     with pytest.raises(InputError, match="The input - is named twice"):
         rows_of("-", "-")
@@ -324,12 +382,58 @@ def test_a_standard_input_that_has_no_rows_or_comes_twice_is_refused(
         rows_of("-")
 
 
-@pytest.mark.parametrize("other", ["b.csv", "b.txt", "b.parquet"])
-def test_the_column_id_is_the_rows_id_where_every_input_has_one(tmp_path: Path, other: str) -> None:
-    first = write_rows(tmp_path / "a.jsonl", ["x"])
-    first.write_text('{"id": 7, "text": "one"}\n')
-    assert [row.id for row in rows_of(first, columns=Columns())] == [7]
-    assert [row.id for row in rows_of(first, columns=Columns(id=""))] == [0]
-    second = tmp_path / other
-    second.write_text("two") if other == "b.txt" else write(second, ["two"])
-    assert [row.id for row in rows_of(first, second, columns=Columns())] == [0, 1]
+def test_the_column_id_is_the_rows_id_and_every_input_needs_it(tmp_path: Path) -> None:
+    first = tmp_path / "a.jsonl"
+    first.write_text('{"id": 7, "text": "one"}\n{"text": "two"}\n')
+    assert [row.id for row in rows_of(first, columns=Columns())] == [7, None]
+    assert [row.id for row in rows_of(first, columns=Columns(id=""))] == [0, 1]
+    (tmp_path / "b.txt").write_text("two")
+    for second in (tmp_path / "b.txt", write(tmp_path / "b.csv", ["two"]), write(tmp_path / "b.parquet", ["two"])):
+        advice = r"with --id-column, or number all rows: --id-column ''\."
+        with pytest.raises(InputError, match=rf"{second.name} has no column 'id'; .*\n.*{advice}"):
+            rows_of(first, second, columns=Columns())
+        assert [row.id for row in rows_of(first, second, columns=Columns(id=""))] == [0, 1, 2]
+
+
+def test_an_id_that_comes_after_the_first_rows_is_an_error_of_its_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "one"}\n' * FIRST_ROWS + '{"id": "x", "text": "two"}\n{"text": "three"}'
+    )
+    *_, before, late, after = rows_of(tmp_path / "a.jsonl", columns=Columns())
+    assert (before.error, after.error, after.id) == (None, None, FIRST_ROWS + 1)
+    assert str(late.error).startswith("The row has the column 'id', which none of the first rows has.\nGive every row")
+    *_, numbered, _ = rows_of(tmp_path / "a.jsonl", columns=Columns(id=""))
+    assert (numbered.error, numbered.text) == (None, "two")
+
+
+def test_two_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text,id\n1,one,2\n")
+    for columns, option in ((Columns(), "--id-column"), (Columns(id="", keep=None), "--keep-columns")):
+        with pytest.raises(InputError, match=rf"has 2 columns 'id'; .*\nRename one, or name another with {option}"):
+            rows_of(tmp_path / "a.csv", columns=columns)
+    assert [row.text for row in rows_of(tmp_path / "a.csv", columns=Columns(id=""))] == ["one"]
+
+
+def test_files_without_rows_change_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "part=1" / "a.parquet")
+    columns = Columns(id="part", keep=None)
+    before = find_inputs([tmp_path], columns=columns)
+    empty = {"a.csv": b"", "b.csv": b"other\n", "c.jsonl": b"\n \n", "d.jsonl.gz": gzip.compress(b""), "e.txt": b""}
+    (tmp_path / "part=one").mkdir()
+    for name, content in {**empty, "f.parquet": b"", "g.tsv.zst": b"", "h.jsonl": b"\xef\xbb\xbf"}.items():
+        (tmp_path / "part=one" / name).write_bytes(content)
+    pa.parquet.write_table(pa.table({"text": pa.array([], pa.int8()), "new": pa.nulls(0)}), tmp_path / "0.parquet")
+    found = find_inputs([tmp_path], columns=columns)
+    assert [file for file in found if file.rows != 0] == before
+    assert len(found) == 10
+    assert resolved_columns(columns, found) == resolved_columns(columns, before)
+
+
+def test_files_without_rows_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "a.csv")
+    for name in "bcdef":
+        (tmp_path / f"{name}.csv").write_text("key,text\n")
+    with caplog.at_level(logging.WARNING):
+        rows_of(tmp_path)
+    named = ", ".join(str(tmp_path / f"{name}.csv") for name in "bcd")
+    assert caplog.messages == [f"5 of 6 inputs hold no rows: {named}, and 2 others"]

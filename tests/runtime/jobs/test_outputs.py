@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import Callable
+import pickle
+import uuid
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,24 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, windows
 from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.windows import Window, WindowResult
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
-from support.job_runs import VOCABULARY, embeddings, gather_bundle, random_texts, read, run, run_words, write_rows
+from support.comparators import named_case
+from support.job_runs import (
+    VOCABULARY,
+    WordPool,
+    embeddings,
+    gather_bundle,
+    random_texts,
+    read,
+    run,
+    run_words,
+    write_rows,
+)
 
 BundleMaker = Callable[..., Path]
 
@@ -87,6 +102,134 @@ def test_kept_columns_of_parquet_keep_their_types(bundle_path: Path, tmp_path: P
     assert (first["day"], first["raw"], first["nested"], first["class"]) == ("2024-02-29", "/w==", {"a": 1}, "x")
     assert str(first["time"]).startswith("1970-01-01 00:00:00.000000001")
     assert (second["time"], second["small"], second["error"] is None) == (None, 2, False)
+
+
+UUIDS = [uuid.UUID(int=number) for number in (1, 2)]
+OF_UUIDS = pa.array([each.bytes for each in UUIDS], pa.uuid())
+IDS = {
+    "UUIDs": (OF_UUIDS, [str(each) for each in UUIDS]),
+    "decimals": (pa.array([Decimal("1.50"), Decimal("-2.00")]), ["1.50", "-2.00"]),
+    "numbers": (pa.array([8.0, 0.5]), [8.0, 0.5]),
+    "large integers": (pa.array([2**63 + 1, 7], pa.uint64()), [2**63 + 1, 7]),
+    "booleans": (pa.array([True, False]), [True, False]),
+    "bytes": (pa.array([b"\xff", b""]), ["/w==", ""]),
+    "bytes of one size": (pa.array([b"ab", b"\x00\x01"], pa.binary(2)), ["YWI=", "AAE="]),
+    "days": (pa.array([datetime.date(2024, 2, 29), datetime.date.min]), ["2024-02-29", "0001-01-01"]),
+    "moments": (
+        pa.array([datetime.datetime(2024, 2, 29, 1, 2), datetime.datetime.min]),
+        ["2024-02-29 01:02:00", "0001-01-01 00:00:00"],
+    ),
+    "nanoseconds": (pa.array([1, 10**9], pa.time64("ns")), ["00:00:00.000000001", "00:00:01.000000000"]),
+    "lists": (pa.array([[1, 2], []]), [[1, 2], []]),
+    "lists of UUIDs": (pa.ListArray.from_arrays([0, 1, 2], OF_UUIDS), [[str(each)] for each in UUIDS]),
+    "structs": (
+        pa.array([{"a": 1, "b": ["x"]}, {"a": None, "b": None}]),
+        [{"a": 1, "b": ["x"]}, {"a": None, "b": None}],
+    ),
+    "maps": (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())), [[["a", 1]], []]),
+    "vectors": (pa.array([[[1, 2]], []], pa.list_(pa.list_(pa.int8(), 2))), [[[1, 2]], []]),
+    "tensors": (pa.FixedShapeTensorArray.from_numpy_ndarray(np.eye(2, dtype=np.float32)), [[1.0, 0.0], [0.0, 1.0]]),
+}
+"""Kind -> the column in Parquet, and its values in JSON Lines."""
+
+
+class SendingPool(WordPool):
+    """Sends windows and results through pickle, as Ray does."""
+
+    def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
+        for window in windows:
+            for _, result in super().map(iter([pickle.loads(pickle.dumps(window))])):
+                yield window, pickle.loads(pickle.dumps(result))
+
+
+def test_an_id_of_any_type_is_kept_in_every_output_however_it_is_named(bundle_path: Path, tmp_path: Path) -> None:
+    bundle, inputs = open_bundle(bundle_path), [tmp_path / "in.parquet"]
+
+    def ids_in(output: str, columns: Columns) -> Any:
+        options = JobOptions(columns=columns, force=True)
+        run_job(plan_job(bundle, inputs, tmp_path / output, options=options), SendingPool())
+        return np.load(tmp_path / output)["id"] if output.endswith(".npz") else tmp_path / output
+
+    for kind, (ids, values) in IDS.items():
+        with named_case(kind):
+            pa.parquet.write_table(pa.table({"id": ids, "text": ["long", "read"]}), inputs[0])
+            named = (Columns(id="id"), Columns(keep=("id",)), Columns(id="id", keep=None)) if kind == "UUIDs" else ()
+            for columns in (Columns(), *named):
+                kept = pa.parquet.read_table(ids_in("out.parquet", columns)).column("id").combine_chunks()
+                assert kept.equals(ids)
+                assert [row["id"] for row in read(ids_in("out.jsonl", columns))] == values
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+            assert [str(each) for each in ids_in("out.npz", Columns())] == texts
+
+
+NO_IDS = {
+    "null": (pa.array([None, 1.5]), "Column 'id' is null; an id is required."),
+    "NaN": (pa.array([float("nan"), 1.5]), "Column 'id' is nan; an id is required."),
+    "a null among scalars": (pa.array([None, b"a"]), "Column 'id' is null; an id is required."),
+    "a day too late": (pa.array([3 * 10**6, 1], pa.int32()).cast(pa.date32()), "Row 1 of the file holds a value that"),
+    "a moment too late": (pa.array([2**62, 1], pa.timestamp("us")), "Column 'id' holds a time outside of the years 1"),
+}
+
+
+def test_what_is_no_id_fails_its_row(bundle_path: Path, tmp_path: Path) -> None:
+    for kind, (ids, error) in NO_IDS.items():
+        with named_case(kind):
+            pa.parquet.write_table(pa.table({"id": ids, "text": ["long", "read"]}), tmp_path / "in.parquet")
+            done = run_words(open_bundle(bundle_path), [tmp_path / "in.parquet"], tmp_path / f"{kind}.jsonl")
+            bad, good = read(tmp_path / f"{kind}.jsonl")
+            assert (bad["id"], good["error"], done.failed_rows) == (None, None, 1)
+            assert bad["error"].startswith(error)
+
+
+MIXED_IDS = {
+    "texts and numbers": ([["doc-7"], [8.0]], ["doc-7", "8.0"]),
+    "integers and numbers": ([[3], [0.5]], [3.0, 0.5]),
+    "large integers and numbers": ([[2**53 + 1], [0.5]], ["9007199254740993", "0.5"]),
+    "unsigned and negative integers": ([pa.array([2**63], pa.uint64()), [-1]], ["9223372036854775808", "-1"]),
+    "decimals and numbers": ([[Decimal("0.10")], [0.5]], ["0.10", "0.5"]),
+    "decimals and integers": ([[Decimal("0.10")], [5]], ["0.10", "5"]),
+    "UUIDs and texts": ([OF_UUIDS[:1], ["x"]], [str(UUIDS[0]), "x"]),
+    "bytes and texts": ([[b"\xff"], ["x"]], ["/w==", "x"]),
+    "nulls and integers": ([[None], [5]], [None, 5]),
+}
+"""Kind -> the ids of two files, and those of the output in Parquet."""
+
+
+def test_ids_of_several_types_have_one_that_changes_no_value(bundle_path: Path, tmp_path: Path) -> None:
+    inputs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for kind, (columns, ids) in MIXED_IDS.items():
+        with named_case(kind):
+            for path, column in zip(inputs, columns, strict=True):
+                pa.parquet.write_table(pa.table({"id": column, "text": ["long"]}), path)
+            run_words(open_bundle(bundle_path), inputs, tmp_path / f"{kind}.parquet")
+            assert [row["id"] for row in read(tmp_path / f"{kind}.parquet")] == ids
+
+
+def test_ids_of_json_lines_may_differ_in_type(bundle_path: Path, tmp_path: Path) -> None:
+    values = ["doc-7", 8.0, 2**53 + 1, 2**70, True, [1], {"a": "ü"}]
+    rows = write(tmp_path / "in.jsonl", *(json.dumps({"id": value, "text": "long"}) for value in values))
+    bundle = open_bundle(bundle_path)
+    run_words(bundle, [rows], tmp_path / "out.jsonl")
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == values
+    run_words(bundle, [rows], tmp_path / "out.parquet")
+    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+    assert [row["id"] for row in read(tmp_path / "out.parquet")] == texts
+    numbers = write(tmp_path / "numbers.jsonl", *(f'{{"id": {value}, "text": "long"}}' for value in (2**53 + 1, 0.5)))
+    run_words(bundle, [numbers], tmp_path / "numbers.parquet")
+    assert [row["id"] for row in read(tmp_path / "numbers.parquet")] == ["9007199254740993", "0.5"]
+
+
+def test_a_value_that_the_common_type_of_all_inputs_lacks_stops_the_job(bundle_path: Path, tmp_path: Path) -> None:
+    inputs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path, values in zip(inputs, ([[2**53 + 1]], [[0.5]]), strict=True):
+        pa.parquet.write_table(pa.table({"id": values, "text": ["long"]}), path)
+    message = (
+        "column 'id' is list<.*double> for all inputs together, and a value does not fit.*\nGive the inputs one type"
+    )
+    with pytest.raises(InputError, match=message):
+        run_words(open_bundle(bundle_path), inputs, tmp_path / "out.parquet")
+    run_words(open_bundle(bundle_path), inputs, tmp_path / "out.jsonl")
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == [[2**53 + 1], [0.5]]
 
 
 def test_a_kept_column_of_several_types_is_text(bundle_path: Path, tmp_path: Path) -> None:

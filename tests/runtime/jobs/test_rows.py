@@ -115,15 +115,16 @@ def test_a_bad_line_is_a_row_with_an_error_and_reading_continues(tmp_path: Path)
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        ("null", "Column 'key' is null; a string or an integer is required."),
-        ("1.5", "Column 'key' holds float; a string or an integer is required."),
-        ("true", "Column 'key' holds bool; a string or an integer is required."),
-        ('"\\udfff"', "The id in column 'key' holds half of a surrogate pair."),
+        ("null", "Column 'key' is null; an id is required."),
+        ("NaN", "Column 'key' is nan; an id is required."),
+        ("-Infinity", "Column 'key' is -inf; an id is required."),
+        ('["\\udfff"]', "Column 'key' holds half of a surrogate pair."),
     ],
 )
 def test_a_row_without_a_proper_id_is_an_error(tmp_path: Path, value: str, error: str) -> None:
     file = write(tmp_path / "a.jsonl", f'{{"key": {value}, "text": "a"}}')
-    assert rows_of(file, Columns(id="key")) == [Row(id=None, error=error)]
+    advice = "Give every row an id, or number all rows: --id-column ''"
+    assert rows_of(file, Columns(id="key")) == [Row(id=None, error=f"{error}\n{advice}")]
 
 
 def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
@@ -145,7 +146,6 @@ def test_bad_cells_of_parquet_are_bad_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        *((name, b"", rf"{name} is empty.\nLeave it out") for name in ("a.txt", "a.jsonl", "a.parquet")),
         *((name, b"x", "Inputs end in .jsonl, .*--input-format") for name in ("a.xlsx", "a", "a.gz", "a.parquet.gz")),
         *((name, None, rf"{name} is a named pipe; a job reads files, ") for name in ("a.txt", "a.jsonl", "a.parquet")),
         ("a.parquet", b"hello", "a.parquet is not a readable Parquet file"),
@@ -159,11 +159,15 @@ def test_an_unsuitable_file_is_refused_before_any_work(
         find_inputs([tmp_path / name], columns=TEXT)
 
 
-def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", "\n \n")
-    for file in (tmp_path / "a.jsonl", write_parquet(tmp_path / "a.parquet", text=pa.array([], pa.string()))):
-        with pytest.raises(InputError, match=f"{file.name} holds no rows"):
-            rows_of(file)
+def test_inputs_without_any_row_are_refused_before_any_work(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", text=pa.array([], pa.string()))
+    for name, content in {"b.csv": "id,text\n", "c.jsonl": "\n \n", "d.txt": "", "e.tsv": "\n"}.items():
+        write(tmp_path / name, content)
+    for file in sorted(tmp_path.iterdir()):
+        with pytest.raises(InputError, match=rf"No input holds a row: .*{file.name}\.\nCheck what wrote them, or name"):
+            find_inputs([file], columns=TEXT)
+    with pytest.raises(InputError, match=r"No input holds a row: .*a\.parquet, .*b\.csv, .*c\.jsonl, and 2 others\.\n"):
+        find_inputs([tmp_path], columns=TEXT)
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -185,7 +189,7 @@ def test_a_pipe_in_a_directory_is_left_out_and_named(tmp_path: Path, caplog: pyt
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [("/dev/zero", "is a device; a job reads files"), ("/proc/kmsg", "(is empty|cannot be read)")],
+    [("/dev/zero", "is a device; a job reads files"), ("/proc/kmsg", "(No input holds a row|cannot be read)")],
 )
 def test_an_endless_file_is_refused_also_through_a_link(tmp_path: Path, target: str, message: str) -> None:
     if not Path(target).exists():
