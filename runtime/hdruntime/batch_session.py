@@ -23,7 +23,7 @@ from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler
 from hdruntime.inference.streaming import Document, DocumentStream, Segment
 from hdruntime.inference.text_runner import TextRunner
 from hdruntime.text.splitting import SplitEncoding
-from hdruntime.text.tokenization import Encoding, Overflow
+from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -101,6 +101,15 @@ class BatchSession:
         runner = self._scheduler.runner
         return runner.engine_bytes() if isinstance(runner, DeviceRunner) else None
 
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """What encodes the session's texts.
+
+        Raises:
+            InputError: the bundle has no tokenizer.
+        """
+        return self._texts.tokenizer
+
     def most_rows(self, tokens: int) -> int:
         """Most texts of this length that a call runs in one piece; a larger batch runs in parts.
 
@@ -120,8 +129,8 @@ class BatchSession:
             token_type_ids: [batch, tokens], default zeros, or, for question answering with BigBird, 0 up to the first
                 separator and 1 after it; only if the bundle has this input.
             global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
-                is the first real token of a row, or, for question answering, the tokens before the first separator.
-                Marks on padding are ignored.
+                is that of transformers: for question answering the tokens before the first separator, for
+                text-classification the first real token of a row, else none. Marks on padding are ignored.
             memories: of a recurrent model, by name, each float32 of the manifest's shape: the output that the manifest
                 names, from the previous call for the same rows. Axes ``memory`` have one size. The default is the start
                 of a text, with room for as many tokens as the other memories have, else for the most.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BundleModel", "TwoSidedModel", "checked_texts", "progress"]
+__all__ = ["BundleModel", "Length", "TwoSidedModel", "progress"]
 
 import contextlib
 import functools
@@ -26,17 +26,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+logger = logging.getLogger(__name__)
+
+Length = Literal["bundle", "model"]
+"""Names of numbers of tokens: all that a bundle serves, and what the model's own library cuts texts to."""
+
 _WINDOW_TEXTS = 4096
 _WINDOW_CHARACTERS = 2_000_000
 """What is tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
 
 class BundleModel:
-    """A loaded bundle with a tokenizer; also a context manager.
+    """A loaded bundle with a tokenizer; also a context manager. What pickles it loads the bundle again in its process.
 
     Args:
         bundle: what :func:`open_bundle` returned.
-        max_seq_length: see the property; None for the model's own number.
+        max_seq_length: see the property; None for its default.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
 
     Attributes:
@@ -48,6 +53,8 @@ class BundleModel:
         InputError: the bundle has no tokenizer, or an option does not fit.
     """
 
+    _length_argument = "max_seq_length"
+
     _samples: tuple[list[str], list[str] | None] = (["a"], None)
     """The least input with a token of a text."""
 
@@ -55,7 +62,7 @@ class BundleModel:
         self,
         bundle: Bundle,
         *,
-        max_seq_length: int | Literal["bundle"] | None,
+        max_seq_length: int | Length | None,
         backend: Backend | str,
         threads: int | None,
         precision: Precision | str,
@@ -66,23 +73,31 @@ class BundleModel:
         if info is None:
             raise InputError(f"The bundle {bundle.path} has no tokenizer.\nUse hdruntime.load, and give it input_ids.")
         self.prompts, self.default_prompt_name = prompts_of(bundle.manifest)
-        self._new_tokenizer = functools.partial(
-            TextTokenizer, bundle.file(info.file), template=bundle.manifest.pair_template
+        self._path = bundle.path
+        self._load = functools.partial(
+            load, backend=backend, threads=threads, precision=precision, device=device, gpu=gpu
         )
-        self._session = load(bundle, backend, threads=threads, precision=precision, device=device, gpu=gpu)
-        if max_seq_length is None:
-            max_seq_length = min(settings.max_seq_length, self._session.max_len) if settings else "bundle"
+        self._session = self._load(bundle)
+        self._tokenizer = self._session.tokenizer
+        # As sentence-transformers reads a classifier that it has not saved.
+        plain = (
+            bundle.manifest.positions.base if bundle.manifest.task == "text-classification" else self._session.max_len
+        )
+        self._own_length = settings.max_seq_length if settings else info.model_max_length or plain
+        self._asked_length = info.text_length and min(info.text_length, self._session.max_len)
+        self._says_cuts = True
         try:
-            self._tokenizer = self._tokenizer_for(max_seq_length)
+            self._tokenizer = self._tokenizer_for(self._asked_length if max_seq_length is None else max_seq_length)
         except BaseException:
             self.close()
             raise
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens that a text is cut to without a message, special tokens included; by default the model's own number.
+        """Tokens that a text is cut to, special tokens included; the first text that is cut causes a warning.
 
-        Set it to another number, or to ``"bundle"`` for all that the bundle serves.
+        By default it is what ``hdexport build --max-len`` asked for, else the model's own number. Set it to another
+        number, to ``"model"`` for the model's own, or to ``"bundle"`` for all that the bundle serves.
 
         Raises:
             InputError: when set to more than the bundle serves, or to so few that no token of a text has room.
@@ -90,13 +105,21 @@ class BundleModel:
         return self._tokenizer.max_len
 
     @max_seq_length.setter
-    def max_seq_length(self, tokens: int | Literal["bundle"]) -> None:
+    def max_seq_length(self, tokens: int | Length) -> None:
         self._tokenizer = self._tokenizer_for(tokens)
 
     @property
     def tokenizer(self) -> Any:
         """The bundle's ``tokenizers.Tokenizer``, which neither cuts nor pads."""
         return self._tokenizer.whole
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the session: another process loads the bundle again, from the directory where it lies."""
+        return {name: value for name, value in vars(self).items() if name != "_session"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._session = self._load(self._path)
 
     def close(self) -> None:
         """Free the backend's memory; later calls raise BackendError."""
@@ -113,18 +136,25 @@ class BundleModel:
     ) -> None:
         self.close()
 
-    def _tokenizer_for(self, tokens: int | str) -> TextTokenizer:
+    def _tokenizer_for(self, tokens: int | str | None, *, own_length: int | None = None) -> TextTokenizer:
+        """The tokenizer that cuts texts to so many tokens.
+
+        Args:
+            tokens: a number, ``"bundle"``, or ``"model"`` or None for the model's own.
+            own_length: the model's own number of such texts; None for that of all its texts.
+        """
         most = self._session.max_len
-        tokenizer = self._new_tokenizer(max_len=most)
         if tokens == "bundle":
-            return tokenizer
-        (sample,) = tokenizer.encode(*self._samples, overflow=Overflow.TRUNCATE)
+            return self._tokenizer.limited(most)
+        if tokens is None or tokens == "model":
+            return self._tokenizer.limited(min(own_length or self._own_length, most))
+        (sample,) = self._tokenizer.limited(most).encode(*self._samples, overflow=Overflow.TRUNCATE)
         fewest = 1 + sample.sequence_ids.count(None)
         if not isinstance(tokens, int) or not fewest <= tokens <= most:
             is_more = isinstance(tokens, int) and tokens > most
             advice = f"\nRebuild the bundle with --max-len {tokens}." if is_more else ""
             raise InputError(f"max_seq_length is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
-        return self._new_tokenizer(max_len=tokens)
+        return self._tokenizer.limited(tokens)
 
     def _run_texts(
         self,
@@ -154,6 +184,17 @@ class BundleModel:
                 for row, error in result.errors.items():
                     raise type(error)(f"{name}[{window[row]}]: {error}") from error
                 yield [window[row] for row in result.rows], [encodings[row] for row in result.rows], result
+            self._say_cuts(tokenizer)
+
+    def _say_cuts(self, tokenizer: TextTokenizer) -> None:
+        """Warn, once, that texts are cut."""
+        if self._says_cuts and tokenizer.has_cut:
+            self._says_cuts = False
+            logger.warning(
+                "Texts of more than %d tokens are cut to that many; the bundle takes up to %d.\n"
+                "%s's argument %s sets another number, or 'bundle' for all.",
+                tokenizer.max_len, self._session.max_len, type(self).__name__, self._length_argument,
+            )  # fmt: skip
 
     def _check_call(self, batch_size: int | None, device: object) -> None:
         if batch_size is not None and batch_size < 1:
@@ -206,27 +247,6 @@ class TwoSidedModel(BundleModel):
     def _options_of_side(self, side: str) -> dict[str, Any]:
         """What `encode` takes for queries or documents beside their prompt."""
         return {}
-
-
-def checked_texts(inputs: object, *, name: str) -> list[str]:
-    """Texts, of which one may be given alone.
-
-    Args:
-        inputs: what a caller gave.
-        name: what an error calls it.
-
-    Raises:
-        InputError: it is neither a text nor texts.
-    """
-    if isinstance(inputs, str):
-        return [inputs]
-    if not isinstance(inputs, Iterable):
-        raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a string, or a list of strings.")
-    texts = list(inputs)
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"{name}[{index}] is of type {type(text).__name__}; it must be a string.")
-    return texts
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +29,12 @@ import numpy.typing as npt
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
-from hdruntime.bundle_model import BundleModel, progress
+from hdruntime.bundle_model import BundleModel, Length, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.pair_logits import PairOptions, check_query, pair_logits, ranked
 from hdruntime.optional import require
-from hdruntime.text.checks import checked_choice
+from hdruntime.text.checks import checked_choice, checked_texts, listed
 from hdruntime.text.classes import check_classifier, check_reranker, labels_of
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.scores import softmax
@@ -55,7 +55,7 @@ class CrossEncoder(BundleModel):
 
     Args:
         bundle: its directory, or what :func:`open_bundle` returned; its task is text-classification.
-        max_length: see `max_seq_length`; None for the model's own number.
+        max_length: see `max_seq_length`; None for its default.
         activation_fn: makes scores of logits: ``sigmoid``, ``softmax``, ``identity``, or a function of PyTorch's
             tensors, as ``torch.nn.Sigmoid()``. None: the model's own, else ``sigmoid`` for one label and ``identity``
             for several.
@@ -72,13 +72,14 @@ class CrossEncoder(BundleModel):
         InputError: the bundle's task is another, it has no tokenizer, or an option does not fit.
     """
 
+    _length_argument = "max_length"
     _samples = (["a"], [""])
 
     def __init__(
         self,
         bundle: Path | str | Bundle,
         *,
-        max_length: int | Literal["bundle"] | None = None,
+        max_length: int | Length | None = None,
         activation_fn: ActivationFunction | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,
@@ -95,9 +96,6 @@ class CrossEncoder(BundleModel):
         by_labels = Activation.SIGMOID if self.num_labels == 1 else Activation.IDENTITY
         default = Activation(own.activation) if own and own.activation else by_labels
         self.activation_fn: ActivationFunction = activation_fn or default
-        if max_length is None and own is None:
-            # As in sentence-transformers, which cuts pairs to the positions of the checkpoint.
-            max_length = min(opened.manifest.positions.base, opened.manifest.max_len)
         super().__init__(
             opened,
             max_seq_length=max_length,
@@ -170,7 +168,7 @@ class CrossEncoder(BundleModel):
     def rank(
         self,
         query: str,
-        documents: Sequence[str],
+        documents: Iterable[str],
         top_k: int | None = None,
         return_documents: bool = False,
         prompt_name: str | None = None,
@@ -204,8 +202,7 @@ class CrossEncoder(BundleModel):
         """
         check_reranker(self._session.manifest)
         self._check_call(batch_size, device)
-        if isinstance(documents, str):
-            raise InputError("documents is one string; it must be a list of strings. Put it into a list: [text].")
+        documents = checked_texts(documents, name="documents")
         options = self._options(prompt_name, prompt, overflow, stride, split_pooling)
         check_query(query, self._tokenizer, options)
         pairs = [(query, document) for document in documents]
@@ -243,6 +240,7 @@ class CrossEncoder(BundleModel):
                 name=name,
                 on_done=advance,
             )
+        self._say_cuts(self._tokenizer)
         if not len(logits):
             return np.empty(0, np.float32)
         if isinstance(function, Activation):
@@ -269,13 +267,12 @@ def _pairs_of(inputs: object) -> tuple[list[tuple[str, str]], bool]:
     Raises:
         InputError: an input is not a pair.
     """
-    values = inputs.tolist() if isinstance(inputs, np.ndarray) else inputs
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(
-            f"inputs is of type {type(values).__name__}; it must be a pair of strings, or a list of pairs: "
-            "[(query, document)]."
-        )
-    found = list(values)
+    found = listed(
+        inputs.tolist() if isinstance(inputs, np.ndarray) else inputs,
+        name="inputs",
+        of="pairs",
+        example="[(query, document)]",
+    )
     is_one = bool(found) and isinstance(found[0], str)
     pairs = [found] if is_one else found
     for place, pair in enumerate(pairs):

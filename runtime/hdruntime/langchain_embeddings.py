@@ -7,13 +7,15 @@
 
     store = InMemoryVectorStore(LangChainEmbeddings(SentenceEncoder("my-bundle"), normalize_embeddings=True))
 
-LangChain is not needed. For a vector store that insists on its class: ``Embeddings.register(LangChainEmbeddings)``.
+LangChain is not needed. Asynchronous methods embed in a thread.
+For a vector store that insists on its class: ``Embeddings.register(LangChainEmbeddings)``.
 """
 
 from __future__ import annotations
 
 __all__ = ["LangChainEmbeddings"]
 
+import asyncio
 from typing import Any
 
 from hdruntime.sentence_encoder import SentenceEncoder
@@ -40,3 +42,11 @@ class LangChainEmbeddings:
         """The embedding of a query: [dimensions]."""
         embedding: list[float] = self.encoder.encode_query(text, **self.options).tolist()
         return embedding
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        """As :meth:`embed_documents`."""
+        return await asyncio.to_thread(self.embed_documents, texts)
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """As :meth:`embed_query`."""
+        return await asyncio.to_thread(self.embed_query, text)

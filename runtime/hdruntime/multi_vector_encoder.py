@@ -21,22 +21,23 @@ __all__ = ["MultiVectorEncoder"]
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
-from hdruntime.bundle_model import TwoSidedModel, checked_texts, progress
+from hdruntime.bundle_model import Length, TwoSidedModel, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
-from hdruntime.text.checks import checked_choice
+from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import maxsim, maxsim_of_pairs
 from hdruntime.text.token_vectors import OUTPUT, Side, TextSide, multi_vector_of
+from hdruntime.text.tokenization import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,8 @@ class MultiVectorEncoder(TwoSidedModel):
 
     Args:
         bundle: its directory, or what :func:`open_bundle` returned; its task is token-similarity.
-        query_length, document_length: see the properties; None for the model's own numbers.
-        max_seq_length: the same for texts that are neither; None for the model's own number.
+        query_length, document_length: see the properties; None for their defaults.
+        max_seq_length: the same for texts that are neither; None for its default.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
 
     Attributes:
@@ -66,9 +67,9 @@ class MultiVectorEncoder(TwoSidedModel):
         self,
         bundle: Path | str | Bundle,
         *,
-        query_length: int | Literal["bundle"] | None = None,
-        document_length: int | Literal["bundle"] | None = None,
-        max_seq_length: int | Literal["bundle"] | None = None,
+        query_length: int | Length | None = None,
+        document_length: int | Length | None = None,
+        max_seq_length: int | Length | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,
         precision: Precision | str = Precision.AUTO,
@@ -92,10 +93,10 @@ class MultiVectorEncoder(TwoSidedModel):
         )
         try:
             self._tokenizers = {
-                side: self._tokenizer_for(
-                    min(self._sides[side].own_length, self._session.max_len) if own is None else own
-                )
-                for side, own in ((Side.QUERY, query_length), (Side.DOCUMENT, document_length))
+                Side.QUERY: self._tokenizer_of(Side.QUERY, query_length),
+                Side.DOCUMENT: self._tokenizer_of(
+                    Side.DOCUMENT, self._asked_length if document_length is None else document_length
+                ),
             }
         except BaseException:
             self.close()
@@ -103,7 +104,7 @@ class MultiVectorEncoder(TwoSidedModel):
 
     @property
     def query_length(self) -> int:
-        """Tokens that a query is cut to without a message, special tokens and prompt included.
+        """Tokens that a query is cut to, special tokens and prompt included; by default the model's own number.
 
         Set it to another number, or to ``"bundle"`` for all that the bundle serves. What a short query is expanded to
         stays the model's.
@@ -114,14 +115,14 @@ class MultiVectorEncoder(TwoSidedModel):
         return self._tokenizers[Side.QUERY].max_len
 
     @query_length.setter
-    def query_length(self, tokens: int | Literal["bundle"]) -> None:
-        self._tokenizers = {**self._tokenizers, Side.QUERY: self._tokenizer_for(tokens)}
+    def query_length(self, tokens: int | Length) -> None:
+        self._tokenizers = {**self._tokenizers, Side.QUERY: self._tokenizer_of(Side.QUERY, tokens)}
 
     @property
     def document_length(self) -> int:
-        """Tokens that a document is cut to without a message, special tokens and prompt included.
+        """Tokens that a document is cut to, special tokens and prompt included; by default as of `max_seq_length`.
 
-        Set it to another number, or to ``"bundle"`` for all that the bundle serves.
+        Set it to another number, to ``"model"`` for the model's own, or to ``"bundle"`` for all that the bundle serves.
 
         Raises:
             InputError: as of `query_length`.
@@ -129,8 +130,11 @@ class MultiVectorEncoder(TwoSidedModel):
         return self._tokenizers[Side.DOCUMENT].max_len
 
     @document_length.setter
-    def document_length(self, tokens: int | Literal["bundle"]) -> None:
-        self._tokenizers = {**self._tokenizers, Side.DOCUMENT: self._tokenizer_for(tokens)}
+    def document_length(self, tokens: int | Length) -> None:
+        self._tokenizers = {**self._tokenizers, Side.DOCUMENT: self._tokenizer_of(Side.DOCUMENT, tokens)}
+
+    def _tokenizer_of(self, side: Side, tokens: int | Length | None) -> TextTokenizer:
+        return self._tokenizer_for(tokens, own_length=self._sides[side].own_length)
 
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""
@@ -180,7 +184,7 @@ class MultiVectorEncoder(TwoSidedModel):
             raise InputError(f"output_value is {output_value!r}; it must be 'token_embeddings'.")
         self._check_call(batch_size, device)
         from_numpy = None if convert_to_numpy else require("torch").from_numpy
-        texts = checked_texts(inputs, name="inputs")
+        texts = checked_texts(inputs, name="inputs", may_be_one=True)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
         vectors = self._vectors(texts, side, prompt, batch_size, show_progress_bar)
         if normalize_embeddings:

@@ -22,19 +22,19 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
-from hdruntime.bundle_model import BundleModel, checked_texts, progress
+from hdruntime.bundle_model import BundleModel, Length, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.optional import require
-from hdruntime.text.checks import checked_choice
+from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled
 from hdruntime.text.prompts import chosen_prompt
@@ -63,7 +63,7 @@ class SentenceEncoder(BundleModel):
         pooling: ``mean``, ``cls``, ``max``, ``lasttoken``, ``weightedmean`` or ``mean_sqrt_len_tokens`` of the token
             vectors, for a bundle of the task feature-extraction (default
             ``mean``). One of the task sentence-similarity has its model's own pooling, and takes None.
-        max_seq_length: see the property; None for the model's own number.
+        max_seq_length: see the property; None for its default.
         truncate_dim: dimensions of a vector that are kept; None for the model's own number, which mostly is all.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them. The ``precision`` of
             :meth:`encode` is another: the type of the vectors.
@@ -86,7 +86,7 @@ class SentenceEncoder(BundleModel):
         bundle: Path | str | Bundle,
         *,
         pooling: Pooling | str | None = None,
-        max_seq_length: int | Literal["bundle"] | None = None,
+        max_seq_length: int | Length | None = None,
         truncate_dim: int | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,
@@ -171,7 +171,7 @@ class SentenceEncoder(BundleModel):
             )
         self._check_call(batch_size, device)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
-        texts = checked_texts(sentences, name="sentences")
+        texts = checked_texts(sentences, name="sentences", may_be_one=True)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
         if output_value == "token_embeddings":
             of_tokens = self._token_vectors(texts, prompt, batch_size, show_progress_bar)

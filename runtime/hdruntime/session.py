@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Encoding", "Session", "load"]
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -25,7 +25,7 @@ from hdruntime.tasks.late_chunks import chunk_embeddings
 from hdruntime.tasks.ranking import ranking
 from hdruntime.tasks.sparse_vectors import sparse_vectors
 from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions
-from hdruntime.text.checks import checked_choice
+from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.chunking import Spans, TextChunks
 from hdruntime.text.entities import Aggregation, Entity
 from hdruntime.text.sparse import SparseVector
@@ -58,7 +58,8 @@ def load(
         threads: CPU threads of one run; None leaves the number to the backend.
         precision: one of :class:`Precision`: what a CPU computes in. ``auto`` is ``bfloat16`` where the CPU computes in
             it, the bundle is of half precision and OpenVINO runs it, else ``float32``.
-        device: OpenVINO's name of the device, for example ``GPU`` or ``NPU``; by default its CPU.
+        device: ``cpu``, or ``cuda`` or ``cuda:N`` for the NVIDIA GPU of that number, leave only the backends that run
+            there; or OpenVINO's name of a device, for example ``GPU`` or ``NPU``. None: any.
         rebuild: if no engine of the bundle runs on this machine's GPU, build one in place first. It takes minutes, and
             needs the packages for building.
         gpu: options of backends on a GPU, by default ``GpuOptions()``.
@@ -94,7 +95,7 @@ class Session(BatchSession):
 
     def embed(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         batch_tokens: int | None = None,
         overflow: Overflow | str = Overflow.ERROR,
@@ -128,7 +129,7 @@ class Session(BatchSession):
         """
         return embeddings(
             self._texts,
-            texts,
+            checked_texts(texts, name="texts"),
             batch_tokens=batch_tokens,
             overflow=overflow,
             stride=stride,
@@ -140,7 +141,7 @@ class Session(BatchSession):
 
     def embed_sparse(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         max_active_dims: int | None = None,
         batch_tokens: int | None = None,
@@ -167,7 +168,7 @@ class Session(BatchSession):
         """
         return sparse_vectors(
             self._texts,
-            texts,
+            checked_texts(texts, name="texts"),
             max_active_dims=max_active_dims,
             batch_tokens=batch_tokens,
             overflow=overflow,
@@ -184,13 +185,13 @@ class Session(BatchSession):
 
     @overload
     def embed_chunks(
-        self, texts: Sequence[str], *, chunks: str | Sequence[Spans], overlap: int | None = ...,
+        self, texts: Iterable[str], *, chunks: str | Sequence[Spans], overlap: int | None = ...,
         batch_tokens: int | None = ..., prompt_name: str | None = ..., prompt: str | None = ...,
     ) -> list[TextChunks]: ...  # fmt: skip
 
     def embed_chunks(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         chunks: str | Spans | Sequence[Spans],
         overlap: int | None = None,
@@ -228,7 +229,7 @@ class Session(BatchSession):
         """
         return chunk_embeddings(
             self._texts,
-            texts,
+            texts if isinstance(texts, str) else checked_texts(texts, name="texts"),
             chunks=chunks,
             overlap=overlap,
             batch_tokens=batch_tokens,
@@ -238,7 +239,7 @@ class Session(BatchSession):
 
     def entities(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         aggregation: Aggregation | str = Aggregation.NONE,
         overflow: Overflow | str = Overflow.ERROR,
@@ -267,7 +268,7 @@ class Session(BatchSession):
         """
         return entities(
             self._texts,
-            texts,
+            checked_texts(texts, name="texts"),
             aggregation=aggregation,
             overflow=overflow,
             stride=stride,
@@ -276,8 +277,8 @@ class Session(BatchSession):
 
     def answers(
         self,
-        questions: Sequence[str],
-        contexts: Sequence[str],
+        questions: Iterable[str],
+        contexts: Iterable[str],
         *,
         top_k: int = 1,
         handle_impossible_answer: bool = False,
@@ -315,8 +316,8 @@ class Session(BatchSession):
         )
         return answers(
             self._texts,
-            questions,
-            contexts,
+            checked_texts(questions, name="questions"),
+            checked_texts(contexts, name="contexts"),
             options=options,
             overflow=overflow,
             stride=stride,
@@ -326,7 +327,7 @@ class Session(BatchSession):
     def rank(
         self,
         query: str,
-        documents: Sequence[str],
+        documents: Iterable[str],
         *,
         top_k: int | None = None,
         return_documents: bool = False,
@@ -364,7 +365,7 @@ class Session(BatchSession):
         return ranking(
             self._texts,
             query,
-            documents,
+            checked_texts(documents, name="documents"),
             top_k=top_k,
             return_documents=return_documents,
             overflow=overflow,

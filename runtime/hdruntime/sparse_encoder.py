@@ -21,7 +21,7 @@ __all__ = ["SparseEncoder"]
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,11 @@ import numpy.typing as npt
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
-from hdruntime.bundle_model import TwoSidedModel, checked_texts, progress
+from hdruntime.bundle_model import Length, TwoSidedModel, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
+from hdruntime.text.checks import checked_texts
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
 from hdruntime.text.sparse import SPARSE_EMBEDDING, SparseVector, most_active_dims, sparse_vector, stacked
@@ -50,7 +51,7 @@ class SparseEncoder(TwoSidedModel):
         bundle: its directory, or what :func:`open_bundle` returned; its task is sparse-similarity.
         max_active_dims: most values of a vector that are kept, the largest; None for the model's own number, which
             mostly is all.
-        max_seq_length: see the property; None for the model's own number.
+        max_seq_length: see the property; None for its default.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
 
     Attributes:
@@ -70,7 +71,7 @@ class SparseEncoder(TwoSidedModel):
         bundle: Path | str | Bundle,
         *,
         max_active_dims: int | None = None,
-        max_seq_length: int | Literal["bundle"] | None = None,
+        max_seq_length: int | Length | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,
         precision: Precision | str = Precision.AUTO,
@@ -142,7 +143,7 @@ class SparseEncoder(TwoSidedModel):
         limit = self.max_active_dims if max_active_dims is None else max_active_dims
         most_active_dims(self._session.manifest, limit)
         torch = require("torch") if convert_to_tensor else None
-        texts = checked_texts(inputs, name="inputs")
+        texts = checked_texts(inputs, name="inputs", may_be_one=True)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
         vectors = self._vectors(texts, prompt, batch_size, show_progress_bar, limit)
         if torch is None:

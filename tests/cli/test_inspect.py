@@ -267,6 +267,7 @@ def test_attention_is_described_in_full(
         (Default(fill=Fill.FIRST_TOKEN), 4, "global tokens the first token unless given, at most 4"),
         (Default(fill=Fill.UNTIL_TOKEN, token_id=3), 4, "global tokens the question's tokens unless given, at most 4"),
         (Default(fill=Fill.FIRST_TOKEN), None, "global tokens the first token unless given"),
+        (Default(fill=Fill.ZEROS), 4, "global tokens none unless given, at most 4"),
     ],
 )
 def test_global_tokens_are_described(

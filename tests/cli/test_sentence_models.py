@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hdruntime
@@ -65,13 +66,14 @@ def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, p
     said = (prompted / "said").read_text()
     assert "1 to 100 tokens" in said
     assert (
-        "Own length:  24 tokens, to which sentence-transformers and SentenceEncoder truncate texts; "
-        "max_seq_length='bundle' lifts that\n"
+        "Own length:  24 tokens, to which sentence-transformers truncates texts; SentenceEncoder truncates them to "
+        "100, as --max-len says, and max_seq_length='model' to 24\n"
     ) in said
     shown = hdexport("inspect", prompted / "bundle").stdout
     for row in (
         r"accepts 1 to 100 tokens",
         r"own length 24 tokens: what sentence-transformers cuts texts to",
+        r"text length 100 tokens: what hdruntime's encoders cut texts to",
         r"vectors mean, normalised, 7 dimensions kept; similarity cosine",
         r"prompt query 'w7 ' (default)",
         r"prompt passage 'w8 '",
@@ -80,6 +82,25 @@ def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, p
         assert row in " ".join(shown.split())
     settings = json.loads(hdexport("inspect", prompted / "bundle", "--json").stdout)["manifest"]["sentence"]
     assert (settings["max_seq_length"], settings["include_prompt"]) == (24, False)
+
+
+def test_the_length_that_was_asked_for_is_the_encoders_and_the_first_cut_is_said(
+    prompted: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [" ".join(["w7"] * 30 + [word] * 5) for word in ("w8", "w9")]
+    with hdruntime.SentenceEncoder(prompted / "bundle") as encoder:
+        assert encoder.max_seq_length == 100
+        one, other = encoder.encode(texts)
+        assert not np.allclose(one, other)
+        assert caplog.messages == []
+        encoder.max_seq_length = "model"
+        assert encoder.max_seq_length == 24
+        one, other = encoder.encode(texts)
+        np.testing.assert_array_equal(one, other)
+        encoder.encode(texts)
+    (said,) = caplog.messages
+    assert said.startswith("Texts of more than 24 tokens are cut to that many; the bundle takes up to 100.\n")
+    assert "SentenceEncoder's argument max_seq_length" in said
 
 
 @needs_rtx

@@ -247,7 +247,7 @@ def test_a_job_scores_pairs_as_sentence_transformers_does(
 
 
 WHAT_CANNOT_BE_SCORED = [
-    ("one text", {}, "inputs is of type str; it must be a pair of strings, or a list"),
+    ("one text", {}, r"inputs is one string; it must be a list of pairs: \[\(query, document\)\]"),
     ([("a", "b"), ("a",)], {}, r"inputs\[1\] is \('a',\); it must be a pair of strings"),
     ([("a", "b"), ("a", 5)], {}, r"inputs\[1\] has a text of type int; it must be a string"),
     ([("a", "b"), ("a", "\ud800")], {}, r"inputs\[1\]: .* not valid Unicode"),

@@ -339,7 +339,7 @@ def test_maxsim_takes_one_text_and_padded_texts_and_refuses_other_shapes() -> No
 
 WRONG_ARGUMENTS = [
     ({"inputs": 3}, "inputs is of type int"),
-    ({"inputs": ["a", None]}, r"inputs\[1\] is of type NoneType"),
+    ({"inputs": ["a", None]}, r"inputs\[1\] is None, of type NoneType"),
     ({"inputs": ["a", "\ud800"]}, r"inputs\[1\]: .*not valid Unicode"),
     ({"inputs": "a", "prompt_name": "title"}, "no prompt 'title'"),
     ({"inputs": "a", "task": "passage"}, "task is 'passage'"),

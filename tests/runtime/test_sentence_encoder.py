@@ -110,10 +110,10 @@ def test_a_length_that_the_bundle_does_not_serve_is_refused(bundle_path: Path, t
 
 
 WHAT_DOES_NOT_FIT = [
-    (["read", 5], {}, r"sentences\[1\] is of type int; it must be a string"),
-    (["read", None], {}, r"sentences\[1\] is of type NoneType"),
-    (b"read", {}, r"sentences\[0\] is of type int"),
-    (5, {}, "sentences is of type int; it must be a string, or a list of strings"),
+    (["read", 5], {}, r"sentences\[1\] is 5, of type int; it must be a string"),
+    (["read", None], {}, r"sentences\[1\] is None, of type NoneType"),
+    (b"read", {}, "sentences is of type bytes; it must be a list of strings"),
+    (5, {}, "sentences is of type int; it must be a list of strings"),
     (["read", "long documents", "\ud800"], {}, r"sentences\[2\]: .* not valid Unicode"),
     (["read"], {"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
     (["read"], {"precision": "int4"}, "precision is 'int4'; it must be one of 'float32'"),

@@ -189,8 +189,8 @@ def test_similarity_sparsity_words_and_tensors_are_those_of_sentence_transformer
 
 
 WHAT_DOES_NOT_FIT = [
-    (lambda encoder: encoder.encode(5), "inputs is of type int; it must be a string"),
-    (lambda encoder: encoder.encode(["a", 5]), r"inputs\[1\] is of type int"),
+    (lambda encoder: encoder.encode(5), "inputs is of type int; it must be a list of strings"),
+    (lambda encoder: encoder.encode(["a", 5]), r"inputs\[1\] is 5, of type int"),
     (lambda encoder: encoder.encode("a", max_active_dims=0), "max_active_dims is 0, which keeps nothing"),
     (lambda encoder: encoder.encode("a", prompt_name="other"), "no prompt"),
     (lambda encoder: encoder.decode([1]), "embeddings is of type list; it must be a SparseVector"),

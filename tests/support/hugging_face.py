@@ -198,8 +198,8 @@ class HuggingFace:
     ) -> dict[str, np.ndarray]:
         """Outputs by name for int64 [batch, tokens] inputs; sentence-similarity pools by mean, sparse by max."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **others}
-        if self.model.config.model_type in ("led", "longformer"):
-            # The library's own default is no global token for most tasks, or the first, padding or not.
+        if self.model.config.model_type == "longformer" and self.task == "text-classification":
+            # The library marks the first of all tokens, which may be padding.
             inputs.setdefault("global_attention_mask", first_real_tokens(attention_mask))
         if self.model.config.model_type in _BLOCK_SPARSE:
             self._renew()

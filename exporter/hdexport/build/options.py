@@ -28,6 +28,7 @@ class BuildOptions:
             `find_checkpoint` found.
         output: the bundle's directory.
         max_len: the longest input, in tokens.
+        text_length: tokens that encoders cut texts to by default; None for the model's own number.
         precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
         task: None infers it from the checkpoint.
         adapter: name of the checkpoint's adapter that is merged into its weights; None for none.
@@ -53,6 +54,7 @@ class BuildOptions:
     model: str | Path | Checkpoint
     output: Path
     max_len: int
+    text_length: int | None = None
     precision: Dtype = "float32"
     task: Task | None = None
     adapter: str | None = None

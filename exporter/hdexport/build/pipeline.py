@@ -54,6 +54,8 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         if options.task is None and checkpoint.task_remark is not None:
             progress.result(checkpoint.task_remark)
         tokenizer = write_tokenizer(checkpoint, directory)
+        if tokenizer is not None:
+            tokenizer = dataclasses.replace(tokenizer, text_length=options.text_length)
         manifest = dataclasses.replace(
             _write_graphs(checkpoint, directory, options, engine_builder, progress), tokenizer=tokenizer
         )

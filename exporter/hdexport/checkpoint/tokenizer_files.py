@@ -54,6 +54,8 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         unk_token_id=tokenizer.unk_token_id,
         mask_token_id=tokenizer.mask_token_id,
         token_types="token_type_ids" in tokenizer.model_input_names,
+        truncation_side=tokenizer.truncation_side,
+        model_max_length=shorter if (shorter := tokenizer.model_max_length) < checkpoint.base_positions else None,
     )
 
 

@@ -194,6 +194,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         model=checkpoint,
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),
         max_len=max_len,
+        text_length=options.max_len,
         precision=precision,
         task=task,
         adapter=options.adapter,
@@ -214,22 +215,28 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     )
 
 
-def own_length(settings: SentenceSettings, *, max_len: int) -> str | None:
-    """What the library and our class cut a model's texts to, and how to lift that; None if it is what is served.
+def own_length(settings: SentenceSettings, *, max_len: int, text_length: int | None = None) -> str | None:
+    """What the library and our class cut a model's texts to, and how to change that; None if it is what is served.
 
     Args:
         settings: of the bundle.
         max_len: of the bundle.
+        text_length: what our class truncates texts to, if the build was asked to; None for the model's own number.
     """
     from hdexport.model.positions import LONGEST
     from hdruntime.text.token_vectors import Side, TextSide
 
-    reader, what, option = _READERS[settings.kind]
+    library, (reader, what, option) = "sentence-transformers", _READERS[settings.kind]
     is_of_tokens = settings.kind == "multi-vector-encoder"
     tokens = TextSide(settings, Side.DOCUMENT).own_length if is_of_tokens else settings.max_seq_length
     if tokens in (max_len, LONGEST):
         return None
-    return f"{tokens} tokens, to which sentence-transformers and {reader} truncate {what}; {option}='bundle' lifts that"
+    if text_length is None:
+        return f"{tokens} tokens, to which {library} and {reader} truncate {what}; {option}='bundle' lifts that"
+    return (
+        f"{tokens} tokens, to which {library} truncates {what}; {reader} truncates them to {text_length}, as --max-len "
+        f"says, and {option}='model' to {tokens}"
+    )
 
 
 def _print_summary(output: Path, manifest: Manifest) -> None:
@@ -241,8 +248,9 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
     )
     from hdexport.model.tasks import TASKS, Task
 
-    if manifest.sentence is not None and (shorter := own_length(manifest.sentence, max_len=manifest.max_len)):
-        print(f"Own length:  {shorter}")
+    asked = manifest.tokenizer.text_length if manifest.tokenizer else None
+    if manifest.sentence and (own := own_length(manifest.sentence, max_len=manifest.max_len, text_length=asked)):
+        print(f"Own length:  {own}")
     print(f"Look inside: hdexport inspect {output}")
     if manifest.tokenizer is not None:
         print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")

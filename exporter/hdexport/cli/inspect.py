@@ -29,6 +29,9 @@ _PIPED_WIDTH = 240
 
 _SHOWN_OF_SHA256 = 12
 
+_MARKED = {"zeros": "none", "first_token": "the first token", "until_token": "the question's tokens"}
+"""Default of the input that marks global tokens -> what it marks."""
+
 _MADE_BY_KEYS = ("command", "date", "source", "rebuilt by", "rebuilt on")
 """Keys of ``made_by`` that have their own line; the others are versions of packages."""
 
@@ -162,18 +165,20 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     info = manifest.tokenizer
     yield "tokenizer", f"{info.file}, pads with {info.pad_token} ({info.pad_token_id})" if info else "none"
     if manifest.sentence is not None:
-        yield from _sentence(manifest.sentence)
+        yield from _sentence(manifest.sentence, info.text_length if info else None)
     yield from _verification(manifest.verification)
     if manifest.half_range is not None:
         yield "float16 range", _half_range(manifest.half_range)
     yield from _made_by(manifest.made_by)
 
 
-def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
+def _sentence(settings: SentenceSettings, text_length: int | None) -> Iterator[tuple[str, str]]:
     from hdexport.model.positions import LONGEST
 
     if settings.max_seq_length < LONGEST:
         yield "own length", f"{settings.max_seq_length} tokens: what sentence-transformers cuts texts to"
+    if text_length is not None:
+        yield "text length", f"{text_length} tokens: what hdruntime's encoders cut texts to"
     if settings.activation is not None:
         template = "" if settings.pair_template is None else " in the checkpoint's chat template"
         yield "cross-encoder", f"reads pairs of texts{template}, scores by {settings.activation}"
@@ -234,13 +239,13 @@ def _positions(manifest: Manifest) -> str:
 
 def _attention(manifest: Manifest) -> Iterator[tuple[str, str]]:
     from hdexport.attention.kinds import attention_of
-    from hdruntime.bundle.manifest import Fill, Role
+    from hdruntime.bundle.manifest import Role
 
     for item in attention_of(manifest):
         yield from item.kind.describe(item.record)
     marks = manifest.input_of(Role.MARKS)
     if marks is not None:
-        default = "the first token" if marks.default.fill is Fill.FIRST_TOKEN else "the question's tokens"
+        default = _MARKED[marks.default.fill.value]
         yield "global tokens", f"{default} unless given" + ("" if marks.bound is None else f", at most {marks.bound}")
 
 

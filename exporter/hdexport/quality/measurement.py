@@ -172,9 +172,7 @@ def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
                 f"({bundle.manifest.parameters:,} parameters), not {first.manifest.name} "
                 f"({first.manifest.parameters:,}).\nMeasure each by itself."
             )
-    info = first.manifest.tokenizer
-    assert info is not None
-    return TextTokenizer(first.file(info.file), max_len=first.manifest.max_len)
+    return TextTokenizer.of(first, max_len=first.manifest.max_len)
 
 
 def _model(manifest: Manifest) -> tuple[object, ...]:

@@ -213,7 +213,5 @@ def _joined(bundle: Bundle, texts: Sequence[str]) -> list[IntArray]:
 def _encoded(
     bundle: Bundle, texts: Sequence[str], tokens: int = _TOKENS, overflow: Overflow = Overflow.TRUNCATE
 ) -> list[IntArray]:
-    tokenizer = bundle.manifest.tokenizer
-    assert tokenizer is not None
-    encoder = TextTokenizer(bundle.file(tokenizer.file), max_len=min(tokens, bundle.manifest.max_len))
+    encoder = TextTokenizer.of(bundle, max_len=min(tokens, bundle.manifest.max_len))
     return [np.array(each.input_ids, np.int64) for each in encoder.encode(texts, overflow=overflow)]

@@ -38,7 +38,7 @@ def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], 
     """
     text = "\n".join(english_texts())
     if bundle.manifest.tokenizer is not None and text:
-        tokenizer = TextTokenizer(bundle.file(bundle.manifest.tokenizer.file), max_len=max(lengths))
+        tokenizer = TextTokenizer.of(bundle, max_len=max(lengths))
         start = text[: max(lengths) * _CHARACTERS_PER_TOKEN]
         (encoding,) = tokenizer.encode([start], overflow=Overflow.TRUNCATE)
         ids = np.array(encoding.input_ids, np.int64)

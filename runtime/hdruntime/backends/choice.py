@@ -7,9 +7,11 @@ __all__ = ["open_runner", "why_unavailable"]
 import dataclasses
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from hdruntime.backends import Runner
 from hdruntime.backends.cpu_choice import (
@@ -42,6 +44,10 @@ logger = logging.getLogger(__name__)
 _AUTO = "auto"
 _ASKED = "asked for"
 
+_CPU = "cpu"
+_CUDA = re.compile(r"cuda(?::(\d+))?")
+"""Names of devices as PyTorch has them."""
+
 _FLAVOUR = {
     Backend.TENSORRT: Backend.TENSORRT,
     Backend.TENSORRT_RTX: Backend.TENSORRT_RTX,
@@ -49,6 +55,8 @@ _FLAVOUR = {
     Backend.TENSORRT_LEAN: Backend.TENSORRT,
 }
 """Backend for engines -> flavour of these engines, in the order that ``auto`` tries."""
+
+_GPU_BACKENDS = (*_FLAVOUR, Backend.ONNXRUNTIME_CUDA)
 
 _INSTALL = {
     Backend.ONNXRUNTIME_CUDA: INSTALL_ONNXRUNTIME_CUDA,
@@ -90,7 +98,7 @@ def open_runner(
             and its reason are logged, as a warning if a GPU stays unused.
         threads: CPU threads of one run; None leaves the number to the backend.
         precision: what a CPU computes in; backends on a GPU refuse all but ``auto``.
-        device: OpenVINO's name of a device, by default its CPU; other backends refuse it.
+        device: ``cpu``, ``cuda`` or ``cuda:N`` leave only the backends there; else OpenVINO's name of a device.
         rebuild: build an engine if the bundle has none that runs on this machine's GPU.
         gpu: options of backends on a GPU, by default ``GpuOptions()``.
         machine: the machine to run on, by default this one.
@@ -104,19 +112,29 @@ def open_runner(
         BackendError: it could not load the bundle, or a rebuild failed.
     """
     chosen = None if backend == _AUTO else _backend_of_name(backend)
-    cpu = CpuOptions(threads=threads, precision=precision, device=device)
-    if chosen is None and device is not None:
+    gpu = gpu or GpuOptions()
+    needs_gpu = _CUDA.fullmatch(device or "")
+    if needs_gpu:
+        _require_place(chosen, _GPU_BACKENDS, device)
+        gpu = dataclasses.replace(gpu, device=int(needs_gpu[1] or gpu.device))
+    is_on_cpu = device == _CPU
+    if is_on_cpu:
+        _require_place(chosen, CPU_BACKENDS, device)
+    cpu = CpuOptions(threads=threads, precision=precision, device=None if needs_gpu or is_on_cpu else device)
+    if chosen is None and is_on_cpu:
+        runner, why = first_on_cpu(bundle, cpu)
+        return bundle, runner, f"device {device}; {why}"
+    if chosen is None and cpu.device is not None:
         return bundle, cpu_runner(bundle, Backend.OPENVINO, cpu), f"the only one with device {device}"
     if chosen in CPU_BACKENDS:
         return bundle, cpu_runner(bundle, chosen, cpu), _ASKED
-    gpu = gpu or GpuOptions()
     machine = machine or this_machine(gpu.device)
     if rebuild and machine.gpu is not None and chosen is not Backend.ONNXRUNTIME_CUDA:
         bundle = _rebuilt_where_needed(bundle, list(_FLAVOUR) if chosen is None else [chosen], machine)
     if chosen is not None:
         _require_no_options_of_cpus(chosen, cpu)
         return bundle, _gpu_runner(bundle, chosen, machine, gpu, threads), _ASKED
-    runner, reason = _first_that_runs(bundle, machine, gpu, cpu)
+    runner, reason = _first_that_runs(bundle, machine, gpu, cpu, needs_gpu=needs_gpu is not None)
     return bundle, runner, reason
 
 
@@ -146,7 +164,17 @@ def why_unavailable(
     return f"{what} cannot run here: {'; '.join(reasons)}.\n{_advice(bundle, backend, machine)}"
 
 
-def _first_that_runs(bundle: Bundle, machine: ThisMachine, gpu: GpuOptions, cpu: CpuOptions) -> tuple[Runner, str]:
+def _require_place(chosen: Backend | None, fitting: Sequence[Backend], device: str | None) -> None:
+    if chosen is not None and chosen not in fitting:
+        raise BackendUnavailableError(
+            f"The backend {chosen.value} does not run on the device {device}; {', '.join(fitting)} do.\n"
+            "Leave out the device, or the backend."
+        )
+
+
+def _first_that_runs(
+    bundle: Bundle, machine: ThisMachine, gpu: GpuOptions, cpu: CpuOptions, *, needs_gpu: bool
+) -> tuple[Runner, str]:
     if cpu.precision is not Precision.AUTO:
         runner, why = first_on_cpu(bundle, cpu)
         reason = f"{cpu.precision.value} is a precision of CPUs; {why}"
@@ -168,6 +196,9 @@ def _first_that_runs(bundle: Bundle, machine: ThisMachine, gpu: GpuOptions, cpu:
         logger.info("backend auto: chose %s, %s", backend.value, reason)
         return runner, reason
     reason = machine.why_no_gpu if machine.gpu is None else f"no backend that is installed uses {machine.gpu.name}"
+    if needs_gpu:
+        ways = _ways(bundle, machine, have_failed=True) if machine.gpu else ["Leave out the device to run on the CPU."]
+        raise BackendUnavailableError("\n".join([f"{bundle.path} cannot run on the device cuda: {reason}.", *ways]))
     runner, why = first_on_cpu(bundle, cpu)
     name = runner.backend.value
     if machine.gpu is not None:

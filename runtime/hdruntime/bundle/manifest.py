@@ -41,6 +41,7 @@ TensorDtype = Literal["int64", "float32"]
 Scheme = Literal["hierarchical", "tile", "interpolate", "interpolate:static", "group", "none"]
 Form = Literal["folded", "factored", "by_length", "computed", "distances"]
 AttentionScale = Literal["logn", "none"]
+Side = Literal["right", "left"]
 GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
 Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda", "openvino", "openvino_unpadded"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
@@ -285,6 +286,11 @@ class TokenizerInfo:
 
     Attributes:
         token_types: whether the model reads the tokenizer's types of tokens; else their input has its default.
+        truncation_side: the end at which the checkpoint's own tokenizer cuts texts.
+        model_max_length: tokens that the checkpoint's own tokenizer cuts texts to, where that is less than all that the
+            checkpoint has positions for.
+        text_length: tokens that encoders cut texts to by default, as the build was asked to; None for the model's own
+            number.
     """
 
     file: str
@@ -293,6 +299,9 @@ class TokenizerInfo:
     unk_token_id: TokenId | None
     mask_token_id: TokenId | None
     token_types: bool = True
+    truncation_side: Side = "right"
+    model_max_length: Length | None = None
+    text_length: Length | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
     before all are checked, since a damaged graph or engine may crash its reader.
 
     Args:
-        path: the bundle's directory.
+        path: the bundle's directory, or a link to it, which is followed once.
         check_files: compare every file's SHA-256 with the manifest: 50 ms for a file of 100 MB where the processor has
             instructions for it, and files side by side. Without it only presence and size are compared.
 
@@ -55,8 +55,9 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
         BundleVersionError: a newer hdexport wrote it.
         BundleCorruptError: the manifest is malformed, or a file is missing, changed, or outside the bundle.
     """
-    path = Path(path)
-    manifest = _read_manifest(path)
+    manifest = _read_manifest(Path(path))
+    # Neither another working directory nor a link that is switched changes what was opened.
+    path = Path(path).resolve()
     for relative in _named_files(manifest):
         if relative not in manifest.files:
             raise BundleCorruptError(
@@ -165,7 +166,8 @@ def _path_inside(directory: Path, relative: str) -> Path:
         raise _leaves(directory, relative)
     path = directory / parts
     try:
-        stays = path.resolve().is_relative_to(directory.resolve())
+        target, own = path.resolve(), directory.resolve()
+        stays = target.is_relative_to(own) or target.parent in _blobs_of_snapshot(own)
     except (OSError, RuntimeError):  # links that go in circles; RuntimeError before Python 3.13
         stays = False
     if not stays:
@@ -173,11 +175,15 @@ def _path_inside(directory: Path, relative: str) -> Path:
     return path
 
 
+def _blobs_of_snapshot(directory: Path) -> list[Path]:
+    """Where the files of a bundle lie that is in the cache of the Hugging Face Hub: a snapshot links to blobs."""
+    return [parent.parent / "blobs" for parent in directory.parents if parent.name == "snapshots"]
+
+
 def _links_outside(directory: Path, relative: str) -> BundleCorruptError:
     return BundleCorruptError(
         f"The bundle {directory} lists {relative!r}, which is outside the bundle: it is a link, or below one.\n"
-        "Copy the bundle with what its links name: cp -rL BUNDLE COPY. Hugging Face's cache consists of such links; a "
-        "folder without them: hf download REPOSITORY --local-dir BUNDLE"
+        "Copy the bundle with what its links name: cp -rL BUNDLE COPY"
     )
 
 

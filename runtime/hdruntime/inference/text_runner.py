@@ -47,9 +47,8 @@ class TextRunner:
         self._scheduler = scheduler
         self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in bundle.manifest.outputs}
         self._answers = [spec.name for spec in bundle.manifest.answers]
-        info = bundle.manifest.tokenizer
-        template = bundle.manifest.pair_template
-        self._tokenizer = TextTokenizer(bundle.file(info.file), max_len=max_len, template=template) if info else None
+        has_tokenizer, template = bundle.manifest.tokenizer is not None, bundle.manifest.pair_template
+        self._tokenizer = TextTokenizer.of(bundle, max_len=max_len, template=template) if has_tokenizer else None
         self.streams = Streams(
             scheduler,
             bundle.manifest,

@@ -30,11 +30,9 @@ def token_similarity(bundle: Bundle, options: ResultOptions) -> TaskResults:
         return {"embedding": outputs[OUTPUT][rules.has_vector(encoding)]}
 
     def encode(texts: Sequence[str], overflow: Overflow, prompt: str) -> list[Encoding]:
-        info = manifest.tokenizer
-        assert info is not None, "results_of_bundle checks it"
         most = min(rules.own_length, manifest.max_len)
         whole = overflow is Overflow.ERROR
-        tokenizer = TextTokenizer(bundle.file(info.file), max_len=manifest.max_len if whole else most)
+        tokenizer = TextTokenizer.of(bundle, max_len=manifest.max_len if whole else most)
         encodings = tokenizer.encode(texts, overflow=overflow, prompt=prompt)
         longest = max(map(len, encodings))
         if longest > most:

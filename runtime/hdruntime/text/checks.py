@@ -1,13 +1,14 @@
-"""Checks of texts' lengths and of options that name one of several choices."""
+"""Checks of texts, of their lengths, and of options that name one of several choices."""
 
 from __future__ import annotations
 
-__all__ = ["check_text_lengths", "checked_choice", "length_error"]
+__all__ = ["check_text_lengths", "checked_choice", "checked_texts", "length_error", "listed"]
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AnySet
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hdruntime.errors import InputError
 
@@ -30,6 +31,62 @@ def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
             raise length_error(
                 what, tokens, max_len, "Cut it (--overflow truncate), run it in pieces (--overflow split)"
             )
+
+
+def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> list[str]:
+    """The texts that a caller gave, as a list: an iterator is read, an array or a column goes by position.
+
+    Args:
+        inputs: any number of strings.
+        name: what an error calls them.
+        may_be_one: whether one string is a list of one.
+
+    Raises:
+        InputError: they are something else, such as a mapping, whose keys are no texts, or one of them is no string.
+    """
+    if isinstance(inputs, str) and may_be_one:
+        return [inputs]
+    texts = listed(inputs, name=name, of="strings", example="[text]")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(
+                f"{name}[{index}] is {text!r:.60}, of type {type(text).__name__}; it must be a string.\n"
+                "Leave it out, or put a string in its place."
+            )
+    return [str(text) for text in texts]
+
+
+def listed(inputs: object, *, name: str, of: str, example: str) -> list[Any]:
+    """What a caller gave several of, in the order given.
+
+    Args:
+        inputs: a list, an iterator, an array, or a column of a data frame.
+        name: what an error calls it.
+        of: what it holds, as an error says it.
+        example: how one of them is given.
+
+    Raises:
+        InputError: it is one string, has keys or columns, has no order, or holds nothing that can be listed.
+    """
+    if isinstance(inputs, str):
+        raise InputError(f"{name} is one string; it must be a list of {of}: {example}")
+    if isinstance(inputs, (bytes, bytearray, memoryview)):
+        raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a list of {of}. Decode it: .decode()")
+    if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):
+        raise InputError(
+            f"{name} is of type {type(inputs).__name__}, which has keys or columns; it must be a list of {of}.\n"
+            "Choose what holds them: list(data['text'])"
+        )
+    if isinstance(inputs, AnySet):
+        raise InputError(
+            f"{name} is of type {type(inputs).__name__}, which has no order; it must be a list of {of}.\n"
+            "Sort it: sorted(texts)"
+        )
+    if hasattr(inputs, "to_pylist"):  # a column of Arrow's, whose items are no strings of Python's
+        return list(inputs.to_pylist())
+    if not isinstance(inputs, Iterable):
+        raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a list of {of}.")
+    return list(inputs)
 
 
 def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -> Choice:

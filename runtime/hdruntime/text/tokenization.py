@@ -14,9 +14,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hdruntime.bundle.manifest import Side
 from hdruntime.bundle.pair_template import PairTemplate, WrittenPair
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError, InputError
-from hdruntime.text.checks import check_text_lengths, checked_choice
+from hdruntime.text.checks import check_text_lengths, checked_choice, checked_texts
 
 
 class Overflow(str, Enum):
@@ -25,8 +27,8 @@ class Overflow(str, Enum):
     ERROR = "error"
     """It is refused."""
     TRUNCATE = "truncate"
-    """Its end is cut off: of a pair that of the longer text; of a pair in a chat template what is before the template's
-    end, whichever text that is."""
+    """Its end is cut off, or its beginning, as the checkpoint's tokenizer does: of a pair that of the longer text; of a
+    pair in a chat template what is before the template's end, whichever text that is."""
     SPLIT = "split"
     """It is run in pieces, whose results are put together; see :mod:`hdruntime.text.splitting`."""
     RECUR = "recur"
@@ -68,19 +70,55 @@ class TextTokenizer:
     """A ``tokenizer.json`` with a limit on tokens. Safe to use from several threads.
 
     Args:
-        path: the file.
+        path: the file, which is read once: what becomes of the file afterwards changes nothing.
         max_len: most tokens of a text or pair, special tokens and template included.
         template: writes a pair as one text, which is read without special tokens; None for a pair of texts. With a
             template there are no texts but pairs.
+        truncation_side: which end of a text is cut off: ``right`` or ``left``.
+
+    Attributes:
+        max_len: as above.
+        whole: the ``tokenizers.Tokenizer``, which neither cuts nor pads.
+        has_cut: whether ``truncate`` has cut a text so far.
 
     Raises:
-        BundleCorruptError: the file cannot be read; raised at the first use.
+        BundleCorruptError: the file cannot be read.
     """
 
-    def __init__(self, path: Path, *, max_len: int, template: PairTemplate | None = None) -> None:
+    def __init__(
+        self, path: Path, *, max_len: int, template: PairTemplate | None = None, truncation_side: Side = "right"
+    ) -> None:
+        self.max_len, self.has_cut = max_len, False
         self._path = path
-        self.max_len = max_len
-        self._template = template
+        self.whole = read_tokenizer(path)
+        # Files carry settings of their own, such as truncation to 128 tokens and padding to the longest.
+        self.whole.no_truncation()
+        self.whole.no_padding()
+        self._template, self._side = template, truncation_side
+
+    @classmethod
+    def of(cls, bundle: Bundle, *, max_len: int, template: PairTemplate | None = None) -> TextTokenizer:
+        """The tokenizer of a bundle that has one.
+
+        Raises:
+            BundleCorruptError: its file cannot be read.
+        """
+        info = bundle.manifest.tokenizer
+        assert info is not None, "a bundle without a tokenizer takes ids"
+        path = bundle.file(info.file)
+        return cls(path, max_len=max_len, template=template, truncation_side=info.truncation_side)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its file: a tokenizer may have many megabytes."""
+        new = functools.partial(TextTokenizer, template=self._template, truncation_side=self._side)
+        return functools.partial(new, max_len=self.max_len), (self._path,)
+
+    def limited(self, max_len: int) -> TextTokenizer:
+        """The same tokenizer with another limit."""
+        other = object.__new__(TextTokenizer)
+        vars(other).update(vars(self), max_len=max_len, has_cut=False)
+        vars(other).pop("_truncating", None)
+        return other
 
     def encode(
         self,
@@ -95,7 +133,7 @@ class TextTokenizer:
         Args:
             texts: may be empty strings: those become special tokens only.
             pairs: the second text of each pair, as many as ``texts``.
-            overflow: ``truncate`` cuts the end of a text, or of the longer of a pair, and keeps the special
+            overflow: ``truncate`` cuts a text, or the longer of a pair, at the tokenizer's side, and keeps the special
                 tokens; of a pair in a template what is before the template's end. ``split`` and ``recur`` give the
                 whole text, however long it is.
             prompt: what goes before every text, or before the first text of every pair, or where the template has it.
@@ -106,10 +144,10 @@ class TextTokenizer:
                 template, and there are no pairs, or a prompt that it refuses.
         """
         choice = checked_choice(Overflow, overflow, option="overflow")
-        _check_texts(texts, "texts")
-        _check_texts([prompt], "prompt")
+        texts = _unicode_texts(texts, "texts")
+        _unicode_texts([prompt], "prompt")
         if pairs is not None:
-            _check_texts(pairs, "pairs")
+            pairs = _unicode_texts(pairs, "pairs")
             if len(texts) != len(pairs):
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
         tokenizer = self._truncating if choice is Overflow.TRUNCATE else self.whole
@@ -156,30 +194,17 @@ class TextTokenizer:
             if type(error) is not Exception:  # tokenizers raises nothing more specific
                 raise
             raise _unencodable(tokenizer, batch, error) from error
+        self.has_cut = self.has_cut or any(item.overflowing for item in encoded)
         # Before there are lists of a text's tokens: of one with millions they take a gigabyte.
         any_length = choice in (Overflow.SPLIT, Overflow.RECUR)
         check_text_lengths([len(item) for item in encoded], sys.maxsize if any_length else self.max_len)
         return encoded
 
-    # The truncation of a `Tokenizer` is state of the object, so switching it per call would race between
-    # threads. Each mode has an object of its own, made when first used.
-
-    @functools.cached_property
-    def whole(self) -> Any:
-        """The ``tokenizers.Tokenizer``, which neither cuts nor pads."""
-        return self._loaded()
-
     @functools.cached_property
     def _truncating(self) -> Any:
-        tokenizer = self._loaded()
-        tokenizer.enable_truncation(self.max_len)
-        return tokenizer
-
-    def _loaded(self) -> Any:
-        tokenizer = read_tokenizer(self._path)
-        # Files carry settings of their own, such as truncation to 128 tokens and padding to the longest.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
+        # The truncation of a `Tokenizer` is state of the object, so switching it per call would race between threads.
+        tokenizer = type(self.whole).from_str(self.whole.to_str())
+        tokenizer.enable_truncation(self.max_len, direction=self._side)
         return tokenizer
 
 
@@ -263,13 +288,11 @@ def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputErr
     )
 
 
-def _check_texts(texts: Sequence[str], name: str) -> None:
-    if isinstance(texts, (str, bytes)):
-        raise InputError(f"{name} is one string; it must be a list of strings. Put it into a list: [text].")
+def _unicode_texts(inputs: object, name: str) -> list[str]:
+    texts = checked_texts(inputs, name=name)
     for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"{name}[{index}] is of type {type(text).__name__}; it must be a string.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"{name}[{index}] is not valid Unicode: {error}.") from None
+    return texts

@@ -144,7 +144,6 @@ def own_answer(bundle: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -
         return bundle.hugging_face.model(torch.from_numpy(input_ids), torch.from_numpy(attention_mask))
 
 
-@pytest.mark.nightly
 def test_a_classifier_marks_the_first_token_as_hugging_face_does(tiny_bundles) -> None:
     bundle = tiny_bundles("longformer", "text-classification")
     input_ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 50))
@@ -216,13 +215,14 @@ def inputs_of(
 
 def test_the_defaults_by_task_and_family() -> None:
     config = transformers.LongformerConfig(sep_token_id=7)
-    first = Default(fill=Fill.FIRST_TOKEN)
-    for task in set(Task) - {Task.QUESTION_ANSWERING}:
-        assert inputs_of("longformer", config, task) == [marked_input(first, bound=16)]
+    first, none = Default(fill=Fill.FIRST_TOKEN), Default(fill=Fill.ZEROS)
+    assert inputs_of("longformer", config, Task.TEXT_CLASSIFICATION) == [marked_input(first, bound=16)]
+    for task in set(Task) - {Task.QUESTION_ANSWERING, Task.TEXT_CLASSIFICATION}:
+        assert inputs_of("longformer", config, task) == [marked_input(none, bound=16)]
     question = Default(fill=Fill.UNTIL_TOKEN, token_id=7)
     assert inputs_of("longformer", config, Task.QUESTION_ANSWERING) == [marked_input(question, bound=64)]
     led = transformers.LEDConfig()
-    assert inputs_of("led", led, Task.FEATURE_EXTRACTION, max_global=3) == [marked_input(first, bound=3)]
+    assert inputs_of("led", led, Task.FEATURE_EXTRACTION, max_global=3) == [marked_input(none, bound=3)]
     assert inputs_of("bert", transformers.BertConfig(), Task.FILL_MASK) == []
 
 

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import hdruntime
+from hdruntime.bundle.manifest import Side
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 from support.comparators import named_case
@@ -118,8 +119,8 @@ def test_threads_with_and_without_truncation_do_not_disturb_each_other(tokenizer
 
 NO_LISTS = [
     ("long", None, r"texts is one string; .* list of strings"),
-    (["long", None], None, r"texts\[1\] is of type NoneType"),
-    ([b"long"], None, r"texts\[0\] is of type bytes"),
+    (["long", None], None, r"texts\[1\] is None, of type NoneType"),
+    ([b"long"], None, r"texts\[0\] is b'long', of type bytes"),
     (["\ud800"], None, r"texts\[0\] is not valid Unicode"),
     (["a"], "b", "pairs is one string"),
     (["a", "b"], ["c"], "2 texts but 1 pairs"),
@@ -166,3 +167,15 @@ def test_a_session_names_the_text_that_cannot_be_encoded(bundle_path: Path) -> N
         with pytest.raises(InputError, match=r"^Text 1 cannot be encoded"):
             session.embed(["long", "never seen"])
         assert len(session.embed(["long"])) == 1
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_texts_and_pairs_are_cut_at_the_checkpoints_side(bundle_path: Path, side: Side) -> None:
+    tokenizer = TextTokenizer(bundle_path / "tokenizer.json", max_len=6, truncation_side=side)
+    text = "read long documents whole read long"
+    (cut,), (whole,) = (each.encode([text], overflow="truncate") for each in (tokenizer, tokenizer.limited(99)))
+    inside = whole.input_ids[1:-1]
+    assert cut.input_ids == [CLS, *(inside[:4] if side == "right" else inside[-4:]), SEP]
+    assert (tokenizer.has_cut, tokenizer.limited(99).has_cut) == (True, False)
+    (pair,) = tokenizer.encode(["read"], [text], overflow="truncate")
+    assert pair.input_ids[-3:-1] == (inside[:2] if side == "right" else inside[-2:])

@@ -299,7 +299,8 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
 def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
     """The input ``global_attention_mask``, by which callers mark global tokens.
 
-    Where a caller marks none, it is the question in question answering, as in Hugging Face, and the first token else.
+    Where a caller marks none, global tokens are those of transformers' classes: the question in question answering, the
+    first token in classification of texts, and else none.
 
     Raises:
         InputError: `max_global` is out of its range.
@@ -307,7 +308,8 @@ def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
     """
     if max_global is not None and not 1 <= max_global <= MOST_GLOBAL_TOKENS:
         raise InputError(f"--max-global {max_global} is out of range: it must be 1 to {MOST_GLOBAL_TOKENS}.")
-    default, bound = Default(fill=Fill.FIRST_TOKEN), _DEFAULT_BOUND
+    is_first = task is Task.TEXT_CLASSIFICATION
+    default, bound = Default(fill=Fill.FIRST_TOKEN if is_first else Fill.ZEROS), _DEFAULT_BOUND
     if task is Task.QUESTION_ANSWERING:
         if config.sep_token_id is None:
             raise ModelError(

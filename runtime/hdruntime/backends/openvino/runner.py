@@ -4,12 +4,14 @@ from __future__ import annotations
 
 __all__ = ["OpenVinoRunner", "is_unpadded"]
 
+import contextlib
 import logging
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,6 +141,11 @@ class _Model:
         graph: one of its graphs.
         device: OpenVINO's name.
         options: OpenVINO's properties.
+
+    Raises:
+        BackendError: OpenVINO cannot read the graph.
+        OutOfMemoryError: there is too little memory for it.
+        BundleCorruptError: the graph differs from its manifest.
     """
 
     def __init__(self, core: Any, bundle: Bundle, graph: GraphFile, device: str, options: Mapping[str, Any]) -> None:
@@ -149,22 +156,31 @@ class _Model:
         self._request: Any = None
         self._has_run = False
         self._is_closed = False
+        with self._loading() as path:
+            # At once, so that what becomes of the file changes nothing; by path, so that OpenVINO finds and maps
+            # model.onnx.data beside it.
+            self._model = core.read_model(os.fspath(path))
+        inputs, outputs = _interface(self._model.inputs), _interface(self._model.outputs)
+        check_interface(bundle, graph, inputs=inputs, outputs=outputs)
 
     def compile(self) -> None:
-        """Load the graph.
+        """Make the graph ready to run.
 
         Raises:
-            BackendError: OpenVINO cannot load it.
+            BackendError: OpenVINO cannot compile it.
             OutOfMemoryError: there is too little memory for it.
-            BundleCorruptError: it differs from its manifest.
         """
+        with self._loading():
+            compiled = self._core.compile_model(self._model, self._device, self._options)
+            self._request, self._model = compiled.create_infer_request(), None
+        self._release_weights()
+
+    @contextlib.contextmanager
+    def _loading(self) -> Iterator[Path]:
+        """While this holds, OpenVINO's errors become ours."""
         path = self._bundle.file(self._graph.file)
         try:
-            # By path, so that OpenVINO finds and maps model.onnx.data beside it.
-            model = self._core.read_model(os.fspath(path))
-            inputs, outputs = _interface(model.inputs), _interface(model.outputs)
-            check_interface(self._bundle, self._graph, inputs=inputs, outputs=outputs)
-            self._request = self._core.compile_model(model, self._device, self._options).create_infer_request()
+            yield path
         except (RuntimeError, MemoryError) as error:  # OpenVINO's exceptions are RuntimeErrors
             if _is_out_of_memory(error):
                 raise OutOfMemoryError(f"OpenVINO got no memory for {path}: {_said(error)}\nFree memory.") from error
@@ -172,7 +188,6 @@ class _Model:
                 f"OpenVINO {_version()} cannot load {path} on {self._device}: {_said(error)}\n"
                 "Try a newer one: pip install -U openvino; or another backend."
             ) from error
-        self._release_weights()
 
     def run(self, inputs: Inputs, outputs: Sequence[str], *, shape: tuple[int, int]) -> Outputs:
         """Run a batch as given; see `hdruntime.backends.Runner.start`."""
@@ -204,7 +219,7 @@ class _Model:
         """Free memory when the batch that runs has ended; repeated calls do nothing."""
         with self._lock:
             self._is_closed = True
-            self._request = None
+            self._request = self._model = None
 
     def _release_weights(self) -> None:
         release_mapped_files(self._bundle.path / name for name in self._bundle.manifest.files)
