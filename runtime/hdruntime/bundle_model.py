@@ -180,15 +180,15 @@ class BundleModel:
         """
         for window in _windows(texts, batch_size or _WINDOW_TEXTS):
             encodings = [finished(each) for each in _encodings(tokenizer, texts, window, prompt, name)]
+            self._say_cuts(encodings, tokenizer)
             for result in self._session.run_batches(encodings, outputs=[output]):
                 for row, error in result.errors.items():
                     raise type(error)(f"{name}[{window[row]}]: {error}") from error
                 yield [window[row] for row in result.rows], [encodings[row] for row in result.rows], result
-            self._say_cuts(tokenizer)
 
-    def _say_cuts(self, tokenizer: TextTokenizer) -> None:
+    def _say_cuts(self, encodings: Sequence[Encoding], tokenizer: TextTokenizer) -> None:
         """Warn, once, that texts are cut."""
-        if self._says_cuts and tokenizer.has_cut:
+        if self._says_cuts and any(encoding.is_cut for encoding in encodings):
             self._says_cuts = False
             logger.warning(
                 "Texts of more than %d tokens are cut to that many; the bundle takes up to %d.\n"

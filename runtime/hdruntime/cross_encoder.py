@@ -17,9 +17,8 @@ from __future__ import annotations
 
 __all__ = ["CrossEncoder"]
 
-import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from hdruntime.bundle_model import BundleModel, Length, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.pair_logits import PairOptions, check_query, pair_logits, ranked
+from hdruntime.inference.scheduling import BatchResult
 from hdruntime.optional import require
 from hdruntime.text.checks import checked_choice, checked_texts, listed
 from hdruntime.text.classes import check_classifier, check_reranker, labels_of
@@ -40,7 +40,7 @@ from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.scores import softmax
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tasks import Activation, activated
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.tokenization import Encoding, Overflow
 
 logger = logging.getLogger(__name__)
 
@@ -230,17 +230,21 @@ class CrossEncoder(BundleModel):
     ) -> FloatArray:
         """float32 [pairs] of one label, else [pairs, labels]."""
         function = _checked_function(activation_fn or self.activation_fn)
+
+        def run(encodings: list[Encoding]) -> Iterator[BatchResult]:
+            self._say_cuts(encodings, self._tokenizer)
+            return self._session.run_batches(encodings, batch_size=batch_size, outputs=["logits"])
+
         with progress(len(pairs), "Scoring", shown=show_progress_bar, logger=logger) as advance:
             logits = pair_logits(
                 pairs,
                 self._tokenizer,
-                functools.partial(self._session.run_batches, batch_size=batch_size, outputs=["logits"]),
+                run,
                 labels=self.num_labels,
                 options=options,
                 name=name,
                 on_done=advance,
             )
-        self._say_cuts(self._tokenizer)
         if not len(logits):
             return np.empty(0, np.float32)
         if isinstance(function, Activation):

@@ -185,7 +185,9 @@ def test_texts_and_columns_are_chosen_by_options(
 ) -> None:
     row = {"text": "long " * 100, "key": "k", "body": "long", "more": "read"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    assert run(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", *options).returncode == 0
+    done = run(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", *options)
+    assert done.returncode == 0
+    assert (", 1 cut, " in done.stdout) == ("truncate" in options)
     (found,) = lines_of(tmp_path / "out.jsonl")
     assert (found["id"], found["tokens"], found["error"]) == (*expected, None)
 

@@ -13,13 +13,13 @@ import onnx_ir as ir
 import pytest
 
 import hdruntime
-from hdexport.build import BuildOptions, build
+from hdexport.build import BuildOptions, build, pipeline
 from hdexport.engines.build import EngineOptions
 from hdexport.model.tasks import Task
 from hdexport.support.progress import Progress
-from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import ExportError, HdexportError, InputError, VerificationError
+from hdruntime.errors import BundleCorruptError, ExportError, HdexportError, InputError, VerificationError
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.hugging_face import ALPHA
@@ -100,6 +100,19 @@ def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path,
     assert list(tmp_path.iterdir()) == []
     assert any("onnxruntime_cpu.onnx" in line and "FAILED" in line for line in lines)
     assert not any("model.onnx" in line and "FAILED" in line for line in lines)
+
+
+def test_a_bundle_that_nothing_can_open_is_not_published(checkpoint, tmp_path, monkeypatch) -> None:
+    seal = pipeline.seal
+
+    def seal_with_an_unreadable_tokenizer(directory: Path, manifest: Manifest) -> Manifest:
+        (directory / "tokenizer.json").write_text("{}")
+        return seal(directory, manifest)
+
+    monkeypatch.setattr(pipeline, "seal", seal_with_an_unreadable_tokenizer)
+    with pytest.raises(BundleCorruptError, match=r"The tokenizer .*tokenizer\.json cannot be read"):
+        build(options_for(checkpoint, tmp_path / "bundle", verify=None))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_chunk_of_no_tokens_or_too_many_is_refused_first(checkpoint, tmp_path) -> None:

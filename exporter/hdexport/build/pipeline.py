@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["build"]
 
+import contextlib
 import dataclasses
 import logging
 import shutil
@@ -20,10 +21,11 @@ from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.engines.build import EngineBuilder
 from hdexport.families import Family
 from hdexport.model.positions import Form
+from hdexport.model.tasks import Task
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
-from hdruntime.bundle.manifest import Manifest, Positions
+from hdruntime.bundle.manifest import Backend, Manifest, Positions
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.writer import seal, staged_bundle, write_manifest
 from hdruntime.errors import InputError, VerificationError
@@ -68,9 +70,25 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         if options.verify:
             progress.step("Verifying against PyTorch")
             manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress)
+        progress.step("Opening the bundle")
+        _open(directory)
         progress.step("Writing the bundle")
     _warn_of_untrained_positions(manifest.positions, checkpoint.family)
     return manifest
+
+
+def _open(directory: Path) -> None:
+    """Load a finished bundle from its files, and run a text: what nothing can open is not published."""
+    import hdruntime
+
+    with hdruntime.load(directory, Backend.ONNXRUNTIME, threads=1) as session:
+        manifest = session.manifest
+        if manifest.tokenizer is None:
+            return
+        is_pair = manifest.pair_template is not None or manifest.task == Task.QUESTION_ANSWERING.value
+        # A tokenizer may know no such letter; its file is read all the same.
+        with contextlib.suppress(InputError):
+            session.infer(session.tokenize(["a"], ["a"] if is_pair else None))
 
 
 def _checkpoint(options: BuildOptions) -> Checkpoint:

@@ -271,8 +271,9 @@ def run(options: argparse.Namespace) -> int:
             raise explained from error
         report.ended("done", _failures(done, has_column=not options.skip_failed and job.output.suffix != ".npy"))
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
+    cut = f", {done.cut_rows} cut" if done.cut_rows else ""
     print(
-        f"{done.rows} rows, {done.failed_rows} failed, {done.tokens} tokens in {done.seconds:.1f} s "
+        f"{done.rows} rows, {done.failed_rows} failed{cut}, {done.tokens} tokens in {done.seconds:.1f} s "
         f"({done.tokens / max(done.seconds, 1e-9):.0f} tokens/s{padding}): {options.output}{backend}",
         file=sys.stderr if job.output == STDOUT else sys.stdout,
     )

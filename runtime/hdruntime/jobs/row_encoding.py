@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["RowEncoder", "size_of_row"]
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hdruntime.errors import InputError
@@ -93,11 +94,12 @@ class RowEncoder:
         return split
 
     def _from_ids(self, ids: list[int]) -> Encoding:
-        if self._overflow is Overflow.TRUNCATE:
+        is_cut = self._overflow is Overflow.TRUNCATE and len(ids) > self._session.max_len
+        if is_cut:
             ids = ids[: self._session.max_len]
         if self._overflow is not Overflow.RECUR:
             check_text_lengths([len(ids)], self._session.max_len)
-        return Encoding.of_ids(ids)
+        return dataclasses.replace(Encoding.of_ids(ids), is_cut=is_cut)
 
     def _check(self, ids: Sequence[int]) -> None:
         """Refuse what would fail a whole batch: an id beyond the vocabulary, no question where it is marked."""

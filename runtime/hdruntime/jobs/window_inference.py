@@ -295,6 +295,7 @@ def _counts(items: Sequence[_Item], before: PaddingCount, after: PaddingCount) -
         tokens=sum(len(item.encoding.whole) for item in items if item.encoding is not None and item.error is None),
         computed_tokens=after.tokens - before.tokens,
         padded_tokens=after.padded_tokens - before.padded_tokens,
+        cut_rows=sum(item.encoding.whole.is_cut for item in items if item.encoding is not None and item.error is None),
         errors=dict(Counter(item.error_kind.value for item in failed)),
         first_error=f"row {failed[0].row.id}: {failed[0].error}" if failed else None,
         dropped_columns=sorted({name for item in items for name in item.row.dropped}),

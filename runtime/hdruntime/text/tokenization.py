@@ -47,6 +47,7 @@ class Encoding:
             a template's.
         prompt_tokens: how many of the first tokens are the prompt's, a special token before it included.
         unattended_tokens: how many of the last tokens no token attends to.
+        is_cut: whether tokens of the text were cut off.
     """
 
     input_ids: list[int]
@@ -55,6 +56,7 @@ class Encoding:
     sequence_ids: list[int | None]
     prompt_tokens: int = 0
     unattended_tokens: int = 0
+    is_cut: bool = False
 
     @classmethod
     def of_ids(cls, ids: list[int]) -> Encoding:
@@ -79,7 +81,6 @@ class TextTokenizer:
     Attributes:
         max_len: as above.
         whole: the ``tokenizers.Tokenizer``, which neither cuts nor pads.
-        has_cut: whether ``truncate`` has cut a text so far.
 
     Raises:
         BundleCorruptError: the file cannot be read.
@@ -88,7 +89,7 @@ class TextTokenizer:
     def __init__(
         self, path: Path, *, max_len: int, template: PairTemplate | None = None, truncation_side: Side = "right"
     ) -> None:
-        self.max_len, self.has_cut = max_len, False
+        self.max_len = max_len
         self._path = path
         self.whole = read_tokenizer(path)
         # Files carry settings of their own, such as truncation to 128 tokens and padding to the longest.
@@ -116,7 +117,7 @@ class TextTokenizer:
     def limited(self, max_len: int) -> TextTokenizer:
         """The same tokenizer with another limit."""
         other = object.__new__(TextTokenizer)
-        vars(other).update(vars(self), max_len=max_len, has_cut=False)
+        vars(other).update(vars(self), max_len=max_len)
         vars(other).pop("_truncating", None)
         return other
 
@@ -157,7 +158,14 @@ class TextTokenizer:
         encoded = self._encoded(tokenizer, texts if pairs is None else list(zip(texts, pairs, strict=True)), choice)
         in_prompt = _tokens_of_prompt(tokenizer, prompt)
         return [
-            Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids, min(in_prompt, len(item)))
+            Encoding(
+                item.ids,
+                item.type_ids,
+                item.offsets,
+                item.sequence_ids,
+                min(in_prompt, len(item)),
+                is_cut=bool(item.overflowing),
+            )
             for item in encoded
         ]
 
@@ -194,7 +202,6 @@ class TextTokenizer:
             if type(error) is not Exception:  # tokenizers raises nothing more specific
                 raise
             raise _unencodable(tokenizer, batch, error) from error
-        self.has_cut = self.has_cut or any(item.overflowing for item in encoded)
         # Before there are lists of a text's tokens: of one with millions they take a gigabyte.
         any_length = choice in (Overflow.SPLIT, Overflow.RECUR)
         check_text_lengths([len(item) for item in encoded], sys.maxsize if any_length else self.max_len)
@@ -259,7 +266,7 @@ def _of_template(item: Any, written: WrittenPair, ending: list[int]) -> Encoding
         ids[kept:] = ending[len(ending) - (len(ids) - kept) :]
         sequences[kept:] = [None] * (len(ids) - kept)
         offsets[kept:] = [(0, 0)] * (len(ids) - kept)
-    return Encoding(ids, item.type_ids, offsets, sequences)
+    return Encoding(ids, item.type_ids, offsets, sequences, is_cut=bool(item.overflowing))
 
 
 def _ending(tokenizer: Any, template: PairTemplate, prompt: str) -> list[int]:
