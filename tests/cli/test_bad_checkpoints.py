@@ -154,7 +154,10 @@ OF_A_MODEL: dict[str, tuple[Change, str]] = {
     "a linked tokenizer": (link_to_itself("tokenizer.json"), "tokenizer.json is a broken link"),
     "linked weights": (link_to_itself("model.safetensors"), "model.safetensors is a broken link"),
     "a deep tokenizer": (content("tokenizer.json", DEEP), "The tokenizer of "),
-    "digits in a tokenizer": (added("tokenizer_config.json", DIGITS), "The tokenizer of "),
+    "digits in a tokenizer": (
+        added("tokenizer_config.json", DIGITS),
+        "tokenizer_config.json cannot be read: it holds a",
+    ),
     "ids beyond the vocabulary": (more_words, "gives the id 120 to 'added-later', and the model has embeddings for"),
 }
 

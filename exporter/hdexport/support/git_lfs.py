@@ -25,6 +25,8 @@ def refuse_pointer(file: Path) -> None:
     except OSError:
         return
     if begin.startswith(_BEGIN):
+        # Of a checkpoint that is arranged, the file is a link.
+        file = file.resolve()
         raise ModelError(
             f"{file} is a pointer of Git LFS, and the file that it stands for was not fetched.\n"
             f"Fetch it: git -C {file.parent} lfs install && git -C {file.parent} lfs pull"
