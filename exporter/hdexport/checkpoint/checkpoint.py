@@ -234,7 +234,7 @@ class Checkpoint:
         if self.adapter is not None and self.adapter in self.family.adapters(self.config):
             self.family.choose_adapter(model, self.adapter)
         elif self.adapter is not None:
-            merge_adapter(model, self.path / self.adapter, allow_pickle=allow_pickle)
+            merge_adapter(model, (self.path / self.adapter).resolve(), allow_pickle=allow_pickle)
         if score is not None and of_generator is not None:
             model = of_generator(model, folded_vocabulary(model, score))
         for module in model.modules():

@@ -6,7 +6,7 @@ __all__ = ["as_tokenizer_file", "fits_a_file"]
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,21 +55,19 @@ def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
     """
     from transformers import PreTrainedTokenizerFast
 
-    texts = _texts(tokenizer)
-    for candidate in (_of_words, _of_bytes):
-        converted = _framed(candidate, tokenizer)
-        if converted is not None and _is_equal(converted, tokenizer, texts):
-            return PreTrainedTokenizerFast(
-                tokenizer_object=converted,
-                model_input_names=tokenizer.model_input_names,
-                model_max_length=tokenizer.model_max_length,
-                padding_side=tokenizer.padding_side,
-                **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
-            )
-    raise ModelError(
-        f"The tokenizer of {path} is transformers' {type(tokenizer).__name__}, a program of Python; a bundle holds a "
-        "tokenizer.json, and none is known that gives the same ids.\n"
-        "Build for token ids, which that class makes of texts: --no-tokenizer"
+    converted = _framed(tokenizer)
+    if converted is None or not _is_equal(converted, tokenizer, _texts(tokenizer)):
+        raise ModelError(
+            f"The tokenizer of {path} is transformers' {type(tokenizer).__name__}, a program of Python; a bundle holds "
+            "a tokenizer.json, and none is known that gives the same ids.\n"
+            "Build for token ids, which that class makes of texts: --no-tokenizer"
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=converted,
+        model_input_names=tokenizer.model_input_names,
+        model_max_length=tokenizer.model_max_length,
+        padding_side=tokenizer.padding_side,
+        **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
     )
 
 
@@ -85,24 +83,12 @@ def _of_words(tokenizer: Any) -> Tokenizer:
     return converted
 
 
-def _of_bytes(tokenizer: Any) -> Tokenizer:
-    """A token for each byte of a text in UTF-8, as ByT5 has."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
-    of_bytes = {name: tokenizer.convert_tokens_to_ids(chr(byte)) for byte, name in bytes_to_unicode().items()}
-    converted = Tokenizer(models.BPE(vocab=added | of_bytes, merges=[]))
-    converted.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return converted
-
-
-def _framed(make: Callable[[Any], Tokenizer], tokenizer: Any) -> Tokenizer | None:
-    """A candidate with the special tokens of a tokenizer; None where the tokenizer lacks what the candidate needs."""
+def _framed(tokenizer: Any) -> Tokenizer | None:
+    """Words with the special tokens of a tokenizer around them; None where its class lacks what tells them."""
     from tokenizers import processors
 
     try:
-        converted = make(tokenizer)
+        converted = _of_words(tokenizer)
         converted.add_special_tokens(list(tokenizer.added_tokens_decoder.values()))
         single, pair = (tokenizer.build_inputs_with_special_tokens(*ids) for ids in (([-1],), ([-1], [-2])))
         types = tokenizer.create_token_type_ids_from_sequences([-1], [-2])

@@ -109,14 +109,18 @@ def _tokenizer_class(path: Path) -> Any:
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
     named = [
-        read_object(path / file).get(key)
+        read_object(path / file).get(key) if (path / file).is_file() else None
         for file, key in (
             (_CONFIG, "tokenizer_class"),
             ("config.json", "tokenizer_class"),
             ("config.json", "model_type"),
         )
-        if (path / file).is_file()
     ]
+    if isinstance(named[0], str) and tokenizer_class_from_name(named[0]) is None and not (path / _FILE).is_file():
+        raise ModelError(
+            f"{path / _CONFIG} names the class {shown(named[0])}, which is not in transformers; code of a checkpoint's "
+            f"own is not run.\nPut a {_FILE} beside it, or build for token ids: {_NO_TOKENIZER}"
+        )
     for name in named:
         name = TOKENIZER_MAPPING_NAMES.get(name, name) if isinstance(name, str) else None
         kind = tokenizer_class_from_name(name) if name else None
@@ -133,7 +137,11 @@ def _files(path: Path, kind: Any) -> list[Path]:
     """
     if (path / _FILE).is_file():
         return [path / _FILE]
-    names = {argument: name for argument, name in getattr(kind, "vocab_files_names", {}).items() if name != _FILE}
+    of_class = getattr(kind, "vocab_files_names", {})
+    names = {argument: name for argument, name in of_class.items() if name != _FILE}
+    if of_class and not names:
+        # What transformers reads for a class of that file alone.
+        names = {"vocab_file": "tokenizer.model"}
     there = [path / name for name in names.values() if (path / name).is_file()]
     is_named = kind is not None and (path / _CONFIG).is_file()
     others = sorted(file.name for pattern in _VOCABULARIES for file in path.glob(pattern) if file not in there)
@@ -141,16 +149,17 @@ def _files(path: Path, kind: Any) -> list[Path]:
     missing = [name for argument, name in names.items() if argument == "merges_file" and not (path / name).is_file()]
     if there and not missing:
         return there
-    if is_named and not names and not others and kind.vocab_files_names == {}:
+    if is_named and not names and not others:
+        # Of bytes or characters, without a vocabulary.
         return [path / _CONFIG]
     if not there and not others and not (is_named and "tokenizer_class" in read_object(path / _CONFIG)):
         return []
     wanted = " and ".join(names.values())
     found = ", ".join((*(file.name for file in there), *others)) or _CONFIG
     raise ModelError(
-        f"{path} has of a tokenizer {found}; "
+        f"{path} holds {found} of a tokenizer; "
         + (f"transformers' {kind.__name__} reads {wanted}, or {_FILE}" if wanted else f"{_FILE} is read")
-        + f".\nPut that there, or build for token ids: {_NO_TOKENIZER}"
+        + f".\nPut what is missing there, or build for token ids: {_NO_TOKENIZER}"
     )
 
 
@@ -163,24 +172,28 @@ def _loaded(path: Path, files: list[Path], kind: Any) -> Any:
         raise
     except Exception as error:
         # Each tokenizer class fails in its own way on a damaged file, or without a package.
-        models = [file.name for file in files if file.suffix == ".model"]
-        packages = [name for name, module in _OF_SENTENCEPIECE.items() if importlib.util.find_spec(module) is None]
-        if models and packages:
-            remedy = (
-                f"{models[0]} is converted by {' and '.join(packages)}: pip install {' '.join(packages)}. Or put the "
-                f"{_FILE} beside it that save_pretrained() of the tokenizer writes"
-            )
-        elif isinstance(error, ImportError) and kind is not None:
-            raise ModelError(
-                f"The tokenizer of {path} is transformers' {kind.__name__}, which runs further packages, and which no "
-                f"{_FILE} can hold.\nBuild for token ids, which that class makes of texts: {_NO_TOKENIZER}"
-            ) from error
-        else:
-            remedy = "Download the model again"
-        raise ModelError(
-            f"The tokenizer of {path} could not be read: {shown(error)}\n{remedy}; or build for token ids: "
-            f"{_NO_TOKENIZER}"
-        ) from error
+        for file in path.glob("*.json"):
+            refuse_pointer(file)
+        raise _unreadable(path, files, kind, error) from error
+
+
+def _unreadable(path: Path, files: list[Path], kind: Any, error: Exception) -> ModelError:
+    model = next((file.name for file in files if file.suffix == ".model"), None)
+    packages = [name for name, module in _OF_SENTENCEPIECE.items() if importlib.util.find_spec(module) is None]
+    if model is None and isinstance(error, ImportError) and kind is not None:
+        return ModelError(
+            f"The tokenizer of {path} is transformers' {kind.__name__}, which runs further packages, and which no "
+            f"{_FILE} can hold.\nBuild for token ids, which that class makes of texts: {_NO_TOKENIZER}"
+        )
+    remedy = "Download the model again"
+    if model is not None and packages:
+        remedy = (
+            f"{model} is converted by {' and '.join(packages)}: pip install {' '.join(packages)}. Or put the {_FILE} "
+            "beside it that save_pretrained() of the tokenizer writes"
+        )
+    return ModelError(
+        f"The tokenizer of {path} could not be read: {shown(error)}\n{remedy}; or build for token ids: {_NO_TOKENIZER}"
+    )
 
 
 def _lowercase(tokenizer: Any) -> None:

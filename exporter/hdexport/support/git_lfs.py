@@ -29,5 +29,5 @@ def refuse_pointer(file: Path) -> None:
         file = file.resolve()
         raise ModelError(
             f"{file} is a pointer of Git LFS, and the file that it stands for was not fetched.\n"
-            f"Fetch it: git -C {file.parent} lfs install && git -C {file.parent} lfs pull"
+            f"Fetch it: cd {file.parent} && git lfs install && git lfs pull"
         )
