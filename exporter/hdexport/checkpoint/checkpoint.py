@@ -138,9 +138,12 @@ class Checkpoint:
             return LONGEST
         values = {"pad_token_id": 1, **self.config}
         padding, rows = values["pad_token_id"], self.config.get(key)
+        no_token = SimpleNamespace(pad_token_id=-1)
         # A family whose positions follow the padding needs its id; the others can do without padding.
         is_needed = self.family.padding_row(SimpleNamespace(pad_token_id=0)) is not None
-        is_id = isinstance(padding, int) and not isinstance(padding, bool) and padding >= 0
+        # -1 is no token, and positions that follow it begin in the first row, as in transformers.
+        follows = self.family.own is None and self.family.padding_row(no_token) == -1
+        is_id = type(padding) is int and padding >= (-1 if follows else 0)
         if not is_id and (is_needed or padding is not None):
             raise ModelError(
                 f"{file} has pad_token_id {shown(padding)}, which is not a token id.\n"
@@ -341,9 +344,11 @@ def _read(path: Path, *, name: str, source: str) -> Checkpoint:
     config = read_config(path, family_of=family_of)
     family = family_of(str(config["model_type"]))
     padding = config.get("pad_token_id")
-    if type(padding) is int and padding < 0 and family.padding_row(SimpleNamespace(pad_token_id=0)) is None:
-        config["pad_token_id"] = None
+    # Attention of a kind of its own may pad texts with that token, in transformers' code.
+    if type(padding) is int and padding < 0 and family.own is None:
         remarks += (f"config.json has pad_token_id {padding}, which is no token: padding is told by the mask alone.",)
+        if family.padding_row(SimpleNamespace(pad_token_id=0)) is None:
+            config["pad_token_id"] = None
     return Checkpoint(
         path=path.resolve(),
         name=name,

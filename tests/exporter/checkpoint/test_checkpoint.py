@@ -209,12 +209,15 @@ def test_labels_are_names_or_refused(tmp_path: Path) -> None:
         find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
 
 
-def test_a_padding_that_is_no_token_is_remarked(tiny_bert: Path) -> None:
-    change_json(tiny_bert / "config.json", pad_token_id=-1)
-    checkpoint = find_checkpoint(tiny_bert)
-    assert checkpoint.base_positions == 64
-    assert checkpoint.remarks[0].startswith("config.json has pad_token_id -1, which is no token")
-    checkpoint.load(Task.FEATURE_EXTRACTION)
+def test_a_padding_that_is_no_token_is_remarked(tmp_path: Path) -> None:
+    # RoBERTa's positions begin after the padding's row: after -1, they have all 66.
+    for model_type, positions in (("bert", 64), ("roberta", 66)):
+        save_tiny_model(tmp_path / model_type, model_type, Task.FEATURE_EXTRACTION)
+        change_json(tmp_path / model_type / "config.json", pad_token_id=-1)
+        checkpoint = find_checkpoint(tmp_path / model_type)
+        assert checkpoint.base_positions == positions
+        assert checkpoint.remarks[0].startswith("config.json has pad_token_id -1, which is no token")
+        checkpoint.load(Task.FEATURE_EXTRACTION)
 
 
 def test_missing_weights_are_named(tiny_bert: Path) -> None:
