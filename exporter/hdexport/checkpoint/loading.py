@@ -169,10 +169,15 @@ def _check_missing(path: Path, task: Task, made_for: Callable[[], Task], keys: s
     optional = ("pooler.",) if task is not Task.TEXT_CLASSIFICATION else ()
     missing = sorted(key for key in keys if not any(part in key for part in optional))
     if missing:
-        raise ModelError(
-            f"{path} has no weights for {several(missing)}, which the task {task.value} needs.\n"
-            f"Choose the task it was made for (--task {made_for().value}), or fine-tune it first."
-        )
+        own = made_for()
+        if own is task:
+            # By config.json; the weights are of less than it names.
+            remedy = "Download the checkpoint again" + (
+                "." if task is Task.FEATURE_EXTRACTION else ", or build its encoder: --task feature-extraction"
+            )
+        else:
+            remedy = f"Choose the task it was made for (--task {own.value}), or fine-tune it first."
+        raise ModelError(f"{path} has no weights for {several(missing)}, which the task {task.value} needs.\n{remedy}")
 
 
 def _check_finite(path: Path, model: PreTrainedModel) -> None:

@@ -23,6 +23,9 @@ from hdexport.model.head import Head
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
+_OTHER_LAYERS = "Choose a model whose layers are Dense and Normalize without that."
+"""What to do about a layer of tokens' vectors that is not supported."""
+
 
 class SentencePooling(Head):
     """Pools the tokens of each row to one vector, then applies the layers that follow."""
@@ -241,25 +244,31 @@ def _layer(
         allow_pickle: also read weights that are stored as a pickle.
     """
     file = folder / "config.json"
+    # Vectors of tokens take the same layers in every task.
+    instead = _OTHER_LAYERS if vectors == TOKENS else TOKENS_INSTEAD
     # The layers of old versions that have no settings have no file.
     config = read_object(file) if kind == "Dense" or file.is_file() else {}
     for name in ("module_input_name", "module_output_name"):
         if config.get(name) not in (None, vectors):
-            raise ModelError(f"{file} has {name} {shown(config[name])}; only {vectors} is supported.\n{TOKENS_INSTEAD}")
-    return (_Normalize(), width) if kind == "Normalize" else _dense(folder, config, width, allow_pickle=allow_pickle)
+            raise ModelError(f"{file} has {name} {shown(config[name])}; only {vectors} is supported.\n{instead}")
+    if kind == "Normalize":
+        return _Normalize(), width
+    return _dense(folder, config, width, instead=instead, allow_pickle=allow_pickle)
 
 
-def _dense(folder: Path, config: dict[str, Any], width: int, *, allow_pickle: bool) -> tuple[torch.nn.Module, int]:
+def _dense(
+    folder: Path, config: dict[str, Any], width: int, *, instead: str, allow_pickle: bool
+) -> tuple[torch.nn.Module, int]:
     # Tanh is what sentence-transformers takes where none is named; code of the checkpoint's own is not run.
     named = str(config.get("activation_function", "torch.nn.Tanh"))
     activation = named.rpartition(".")[2]
     if activation not in ("Identity", "Tanh", "ReLU", "GELU") or not named.startswith("torch."):
         raise ModelError(
             f"{folder / 'config.json'} has activation_function {shown(named)}; supported: Identity, Tanh, ReLU, GELU "
-            f"of torch.nn.\n{TOKENS_INSTEAD}"
+            f"of torch.nn.\n{instead}"
         )
     if config.get("use_residual"):
-        raise ModelError(f"{folder / 'config.json'} has use_residual, which is not supported.\n{TOKENS_INSTEAD}")
+        raise ModelError(f"{folder / 'config.json'} has use_residual, which is not supported.\n{instead}")
     weights = {
         name.removeprefix("linear."): weight
         for file in weight_files(folder, allow_pickle=allow_pickle)

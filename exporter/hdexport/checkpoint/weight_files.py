@@ -53,8 +53,8 @@ def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, 
     """
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
-            f"{directory} holds an adapter beside a model's weights, which do not tell whether it is merged into them.\n"
-            "Remove adapter_config.json where it is; else merge it: PEFT's merge_and_unload(), then save_pretrained()."
+            f"{directory} holds an adapter beside a model's weights, and it may be merged into them already.\n"
+            "Remove adapter_config.json if it is; if not, merge it: PEFT's merge_and_unload(), then save_pretrained()."
         )
     for name in [_SAFETENSORS] + ([_PICKLE] if allow_pickle else []):
         if (directory / name).is_file():

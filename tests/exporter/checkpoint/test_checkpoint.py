@@ -224,8 +224,15 @@ def test_missing_weights_are_named(tiny_bert: Path) -> None:
     weights = load_file(tiny_bert / "model.safetensors")
     kept = {name: weight for name, weight in weights.items() if ".layer.0." not in name}
     save_file(kept, tiny_bert / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"no weights for encoder.layer.0.*and \d+ more"):
+    with pytest.raises(
+        ModelError, match=r"no weights for encoder.layer.0.*and \d+ more.*\nDownload the checkpoint again\.$"
+    ):
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+    change_json(tiny_bert / "config.json", architectures=["BertForMaskedLM"])
+    with pytest.raises(
+        ModelError, match=r"\nDownload the checkpoint again, or build its encoder: --task feature-extract"
+    ):
+        find_checkpoint(tiny_bert).load(Task.FILL_MASK)
 
 
 @pytest.mark.parametrize(("model_type", "task"), families_with(HEADS))
