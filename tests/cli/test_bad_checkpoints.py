@@ -98,7 +98,7 @@ def module(index: int, **changes: object) -> Change:
 
 def more_words(directory: Path) -> None:
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"]["added-later"] = 120
+    tokenizer["model"]["vocab"]["addedlater"] = 120
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
@@ -154,8 +154,11 @@ OF_A_MODEL: dict[str, tuple[Change, str]] = {
     "a linked tokenizer": (link_to_itself("tokenizer.json"), "tokenizer.json is a broken link"),
     "linked weights": (link_to_itself("model.safetensors"), "model.safetensors is a broken link"),
     "a deep tokenizer": (content("tokenizer.json", DEEP), "The tokenizer of "),
-    "digits in a tokenizer": (added("tokenizer_config.json", DIGITS), "The tokenizer of "),
-    "ids beyond the vocabulary": (more_words, "gives the id 120 to 'added-later', and the model has embeddings for"),
+    "digits in a tokenizer": (
+        added("tokenizer_config.json", DIGITS),
+        "tokenizer_config.json cannot be read: it holds a",
+    ),
+    "ids beyond the vocabulary": (more_words, "gives the id 120 to 'addedlater', and the model has embeddings for"),
 }
 
 OF_SENTENCES: dict[str, tuple[Change, str]] = {

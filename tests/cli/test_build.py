@@ -129,6 +129,22 @@ def test_a_pickle_is_built_where_it_is_allowed(
     assert hdruntime.open_bundle(tmp_path / "out").manifest.parameters > 0
 
 
+def test_a_tokenizer_that_cannot_be_read_stops_a_build_for_texts_and_not_for_ids(
+    hdexport: Command,
+    refused: Refused,
+    copied: Path,
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_stored_graph(monkeypatch, bundle)
+    (copied / "tokenizer.json").write_text("damaged")
+    arguments = (*BUILD, copied, "--no-verify", "-o", tmp_path / "out")
+    refused(*arguments, message="build for token ids: --no-tokenizer")
+    assert hdexport(*arguments, "--no-tokenizer").returncode == 0
+    assert hdruntime.open_bundle(tmp_path / "out").manifest.tokenizer is None
+
+
 def test_without_a_model_elsewhere_it_takes_the_sample_model(refused: Refused, tmp_path: Path) -> None:
     # More positions than the sample model can have, so that the build ends early; the README's test builds it whole.
     stdout = refused(

@@ -32,6 +32,7 @@ class BuildOptions:
         precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
         task: None infers it from the checkpoint.
         adapter: name of the checkpoint's adapter that is merged into its weights; None for none.
+        tokenizer: whether the bundle gets the checkpoint's tokenizer; without one it takes token ids.
         scheme: source of the positions after the checkpoint's.
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
         attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
@@ -58,6 +59,7 @@ class BuildOptions:
     precision: Dtype = "float32"
     task: Task | None = None
     adapter: str | None = None
+    tokenizer: bool = True
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float | None = None
     attention_scale: AttentionScale | None = None

@@ -96,6 +96,8 @@ def _checkpoint(options: BuildOptions) -> Checkpoint:
     found = options.model
     if not isinstance(found, Checkpoint):
         found = find_checkpoint(found, allow_pickle=options.allow_pickle)
+    if not options.tokenizer:
+        found = dataclasses.replace(found, takes_texts=False)
     return found.with_adapter(options.adapter)
 
 

@@ -175,6 +175,11 @@ def graph_module(
         ),
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
-        head=task_head(checkpoint.path, task, hidden_size=family.token_width(model.config)),
+        head=task_head(
+            checkpoint.path,
+            task,
+            hidden_size=family.token_width(model.config),
+            allow_pickle=options.allow_pickle,
+        ),
         memories=memories,
     ).eval()

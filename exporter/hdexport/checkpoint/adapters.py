@@ -6,7 +6,7 @@ is merged by that sum. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large La
 
 from __future__ import annotations
 
-__all__ = ["adapter_named", "adapter_remark", "adapters_of", "merge_adapter"]
+__all__ = ["ADAPTER_CONFIG", "adapter_named", "adapter_remark", "adapters_of", "is_adapter", "merge_adapter"]
 
 import math
 import re
@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdexport.checkpoint.weight_files import read_weights
+from hdexport.checkpoint.weight_files import pickles_refused, read_weights
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     import torch
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+_WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
 """Of the names of an adapter's weights, before that of the module in the model."""
 
@@ -41,9 +42,15 @@ _INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
 """Starts of a training that leave the model's weights as they are."""
 
 
+def is_adapter(directory: Path) -> bool:
+    """Whether a directory holds an adapter alone, without the weights of its model."""
+    weights = (file for pattern in ("model*.safetensors", "pytorch_model*.bin") for file in directory.glob(pattern))
+    return (directory / ADAPTER_CONFIG).is_file() and next(weights, None) is None
+
+
 def adapters_of(directory: Path) -> tuple[str, ...]:
     """The names of a checkpoint's adapters: of its folders with an ``adapter_config.json``."""
-    return tuple(sorted(file.parent.name for file in directory.glob(f"*/{_CONFIG}")))
+    return tuple(sorted(file.parent.name for file in directory.glob(f"*/{ADAPTER_CONFIG}")))
 
 
 def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
@@ -61,7 +68,9 @@ def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
         if _plain(known) == _plain(name):
             return known
     if not names:
-        raise InputError(f"--adapter {name}: {directory} has no adapters, folders with an {_CONFIG}.\nLeave it out.")
+        raise InputError(
+            f"--adapter {name}: {directory} has no adapters, folders with an {ADAPTER_CONFIG}.\nLeave it out."
+        )
     raise InputError(f"--adapter {name} is not among the adapters of {directory}.\nChoose from: {', '.join(names)}.")
 
 
@@ -73,21 +82,22 @@ def adapter_remark(directory: Path) -> str | None:
     return f"No adapter is merged, as transformers loads none by itself; --adapter takes one of {', '.join(names)}."
 
 
-def merge_adapter(model: torch.nn.Module, folder: Path) -> None:
+def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = False) -> None:
     """Add an adapter to the weights of a model, in place.
 
     Args:
         model: in float32.
         folder: of the adapter.
+        allow_pickle: also read ``adapter_model.bin``.
 
     Raises:
         ModelError: it is not LoRA, does something that is not known here, or does not fit the model.
     """
     import torch
 
-    config = read_object(folder / _CONFIG)
+    config = read_object(folder / ADAPTER_CONFIG)
     _check(folder, config)
-    factors = _factors(folder)
+    factors = _factors(_weights_of(folder, allow_pickle=allow_pickle))
     with torch.no_grad():
         for (name, is_embedding), pair in factors.items():
             weight = _weight(model, name, folder)
@@ -107,7 +117,9 @@ def _check(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse adapters whose change of the weights is another sum."""
     advice = "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
     if config.get("peft_type") != "LORA":
-        raise ModelError(f"{folder / _CONFIG} has peft_type {shown(config.get('peft_type'))}; LORA fits.\n{advice}")
+        raise ModelError(
+            f"{folder / ADAPTER_CONFIG} has peft_type {shown(config.get('peft_type'))}; LORA fits.\n{advice}"
+        )
     start = config.get("init_lora_weights")
     others = {key: value for key, value in config.items() if key not in _UNDERSTOOD}
     unknown = {key: value for key, value in others.items() if value not in (None, False, "none", [], {})}
@@ -115,16 +127,22 @@ def _check(folder: Path, config: Mapping[str, Any]) -> None:
         unknown["init_lora_weights"] = start
     if unknown:
         key, value = next(iter(unknown.items()))
-        raise ModelError(f"{folder / _CONFIG} has {shown(key)} {shown(value)}, which is not supported.\n{advice}")
-
-
-def _factors(folder: Path) -> dict[tuple[str, bool], dict[str, torch.Tensor]]:
-    """(name of a module, whether it is an embedding) -> ``A`` and ``B``."""
-    file = folder / _WEIGHTS
-    if not file.is_file():
         raise ModelError(
-            f"{folder} has no {_WEIGHTS}.\nDownload the model again, or convert a .bin file to safetensors."
+            f"{folder / ADAPTER_CONFIG} has {shown(key)} {shown(value)}, which is not supported.\n{advice}"
         )
+
+
+def _weights_of(folder: Path, *, allow_pickle: bool) -> Path:
+    for name in (_WEIGHTS, _PICKLE) if allow_pickle else (_WEIGHTS,):
+        if (folder / name).is_file():
+            return folder / name
+    if (folder / _PICKLE).is_file():
+        raise pickles_refused(folder)
+    raise ModelError(f"{folder} has no {_WEIGHTS}.\nDownload the adapter again.")
+
+
+def _factors(file: Path) -> dict[tuple[str, bool], dict[str, torch.Tensor]]:
+    """(name of a module, whether it is an embedding) -> ``A`` and ``B``."""
     found: dict[tuple[str, bool], dict[str, torch.Tensor]] = {}
     for name, weight in read_weights(file).items():
         match = _LORA.fullmatch(name.removeprefix(_PREFIX))
@@ -168,8 +186,8 @@ def _scale(folder: Path, config: Mapping[str, Any], name: str, *, rank: int) -> 
     said = _of_module(config.get("rank_pattern"), name, config.get("r"))
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or said != rank:
         raise ModelError(
-            f"{folder / _CONFIG} has lora_alpha {shown(alpha)} and r {shown(said)} for {shown(name)}, whose factors "
-            f"have rank {rank}.\nDownload the adapter again."
+            f"{folder / ADAPTER_CONFIG} has lora_alpha {shown(alpha)} and r {shown(said)} for {shown(name)}, whose "
+            f"factors have rank {rank}.\nDownload the adapter again."
         )
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 __all__ = ["Agreement", "several"]
 
+import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ _LAYER = re.compile(
 
 _OPTIONAL_PARTS = ("embeddings_project",)
 """Parts of an encoder that only some configurations have: ELECTRA's, where embeddings are narrower than layers."""
+
+_NUM_LABELS = "num_labels"
+"""What transformers computes from ``id2label``, and takes where there is none."""
 
 _BYTES_PER_WEIGHT = 4  # float32, whatever the file has
 
@@ -73,11 +77,12 @@ class Agreement:
                 f"Set {key} to {count}, or download the checkpoint again."
             )
 
-    def check_weights(self, skeleton: PreTrainedModel) -> None:
+    def check_weights(self, skeleton: PreTrainedModel, made: Callable[[PreTrainedConfig], PreTrainedModel]) -> None:
         """Refuse weights of another type or shape than the model's, those it has no place for, and what does not fit.
 
         Args:
             skeleton: the model that the configuration describes, on PyTorch's meta device.
+            made: makes the model of another configuration, by which a remedy is tried before it is named.
 
         Raises:
             ModelError: see above.
@@ -86,7 +91,7 @@ class Agreement:
         wanted = self._wanted(skeleton)
         within = {name for name in self.stored if self._is_within(name, skeleton)}
         self._check_types(name for name in self.stored if name in within or self._plain(name, skeleton) in wanted)
-        self._check_shapes(wanted, skeleton)
+        self._check_shapes(wanted, skeleton, made)
         self._check_all_used(sorted(within - self._used(skeleton)))
         self._check_memory(sum(parameter.numel() for parameter in skeleton.parameters()))
 
@@ -155,21 +160,50 @@ class Agreement:
                 "Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large."
             )
 
-    def _check_shapes(self, wanted: Mapping[str, Any], skeleton: PreTrainedModel) -> None:
+    def _check_shapes(
+        self,
+        wanted: Mapping[str, Any],
+        skeleton: PreTrainedModel,
+        made: Callable[[PreTrainedConfig], PreTrainedModel],
+    ) -> None:
         for name, weight in self.stored.items():
             shape = tuple(wanted.get(self._plain(name, skeleton), weight.shape))
             if shape == weight.shape:
                 continue
             pairs = zip(shape, weight.shape, strict=False)
             asked, there = next(((asked, there) for asked, there in pairs if asked != there), (None, None))
-            values = self.settings.to_dict()
-            keys = [key for key, value in values.items() if type(value) is int and value == asked]
+            keys = [key for key in self._keys_of(asked) if self._fits(name, weight, {key: there}, made)]
             remedy = f"Set {' or '.join(keys)} to {there}" if keys else "Correct config.json"
+            if keys == [_NUM_LABELS]:
+                remedy += f", without id2label and label2id of other labels, or give these {there} names"
             raise ModelError(
                 f"{self.path}: the shape of {name} is not what config.json says: {list(weight.shape)} in the file, "
                 f"{list(shape)} by config.json{f' ({keys[0]} {asked})' if keys else ''}.\n"
                 f"{remedy}, or download the checkpoint again."
             )
+
+    def _keys_of(self, asked: int | None) -> list[str]:
+        """The keys of the configuration with a value, which may be what a shape is of."""
+        values = {**self.settings.to_dict(), _NUM_LABELS: self.settings.num_labels}
+        return [key for key, value in values.items() if type(value) is int and value == asked]
+
+    def _fits(
+        self,
+        name: str,
+        weight: StoredWeight,
+        changes: Mapping[str, Any],
+        made: Callable[[PreTrainedConfig], PreTrainedModel],
+    ) -> bool:
+        """Whether a weight has the shape that a changed configuration gives it."""
+        settings = copy.deepcopy(self.settings)
+        try:
+            for key, value in changes.items():
+                setattr(settings, key, value)
+            skeleton = made(settings)
+        except Exception:
+            # Many values are of no model, and each fails in its own way.
+            return False
+        return tuple(self._wanted(skeleton).get(self._plain(name, skeleton), ())) == weight.shape
 
     def _check_all_used(self, left: list[str]) -> None:
         if left:

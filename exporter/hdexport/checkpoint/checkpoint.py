@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.adapters import adapter_named, adapter_remark, adapters_of, merge_adapter
-from hdexport.checkpoint.config import read_config, settings_from
-from hdexport.checkpoint.foreign import convert, has_google_config, is_foreign
+from hdexport.checkpoint.config import check_labels, read_config, settings_from
+from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.hub import HubModel, download, hub_model
+from hdexport.checkpoint.layouts import arranged, is_checkpoint
 from hdexport.checkpoint.loading import folded_vocabulary, load_model
 from hdexport.checkpoint.multi_vector import leaves_tokens_out
 from hdexport.checkpoint.sentence_modules import logit_score, token_modules
@@ -24,7 +25,7 @@ from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of, generator_model_types
 from hdexport.model.positions import LONGEST
-from hdexport.model.tasks import ENCODER_TASKS, Task, infer_task, model_task, unread_head
+from hdexport.model.tasks import ENCODER_TASKS, TASKS, Task, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
 from hdruntime.errors import InputError, ModelError
 
@@ -37,6 +38,9 @@ _READ = ("", ".jinja", ".json", ".model", ".safetensors", ".txt")
 
 _TASK_OF_CLASS = {"SparseEncoder": Task.SPARSE_SIMILARITY}
 """Class of sentence-transformers whose models are all for one task -> the task."""
+
+_SETFIT_HEAD = "model_head.*"
+"""The file in which SetFit keeps a classifier of a sentence's vector."""
 
 _SEGMENT = 512
 """Tokens of a segment in XLNet's training."""
@@ -56,6 +60,7 @@ class Checkpoint:
             `path` then lasts as long as this object.
         remarks: what the conversion chose or left out, a line each.
         adapter: name of the adapter that is merged into the weights or chosen among them; None for none.
+        takes_texts: whether its tokenizer is read.
     """
 
     path: Path
@@ -66,6 +71,7 @@ class Checkpoint:
     origin: Path
     remarks: tuple[str, ...] = ()
     adapter: str | None = None
+    takes_texts: bool = True
     _kept: object = field(default=None, repr=False, compare=False)
 
     def task(self) -> Task:
@@ -113,12 +119,12 @@ class Checkpoint:
     def tokenizer(self) -> Any:
         """The tokenizer in transformers, which lowers the case of texts where sentence-transformers does.
 
-        None where the checkpoint has none.
+        None where the checkpoint has none, or its tokenizer is not read.
 
         Raises:
             ModelError: its files cannot be read.
         """
-        return read_tokenizer(self.path)
+        return read_tokenizer(self.path) if self.takes_texts else None
 
     @property
     def base_positions(self) -> int:
@@ -132,9 +138,12 @@ class Checkpoint:
             return LONGEST
         values = {"pad_token_id": 1, **self.config}
         padding, rows = values["pad_token_id"], self.config.get(key)
+        no_token = SimpleNamespace(pad_token_id=-1)
         # A family whose positions follow the padding needs its id; the others can do without padding.
         is_needed = self.family.padding_row(SimpleNamespace(pad_token_id=0)) is not None
-        is_id = isinstance(padding, int) and not isinstance(padding, bool) and padding >= 0
+        # -1 is no token, and positions that follow it begin in the first row, as in transformers.
+        follows = self.family.own is None and self.family.padding_row(no_token) == -1
+        is_id = type(padding) is int and padding >= (-1 if follows else 0)
         if not is_id and (is_needed or padding is not None):
             raise ModelError(
                 f"{file} has pad_token_id {shown(padding)}, which is not a token id.\n"
@@ -186,7 +195,7 @@ class Checkpoint:
         if name is not None:
             return replace(self, adapter=adapter_named(self.path, name, own or adapters_of(self.path)))
         remark = adapter_remark(self.path)
-        return self if remark is None else replace(self, remarks=(*self.remarks, remark))
+        return self if remark is None or self.adapter is not None else replace(self, remarks=(*self.remarks, remark))
 
     def load(
         self, task: Task, *, allow_pickle: bool = False, report: Callable[[str], None] = lambda line: None
@@ -212,10 +221,13 @@ class Checkpoint:
             )
         self._check_task(task)
         files = self.weight_files(allow_pickle=allow_pickle)
+        settings = self.settings()
+        if TASKS[task].has_labels:
+            check_labels(settings, self.path / "config.json")
         model = load_model(
             self.path,
             files,
-            settings=self.settings(),
+            settings=settings,
             family=self.family,
             task=task,
             is_generator=score is not None,
@@ -225,7 +237,7 @@ class Checkpoint:
         if self.adapter is not None and self.adapter in self.family.adapters(self.config):
             self.family.choose_adapter(model, self.adapter)
         elif self.adapter is not None:
-            merge_adapter(model, self.path / self.adapter)
+            merge_adapter(model, (self.path / self.adapter).resolve(), allow_pickle=allow_pickle)
         if score is not None and of_generator is not None:
             model = of_generator(model, folded_vocabulary(model, score))
         for module in model.modules():
@@ -302,8 +314,8 @@ def default_model() -> tuple[Path, str]:
     """
     if Path("config.json").is_file():
         return Path(), "the current directory holds a config.json"
-    if has_google_config(Path()) and is_foreign(Path()):
-        return Path(), "the current directory holds a checkpoint of TensorFlow or Keras"
+    if is_checkpoint(Path()):
+        return Path(), "the current directory holds a checkpoint"
     sample = sample_path()
     if sample is None:
         raise ModelError(
@@ -320,11 +332,23 @@ def _read(path: Path, *, name: str, source: str) -> Checkpoint:
     origin = path.resolve()
     remarks: tuple[str, ...] = ()
     kept: object = None
-    if is_foreign(path):
-        converted = convert(path)
-        path, remarks, kept = converted.path, converted.remarks, converted.kept
+    adapter: str | None = None
+    converted = convert(path) if is_foreign(path) else arranged(path)
+    while converted is not None:
+        path, remarks, kept = converted.path, (*remarks, *converted.remarks), (kept, converted.kept)
+        adapter, converted = converted.adapter or adapter, arranged(path)
+    remarks += tuple(
+        f"{head.name} is left out: a bundle gives what that classifier takes, and not what it says."
+        for head in sorted(path.glob(_SETFIT_HEAD))
+    )
     config = read_config(path, family_of=family_of)
     family = family_of(str(config["model_type"]))
+    padding = config.get("pad_token_id")
+    # Attention of a kind of its own may pad texts with that token, in transformers' code.
+    if type(padding) is int and padding < 0 and family.own is None:
+        remarks += (f"config.json has pad_token_id {padding}, which is no token: padding is told by the mask alone.",)
+        if family.padding_row(SimpleNamespace(pad_token_id=0)) is None:
+            config["pad_token_id"] = None
     return Checkpoint(
         path=path.resolve(),
         name=name,
@@ -333,5 +357,6 @@ def _read(path: Path, *, name: str, source: str) -> Checkpoint:
         family=family if family.of_config is None else family.of_config(config),
         origin=origin,
         remarks=remarks,
+        adapter=adapter,
         _kept=kept,
     )

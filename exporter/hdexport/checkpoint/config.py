@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_LAYERS", "file_key", "read_config", "settings_from"]
+__all__ = ["MOST_LAYERS", "check_labels", "file_key", "read_config", "settings_from"]
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -115,9 +115,38 @@ def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str
         epsilon = getattr(settings, name, 0.0)
         if epsilon < 0:
             raise ModelError(f"{file} has {name} {epsilon}, which is below zero.\nSet it to the model's, e.g. 1e-12.")
+    if isinstance(settings.id2label, dict):
+        settings.id2label = {number: _label(value) for number, value in settings.id2label.items()}
     # How a caller of the library likes its answers, which is not a property of the model.
     settings.return_dict, settings.output_attentions, settings.output_hidden_states = True, False, False
     return settings
+
+
+def check_labels(settings: PreTrainedConfig, file: Path) -> None:
+    """Refuse labels that do not name each number of a head.
+
+    Args:
+        settings: the configuration in transformers.
+        file: where it stands, for messages.
+
+    Raises:
+        ModelError: a number between 0 and the last has no label, or a label is not a name.
+    """
+    labels = settings.id2label or {}
+    for number in range(len(labels)):
+        if not isinstance(labels.get(number), str):
+            found = (
+                f"gives {number} the label {shown(labels[number])}" if number in labels else f"has no label {number}"
+            )
+            raise ModelError(
+                f"{file}: id2label {found}; each number from 0 to {len(labels) - 1} needs a name.\n"
+                f'Give it one, e.g. "LABEL_{number}".'
+            )
+
+
+def _label(value: object) -> object:
+    """A label as the name that a number is; other values stay as they are."""
+    return str(value) if isinstance(value, (int, float)) else value
 
 
 def file_key(settings: PreTrainedConfig, name: str) -> str:

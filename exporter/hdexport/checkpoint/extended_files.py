@@ -37,10 +37,15 @@ def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
 
     Raises:
         OutputExistsError: the output is the checkpoint itself.
-        ModelError: the checkpoint's positions are computed, from nothing or from several tables.
+        ModelError: the checkpoint is an adapter, or its positions are computed, from nothing or from several tables.
     """
     if checkpoint.origin == output.resolve():
         raise OutputExistsError(f"{output} is the checkpoint itself.\nChoose another directory with -o.")
+    if checkpoint.adapter is not None:
+        raise ModelError(
+            f"{checkpoint.origin} holds an adapter, which a build merges, and no weights whose positions grow.\n"
+            "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
+        )
     if not checkpoint.family.learned_positions:
         raise ModelError(
             f"{checkpoint.origin} is a {checkpoint.config['model_type']}: its positions are computed, not learned, so "
@@ -194,7 +199,8 @@ def _write_rest(checkpoint: Checkpoint, positions: Positions, extension: Extensi
         if is_copied(file):
             shutil.copyfile(file, directory / file.name)
     for folder in module_folders(source):
-        shutil.copytree(source / folder, directory / folder)
+        # One module's folder may stand in another's.
+        shutil.copytree(source / folder, directory / folder, dirs_exist_ok=True)
     changes: dict[str, dict[str, object]] = {
         "config.json": {checkpoint.family.positions_key: positions.first_row + max_len},
         "tokenizer_config.json": {"model_max_length": max_len},

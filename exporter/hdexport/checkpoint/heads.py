@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _ReadHead(Protocol):
-    def __call__(self, path: Path, *, hidden_size: int) -> Head | None:
+    def __call__(self, path: Path, *, hidden_size: int, allow_pickle: bool) -> Head | None:
         """Read a checkpoint's head; None where it has none."""
 
 
@@ -28,7 +28,7 @@ _HEADS: dict[Task, _ReadHead] = {
 }
 
 
-def task_head(path: Path, task: Task, *, hidden_size: int) -> Head | None:
+def task_head(path: Path, task: Task, *, hidden_size: int, allow_pickle: bool = False) -> Head | None:
     """What follows the model that a bundle for a task computes; None where its outputs are the task's.
 
     Sentences' vectors take all modules. Tokens' vectors are given as they are where a pooling follows, and take the
@@ -38,9 +38,10 @@ def task_head(path: Path, task: Task, *, hidden_size: int) -> Head | None:
         path: of the checkpoint.
         task: of the bundle.
         hidden_size: width of the encoder's tokens.
+        allow_pickle: also read weights that are stored as a pickle.
 
     Raises:
         ModelError: a module or a setting of one is not supported, a file is missing, or widths do not fit.
     """
     read = _HEADS.get(task)
-    return None if read is None else read(path, hidden_size=hidden_size)
+    return None if read is None else read(path, hidden_size=hidden_size, allow_pickle=allow_pickle)

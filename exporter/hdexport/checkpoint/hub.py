@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["HubModel", "cached_snapshot", "download", "hub_model"]
+__all__ = ["HubModel", "cached_snapshot", "download", "hub_model", "local_snapshot"]
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hdexport.checkpoint.sentence_modules import encoder_folder, sentence_modules
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
@@ -17,7 +18,6 @@ _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.][
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*/config.json", "artifact.metadata"]
-_PICKLES = ["*.bin"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
 
     Args:
         model: what to download. Files of a commit that are in the cache are not requested again: commits do not change.
-        allow_pickle: also download ``*.bin`` where there are no safetensors.
+        allow_pickle: also download ``*.bin`` into the folders without safetensors.
 
     Returns:
         A directory that is named after the commit.
@@ -56,11 +56,13 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
         ModelError: the download failed.
     """
     cached = cached_snapshot(model)
-    if cached is not None and _is_complete(cached, allow_pickle=allow_pickle):
+    if cached is not None and not _without_weights(cached, allow_pickle=allow_pickle):
         return cached
     path = _snapshot(model, _FILES)
-    if allow_pickle and not next(path.glob("*.safetensors"), None):
-        path = _snapshot(HubModel(name=model.name, revision=path.name), _FILES + _PICKLES)
+    folders = _without_weights(path, allow_pickle=allow_pickle) if allow_pickle else []
+    if folders:
+        pickles = [f"{folder.relative_to(path).as_posix()}/*.bin".removeprefix("./") for folder in folders]
+        path = _snapshot(HubModel(name=model.name, revision=path.name), _FILES + pickles)
     return path
 
 
@@ -68,6 +70,11 @@ def cached_snapshot(model: HubModel) -> Path | None:
     """Where the files of a commit are in the cache; None where they are missing, or the revision is not a commit."""
     if model.revision is None or not _COMMIT.fullmatch(model.revision):
         return None
+    return local_snapshot(model)
+
+
+def local_snapshot(model: HubModel) -> Path | None:
+    """Where the files of a model are in the cache, as of its last download; None where they are missing."""
     hub = require("huggingface_hub")
     from huggingface_hub.errors import HFValidationError
 
@@ -78,12 +85,19 @@ def cached_snapshot(model: HubModel) -> Path | None:
         return None
 
 
-def _is_complete(path: Path, *, allow_pickle: bool) -> bool:
+def _without_weights(path: Path, *, allow_pickle: bool) -> list[Path]:
+    """The folders of a snapshot whose weights are missing: the encoder's, and those of dense layers."""
+    encoder = encoder_folder(path) or path
+    layers = [path / module.folder for module in sentence_modules(path) if module.kind == "Dense"]
+    return [folder for folder in (encoder, *layers) if not _has_weights(folder, allow_pickle=allow_pickle)]
+
+
+def _has_weights(folder: Path, *, allow_pickle: bool) -> bool:
     try:
-        weight_files(path, allow_pickle=allow_pickle)
+        weight_files(folder, allow_pickle=allow_pickle)
     except ModelError:
         return False
-    return (path / "config.json").is_file()
+    return (folder / "config.json").is_file()
 
 
 def _snapshot(model: HubModel, patterns: list[str]) -> Path:

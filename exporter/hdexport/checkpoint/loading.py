@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["folded_vocabulary", "load_model"]
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from hdexport.checkpoint.agreement import Agreement, several
 from hdexport.checkpoint.converted_weights import as_loaded
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import read_weights, stored_weights
+from hdexport.checkpoint.wrapped_names import unwrapping
 from hdexport.families import Family
 from hdexport.model.model_classes import model_from_config
 from hdexport.model.tasks import Task
@@ -73,15 +75,23 @@ def load_model(
         not_needed=_not_needed(family, task, is_generator=is_generator),
     )
     agreement.check_layers()
-    skeleton = _skeleton(agreement, family, Task.TEXT_SCORING if is_generator else task)
-    agreement = dataclasses.replace(agreement, stored=as_loaded(agreement.stored, skeleton))
-    agreement.check_weights(skeleton)
+    made = functools.partial(_skeleton, path, family=family, task=Task.TEXT_SCORING if is_generator else task)
+    skeleton = made(settings)
+    names = unwrapping(agreement.stored, skeleton, path=path)
+    if names.prefix:
+        report(
+            f"The names of the weights begin with {names.prefix}, which a wrapper of the model left; it is taken off."
+        )
+    stored = as_loaded({names.name(name): weight for name, weight in agreement.stored.items()}, skeleton)
+    agreement = dataclasses.replace(agreement, stored=stored)
+    agreement.check_layers()
+    agreement.check_weights(skeleton, made)
     try:
         model, found = type(skeleton).from_pretrained(
             # No path: what is read is what was checked, and no adapter or other file that lies beside it.
             None,
             config=agreement.settings,
-            state_dict={name: weight for file in files for name, weight in read_weights(file).items()},
+            state_dict={names.name(name): weight for file in files for name, weight in read_weights(file).items()},
             dtype=torch.float32,
             attn_implementation=_attention(family),
             output_loading_info=True,
@@ -136,11 +146,10 @@ def _attention(family: Family) -> str:
     return "sdpa" if family.has_sdpa else "eager"
 
 
-def _skeleton(agreement: Agreement, family: Family, task: Task) -> PreTrainedModel:
+def _skeleton(path: Path, settings: PreTrainedConfig, *, family: Family, task: Task) -> PreTrainedModel:
     """The model that the configuration describes, without memory for its weights."""
     import torch
 
-    settings: PreTrainedConfig = agreement.settings
     try:
         with torch.device("meta"):
             return model_from_config(
@@ -151,7 +160,7 @@ def _skeleton(agreement: Agreement, family: Family, task: Task) -> PreTrainedMod
     except Exception as error:
         # Sizes that do not fit each other fail wherever a module is made of them.
         raise ModelError(
-            f"No {settings.model_type} can be made of {agreement.path / 'config.json'}: {shown(error)}\n"
+            f"No {settings.model_type} can be made of {path / 'config.json'}: {shown(error)}\n"
             "Correct that value, or download the model's config.json again."
         ) from error
 
@@ -160,10 +169,15 @@ def _check_missing(path: Path, task: Task, made_for: Callable[[], Task], keys: s
     optional = ("pooler.",) if task is not Task.TEXT_CLASSIFICATION else ()
     missing = sorted(key for key in keys if not any(part in key for part in optional))
     if missing:
-        raise ModelError(
-            f"{path} has no weights for {several(missing)}, which the task {task.value} needs.\n"
-            f"Choose the task it was made for (--task {made_for().value}), or fine-tune it first."
-        )
+        own = made_for()
+        if own is task:
+            # By config.json; the weights are of less than it names.
+            remedy = "Download the checkpoint again" + (
+                "." if task is Task.FEATURE_EXTRACTION else ", or build its encoder: --task feature-extraction"
+            )
+        else:
+            remedy = f"Choose the task it was made for (--task {own.value}), or fine-tune it first."
+        raise ModelError(f"{path} has no weights for {several(missing)}, which the task {task.value} needs.\n{remedy}")
 
 
 def _check_finite(path: Path, model: PreTrainedModel) -> None:

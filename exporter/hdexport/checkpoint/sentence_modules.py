@@ -8,6 +8,7 @@ __all__ = [
     "LogitScore",
     "PoolingSettings",
     "SentenceModule",
+    "encoder_folder",
     "logit_score",
     "module_folders",
     "pooling_settings",
@@ -16,6 +17,7 @@ __all__ = [
     "token_modules",
 ]
 
+import posixpath
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +50,7 @@ class SentenceModule:
 
     Attributes:
         kind: its class, without the package where that is sentence-transformers.
-        folder: the name of the folder that holds its settings; empty for the checkpoint's own directory.
+        folder: the folder that holds its settings, from the checkpoint's; empty for the checkpoint's own directory.
     """
 
     kind: str
@@ -97,6 +99,19 @@ def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
     if not isinstance(modules, list) or not modules:
         raise ModelError(f"{path} lists no modules.\nDownload the model again.")
     return tuple(_sentence_module(path, module) for module in modules)
+
+
+def encoder_folder(directory: Path) -> Path | None:
+    """The folder of a chain's Transformer; None where that is the checkpoint's own, and without a Transformer.
+
+    Raises:
+        ModelError: ``modules.json`` cannot be read.
+    """
+    first = next(iter(sentence_modules(directory)), None)
+    if first is None or first.kind != "Transformer" or not first.folder:
+        return None
+    folder = directory / first.folder
+    return folder if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")) else None
 
 
 def logit_score(directory: Path) -> LogitScore | None:
@@ -193,14 +208,16 @@ def _sentence_module(path: Path, module: object) -> SentenceModule:
     kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
     if not isinstance(kind, str) or not isinstance(folder, str):
         raise ModelError(f"{path} lists a module without type or path.\nDownload the model again.")
-    if Path(folder).name != folder or "\0" in folder:
+    # As a path of POSIX has it: ".", "./1_Pooling" and "1_Pooling/" are names of folders, too.
+    plain = posixpath.normpath(folder)
+    if plain.startswith(("..", "/")) or "\0" in folder:
         raise ModelError(
             f"{path} names the folder {shown(folder)}, which is not one of the checkpoint's own.\n"
             "Download the model again."
         )
     # A class of the same name that the checkpoint brings along is another one.
     is_theirs = kind.startswith("sentence_transformers.")
-    return SentenceModule(kind=kind.rpartition(".")[2] if is_theirs else kind, folder=folder)
+    return SentenceModule(kind=kind.rpartition(".")[2] if is_theirs else kind, folder="" if plain == "." else plain)
 
 
 def _pooling_modes(config_path: Path, config: dict[str, Any]) -> tuple[str, ...]:

@@ -23,6 +23,9 @@ from hdexport.model.head import Head
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
+_OTHER_LAYERS = "Choose a model whose layers are Dense and Normalize without that."
+"""What to do about a layer of tokens' vectors that is not supported."""
+
 
 class SentencePooling(Head):
     """Pools the tokens of each row to one vector, then applies the layers that follow."""
@@ -148,52 +151,53 @@ _POOLS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
 """Mode -> (tokens' vectors [batch, tokens, width], mask of those that are pooled, mask of real tokens) -> vectors."""
 
 
-def token_layers(path: Path, *, hidden_size: int) -> TokenLayers | None:
+def token_layers(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> TokenLayers | None:
     """The modules of a chain that changes tokens' vectors and pools none, with their weights; None for other chains.
 
     Args:
         path: of the checkpoint.
         hidden_size: width of the encoder's tokens.
+        allow_pickle: also read weights that are stored as a pickle.
 
     Raises:
         ModelError: as `sentence_pooling` does.
     """
     modules = token_modules(path)
-    return _token_layers(path, modules, [], hidden_size) if modules else None
+    return _token_layers(path, modules, [], hidden_size, allow_pickle=allow_pickle) if modules else None
 
 
-def late_interaction_layers(path: Path, *, hidden_size: int) -> TokenLayers:
+def late_interaction_layers(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> TokenLayers:
     """What a model of late interaction applies to each token, with its weights.
 
     Args:
         path: of the checkpoint.
         hidden_size: width of the encoder's tokens.
+        allow_pickle: also read weights that are stored as a pickle.
 
     Raises:
         ModelError: as `late_interaction` and `sentence_pooling` do.
     """
     model = late_interaction(path)
     if not model.is_stanford:
-        return _token_layers(path, model.layers, [], hidden_size)
-    projection = _projection(path, hidden_size)
-    return _token_layers(path, model.layers, [projection], projection.out_features)
+        return _token_layers(path, model.layers, [], hidden_size, allow_pickle=allow_pickle)
+    projection = _projection(path, hidden_size, allow_pickle=allow_pickle)
+    return _token_layers(path, model.layers, [projection], projection.out_features, allow_pickle=allow_pickle)
 
 
 def _token_layers(
-    path: Path, modules: Sequence[SentenceModule], before: list[torch.nn.Module], width: int
+    path: Path, modules: Sequence[SentenceModule], before: list[torch.nn.Module], width: int, *, allow_pickle: bool
 ) -> TokenLayers:
     layers = list(before)
     for module in modules:
-        layer, width = _layer(module.kind, path / module.folder, width, vectors=TOKENS)
+        layer, width = _layer(module.kind, path / module.folder, width, vectors=TOKENS, allow_pickle=allow_pickle)
         layers.append(layer)
     return TokenLayers(layers, width)
 
 
-def _projection(path: Path, width: int) -> torch.nn.Linear:
+def _projection(path: Path, width: int, *, allow_pickle: bool) -> torch.nn.Linear:
     """The layer that Stanford's ColBERT has after BERT, stored among its weights."""
-    weight = next(
-        (weights[PROJECTION] for file in weight_files(path) if PROJECTION in (weights := read_weights(file))), None
-    )
+    files = weight_files(path, allow_pickle=allow_pickle)
+    weight = next((weights[PROJECTION] for file in files if PROJECTION in (weights := read_weights(file))), None)
     if weight is None or weight.ndim != 2 or weight.shape[1] != width or not weight.is_floating_point():
         found = "no such weight" if weight is None else f"{weight.dtype} {list(weight.shape)}"
         raise ModelError(
@@ -207,12 +211,13 @@ def _projection(path: Path, width: int) -> torch.nn.Linear:
     return layer
 
 
-def sentence_pooling(path: Path, *, hidden_size: int) -> SentencePooling:
+def sentence_pooling(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> SentencePooling:
     """The modules after the encoder, with their weights.
 
     Args:
         path: a sentence-transformers directory.
         hidden_size: width of the encoder's tokens.
+        allow_pickle: also read weights that are stored as a pickle.
 
     Raises:
         ModelError: a module or a setting of one is not supported, a file is missing, or widths do not fit.
@@ -221,12 +226,14 @@ def sentence_pooling(path: Path, *, hidden_size: int) -> SentencePooling:
     layers: list[torch.nn.Module] = []
     width = hidden_size * len(settings.modes)
     for module in settings.following:
-        layer, width = _layer(module.kind, path / module.folder, width)
+        layer, width = _layer(module.kind, path / module.folder, width, allow_pickle=allow_pickle)
         layers.append(layer)
     return SentencePooling(settings.modes, layers)
 
 
-def _layer(kind: str, folder: Path, width: int, *, vectors: str = "sentence_embedding") -> tuple[torch.nn.Module, int]:
+def _layer(
+    kind: str, folder: Path, width: int, *, vectors: str = "sentence_embedding", allow_pickle: bool
+) -> tuple[torch.nn.Module, int]:
     """A layer that takes vectors of a width, and the width of what it gives.
 
     Args:
@@ -234,31 +241,38 @@ def _layer(kind: str, folder: Path, width: int, *, vectors: str = "sentence_embe
         folder: with its settings.
         width: of what it takes.
         vectors: sentence-transformers' name of the vectors that it reads and writes.
+        allow_pickle: also read weights that are stored as a pickle.
     """
     file = folder / "config.json"
+    # Vectors of tokens take the same layers in every task.
+    instead = _OTHER_LAYERS if vectors == TOKENS else TOKENS_INSTEAD
     # The layers of old versions that have no settings have no file.
     config = read_object(file) if kind == "Dense" or file.is_file() else {}
     for name in ("module_input_name", "module_output_name"):
         if config.get(name) not in (None, vectors):
-            raise ModelError(f"{file} has {name} {shown(config[name])}; only {vectors} is supported.\n{TOKENS_INSTEAD}")
-    return (_Normalize(), width) if kind == "Normalize" else _dense(folder, config, width)
+            raise ModelError(f"{file} has {name} {shown(config[name])}; only {vectors} is supported.\n{instead}")
+    if kind == "Normalize":
+        return _Normalize(), width
+    return _dense(folder, config, width, instead=instead, allow_pickle=allow_pickle)
 
 
-def _dense(folder: Path, config: dict[str, Any], width: int) -> tuple[torch.nn.Module, int]:
+def _dense(
+    folder: Path, config: dict[str, Any], width: int, *, instead: str, allow_pickle: bool
+) -> tuple[torch.nn.Module, int]:
     # Tanh is what sentence-transformers takes where none is named; code of the checkpoint's own is not run.
     named = str(config.get("activation_function", "torch.nn.Tanh"))
     activation = named.rpartition(".")[2]
     if activation not in ("Identity", "Tanh", "ReLU", "GELU") or not named.startswith("torch."):
         raise ModelError(
             f"{folder / 'config.json'} has activation_function {shown(named)}; supported: Identity, Tanh, ReLU, GELU "
-            f"of torch.nn.\n{TOKENS_INSTEAD}"
+            f"of torch.nn.\n{instead}"
         )
     if config.get("use_residual"):
-        raise ModelError(f"{folder / 'config.json'} has use_residual, which is not supported.\n{TOKENS_INSTEAD}")
-    if not (folder / "model.safetensors").is_file():
-        raise ModelError(f"{folder} holds no model.safetensors.\nConvert its weights to safetensors.")
+        raise ModelError(f"{folder / 'config.json'} has use_residual, which is not supported.\n{instead}")
     weights = {
-        name.removeprefix("linear."): weight for name, weight in read_weights(folder / "model.safetensors").items()
+        name.removeprefix("linear."): weight
+        for file in weight_files(folder, allow_pickle=allow_pickle)
+        for name, weight in read_weights(file).items()
     }
     _check_dense(folder, config, weights, width)
     # The file's own tensors: nothing of a size that only the configuration names is made.

@@ -295,10 +295,11 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
             name, value = f"{name}.{others[0]}", value[others[0]]
         elif value == expected.get(name):
             continue
+        # Where no module pools, the tokens' vectors are of the same chain.
+        instead = "." if token_modules(path) else ", or build the tokens' vectors: --task feature-extraction"
         raise ModelError(
             f"{file} has {shown(name)} {shown(value)}, which a bundle cannot honour.\n"
-            "Remove it if the model gives the same vectors without it, or build the tokens' vectors: "
-            "--task feature-extraction"
+            f"Remove it if the model gives the same vectors without it{instead}"
         )
 
 

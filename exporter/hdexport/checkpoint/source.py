@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hdexport.checkpoint.foreign import is_foreign
 from hdexport.checkpoint.hub import cached_snapshot, hub_model
+from hdexport.checkpoint.layouts import is_checkpoint
 
 SAMPLE_MODEL = "all-MiniLM-L6-v2"
 """The model that is built when none is named: a BERT of 6 layers and 512 positions."""
@@ -71,4 +72,4 @@ def path_of_source(source: str | None, bundle: Path) -> Path | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / "config.json").is_file() or is_foreign(path)
+    return is_checkpoint(path) or is_foreign(path)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.multi_vector import register_markers
+from hdexport.checkpoint.python_tokenizers import as_tokenizer_file, fits_a_file
 from hdexport.checkpoint.sentence_settings import lowercases
-from hdexport.support.json_files import shown
+from hdexport.support.git_lfs import refuse_pointer
+from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.manifest import TokenizerInfo
 from hdruntime.errors import ModelError
 
@@ -21,7 +23,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FILE = "tokenizer.json"
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+_MOST_TRIED = 1000
+"""Words that are tokenized to see whether texts take them."""
+
+_CONFIG = "tokenizer_config.json"
+_VOCABULARIES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "bpe.codes")
+"""Names that files of tokenizers have, whatever their class reads."""
+
+_OF_SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
+"""Package by which SentencePiece's models are read -> its module."""
+
+_NO_TOKENIZER = "--no-tokenizer"
 
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | None:
@@ -41,7 +53,8 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
     vocab_size = checkpoint.settings().vocab_size
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
-        logger.warning("%s has no tokenizer; the bundle will take input_ids, not texts.", checkpoint.path)
+        why = "has no tokenizer" if checkpoint.takes_texts else "is built without its tokenizer"
+        logger.warning("%s %s; the bundle will take input_ids, not texts.", checkpoint.path, why)
         return None
     _check_ids(checkpoint, tokenizer, vocab_size)
     # Not a copy of the checkpoint's file: transformers lets tokenizer_config.json overrule it (do_lower_case, say), and
@@ -76,34 +89,112 @@ def read_tokenizer(path: Path) -> Any:
     """A checkpoint's tokenizer in transformers, with what sentence-transformers changes of it; None without one.
 
     Raises:
-        ModelError: its files cannot be read.
+        ModelError: its files cannot be read, or no ``tokenizer.json`` gives its ids.
     """
-    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+    kind = _tokenizer_class(path)
+    files = _files(path, kind)
+    if not files:
         return None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except MemoryError:
-        raise
-    except Exception as error:
-        # Each tokenizer class fails in its own way on a damaged file.
-        raise ModelError(f"The tokenizer of {path} could not be read: {shown(error)}\n{_remedy(path)}") from error
+    for file in files:
+        refuse_pointer(file)
+    tokenizer = _loaded(path, files, kind)
+    if not fits_a_file(tokenizer):
+        tokenizer = as_tokenizer_file(tokenizer, path)
     if lowercases(path):
         _lowercase(tokenizer.backend_tokenizer)
     register_markers(tokenizer, path)
     return tokenizer
 
 
-def _remedy(path: Path) -> str:
-    of_sentencepiece = next(
-        (name for name in _TOKENIZER_FILES if name.endswith(".model") and (path / name).is_file()), ""
+def _tokenizer_class(path: Path) -> Any:
+    """The class of transformers that a checkpoint's tokenizer has by its files; None where none is named or known."""
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+
+    named = [
+        read_object(path / file).get(key) if (path / file).is_file() else None
+        for file, key in (
+            (_CONFIG, "tokenizer_class"),
+            ("config.json", "tokenizer_class"),
+            ("config.json", "model_type"),
+        )
+    ]
+    if isinstance(named[0], str) and tokenizer_class_from_name(named[0]) is None and not (path / _FILE).is_file():
+        raise ModelError(
+            f"{path / _CONFIG} names the class {shown(named[0])}, which is not in transformers; code of a checkpoint's "
+            f"own is not run.\nPut a {_FILE} beside it, or build for token ids: {_NO_TOKENIZER}"
+        )
+    for name in named:
+        name = TOKENIZER_MAPPING_NAMES.get(name, name) if isinstance(name, str) else None
+        kind = tokenizer_class_from_name(name) if name else None
+        if kind is not None:
+            return kind
+    return None
+
+
+def _files(path: Path, kind: Any) -> list[Path]:
+    """The vocabulary's files that are read; empty for a checkpoint without a tokenizer.
+
+    Raises:
+        ModelError: there are files of a tokenizer, and not those that its class reads.
+    """
+    if (path / _FILE).is_file():
+        return [path / _FILE]
+    of_class = getattr(kind, "vocab_files_names", {})
+    names = {argument: name for argument, name in of_class.items() if name != _FILE}
+    if of_class and not names:
+        # What transformers reads for a class of that file alone.
+        names = {"vocab_file": "tokenizer.model"}
+    there = [path / name for name in names.values() if (path / name).is_file()]
+    is_named = kind is not None and (path / _CONFIG).is_file()
+    others = sorted(file.name for pattern in _VOCABULARIES for file in path.glob(pattern) if file not in there)
+    # Without its merges, a vocabulary would be given others.
+    missing = [name for argument, name in names.items() if argument == "merges_file" and not (path / name).is_file()]
+    if there and not missing:
+        return there
+    if is_named and not names and not others:
+        # Of bytes or characters, without a vocabulary.
+        return [path / _CONFIG]
+    if not there and not others and not (is_named and "tokenizer_class" in read_object(path / _CONFIG)):
+        return []
+    wanted = " and ".join(names.values())
+    found = ", ".join((*(file.name for file in there), *others)) or _CONFIG
+    raise ModelError(
+        f"{path} holds {found} of a tokenizer; "
+        + (f"transformers' {kind.__name__} reads {wanted}, or {_FILE}" if wanted else f"{_FILE} is read")
+        + f".\nPut what is missing there, or build for token ids: {_NO_TOKENIZER}"
     )
-    if not of_sentencepiece or (path / _FILE).is_file() or importlib.util.find_spec("sentencepiece") is not None:
-        return "Download the model again."
-    return (
-        f"{of_sentencepiece} is converted by sentencepiece: pip install sentencepiece. Or put the {_FILE} beside it "
-        "that save_pretrained() of the tokenizer writes."
+
+
+def _loaded(path: Path, files: list[Path], kind: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Each tokenizer class fails in its own way on a damaged file, or without a package.
+        for file in path.glob("*.json"):
+            refuse_pointer(file)
+        raise _unreadable(path, files, kind, error) from error
+
+
+def _unreadable(path: Path, files: list[Path], kind: Any, error: Exception) -> ModelError:
+    model = next((file.name for file in files if file.suffix == ".model"), None)
+    packages = [name for name, module in _OF_SENTENCEPIECE.items() if importlib.util.find_spec(module) is None]
+    if model is None and isinstance(error, ImportError) and kind is not None:
+        return ModelError(
+            f"The tokenizer of {path} is transformers' {kind.__name__}, which runs further packages, and which no "
+            f"{_FILE} can hold.\nBuild for token ids, which that class makes of texts: {_NO_TOKENIZER}"
+        )
+    remedy = "Download the model again"
+    if model is not None and packages:
+        remedy = (
+            f"{model} is converted by {' and '.join(packages)}: pip install {' '.join(packages)}. Or put the {_FILE} "
+            "beside it that save_pretrained() of the tokenizer writes"
+        )
+    return ModelError(
+        f"The tokenizer of {path} could not be read: {shown(error)}\n{remedy}; or build for token ids: {_NO_TOKENIZER}"
     )
 
 
@@ -119,11 +210,19 @@ def _lowercase(tokenizer: Any) -> None:
 
 
 def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
-    token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
-    if highest >= vocab_size:
+    """Refuse a tokenizer that texts take beyond the model's vocabulary; other tokens there are said to be unused."""
+    beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= vocab_size}
+    if not beyond:
+        return
+    token, highest = max(beyond.items(), key=lambda item: item[1])
+    said = (
+        f"The tokenizer of {checkpoint.path} gives the id {highest} to {shown(token)}, and the model has embeddings "
+        f"for the ids 0 to {vocab_size - 1} (vocab_size of config.json)."
+    )
+    words = [tokenizer.decode([number]) for number in beyond.values() if number not in tokenizer.added_tokens_decoder]
+    if any(number >= vocab_size for ids in tokenizer(["", *words[:_MOST_TRIED]])["input_ids"] for number in ids):
         raise ModelError(
-            f"The tokenizer of {checkpoint.path} gives the id {highest} to {shown(token)}, and the model has "
-            f"embeddings for the ids 0 to {vocab_size - 1} (vocab_size of config.json).\n"
-            "Use the tokenizer that the model was trained with; for tokens that were added since, call "
+            f"{said}\nUse the tokenizer that the model was trained with; for tokens that were added since, call "
             "model.resize_token_embeddings(len(tokenizer)) and fine-tune it."
         )
+    logger.warning("%s Tokens beyond: %d; texts with one of them are refused.", said, len(beyond))

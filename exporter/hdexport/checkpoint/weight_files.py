@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["StoredWeight", "read_weights", "stored_weights", "weight_files"]
+__all__ = ["StoredWeight", "pickles_refused", "read_weights", "stored_weights", "weight_files"]
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hdexport.support.git_lfs import refuse_pointer
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
@@ -52,8 +53,8 @@ def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, 
     """
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
-            f"{directory} holds an adapter, whose weights are of no use without the model's.\n"
-            "Merge them first: PEFT's merge_and_unload(), then save_pretrained()."
+            f"{directory} holds an adapter beside a model's weights, and it may be merged into them already.\n"
+            "Remove adapter_config.json if it is; if not, merge it: PEFT's merge_and_unload(), then save_pretrained()."
         )
     for name in [_SAFETENSORS] + ([_PICKLE] if allow_pickle else []):
         if (directory / name).is_file():
@@ -61,7 +62,7 @@ def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, 
         if (directory / f"{name}.index.json").is_file():
             return _files_of_index(directory / f"{name}.index.json", allow_pickle=allow_pickle)
     if next(directory.glob("*.bin"), None):
-        raise _pickles_refused(directory)
+        raise pickles_refused(directory)
     raise ModelError(f"{directory} holds no weights.\nIt needs a model.safetensors; download the model again.")
 
 
@@ -89,6 +90,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     safetensors = require("safetensors")
     from safetensors.torch import load_file
 
+    refuse_pointer(file)
     if file.suffix != ".safetensors":
         return _unpickled(file, "cpu")
     try:
@@ -110,7 +112,7 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     for name in names:
         # The suffix decides how a file is read, and what does not end in .safetensors is read as a pickle.
         if name.endswith(".bin") and not allow_pickle:
-            raise _pickles_refused(directory)
+            raise pickles_refused(directory)
         if not name.endswith((".safetensors", ".bin")):
             raise ModelError(
                 f"{index} names {shown(name)}; weights are read from .safetensors files and, with --allow-pickle, "
@@ -119,7 +121,8 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     return tuple(directory / name for name in names)
 
 
-def _pickles_refused(directory: Path) -> ModelError:
+def pickles_refused(directory: Path) -> ModelError:
+    """The error of a directory whose weights are a pickle, for who did not allow them."""
     return ModelError(
         f"{directory} holds its weights as a pickle (.bin), which can run code when it is read.\n"
         "Convert it to safetensors, or, if you trust its origin, add --allow-pickle."
@@ -127,6 +130,7 @@ def _pickles_refused(directory: Path) -> ModelError:
 
 
 def _headers(file: Path) -> dict[str, StoredWeight]:
+    refuse_pointer(file)
     safetensors = require("safetensors")
     if file.suffix != ".safetensors":
         return {

@@ -77,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "retrieval.passage, or choose X-MOD's language, as en_XX (default: as transformers loads the model)",
     )
     parser.add_argument(
+        "--no-tokenizer",
+        action="store_false",
+        dest="tokenizer",
+        help="build for token ids alone, and do not read the checkpoint's tokenizer",
+    )
+    parser.add_argument(
         "--recurrence",
         metavar="TOKENS",
         type=whole_number,
@@ -198,6 +204,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         precision=precision,
         task=task,
         adapter=options.adapter,
+        tokenizer=options.tokenizer,
         **positions,
         rope_factor=options.rope,
         attention=attention,

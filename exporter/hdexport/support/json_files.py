@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hdexport.support.git_lfs import refuse_pointer
 from hdruntime.errors import ModelError
 
 _LONGEST_SHOWN = 300
@@ -24,6 +25,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        refuse_pointer(path)
         # A ValueError comes from invalid JSON or UTF-8, a path with a NUL, or a number of thousands of digits.
         raise ModelError(f"{shown(path)} cannot be read: {_reason(error)}\nDownload the model again.") from error
 

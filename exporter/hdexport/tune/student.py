@@ -173,7 +173,7 @@ def make_student(
         family,
         device,
         pad_token_id=int(checkpoint.config.get("pad_token_id") or 0),
-        pooling=_pooling(checkpoint, task),
+        pooling=_pooling(checkpoint, task, options),
         inputs=[spec for setup in setups.values() for spec in setup.inputs],
     )
     student.rows, student.positions = rows, positions
@@ -184,15 +184,19 @@ def make_teacher(checkpoint: Checkpoint, task: Task, options: TuneOptions, devic
     """The checkpoint's own model, which learns nothing."""
     model = checkpoint.load(task, allow_pickle=options.allow_pickle).requires_grad_(False)
     checkpoint.family.as_trained(model)
-    pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)
-    return Encoder(model, checkpoint.family, device, pad_token_id=pad_token_id, pooling=_pooling(checkpoint, task))
+    pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
+    return Encoder(
+        model, checkpoint.family, device, pad_token_id=pad_token_id, pooling=_pooling(checkpoint, task, options)
+    )
 
 
-def _pooling(checkpoint: Checkpoint, task: Task) -> SentencePooling | None:
+def _pooling(checkpoint: Checkpoint, task: Task, options: TuneOptions) -> SentencePooling | None:
     if task is not Task.SENTENCE_SIMILARITY:
         return None
     return sentence_pooling(
-        checkpoint.path, hidden_size=checkpoint.family.token_width(checkpoint.settings())
+        checkpoint.path,
+        hidden_size=checkpoint.family.token_width(checkpoint.settings()),
+        allow_pickle=options.allow_pickle,
     ).requires_grad_(False)
 
 

@@ -253,10 +253,15 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         model,
         task,
         inputs=manifest.inputs,
-        head=task_head(checkpoint.path, task, hidden_size=checkpoint.family.token_width(model.config)),
+        head=task_head(
+            checkpoint.path,
+            task,
+            hidden_size=checkpoint.family.token_width(model.config),
+            allow_pickle=allow_pickle,
+        ),
         memories=facts.memories,
     ).eval()
-    pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)
+    pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
     return Reference(
         module,
         vocab_size=manifest.vocab_size,

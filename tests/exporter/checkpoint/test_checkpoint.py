@@ -183,12 +183,56 @@ def test_weights_of_another_shape_than_the_configs_are_named(tiny_bert: Path) ->
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
 
 
+def test_a_remedy_for_a_shape_is_a_key_that_gives_the_shape(tmp_path: Path) -> None:
+    """A value that happens to be the same is no reason to name its key."""
+    save_tiny_model(tmp_path, "bert", Task.TEXT_CLASSIFICATION, id2label=dict(enumerate("abcde")), label2id=None)
+    change_json(tmp_path / "config.json", id2label=None, label2id=None)
+    with pytest.raises(ModelError, match=r"\[2\] by config.json \(num_labels 2\)\.\nSet num_labels to 5,") as refused:
+        find_checkpoint(tmp_path).load(Task.TEXT_CLASSIFICATION)
+    assert "num_hidden_layers" not in str(refused.value)
+    change_json(tmp_path / "config.json", num_labels=5)
+    assert find_checkpoint(tmp_path).load(Task.TEXT_CLASSIFICATION).config.num_labels == 5
+
+
+def test_labels_are_names_or_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "bert", Task.TEXT_CLASSIFICATION)
+    change_json(tmp_path / "config.json", id2label={"0": 1, "1": 2.5, "2": "x"}, label2id=None)
+    labels = find_checkpoint(tmp_path).load(Task.TEXT_CLASSIFICATION).config.id2label
+    assert labels == {0: "1", 1: "2.5", 2: "x"}
+    for wrong, message in (
+        ({"0": "a", "1": None, "2": "b"}, r'gives 1 the label None; (.|\n)*"LABEL_1"'),
+        ({"1": "a", "2": "b", "3": "c"}, r"has no label 0; each number from 0 to 2 needs a name"),
+    ):
+        change_json(tmp_path / "config.json", id2label=wrong)
+        with pytest.raises(ModelError, match=message):
+            find_checkpoint(tmp_path).load(Task.TEXT_CLASSIFICATION)
+        find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
+
+
+def test_a_padding_that_is_no_token_is_remarked(tmp_path: Path) -> None:
+    # RoBERTa's positions begin after the padding's row: after -1, they have all 66.
+    for model_type, positions in (("bert", 64), ("roberta", 66)):
+        save_tiny_model(tmp_path / model_type, model_type, Task.FEATURE_EXTRACTION)
+        change_json(tmp_path / model_type / "config.json", pad_token_id=-1)
+        checkpoint = find_checkpoint(tmp_path / model_type)
+        assert checkpoint.base_positions == positions
+        assert checkpoint.remarks[0].startswith("config.json has pad_token_id -1, which is no token")
+        checkpoint.load(Task.FEATURE_EXTRACTION)
+
+
 def test_missing_weights_are_named(tiny_bert: Path) -> None:
     weights = load_file(tiny_bert / "model.safetensors")
     kept = {name: weight for name, weight in weights.items() if ".layer.0." not in name}
     save_file(kept, tiny_bert / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"no weights for encoder.layer.0.*and \d+ more"):
+    with pytest.raises(
+        ModelError, match=r"no weights for encoder.layer.0.*and \d+ more.*\nDownload the checkpoint again\.$"
+    ):
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+    change_json(tiny_bert / "config.json", architectures=["BertForMaskedLM"])
+    with pytest.raises(
+        ModelError, match=r"\nDownload the checkpoint again, or build its encoder: --task feature-extract"
+    ):
+        find_checkpoint(tiny_bert).load(Task.FILL_MASK)
 
 
 @pytest.mark.parametrize(("model_type", "task"), families_with(HEADS))

@@ -19,7 +19,7 @@ from hdexport.checkpoint import find_checkpoint, is_hub_source, path_of_source
 from hdexport.model.tasks import Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from support.hub_server import HubServer
-from support.tiny_models import change_json, pickle_weights, save_tiny_model
+from support.tiny_models import change_json, pickle_weights, save_sentence_modules, save_tiny_model
 
 MODEL = "someone/tiny-bert"
 
@@ -109,6 +109,33 @@ def test_a_pickle_beside_safetensors_is_never_downloaded(hub: HubServer, tiny_be
     hub.push(MODEL, both)
     find_checkpoint(MODEL, allow_pickle=True).load(Task.FEATURE_EXTRACTION, allow_pickle=True)
     assert not [name for name in hub.downloaded() if name.endswith(".bin")]
+
+
+def test_a_pickle_of_a_dense_layer_is_downloaded_alone(hub: HubServer, tiny_bert: Path, tmp_path: Path) -> None:
+    layered = Path(shutil.copytree(tiny_bert, tmp_path / "layered"))
+    save_sentence_modules(layered, "Dense", pooling={"pooling_mode_mean_tokens": True})
+    for name in ("pytorch_model.bin", "2_Dense/pytorch_model.bin"):
+        torch.save({}, layered / name)
+    (layered / "2_Dense" / "config.json").write_text("{}")
+    commit = hub.push(MODEL, layered)
+    path = find_checkpoint(f"{MODEL}@{commit}", allow_pickle=True).path
+    assert (path / "2_Dense" / "pytorch_model.bin").is_file()
+    assert not (path / "pytorch_model.bin").exists()
+    hub.asked.clear()
+    assert find_checkpoint(f"{MODEL}@{commit}", allow_pickle=True).path == path
+    assert hub.asked == []
+
+
+def test_an_adapter_finds_its_model_in_the_cache(hub: HubServer, tiny_bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    change_json(tmp_path / "adapter" / "adapter_config.json", base_model_name_or_path=MODEL)
+    hub.push(MODEL, tiny_bert)
+    with pytest.raises(ModelError, match=f"adapter of the model '{MODEL}'(.|\n)*: hf download {MODEL}, and build"):
+        find_checkpoint(tmp_path / "adapter")
+    find_checkpoint(MODEL)
+    hub.asked.clear()
+    assert find_checkpoint(tmp_path / "adapter").config["model_type"] == "bert"
+    assert hub.asked == []
 
 
 def test_a_build_asks_for_the_model_once(

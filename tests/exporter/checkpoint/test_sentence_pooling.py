@@ -18,7 +18,7 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
-from support.tiny_models import change_json, save_sentence_modules
+from support.tiny_models import change_json, pickle_weights, save_sentence_modules
 
 WIDTH = 6
 TOKENS = np.random.default_rng(0).normal(size=(3, 9, WIDTH)).astype(np.float32)
@@ -221,8 +221,20 @@ def test_a_damaged_dense_layer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"2_Dense.*cannot be read"):
         sentence_pooling(tmp_path, hidden_size=WIDTH)
     weights.unlink()
-    with pytest.raises(ModelError, match=r"2_Dense.*holds no model.safetensors"):
+    with pytest.raises(ModelError, match=r"2_Dense holds no weights.\nIt needs a model.safetensors"):
         sentence_pooling(tmp_path, hidden_size=WIDTH)
+
+
+def test_a_dense_layer_in_a_pickle_is_read_where_that_is_allowed(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, "Dense", pooling=flags("mean"))
+    save_dense(tmp_path / "2_Dense", activation="Tanh")
+    expected = sentence_pooling(tmp_path, hidden_size=WIDTH).state_dict()
+    pickle_weights(tmp_path / "2_Dense")
+    with pytest.raises(ModelError, match=r"2_Dense holds its weights as a pickle(.|\n)*--allow-pickle"):
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
+    read = sentence_pooling(tmp_path, hidden_size=WIDTH, allow_pickle=True).state_dict()
+    assert read.keys() == expected.keys()
+    assert all(torch.equal(weight, expected[name]) for name, weight in read.items())
 
 
 def test_a_normalisation_of_tokens_is_refused(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(
         (encoder / name).unlink()
     expected = SentenceSettings(kind="encoder", max_seq_length=BASE)
     assert settings(encoder, Task.FEATURE_EXTRACTION) == expected
-    (encoder / "tokenizer.json").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (encoder / name).unlink()
     assert settings(encoder, Task.FEATURE_EXTRACTION) is None
 
 

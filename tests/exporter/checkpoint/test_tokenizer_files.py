@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import logging
 import sys
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, BertTokenizer
+from transformers import AutoTokenizer, BertTokenizer, EsmTokenizer
 
 from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.python_tokenizers import as_tokenizer_file
 from hdexport.checkpoint.tokenizer_files import read_tokenizer, write_tokenizer
+from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
-from support.tiny_models import change_json
+from support.tiny_models import VOCAB_SIZE, change_json, save_tiny_model
 
 TEXT = "w7 w8, w9 unknown w10"
 
@@ -87,3 +90,122 @@ def test_the_tokenizers_config_overrules_its_file_as_in_transformers(tiny_bert: 
     expected = AutoTokenizer.from_pretrained(tiny_bert).encode("Word word")
     assert write_tokenizer(find_checkpoint(tiny_bert), tmp_path) is not None
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("Word word").ids == expected
+
+
+AMINO_ACIDS = "L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>"
+
+
+@pytest.fixture
+def esm(tmp_path: Path) -> Path:
+    """A tiny ESM with a tokenizer as it is published: a vocabulary."""
+    path = tmp_path / "esm"
+    save_tiny_model(path, "esm", Task.FEATURE_EXTRACTION)
+    remove_tokenizer(path)
+    (path / "vocab.txt").write_text("\n".join(f"<cls> <pad> <eos> <unk> {AMINO_ACIDS}".split()))
+    change_json(path / "tokenizer_config.json", tokenizer_class="EsmTokenizer", model_max_length=1024)
+    return path
+
+
+def test_a_vocabulary_of_amino_acids_gives_the_ids_of_its_class(esm: Path, tmp_path: Path) -> None:
+    info = write_tokenizer(find_checkpoint(esm), tmp_path)
+    assert info is not None
+    assert (info.pad_token, info.pad_token_id, info.unk_token_id, info.mask_token_id) == ("<pad>", 1, 3, 32)
+    written, expected = Tokenizer.from_file(str(tmp_path / info.file)), EsmTokenizer.from_pretrained(esm)
+    for text in ("MKTAYIAK", "M K<mask>T  JJ k", "", "<cls>M<eos>"):
+        assert written.encode(text).ids == expected(text)["input_ids"], text
+    assert written.encode("MK", "T").ids == expected("MK", "T")["input_ids"]
+    assert find_checkpoint(esm).tokenizer.model_max_length == 1024
+
+
+def test_a_tokenizer_whose_ids_differ_once_is_not_converted(esm: Path) -> None:
+    class Different(EsmTokenizer):
+        def _tokenize(self, text: str, **kwargs: object) -> list[str]:
+            return ["<mask>"] if "\u0e20" in text else super()._tokenize(text, **kwargs)
+
+    as_tokenizer_file(EsmTokenizer.from_pretrained(esm), esm)
+    with pytest.raises(ModelError, match=r"Different, a program of Python(.|\n)*--no-tokenizer"):
+        as_tokenizer_file(Different.from_pretrained(esm), esm)
+
+
+def test_tokenizers_that_no_file_can_hold_are_refused_in_a_sentence(tiny_bert: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "w7"]
+    remove_tokenizer(tiny_bert)
+    (tiny_bert / "vocab.txt").write_text("\n".join(words))
+    (tiny_bert / "bpe.codes").write_text("w 7 1\n")
+    basic = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "character"}
+    for name, settings in (
+        ("BertJapaneseTokenizer", basic),
+        ("BertJapaneseTokenizer", {"word_tokenizer_type": "mecab"}),
+        ("PhobertTokenizer", {}),
+        ("RoFormerTokenizer", {}),
+        ("CanineTokenizer", {}),
+        ("OwnTokenizer", {}),
+    ):
+        (tiny_bert / "tokenizer_config.json").unlink(missing_ok=True)
+        change_json(tiny_bert / "tokenizer_config.json", tokenizer_class=name, **settings)
+        with pytest.raises(ModelError, match=r"\n.*build for token ids.*: --no-tokenizer|Build .*: --no-tokenizer"):
+            read_tokenizer(tiny_bert)
+
+
+def test_files_of_a_tokenizer_that_its_class_does_not_read_are_named(tiny_bert: Path) -> None:
+    (tiny_bert / "tokenizer.json").unlink()
+    for name, there, message in (
+        ("RobertaTokenizer", "vocab.json", r"holds vocab.json .*reads vocab.json and merges.txt, or tokenizer.json"),
+        (
+            "DebertaV2Tokenizer",
+            "sentencepiece.model",
+            r"holds sentencepiece.model .*reads spm.model, or tokenizer.json",
+        ),
+        ("BertTokenizer", None, r"holds tokenizer_config.json .*BertTokenizer reads vocab.txt"),
+    ):
+        change_json(tiny_bert / "tokenizer_config.json", tokenizer_class=name)
+        if there is not None:
+            (tiny_bert / there).write_text("{}")
+        with pytest.raises(ModelError, match=rf"{message}(.|\n)*Put what is missing there.*--no-tokenizer"):
+            read_tokenizer(tiny_bert)
+        if there is not None:
+            (tiny_bert / there).unlink()
+
+
+def test_each_familys_sentencepiece_file_is_found(
+    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sentencepiece" else find_spec(name))
+    remove_tokenizer(tiny_bert)
+    for model_type, name in (
+        ("deberta-v2", "spm.model"),
+        ("rembert", "sentencepiece.model"),
+        ("xlm-roberta", "sentencepiece.bpe.model"),
+        ("t5", "spiece.model"),
+        ("gemma3_text", "tokenizer.model"),
+    ):
+        change_json(tiny_bert / "config.json", model_type=model_type)
+        (tiny_bert / name).write_bytes(b"of SentencePiece")
+        with pytest.raises(ModelError, match=rf"\n{name} is converted by sentencepiece: pip install sentencepiece"):
+            read_tokenizer(tiny_bert)
+        (tiny_bert / name).unlink()
+        assert read_tokenizer(tiny_bert) is None
+
+
+def test_a_tokenizer_that_is_not_wanted_is_not_read(tiny_bert: Path, tmp_path: Path, caplog) -> None:
+    (tiny_bert / "tokenizer.json").write_text("damaged")
+    checkpoint = dataclasses.replace(find_checkpoint(tiny_bert), takes_texts=False)
+    with caplog.at_level(logging.WARNING):
+        assert write_tokenizer(checkpoint, tmp_path) is None
+    assert "is built without its tokenizer; the bundle will take input_ids" in caplog.text
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_only_where_texts_take_them(
+    tiny_bert: Path, tmp_path: Path, caplog
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<unused>"]})
+    tokenizer.save_pretrained(tiny_bert)
+    with caplog.at_level(logging.WARNING):
+        assert write_tokenizer(find_checkpoint(tiny_bert), tmp_path) is not None
+    assert f"gives the id {VOCAB_SIZE} to '<unused>'" in caplog.text
+    change_json(tiny_bert / "config.json", vocab_size=VOCAB_SIZE - 1)
+    with pytest.raises(ModelError, match=r"Use the tokenizer that the model was trained with"):
+        write_tokenizer(find_checkpoint(tiny_bert), tmp_path)

@@ -90,7 +90,7 @@ def _reason(error: Exception) -> str:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     # After the call, whose memory may be what is measured.
-    from hdexport.checkpoint.foreign import remove_converted
+    from hdexport.checkpoint.temporary_directory import remove_converted
 
     remove_converted()
     sys.stderr.flush()

@@ -70,7 +70,9 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
         model,
         task,
         inputs=[spec for spec in manifest.inputs if spec.role is not Role.MEMORY],
-        head=task_head(folder, task, hidden_size=checkpoint.family.token_width(model.config)),
+        head=task_head(
+            checkpoint.path, task, hidden_size=checkpoint.family.token_width(model.config), allow_pickle=True
+        ),
     ).eval()
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of Google's programs and of bert4keras: TensorFlow's format and Keras', read without either."""
 
-from hdexport.checkpoint.foreign.converted import Converted, convert, remove_converted
+from hdexport.checkpoint.foreign.converted import convert, google_files
 from hdexport.checkpoint.foreign.found_files import has_google_config, is_foreign
 
-__all__ = ["Converted", "convert", "has_google_config", "is_foreign", "remove_converted"]
+__all__ = ["convert", "google_files", "has_google_config", "is_foreign"]

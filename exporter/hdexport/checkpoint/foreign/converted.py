@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["Converted", "convert", "remove_converted"]
+__all__ = ["convert", "google_files"]
 
 import errno
 import json
 import re
 import shutil
 import tempfile
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from hdexport.checkpoint.foreign.bert4keras_layers import google_variables, named_layers
-from hdexport.checkpoint.foreign.found_files import FoundFiles, find_files
+from hdexport.checkpoint.foreign.found_files import FoundFiles, find_files, google_config
 from hdexport.checkpoint.foreign.google_config import hugging_face_config, model_type_of
 from hdexport.checkpoint.foreign.keras_file import read_keras_file
 from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
 from hdexport.checkpoint.foreign.variables import Variable, Variables, variables_of
 from hdexport.checkpoint.foreign.vocabulary import Vocabulary, read_vocabulary
-from hdexport.support.json_files import shown
+from hdexport.checkpoint.temporary_directory import Converted, temporary_directory
+from hdexport.support.git_lfs import refuse_pointer
+from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 
@@ -37,21 +38,6 @@ _OPTIMIZER = re.compile(
 _LABELS = "output_weights"
 _LISTED = 3
 """Names in a message."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Converted:
-    """A converted checkpoint.
-
-    Attributes:
-        path: of the Hugging Face directory.
-        remarks: what was chosen or left out, a line each.
-        kept: what the directory lasts as long as.
-    """
-
-    path: Path
-    remarks: tuple[str, ...]
-    kept: object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +62,6 @@ class _Stored:
 _latest: tuple[object, Converted] | None = None
 """The last one converted and its files' state: commands find a checkpoint several times."""
 
-_directories: weakref.WeakSet[tempfile.TemporaryDirectory[str]] = weakref.WeakSet()
-"""All that are in use."""
-
 
 def convert(directory: Path) -> Converted:
     """Convert a checkpoint; nothing is written into its directory.
@@ -96,6 +79,8 @@ def convert(directory: Path) -> Converted:
     if _latest is not None and _latest[0] == state:
         return _latest[1]
     found = find_files(directory)
+    for file in directory.glob(f"{found.weights.stem}.*"):
+        refuse_pointer(file)
     model_type, stored = _stored(found)
     config = hugging_face_config(found.values, found.config, model_type=model_type, is_tensorflow=found.is_tensorflow)
     if _LABELS in stored.shapes and len(stored.shapes[_LABELS]) == 2:
@@ -121,10 +106,29 @@ def convert(directory: Path) -> Converted:
     return result
 
 
-def remove_converted() -> None:
-    """Remove all converted checkpoints, for a process that ends without what Python does when it ends."""
-    for kept in list(_directories):
-        kept.cleanup()
+def google_files(directory: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a Hugging Face directory has beside its weights, of a directory with Google's configuration.
+
+    Args:
+        directory: for which `has_google_config` holds, with weights of PyTorch.
+
+    Returns:
+        Name of a file -> its text or JSON value; and what was chosen, a line each.
+
+    Raises:
+        ModelError: a file cannot be read, or its values are wrong.
+    """
+    file = google_config(directory)
+    values = read_object(file)
+    model_type = str(values.get("model_type") or file.name.partition("_")[0])
+    config = hugging_face_config(values, file, model_type=model_type, is_tensorflow=True)
+    vocabulary = read_vocabulary(directory, config=config, model_type=model_type) or Vocabulary()
+    if vocabulary.pad_token_id is not None:
+        config["pad_token_id"] = vocabulary.pad_token_id
+    files: dict[str, Any] = {"config.json": config, **vocabulary.texts}
+    if vocabulary.config:
+        files["tokenizer_config.json"] = vocabulary.config
+    return files, (f"Read {file.name} as the config.json of a {model_type}.", *vocabulary.remarks)
 
 
 def _state(directory: Path) -> object:
@@ -229,13 +233,8 @@ def _written(
     require("safetensors")
     from safetensors.numpy import save_file
 
-    # Removed with the last reference to it, or when the process ends.
-    kept = tempfile.TemporaryDirectory(prefix="hdexport-")
-    _directories.add(kept)
-    # Named as the original, for messages.
-    path = Path(kept.name) / (directory.resolve().name or "model")
+    path, kept = temporary_directory(directory)
     try:
-        path.mkdir()
         _write_json(path / "config.json", config)
         save_file(dict(weights), path / "model.safetensors", metadata={"format": "pt"})
         if vocabulary is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FoundFiles", "find_files", "has_google_config", "is_foreign"]
+__all__ = ["FoundFiles", "find_files", "google_config", "has_google_config", "is_foreign"]
 
 import re
 from dataclasses import dataclass
@@ -59,6 +59,11 @@ def is_foreign(directory: Path) -> bool:
 def has_google_config(directory: Path) -> bool:
     """Whether a directory has a file of the names that Google's configurations have."""
     return any((directory / name).is_file() for name in _CONFIGS)
+
+
+def google_config(directory: Path) -> Path:
+    """The first file of those names, in a directory for which `has_google_config` holds."""
+    return next(directory / name for name in _CONFIGS if (directory / name).is_file())
 
 
 def find_files(directory: Path) -> FoundFiles:

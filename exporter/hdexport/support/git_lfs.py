@@ -1,0 +1,33 @@
+"""Files of Git LFS that were not fetched: a clone without it has a pointer of three lines in the place of each."""
+
+from __future__ import annotations
+
+__all__ = ["refuse_pointer"]
+
+from pathlib import Path
+
+from hdruntime.errors import ModelError
+
+_BEGIN = b"version https://git-lfs.github.com/spec/"
+_MOST_BYTES = 1024
+"""Of a pointer, by the specification of Git LFS."""
+
+
+def refuse_pointer(file: Path) -> None:
+    """Refuse a pointer of Git LFS that stands in the place of a file; files that are missing or unreadable are left.
+
+    Raises:
+        ModelError: the file is a pointer.
+    """
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(_MOST_BYTES)
+    except OSError:
+        return
+    if begin.startswith(_BEGIN):
+        # Of a checkpoint that is arranged, the file is a link.
+        file = file.resolve()
+        raise ModelError(
+            f"{file} is a pointer of Git LFS, and the file that it stands for was not fetched.\n"
+            f"Fetch it: cd {file.parent} && git lfs install && git lfs pull"
+        )
