@@ -67,6 +67,7 @@ def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
         model_input_names=tokenizer.model_input_names,
         model_max_length=tokenizer.model_max_length,
         padding_side=tokenizer.padding_side,
+        truncation_side=tokenizer.truncation_side,
         **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
     )
 
