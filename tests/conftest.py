@@ -78,13 +78,6 @@ def _levels_of_our_loggers():
 
 
 @pytest.fixture(autouse=True)
-def _ctrl_c():
-    """Ctrl-C interrupts every test as Python has it, whatever a library has made of it: tests press it themselves."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True)
 def _variables_of_the_environment():
     """What a command sets that runs in this process ends with its test: Triton interprets kernels by a variable."""
     before = dict(os.environ)
