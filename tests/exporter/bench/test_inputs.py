@@ -84,7 +84,7 @@ def test_every_input_of_the_manifest_is_there(bert: Bundle, longformer: Bundle) 
         assert all(values.shape == (2, 50) and values.dtype == np.int64 for values in arrays.values())
         assert arrays["attention_mask"].all()
     assert not of_bert["token_type_ids"].any()
-    assert [np.flatnonzero(row).tolist() for row in of_longformer["global_attention_mask"]] == [[0], [0]]
+    assert not of_longformer["global_attention_mask"].any(), "as in transformers, where nobody marks a token"
 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
