@@ -39,7 +39,7 @@ _OPTIONAL_PARTS = ("embeddings_project",)
 """Parts of an encoder that only some configurations have: ELECTRA's, where embeddings are narrower than layers."""
 
 _NUM_LABELS = "num_labels"
-"""What transformers computes from ``id2label``, and takes where there is none."""
+"""The number of labels, which transformers counts in ``id2label``, and reads here if the file has no ``id2label``."""
 
 _BYTES_PER_WEIGHT = 4  # float32, whatever the file has
 

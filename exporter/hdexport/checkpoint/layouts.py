@@ -25,7 +25,7 @@ _OF_THE_WHOLE = ("config_sentence_transformers", "LICENSE", "NOTICE")
 """Stems of files that belong to a model of sentence-transformers, and not to its encoder."""
 
 _OF_A_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json")
-"""Files of which a folder that has a tokenizer has one."""
+"""A folder with a tokenizer has one of these files."""
 
 
 def is_checkpoint(directory: Path) -> bool:

@@ -24,7 +24,7 @@ _ODD = (
     "北京大学 東京都 서울", "今天天气非常好。", "すもももももももものうち", "مرحبا بالعالم", "שלום", "हिन्दी भाषा",
     "ภาษาไทย", "👩\u200d👩\u200d👧 🇩🇪 👍🏽", "<s>a</s>", "[CLS] a [SEP]", "<mask>", "a[MASK]b <pad>",
 )  # fmt: skip
-"""Texts of which tokenizers often make different things."""
+"""Texts that tokenizers often split differently."""
 
 
 def fits_a_file(tokenizer: Any) -> bool:

@@ -24,7 +24,7 @@ from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
 _OTHER_LAYERS = "Choose a model whose layers are Dense and Normalize without that."
-"""What to do about a layer of tokens' vectors that is not supported."""
+"""The remedy for a layer of token vectors that is not supported."""
 
 
 class SentencePooling(Head):

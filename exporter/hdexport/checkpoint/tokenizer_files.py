@@ -135,7 +135,7 @@ def _files(path: Path, kind: Any) -> list[Path]:
     """The vocabulary's files that are read; empty for a checkpoint without a tokenizer.
 
     Raises:
-        ModelError: there are files of a tokenizer, and not those that its class reads.
+        ModelError: a tokenizer's files are there, and the files that the tokenizer's class reads are not.
     """
     if (path / _FILE).is_file():
         return [path / _FILE]

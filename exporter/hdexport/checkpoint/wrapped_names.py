@@ -62,7 +62,7 @@ def unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path)
 
 
 def _prefixes(names: Collection[str], keys: Collection[str]) -> list[str]:
-    """What stands before every one of some keys, with a dot between."""
+    """The prefixes, a dot left out, that the names have before every one of the keys."""
     first = min(keys)
     found = sorted(name.removesuffix(first) for name in names if name.endswith(f".{first}"))
     return [prefix for prefix in found if all(prefix + key in names for key in keys)]

@@ -28,7 +28,7 @@ from hdexport.model.tasks import Task
 from hdexport.support.progress import Progress
 from hdexport.tune.options import Trained, TuneOptions
 from hdexport.tune.rows import TunedRows
-from hdruntime.bundle.manifest import Fill, InputSpec, Positions, Role
+from hdruntime.bundle.manifest import Positions
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class Encoder:
         device: where it runs.
         pad_token_id: fills shorter rows of a batch.
         pooling: to vectors; None for the mean.
-        inputs: of the attention, in addition to ids and mask.
     """
 
     def __init__(
@@ -58,14 +57,10 @@ class Encoder:
         *,
         pad_token_id: int,
         pooling: SentencePooling | None,
-        inputs: Sequence[InputSpec] = (),
     ) -> None:
         self.model, self.device = model.to(device), device
         self._pad_token_id = pad_token_id
         self._pooling = SentencePooling(("mean",), []) if pooling is None else pooling.to(device)
-        self._marks = [
-            spec.name for spec in inputs if spec.role is Role.MARKS and spec.default.fill is Fill.FIRST_TOKEN
-        ]
         self._half = family.own is None and _has_bfloat16(device)
         if self._half:
             _cast_frozen_layers(model)
@@ -78,8 +73,7 @@ class Encoder:
         """
         ids = pad_sequence(list(texts), batch_first=True, padding_value=self._pad_token_id)
         mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
-        marks = dict.fromkeys(self._marks, torch.zeros_like(mask).index_fill_(1, torch.zeros(1, dtype=torch.long), 1))
-        inputs = {"input_ids": ids, "attention_mask": mask, **marks}
+        inputs = {"input_ids": ids, "attention_mask": mask}
         inputs = {name: values.to(self.device) for name, values in inputs.items()}
         # References of sparse attention make their masks where tensors are made by default.
         placed = contextlib.nullcontext() if self.device.type == "cpu" else self.device
@@ -172,9 +166,8 @@ def make_student(
         model,
         family,
         device,
-        pad_token_id=int(checkpoint.config.get("pad_token_id") or 0),
+        pad_token_id=max(0, checkpoint.config.get("pad_token_id") or 0),
         pooling=_pooling(checkpoint, task, options),
-        inputs=[spec for setup in setups.values() for spec in setup.inputs],
     )
     student.rows, student.positions = rows, positions
     return student

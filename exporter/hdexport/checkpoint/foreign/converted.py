@@ -107,7 +107,7 @@ def convert(directory: Path) -> Converted:
 
 
 def google_files(directory: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a Hugging Face directory has beside its weights, of a directory with Google's configuration.
+    """Make, from Google's configuration, the files that a Hugging Face directory has beside its weights.
 
     Args:
         directory: for which `has_google_config` holds, with weights of PyTorch.
