@@ -55,7 +55,8 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
         "hdexport.build: The model was trained with 64 positions, and this bundle takes up to 100 tokens: measure its "
         "answers to long texts before you rely on them.\n"
     )
-    left_out, positions, model, for_cpu, for_gpu, summary, own_length, look, run, measure = built.stdout.splitlines()
+    left_out, positions, *checks, summary, own_length, look, run, measure = built.stdout.splitlines()
+    model, for_cpu, of_texts, for_gpu = checks
     assert left_out == "Not needed for feature-extraction, and left out: pooler (2 weights)."
     assert positions == (
         "Positions: hierarchical, alpha 0.05, queries scaled by log n: best for embeddings without fine-tuning. Or: "
@@ -68,6 +69,7 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
             r"another",
             line,
         ), line
+    assert of_texts.startswith("-[x] from text, as in transformers: 5 of 5 checks passed, max abs error ")
     assert for_gpu == "-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
     assert summary.startswith(f"{bundle}: tiny-bert, feature-extraction, 1 to 100 tokens, float32, ")
     assert summary.endswith(" MB, no engine")

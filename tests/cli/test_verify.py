@@ -35,7 +35,9 @@ def test_every_check_has_a_line_and_the_outcome_is_recorded(hdexport: Command, c
     lines.remove("-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU")
     assert all(line.startswith("-[x] ") for line in lines)
     assert last == f"{len(lines)} of {len(lines)} checks passed"
-    checked = {int(line.split("tokens ")[1].split(",")[0]) for line in lines}
+    of_texts = [line for line in lines if line.startswith("-[x] from text, as in transformers: ")]
+    assert {line.split(": ")[1] for line in of_texts} > {"short text, tokens 10", "empty text, tokens 2"}
+    checked = {int(line.split("tokens ")[1].split(",")[0]) for line in lines if line not in of_texts}
     assert checked == {1, 2, 63, 64, 65, 100}
     verification = hdruntime.open_bundle(copy).manifest.verification
     assert verification is not None
@@ -89,7 +91,9 @@ def test_the_quick_grid_as_json_is_the_record_and_its_checks(hdexport: Command, 
         "samples": None,
         "layers_left_out": 0,
         "wrong_decisions": [],
+        "text": None,
     }
+    assert [check["text"] for check in checks][-1] == "marks"
     assert (
         max(check["max_abs_error"] for check in checks if check["graph"] == "model.onnx")
         == (printed["graphs"]["model.onnx"]["max_abs_error"])

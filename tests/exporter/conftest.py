@@ -105,9 +105,10 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
     ) -> TinyBundle:
         def save_and_build(directory: Path) -> None:
             checkpoint = directory / "checkpoint"
-            save_tiny_model(checkpoint, model_type, Task(task), **changes)
+            model = save_tiny_model(checkpoint, model_type, Task(task), **changes)
             if task == Task.SENTENCE_SIMILARITY:
-                save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True})
+                width = {"word_embedding_dimension": model.config.hidden_size}
+                save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True, **width})
             options = BuildOptions(
                 model=checkpoint,
                 output=directory / "bundle",

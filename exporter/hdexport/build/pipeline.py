@@ -164,7 +164,7 @@ def _write_graphs(
 
 
 def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid: Grid, progress: Progress) -> Manifest:
-    from hdexport.verify import verify_bundle
+    from hdexport.verify import verify_bundle, with_texts
     from hdexport.verify.half_range import check_half_range
     from hdexport.verify.pytorch_reference import reference_of
 
@@ -173,6 +173,7 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid:
         raise VerificationError(half_range.problem)
     reference = reference_of(bundle, checkpoint, allow_pickle=options.allow_pickle)
     found = verify_bundle(bundle, reference, grid=grid, report=progress.check)
+    found = with_texts(found, bundle, reference, report=progress.check)
     for line in found.summary():
         progress.result(line)
     if not found.passed:

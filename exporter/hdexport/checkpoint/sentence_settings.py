@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from hdexport.checkpoint.multi_vector import is_late_interaction, late_interaction, multi_vector_settings
 from hdexport.checkpoint.pair_template import MessageFormat, pair_template
 from hdexport.checkpoint.sentence_modules import logit_score, pooling_settings, sentence_modules, token_modules
+from hdexport.model.positions import LONGEST
 from hdexport.model.tasks import Task
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
@@ -248,10 +249,16 @@ def _general(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _max_seq_length(checkpoint: Checkpoint) -> int:
-    """Tokens that texts are cut to, which are no more than the checkpoint has positions for."""
+    """Tokens that texts are cut to, which are no more than the checkpoint has positions for.
+
+    Where nothing names a number, the library takes ``max_position_embeddings`` of ``config.json``, also where the model
+    counts distances and could read more.
+    """
     config = _read(_transformer_file(checkpoint.path), _TransformerConfig)
     options = config.tokenizer_args or config.processor_kwargs or _TokenizerOptions()
-    own = options.model_max_length or config.max_seq_length or checkpoint.tokenizer.model_max_length
+    named = options.model_max_length or config.max_seq_length
+    positions = getattr(checkpoint.settings(), "max_position_embeddings", None)
+    own = named or min(checkpoint.tokenizer.model_max_length, positions if positions and positions > 0 else LONGEST)
     return int(min(own, checkpoint.base_positions))
 
 

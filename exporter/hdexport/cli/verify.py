@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         model = _model_of(bundle, options.model)
         progress.step(f"Loading PyTorch's model from {model}")
         from hdexport.checkpoint import find_checkpoint
-        from hdexport.verify import verify_bundle
+        from hdexport.verify import verify_bundle, with_texts
         from hdexport.verify.grid import LONGEST_CHECKED, Grid
         from hdexport.verify.half_range import check_half_range
         from hdexport.verify.pytorch_reference import reference_of
@@ -86,19 +86,20 @@ def run(options: argparse.Namespace) -> int:
         progress.step("Verifying against PyTorch")
         report = progress.check if is_silent else progress.result
         found = verify_bundle(bundle, reference, grid=grid, precisions=precisions, longest=longest, report=report)
+        found = with_texts(found, bundle, reference, report=report)
         half_range = check_half_range(bundle, report=report)
         record = found.record()
         record["passed"] = found.passed and half_range.problem is None
         manifest = dataclasses.replace(bundle.manifest, verification=record, half_range=half_range.record)
         write_manifest(bundle.path, manifest)
-    failed = [check for check in found.checks if not check.passed]
+    failed = [check for check in found.all_checks if not check.passed]
     if options.json:
-        checks = [check.record() for check in found.checks]
+        checks = [check.record() for check in found.all_checks]
         print(json.dumps(record | {"problem": half_range.problem, "checks": checks}, indent=2))
     elif options.quiet:
         print("".join(f"{check.line()}\n" for check in failed), end="")
     else:
-        print(f"{len(found.checks) - len(failed)} of {len(found.checks)} checks passed")
+        print(f"{len(found.all_checks) - len(failed)} of {len(found.all_checks)} checks passed")
     if half_range.problem is not None:
         raise VerificationError(half_range.problem)
     return 0 if found.passed else 1

@@ -85,15 +85,23 @@ def block_sparse(config: Any) -> BlockSparse | None:
 def forget_short_texts(model: PreTrainedModel) -> None:
     """Make a model of the library answer every call as a new one would, in place.
 
-    A text that is short enough for dense attention makes it a dense model permanently; so does this, and a hook
-    turns it back before each call. Modules that are made on the way back follow the configuration, and with it the
-    positions that there are now; those that were there do not.
+    A text that is short enough for dense attention makes it a dense model permanently; so does this, and its
+    ``forward``, which sentence-transformers calls without the hooks of a module, turns it back first. Modules that are
+    made on the way back follow the configuration, and with it the positions that there are now; those that were there
+    do not.
     """
     if block_sparse(model.config) is None:
         return
     base: Any = model.base_model
     base.set_attention_type("original_full")
-    base.register_forward_pre_hook(lambda module, _: module.set_attention_type("block_sparse"))
+    forward = base.forward
+
+    @functools.wraps(forward)
+    def of_new_model(*arguments: Any, **inputs: Any) -> Any:
+        base.set_attention_type("block_sparse")
+        return forward(*arguments, **inputs)
+
+    base.forward = of_new_model
 
 
 def own_blocks(model: Any, setup: BlockSetup | None) -> tuple[BlockSparse | None, Sequence[torch.Tensor | None]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["Check", "Grid", "Verification", "verify_bundle"]
+__all__ = ["Check", "Grid", "Verification", "verify_bundle", "with_texts"]
 
 from hdexport.verify.checks import Check, Verification
+from hdexport.verify.from_text import with_texts
 from hdexport.verify.grid import Grid
 from hdexport.verify.verification import verify_bundle

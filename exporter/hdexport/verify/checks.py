@@ -36,6 +36,7 @@ class Check:
         samples: tokens of the batch whose logits were compared; None where all were.
         wrong_decisions: of the graph, that rounding does not explain, a sentence each.
         left_out: layers that did not run, because they repeat others; see `hdexport.graph.left_out_layers`.
+        text: name of the text that was answered to; None where the case was given as ids.
     """
 
     graph: str
@@ -45,6 +46,7 @@ class Check:
     samples: int | None = None
     wrong_decisions: tuple[str, ...] = ()
     left_out: int = 0
+    text: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -79,18 +81,22 @@ class Check:
             "samples": self.samples,
             "layers_left_out": self.left_out,
             "wrong_decisions": list(self.wrong_decisions),
+            "text": self.text,
         }
 
     def line(self) -> str:
         """The outcome in one line."""
         failed = [name for name, found in self.outputs.items() if not found.passed] + list(self.wrong_decisions)
         return (
-            f"-[{'x' if self.passed else ' '}] {self.graph}: {case_text(self.case)}: "
+            f"-[{'x' if self.passed else ' '}] {self.graph}: {self._input_text()}: "
             f"max abs error {self.max_abs_error:.2e}, cosine {self.min_cosine:.6f} ({self.tolerance})"
             + ("" if self.samples is None else f"; logits at {self.samples} tokens, their input at all of them")
             + (f"; {_without_layers(self.left_out)}" if self.left_out else "")
             + (f" FAILED: {', '.join(failed)}" if failed else "")
         )
+
+    def _input_text(self) -> str:
+        return case_text(self.case) if self.text is None else f"{self.text}, tokens {self.case.tokens}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +105,9 @@ class Verification:
 
     Attributes:
         grid: the cases that were gone through.
-        checks: what was compared.
-        not_checked: what was not, one sentence each; a graph's begins with its file and ": ".
+        checks: what graphs answered to ids.
+        texts: what the bundle answered to texts.
+        not_checked: what was not compared, one sentence each; a graph's begins with its file and ": ".
         information: lines on how good the attention is, which nothing is measured by.
     """
 
@@ -108,26 +115,32 @@ class Verification:
     checks: tuple[Check, ...]
     not_checked: tuple[str, ...]
     information: tuple[str, ...] = ()
+    texts: tuple[Check, ...] = ()
+
+    @property
+    def all_checks(self) -> tuple[Check, ...]:
+        """Those of ids, and those of texts."""
+        return (*self.checks, *self.texts)
 
     @property
     def passed(self) -> bool:
         """Whether the bundle is right wherever it was looked at."""
-        return bool(self.checks) and all(check.passed for check in self.checks)
+        return bool(self.checks) and all(check.passed for check in self.all_checks)
 
     def summary(self) -> list[str]:
         """The failed checks, a line per graph, and what was not checked."""
-        graphs = list(dict.fromkeys(check.graph for check in self.checks))
+        graphs = list(dict.fromkeys(check.graph for check in self.all_checks))
         # The cases of such a graph that were left out are in its line.
         others = [what for what in self.not_checked if not what.startswith(tuple(f"{graph}: " for graph in graphs))]
         return [
-            *(check.line() for check in self.checks if not check.passed),
+            *(check.line() for check in self.all_checks if not check.passed),
             *map(self._graph_line, graphs),
             *(f"-[-] {what}" for what in others),
             *self.information,
         ]
 
     def _graph_line(self, graph: str) -> str:
-        checks = [check for check in self.checks if check.graph == graph]
+        checks = [check for check in self.all_checks if check.graph == graph]
         passed = sum(check.passed for check in checks)
         left_out = [what.removeprefix(f"{graph}: ") for what in self.not_checked if what.startswith(f"{graph}: ")]
         if len(left_out) > 1:
@@ -150,8 +163,8 @@ class Verification:
             "passed": self.passed,
             "grid": self.grid.value,
             "graphs": {
-                graph: _graph_record([check for check in self.checks if check.graph == graph])
-                for graph in sorted({check.graph for check in self.checks})
+                graph: _graph_record([check for check in self.all_checks if check.graph == graph])
+                for graph in sorted({check.graph for check in self.all_checks})
             },
             "not_checked": list(self.not_checked),
             "information": list(self.information),

@@ -51,6 +51,8 @@ class Reference:
         classifies_first: whether a classifier reads the token at index 0, padding or not.
         special_ids: that no text has.
         facts: what its attention is like.
+        checkpoint: what the model was loaded from.
+        is_changed: whether the model answers otherwise than the checkpoint's within the checkpoint's own positions.
         longest: tokens that a text and what is remembered may have in all; None for any number.
     """
 
@@ -64,9 +66,12 @@ class Reference:
         classifies_first: bool = True,
         special_ids: Sequence[int],
         facts: ReferenceFacts,
+        checkpoint: Checkpoint,
+        is_changed: bool,
         longest: int | None = None,
     ) -> None:
         self._module, self.facts = module, facts
+        self.checkpoint, self.is_changed = checkpoint, is_changed
         self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
         self.reads_first = classifies_first and module.task is Task.TEXT_CLASSIFICATION
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
@@ -80,6 +85,11 @@ class Reference:
     def task(self) -> Task:
         """The model's task."""
         return self._module.task
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model of transformers, without what hdexport adds."""
+        return self._module.model
 
     @property
     def takes_position_ids(self) -> bool:
@@ -270,6 +280,11 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         classifies_first=checkpoint.family.classifies_first,
         special_ids=[pad_token_id, 0, 1, 2, 3],
         facts=facts,
+        checkpoint=checkpoint,
+        is_changed=facts.replaced
+        or manifest.adapter is not None
+        or manifest.positions.rope_factor is not None
+        or manifest.positions.attention_scale != "none",
         longest=manifest.document_tokens,
     )
 

@@ -1,0 +1,319 @@
+"""A bundle's answers to texts, beside the answers of the checkpoint's own library by its plain call.
+
+The other checks begin with ids, and PyTorch's model is given what the bundle's settings say. What the files of a
+checkpoint say of texts shows here alone: which end of a text is cut, and where; which tokens are global when nobody
+marks any; prompts, pooling, and the function that makes scores.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SENTENCE_CLASSES", "with_texts"]
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import hdruntime
+from hdexport.model.tasks import Task
+from hdexport.support.json_files import shown
+from hdexport.verify.checks import Check, Verification
+from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output
+from hdexport.verify.grid import Case, Grid
+from hdexport.verify.pytorch_reference import Reference
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Backend, Manifest
+from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle_model import BundleModel
+from hdruntime.errors import BackendUnavailableError, NonFiniteOutputError
+from hdruntime.text.tokenization import Overflow, TextTokenizer
+
+SENTENCE_CLASSES: Mapping[Task, str] = {
+    Task.SENTENCE_SIMILARITY: "SentenceTransformer",
+    Task.SPARSE_SIMILARITY: "SparseEncoder",
+    Task.TOKEN_SIMILARITY: "MultiVectorEncoder",
+}
+"""Task -> the class of sentence-transformers that runs its checkpoints."""
+
+_OURS = {
+    "SentenceTransformer": "SentenceEncoder",
+    "SparseEncoder": "SparseEncoder",
+    "MultiVectorEncoder": "MultiVectorEncoder",
+    "CrossEncoder": "CrossEncoder",
+}
+"""Class of sentence-transformers -> the class of hdruntime with its interface."""
+
+_LONGEST = 128
+"""Tokens that the long text is cut to where the checkpoint takes more: how it is cut shows, and a build has time."""
+
+_LONG_IDS = 4 * _LONGEST
+"""Tokens that the long text is written from; some of them are one token when they are read."""
+
+_SHORT = "What the lengths of two texts are."
+_SCRIPTS = "ŒUVRE Größe Ελλάδα Москва שלום سلام नमस्ते ภาษาไทย 日本語 中文字 한국어 e\u0301 👩\u200d👧"
+_MARKS = "  two  spaces,\ta tab\nand a line; don't… x² “quotes” [SEP] </s> 3.14-15 "
+
+_WITH_PAIRS = (Task.TEXT_CLASSIFICATION, Task.QUESTION_ANSWERING)
+"""Tasks whose texts are pairs, or may be."""
+
+FloatArray = npt.NDArray[np.float32]
+Texts = tuple[str, ...]
+"""One text, or the two of a pair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """What was answered to a text or a pair.
+
+    Attributes:
+        text: its name.
+        tokens: how many it has.
+        wanted: name of each output -> the library's, without a batch axis.
+        got: the same of the bundle; None where the runtime refused to return values that are not finite.
+    """
+
+    text: str
+    tokens: int
+    wanted: Mapping[str, npt.NDArray[Any]]
+    got: Mapping[str, npt.NDArray[Any]] | None
+
+
+def with_texts(
+    found: Verification,
+    bundle: Bundle,
+    reference: Reference,
+    *,
+    report: Callable[[str], None] = lambda line: None,
+) -> Verification:
+    """Compare answers to texts, too: long and short, empty, in other scripts, and pairs, in float32 on the CPU.
+
+    The library is sentence-transformers where the checkpoint is a model of it, else transformers. Its model is the
+    checkpoint's; where the bundle attends in another way on purpose, the reference's model takes its place.
+
+    Args:
+        found: what was found of ids. A verification by the quick grid imports no sentence-transformers, which takes as
+            long as all else.
+        bundle: any bundle; one without a tokenizer has nothing to compare.
+        reference: PyTorch's model, and the checkpoint.
+        report: called with one line per check, or with why there are none.
+    """
+    manifest, task = bundle.manifest, Task(bundle.manifest.task)
+    if manifest.tokenizer is None:
+        return found
+    theirs = "CrossEncoder" if manifest.sentence is not None else None
+    theirs = SENTENCE_CLASSES.get(task, theirs if task is Task.TEXT_CLASSIFICATION else None)
+    name = "from text, as in " + ("transformers" if theirs is None else f"sentence-transformers' {theirs}")
+    answers = _of_transformers if theirs is None else functools.partial(_of_sentence_transformers, theirs=theirs)
+    checks: list[Check] = []
+    reason = _why_not(reference, theirs, task, found.grid)
+    if reason is None:
+        try:
+            for each in answers(bundle, reference):
+                checks.append(_check(name, each, manifest))
+                report(checks[-1].line())
+        except (BackendUnavailableError, _LibraryError) as error:
+            reason = str(error).splitlines()[0]
+    left_out = [] if reason is None else [f"{name}: not checked: {reason}"]
+    for what in left_out:
+        report(f"-[-] {what}")
+    return dataclasses.replace(found, texts=tuple(checks), not_checked=(*found.not_checked, *left_out))
+
+
+class _LibraryError(Exception):
+    """The library itself cannot run a checkpoint by its plain call."""
+
+
+def _why_not(reference: Reference, theirs: str | None, task: Task, grid: Grid) -> str | None:
+    """Why no answers are compared; None where they are."""
+    if task is Task.TEXT_SCORING:
+        return "transformers has no such model any more"
+    if reference.facts.decisions is not None:
+        return "PyTorch must follow what a graph decides"
+    if theirs is None:
+        return None
+    if grid is Grid.QUICK:
+        return "its import takes as long as a build; `hdexport verify BUNDLE` compares them"
+    if importlib.util.find_spec("sentence_transformers") is None:
+        return "needs `pip install sentence-transformers`"
+    return None
+
+
+def _check(name: str, found: _Answers, manifest: Manifest) -> Check:
+    outputs = {}
+    for output, wanted in found.wanted.items():
+        got = None if found.got is None else found.got[output]
+        if got is None:
+            outputs[output] = NOT_FINITE
+        elif np.issubdtype(wanted.dtype, np.integer) or got.shape != wanted.shape:
+            outputs[output] = _same(got, wanted)
+        else:
+            outputs[output] = compare_output(
+                output,
+                *(np.atleast_2d(got), np.atleast_2d(wanted)),
+                half_precision=manifest.dtype != "float32",
+                precision=Precision.FLOAT32,
+                of_tokens=wanted.ndim > 1,
+            )
+    case = Case(tokens=found.tokens, lengths=(found.tokens,), padding="none")
+    return Check(graph=name, precision=Precision.FLOAT32, case=case, outputs=outputs, text=found.text)
+
+
+def _same(got: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Comparison:
+    """Whether whole numbers, ids or lengths, or shapes are the same."""
+    is_same = np.array_equal(got, wanted)
+    error, cosine = (0.0, 1.0) if is_same else (float("inf"), -1.0)
+    return Comparison(max_abs_error=error, min_cosine=cosine, passed=is_same, tolerance="equal")
+
+
+def _texts(bundle: Bundle, reference: Reference) -> dict[str, Texts]:
+    """Name of each text -> the text; the long one has words of the whole vocabulary."""
+    words = TextTokenizer.of(bundle, max_len=_LONGEST).whole
+    long = words.decode(reference.text(0, _LONG_IDS).tolist(), skip_special_tokens=True)
+    return {
+        "short text": (_SHORT,),
+        "long text": (long,),
+        "empty text": ("",),
+        "other scripts": (_SCRIPTS,),
+        "marks": (_MARKS,),
+        "pair": (_SHORT, _SCRIPTS),
+        "pair with a long second text": (_SHORT, long),
+        "pair with a long first text": (long, _SHORT),
+        "pair with an empty second text": (_SHORT, ""),
+    }
+
+
+def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]:
+    """``model(**tokenizer(text, truncation=True))`` beside a session's answers."""
+    import torch
+    from transformers import AutoTokenizer
+
+    manifest, task = bundle.manifest, Task(bundle.manifest.task)
+    tokenizer = AutoTokenizer.from_pretrained(reference.checkpoint.path, local_files_only=True, trust_remote_code=False)
+    limit = min(tokenizer.model_max_length, manifest.positions.base, manifest.max_len, _LONGEST)
+    with hdruntime.load(bundle, Backend.ONNXRUNTIME, precision=Precision.FLOAT32) as session:
+        own = session.tokenizer.limited(limit)
+        for name, each in _texts(bundle, reference).items():
+            if task not in _WITH_PAIRS if len(each) > 1 else task is Task.QUESTION_ANSWERING:
+                continue
+            # As a batch: a single call takes an empty second text for none.
+            features = tokenizer(*([text] for text in each), truncation=True, max_length=limit, return_tensors="pt")
+            ids = features["input_ids"][0].numpy()
+            if not len(ids):
+                # No model runs without a token, and a session says so.
+                continue
+            encoding = _encoding(own, each)
+            ids_alone = {"input_ids": np.array(encoding.input_ids)}
+            if not np.array_equal(ids, ids_alone["input_ids"]):
+                yield _Answers(text=name, tokens=len(ids), wanted={"input_ids": ids}, got=ids_alone)
+                continue
+            try:
+                with torch.inference_mode():
+                    answers = reference.model(**features)
+            except (AssertionError, TypeError, ValueError) as error:
+                raise _LibraryError(f"its own call fails on the {name}: {shown(error)}") from error
+            wanted = {spec.name: answers[spec.name][0].numpy() for spec in manifest.answers}
+            got = _if_finite(functools.partial(session.infer, [encoding]))
+            yield _Answers(text=name, tokens=len(ids), wanted=wanted, got=got)
+
+
+def _encoding(tokenizer: TextTokenizer, texts: Texts) -> hdruntime.Encoding:
+    first, *second = ([text] for text in texts)
+    (encoding,) = tokenizer.encode(first, *second, overflow=Overflow.TRUNCATE)
+    return encoding
+
+
+def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: str) -> Iterator[_Answers]:
+    """The class of sentence-transformers beside that of hdruntime, both with their defaults but the length."""
+    import sentence_transformers
+    import torch
+
+    manifest, checkpoint = bundle.manifest, reference.checkpoint
+    # Where the modules lie as they were published, nothing that hdexport arranges is between.
+    path = checkpoint.origin if (checkpoint.origin / "modules.json").is_file() else checkpoint.path
+    try:
+        library = getattr(sentence_transformers, theirs)(
+            str(path),
+            device="cpu",
+            local_files_only=True,
+            trust_remote_code=False,
+            model_kwargs={"dtype": torch.float32},
+        ).eval()
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _LibraryError(f"it does not load {path}: {shown(error)}") from error
+    # Of attention of a kind of its own, a library's model answers by what it was asked before.
+    is_as_published = checkpoint.family.own is None and not reference.is_changed
+    if not is_as_published or type(library[0].model) is not type(reference.model):
+        library[0].model = reference.model
+    length = "max_length" if theirs == "CrossEncoder" else "max_seq_length"
+    ours: BundleModel = getattr(hdruntime, _OURS[theirs])(
+        bundle, backend=Backend.ONNXRUNTIME, precision=Precision.FLOAT32, **{length: "model"}
+    )
+    with ours, _cuts_unsaid():
+        most = min(library.max_seq_length or manifest.max_len, manifest.positions.base, manifest.max_len)
+        yield _Answers(
+            text="length that texts are cut to",
+            tokens=most,
+            wanted={"max_seq_length": np.array([most])},
+            got={"max_seq_length": np.array([ours.max_seq_length])},
+        )
+        library.max_seq_length = ours.max_seq_length = min(most, _LONGEST)
+        output = manifest.answers[-1].name
+        counted = TextTokenizer.of(bundle, max_len=ours.max_seq_length, template=manifest.pair_template)
+        for name, each, method in _calls(theirs, _texts(bundle, reference)):
+            wanted, got = (
+                _if_finite(functools.partial(_answers, getattr(model, method), each, output))
+                for model in (library, ours)
+            )
+            assert wanted is not None, "the library returns whatever it computes"
+            yield _Answers(text=name, tokens=len(_encoding(counted, each)), wanted=wanted, got=got)
+
+
+@contextlib.contextmanager
+def _cuts_unsaid() -> Iterator[None]:
+    """Without the warning that texts are cut, which they are on purpose."""
+    logger = logging.getLogger("hdruntime.bundle_model")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _calls(theirs: str, texts: Mapping[str, Texts]) -> Iterator[tuple[str, Texts, str]]:
+    """Yields the name of a text, the text or the pair, and the method that answers to it."""
+    is_of_pairs = theirs == "CrossEncoder"
+    for name, each in texts.items():
+        if is_of_pairs == (len(each) > 1):
+            yield name, each, "predict" if is_of_pairs else "encode"
+    if not is_of_pairs:
+        for method, side in (("encode_query", "query"), ("encode_document", "document")):
+            for name in ("short text", "long text"):
+                yield f"{name} as a {side}", texts[name], method
+
+
+def _if_finite(answers: Callable[[], list[dict[str, FloatArray]]]) -> dict[str, FloatArray] | None:
+    """The only answer."""
+    try:
+        return answers()[0]
+    except NonFiniteOutputError:
+        return None
+
+
+def _answers(method: Callable[..., Any], texts: Texts, output: str) -> list[dict[str, FloatArray]]:
+    """The answer to one text or pair, without the axis of texts: dense, sparse, or a vector for each token."""
+    answer = method([texts if len(texts) > 1 else texts[0]])[0]
+    for dense in ("to_dense", "dense"):
+        if hasattr(answer, dense):
+            answer = getattr(answer, dense)()
+            break
+    return [{output: np.atleast_1d(np.asarray(answer, np.float32))}]

@@ -1,0 +1,134 @@
+"""Bundles answer to texts as the checkpoint's own library does by its plain call; a bundle that does not is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdexport.checkpoint import find_checkpoint
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.model.tasks import Task
+from hdexport.verify import Check, Grid, Verification, with_texts
+from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.reader import Bundle, open_bundle
+from support.grids import nightly_unless
+
+DAILY = {
+    ("bert", "feature-extraction"),
+    ("bert", "text-classification"),
+    # The question is global. The tiny tokenizer has one separator fewer than transformers' code wants.
+    ("longformer", "question-answering"),
+    # Counts distances: max_position_embeddings of config.json is where sentence-transformers cuts.
+    ("deberta-v2", "sentence-similarity"),
+    # A short text makes the library's model another one.
+    ("big_bird", "feature-extraction"),
+    ("bigbird_pegasus", "sentence-similarity"),
+    ("t5", "feature-extraction"),
+    ("xlnet", "feature-extraction"),
+    ("reformer", "feature-extraction"),
+}
+
+LEFT_OUT = {
+    ("longformer", "question-answering"): "its own call fails on the pair: There should be exactly three separator",
+    ("neomme", "sentence-similarity"): "it does not load",
+    ("transfo-xl", "sentence-similarity"): "it does not load",
+    ("transfo-xl", "text-scoring"): "transformers has no such model any more",
+} | {("reformer", task.value): "PyTorch must follow what a graph decides" for task in Task}
+"""What transformers or sentence-transformers cannot answer to -> why, as the report says."""
+
+EVERY = [
+    nightly_unless((name, task.value) in DAILY, name, task.value)
+    for name in SUPPORTED_MODEL_TYPES
+    for task in family_of(name).all_tasks
+]
+
+
+def checked(bundle: Bundle, checkpoint: Path, grid: Grid = Grid.FULL) -> tuple[dict[str | None, Check], list[str]]:
+    """The checks by the name of the text, and what was left out."""
+    nothing = Verification(grid=grid, checks=(), not_checked=())
+    found = with_texts(nothing, bundle, reference_of(bundle, find_checkpoint(checkpoint)))
+    return {check.text: check for check in found.texts}, list(found.not_checked)
+
+
+def failed(checks: dict[str | None, Check]) -> set[str | None]:
+    return {text for text, check in checks.items() if not check.passed}
+
+
+@pytest.mark.parametrize(("model_type", "task"), EVERY)
+def test_a_bundle_answers_to_texts_as_the_library_does(tiny_bundles, model_type: str, task: str) -> None:
+    bundle = tiny_bundles(model_type, task)
+    checks, left_out = checked(open_bundle(bundle.path), bundle.checkpoint)
+    assert not failed(checks), "\n".join(check.line() for check in checks.values())
+    reason = LEFT_OUT.get((model_type, task))
+    assert bool(checks) == (reason is None)
+    assert [reason in line for line in left_out] == ([] if reason is None else [True])
+
+
+def test_texts_are_cut_where_the_library_cuts_them(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert")
+    manifest = open_bundle(bundle.path).manifest
+    tokenizer = dataclasses.replace(manifest.tokenizer, truncation_side="left")
+    other_side = Bundle(bundle.path, dataclasses.replace(manifest, tokenizer=tokenizer))
+    checks, _ = checked(other_side, bundle.checkpoint)
+    assert failed(checks) == {"long text"}
+    assert "tokens 64: " in checks["long text"].line()
+    assert checks["long text"].line().endswith("FAILED: input_ids")
+
+
+def test_the_tokens_that_are_global_without_a_mark_are_the_librarys(tiny_bundles) -> None:
+    """Of a classifier the first token is; a bundle that marks none of them differs in every text."""
+    bundle = tiny_bundles("longformer", "text-classification")
+    opened = open_bundle(bundle.path)
+    checks, _ = checked(opened, bundle.checkpoint)
+    assert not failed(checks)
+    zeros = next(spec.default for spec in opened.manifest.inputs if spec.name == "attention_mask")
+    inputs = tuple(
+        dataclasses.replace(spec, default=dataclasses.replace(zeros, fill="zeros"))
+        if spec.name == "global_attention_mask"
+        else spec
+        for spec in opened.manifest.inputs
+    )
+    checks, _ = checked(Bundle(bundle.path, dataclasses.replace(opened.manifest, inputs=inputs)), bundle.checkpoint)
+    assert failed(checks) == set(checks)
+
+
+@pytest.mark.parametrize(
+    ("setting", "texts"),
+    [
+        ({"max_seq_length": 32}, {"length that texts are cut to"}),
+        ({"prompts": {"query": "w1 w2 ", "document": ""}}, {"short text as a query", "long text as a query"}),
+        ({"truncate_dim": 5}, None),
+    ],
+    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
+)
+def test_settings_of_sentence_transformers_are_the_models(
+    tiny_bundles, setting: dict[str, Any], texts: set[str] | None
+) -> None:
+    """None: every text but the length."""
+    bundle = tiny_bundles("deberta-v2", "sentence-similarity")
+    manifest = open_bundle(bundle.path).manifest
+    wrong = dataclasses.replace(manifest.sentence, **setting)
+    checks, _ = checked(Bundle(bundle.path, dataclasses.replace(manifest, sentence=wrong)), bundle.checkpoint)
+    assert failed(checks) == (set(checks) - {"length that texts are cut to"} if texts is None else texts)
+
+
+def test_what_a_checkpoint_says_and_a_bundle_dropped_is_found(tiny_bundles, tmp_path) -> None:
+    bundle = tiny_bundles("deberta-v2", "sentence-similarity")
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(bundle.checkpoint, checkpoint)
+    (checkpoint / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"document": "w3 "}}))
+    checks, _ = checked(open_bundle(bundle.path), checkpoint)
+    assert failed(checks) == {"short text as a document", "long text as a document"}
+
+
+def test_the_quick_grid_leaves_sentence_transformers_to_the_command(tiny_bundles) -> None:
+    bundle = tiny_bundles("deberta-v2", "sentence-similarity")
+    checks, left_out = checked(open_bundle(bundle.path), bundle.checkpoint, Grid.QUICK)
+    assert not checks
+    assert len(left_out) == 1
+    assert left_out[0].endswith("`hdexport verify BUNDLE` compares them")
