@@ -70,7 +70,8 @@ class SimulatedTensorRt(ModuleType):
         flavour: the module's name.
 
     Attributes:
-        trouble: what fails -> TensorRT's message: "deserialize", "context", "shape", "enqueue", "capture" (enqueueing
+        trouble: what fails -> TensorRT's message: "deserialize", "context", "profile" (which raises, as the bindings
+            do), "shape", "enqueue", "capture" (enqueueing
             during a capture), "uncapturable" (contexts say that their streams cannot be captured).
         living: the living execution contexts.
         made: number of execution contexts ever made.
@@ -253,6 +254,9 @@ class IExecutionContext:
         trt.living.add(self)
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        if "profile" in self._trt.trouble:
+            self._refuse(self._trt.trouble["profile"])
+            raise RuntimeError("Error in set optimization profile async.")
         self._state = State(profile=profile_index)
         return True
 

@@ -35,6 +35,11 @@ class BuildWatch:
         self._steps: dict[str, int] = {}
         self._reason: BaseException | None = None
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the build was asked to stop."""
+        return self._reason is not None
+
     @contextmanager
     def guard(self) -> Iterator[None]:
         """While the block runs, Ctrl-C stops the build, unless it is ignored; afterwards it is raised as usual.

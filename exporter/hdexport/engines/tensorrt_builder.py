@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["build_engine"]
 
+import functools
 import hashlib
 import logging
 import re
@@ -74,7 +75,8 @@ def build_engine(
         raise EngineError(f"There is no ONNX file at {onnx_path}.\nExport it first: hdexport build")
     watch = BuildWatch(progress)
     with watch.guard():
-        serialized, plugins = _serialize(
+        serialize = functools.partial(
+            _serialize,
             onnx_path,
             target,
             kernels=kernels,
@@ -82,6 +84,15 @@ def build_engine(
             version_compatible=version_compatible,
             monitor=watch.as_monitor(target.trt),
         )
+        is_rtx = target.flavour is Backend.TENSORRT_RTX
+        try:
+            serialized, plugins = serialize(user_allocation=is_rtx)
+        except EngineError as refusal:
+            if not is_rtx or watch.is_stopped:
+                raise
+            # What refuses the graph whatever the option is raises its own error here.
+            serialized, plugins = serialize(user_allocation=False)
+            logger.warning("The engine cannot be captured into CUDA graphs. %s", refusal)
     passport = Passport(
         flavour=cast(Flavour, target.flavour.value),  # `EngineTarget` takes no other
         version=target.trt.__version__,
@@ -117,8 +128,13 @@ def _serialize(
     profiles: Sequence[ProfileShape],
     version_compatible: bool,
     monitor: Any,
+    user_allocation: bool,
 ) -> tuple[Any, dict[str, int]]:
-    """The engine as a buffer of bytes, and how many layers of each plugin it has."""
+    """The engine as a buffer of bytes, and how many layers of each plugin it has.
+
+    With ``user_allocation``, an engine of TensorRT-RTX allocates nothing when it runs, without which its stream cannot
+    be captured (TensorRT-RTX's notes on CUDA graphs).
+    """
     backend = load_polygraphy(target.flavour)
     log, trt_logger = log_of(target.trt)
     # Errors of an earlier build.
@@ -141,6 +157,7 @@ def _serialize(
             target,
             profiles=[_polygraphy_profile(backend, network[1], profile) for profile in profiles],
             version_compatible=version_compatible,
+            user_allocation=user_allocation,
             progress_monitor=monitor,
         )
         # Counted before the build, which consumes the network.
@@ -207,7 +224,9 @@ def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, i
     return shape.memory
 
 
-def _config_loader(backend: ModuleType, target: EngineTarget, *, version_compatible: bool, **options: Any) -> Any:
+def _config_loader(
+    backend: ModuleType, target: EngineTarget, *, version_compatible: bool, user_allocation: bool, **options: Any
+) -> Any:
     if target.flavour is Backend.TENSORRT:
         if version_compatible:
             options |= {"version_compatible": True, "exclude_lean_runtime": True}
@@ -215,7 +234,16 @@ def _config_loader(backend: ModuleType, target: EngineTarget, *, version_compati
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
     capabilities = [(int(name[2:-1]), int(name[-1])) for name in target.restricted_to]
-    return CreateConfigRTX(compute_capabilities=capabilities or None, **options)
+    flags = target.trt.BuilderFlag
+
+    def set_flags(builder: Any, network: Any, config: Any) -> None:
+        # Polygraphy clears TensorRT's alone: a float32 engine computes in float32.
+        config.clear_flag(flags.TF32)
+        if user_allocation:
+            config.set_flag(flags.REQUIRE_USER_ALLOCATION)
+
+    created = CreateConfigRTX(compute_capabilities=capabilities or None, **options)
+    return backend.PostprocessConfig(created, set_flags)
 
 
 def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[ProfileShape]) -> EngineError:

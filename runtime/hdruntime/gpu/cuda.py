@@ -58,7 +58,9 @@ class Device:
     def __init__(self, driver: Any, ordinal: int) -> None:
         self.driver, self.ordinal = driver, ordinal
         self._garbage: deque[Callable[[], None]] = deque()
-        self._capturing_thread: int | None = None
+        # Held while memory is freed. Reentrant: a finalizer may run inside.
+        self._freeing = threading.RLock()
+        self._captures = 0
         try:
             self.call("cuInit", 0)
             self._context = self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", ordinal))
@@ -95,12 +97,17 @@ class Device:
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """Defer the frees of :meth:`discard` in this thread, because they would break the capture."""
-        self._capturing_thread = threading.get_ident()
+        """Defer the frees of :meth:`discard`, in whichever thread: they wait for the context, which breaks a capture.
+
+        Several threads may capture at a time.
+        """
+        with self._freeing:
+            self._captures += 1
         try:
             yield
         finally:
-            self._capturing_thread = None
+            with self._freeing:
+                self._captures -= 1
 
     def discard(self, free: Callable[[], None]) -> None:
         """Call ``free`` as soon as possible; for finalizers, which run at any time and in any thread."""
@@ -109,11 +116,14 @@ class Device:
             pass  # this frees it, except during a capture
 
     def _free_garbage(self) -> None:
-        if self._capturing_thread == threading.get_ident():
+        # Whoever is freeing already frees this, too; a finalizer must not wait for it.
+        if not self._freeing.acquire(blocking=False):
             return
-        with contextlib.suppress(IndexError):
-            while True:
+        try:
+            while self._garbage and not self._captures:
                 self._garbage.popleft()()
+        finally:
+            self._freeing.release()
 
     def _error(self, code: Any, name: str) -> BackendError:
         found, text = self.driver.cuGetErrorString(code)

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -430,6 +431,39 @@ def test_ctrl_c_that_is_ignored_stays_so(onnx_path: Path, tmp_path: Path, reques
     profiles = profiles_from_options(8)
     _build(onnx_path, tmp_path, profiles=profiles, progress=lambda *_: os.kill(os.getpid(), signal.SIGINT))
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@needs_rtx
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_an_engine_leaves_memory_to_its_caller_unless_that_is_refused_and_has_no_tf32(
+    is_refused: bool,
+    onnx_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A stream is captured only where an engine allocates nothing; TF32 has 10 bits of mantissa, float32 has 23."""
+    import tensorrt_rtx as trt
+    from polygraphy.exception import PolygraphyException
+
+    backend, user_allocation = load_polygraphy(Backend.TENSORRT_RTX), []
+    build = backend.engine_bytes_from_network
+
+    def recorded(network: Any, config: Any) -> Any:
+        made = config(network[0], network[1])
+        assert not made.get_flag(trt.BuilderFlag.TF32)
+        user_allocation.append(made.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION))
+        if is_refused and user_allocation[-1]:
+            raise PolygraphyException("a layer allocates")
+        return build(network, config=made)
+
+    monkeypatch.setattr(backend, "engine_bytes_from_network", recorded)
+    _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
+    assert user_allocation == ([True, False] if is_refused else [True])
+    if not is_refused:
+        assert caplog.text == ""
+        return
+    assert "The engine cannot be captured into CUDA graphs. TensorRT did not build the engine: a layer" in caplog.text
 
 
 @needs_rtx

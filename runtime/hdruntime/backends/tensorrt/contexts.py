@@ -34,8 +34,13 @@ class ExecutionContext:
         self._loaded, self._stream, self._arena = loaded, int(stream), arena
         self._context = loaded.engine.create_execution_context(loaded.config)
         self._prepared: tuple[Choice, int] | None = None
-        if self._context is None or not self._context.set_optimization_profile_async(profile, self._stream):
-            raise loaded.error(f"TensorRT cannot create an execution context for profile {profile}")
+        doing = f"TensorRT cannot create an execution context for profile {profile}"
+        if self._context is None:
+            raise loaded.error(doing)
+        try:
+            self._context.set_optimization_profile_async(profile, self._stream)
+        except RuntimeError as error:  # unlike other calls, which return False
+            raise loaded.error(doing) from error
         device.call("cuStreamSynchronize", stream)
 
     def prepare(self, choice: Choice) -> None:

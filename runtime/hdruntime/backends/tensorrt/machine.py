@@ -149,14 +149,15 @@ class Machine:
             context = self._new_context(choice.profile)
             graph = BatchGraph(self._device, self.computing, context, choice, *self._loaded.layouts(choice.shape))
             graph.check(slot.inputs.address, slot.staged_outputs)
+            checked, graph = graph, None
+            return checked
         except OutOfMemoryError as error:
             logger.info("no CUDA graph for %s: %s", choice.shape, error)
             self._policy.refuse(choice)
         except CaptureError as error:
             self._policy.switch_off(str(error))
             self._drop_graphs()
-        else:
-            return graph
-        if graph is not None:
-            graph.close()
+        finally:
+            if graph is not None:
+                graph.close()
         return None

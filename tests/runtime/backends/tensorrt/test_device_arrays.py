@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import weakref
 from typing import Any
 
@@ -165,6 +166,21 @@ def test_memory_released_during_a_capture_is_freed_afterwards(
     assert held == []
     assert runner._machine._graphs, "the capture succeeded"
     machine.run(runner, new_batch(2, 20))
+
+
+def test_memory_is_freed_after_the_last_of_several_captures(machine: Machine) -> None:
+    """Whichever thread it is released in: freeing waits for the context, which breaks every capture."""
+    device, freed = machine.runner()._device, []
+    with device.capturing():
+        with device.capturing():
+            pass
+        device.discard(lambda: freed.append("in the capturing thread"))
+        thread = threading.Thread(target=device.discard, args=(lambda: freed.append("in another"),))
+        thread.start()
+        thread.join()
+        assert freed == []
+    with device.current():
+        assert freed == ["in the capturing thread", "in another"]
 
 
 class Fleeting:

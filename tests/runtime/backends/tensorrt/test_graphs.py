@@ -11,7 +11,7 @@ import pytest
 from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from fakes.simulated_device import Code
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy, same_answers
-from hdruntime.errors import InputError
+from hdruntime.errors import BackendError, InputError
 
 ENQUEUE_BOUND_MS = 0.0
 GPU_BOUND_MS = 1e6
@@ -119,6 +119,19 @@ def test_a_capture_that_fails_switches_graphs_off_and_leaves_the_stream_usable(
     assert "CUDA graphs are off from here on: a batch cannot be captured" in caplog.text
     machine.check(in_flight, results())
     assert run_times(machine, runner, 3) == [0] * 3
+
+
+def test_a_driver_that_fails_while_a_graph_is_checked_leaves_nothing_behind(machine: Machine) -> None:
+    runner = machine.runner(graphs="on")
+    for tokens in (200, 20):
+        machine.run(runner, new_batch(2, tokens))
+    before = machine.device.left()
+    machine.device.failing["cuMemsetD8Async"] = Code.INVALID_VALUE
+    with pytest.raises(BackendError, match="CUDA error 1 at cuMemsetD8Async"):
+        machine.run(runner, new_batch(2, 20, seed=1))
+    machine.device.failing.clear()
+    assert machine.device.left() == before
+    assert run_times(machine, runner, 2) == [2, 1]
 
 
 def test_a_graph_is_not_freed_while_it_runs(new_machine: MachineMaker) -> None:
