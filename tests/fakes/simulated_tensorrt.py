@@ -71,7 +71,7 @@ class SimulatedTensorRt(ModuleType):
 
     Attributes:
         trouble: what fails -> TensorRT's message: "deserialize", "context", "profile" (which raises, as the bindings
-            do), "shape", "enqueue", "capture" (enqueueing
+            do), "shape", "size" of scratch memory (which is 0 then), "enqueue", "capture" (enqueueing
             during a capture), "uncapturable" (contexts say that their streams cannot be captured).
         living: the living execution contexts.
         made: number of execution contexts ever made.
@@ -276,6 +276,9 @@ class IExecutionContext:
         return self._engine._shape_of(name, *self._shape())
 
     def update_device_memory_size_for_shapes(self) -> int:
+        if "size" in self._trt.trouble:
+            self._refuse(self._trt.trouble["size"])
+            return 0
         batch, tokens, *_ = self._shape()
         self._state.needed = self._trt.scratch_bytes * batch * tokens + 1000 * self._state.profile
         return self._state.needed

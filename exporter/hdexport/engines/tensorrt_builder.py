@@ -227,23 +227,27 @@ def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, i
 def _config_loader(
     backend: ModuleType, target: EngineTarget, *, version_compatible: bool, user_allocation: bool, **options: Any
 ) -> Any:
+    trt = target.trt
+
+    def finish(builder: Any, network: Any, config: Any) -> None:
+        # Polygraphy clears TensorRT's alone: a float32 engine computes in float32.
+        config.clear_flag(trt.BuilderFlag.TF32)
+        # Scratch memory is then that of a batch and not that of the profile's largest; TensorRT before 10.10 lacks it.
+        if hasattr(trt.PreviewFeature, "RUNTIME_ACTIVATION_RESIZE_10_10"):
+            config.set_preview_feature(trt.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10, True)
+        if user_allocation:
+            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+
     if target.flavour is Backend.TENSORRT:
         if version_compatible:
             options |= {"version_compatible": True, "exclude_lean_runtime": True}
-        return backend.CreateConfig(**options)
-    from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+        created = backend.CreateConfig(**options)
+    else:
+        from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
-    capabilities = [(int(name[2:-1]), int(name[-1])) for name in target.restricted_to]
-    flags = target.trt.BuilderFlag
-
-    def set_flags(builder: Any, network: Any, config: Any) -> None:
-        # Polygraphy clears TensorRT's alone: a float32 engine computes in float32.
-        config.clear_flag(flags.TF32)
-        if user_allocation:
-            config.set_flag(flags.REQUIRE_USER_ALLOCATION)
-
-    created = CreateConfigRTX(compute_capabilities=capabilities or None, **options)
-    return backend.PostprocessConfig(created, set_flags)
+        capabilities = [(int(name[2:-1]), int(name[-1])) for name in target.restricted_to]
+        created = CreateConfigRTX(compute_capabilities=capabilities or None, **options)
+    return backend.PostprocessConfig(created, finish)
 
 
 def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[ProfileShape]) -> EngineError:

@@ -452,6 +452,7 @@ def test_an_engine_leaves_memory_to_its_caller_unless_that_is_refused_and_has_no
     def recorded(network: Any, config: Any) -> Any:
         made = config(network[0], network[1])
         assert not made.get_flag(trt.BuilderFlag.TF32)
+        assert made.get_preview_feature(trt.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10)
         user_allocation.append(made.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION))
         if is_refused and user_allocation[-1]:
             raise PolygraphyException("a layer allocates")

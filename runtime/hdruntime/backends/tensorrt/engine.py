@@ -92,6 +92,11 @@ class LoadedEngine:
         """Why TensorRT failed, from its log and our plugins; its calls return only that they failed."""
         return error_of(self.log, doing)
 
+    def logged_error(self, doing: str) -> BackendError | None:
+        """What TensorRT logged as an error since it was last asked; None where it logged none."""
+        messages = self.log.take_errors()
+        return _error(doing, messages) if messages else None
+
     def plugin_errors(self, doing: str) -> BackendError | None:
         """Errors of our plugins that TensorRT did not report."""
         complaints = take_plugin_errors()

@@ -59,7 +59,7 @@ def test_memory_of_a_failed_batch_is_not_freed_during_its_copies(new_machine: Ma
         machine.run(runner, new_batch(8, 3000))
 
 
-@pytest.mark.parametrize("trouble", ["context", "profile", "enqueue"])
+@pytest.mark.parametrize("trouble", ["context", "profile", "size", "enqueue"])
 def test_a_lack_of_memory_in_tensorrt_is_an_out_of_memory_error(trouble: str, machine: Machine) -> None:
     runner = machine.runner()
     machine.trt.trouble[trouble] = "[defaultAllocator.cpp] Error Code 1: Cuda Runtime (out of memory)"
