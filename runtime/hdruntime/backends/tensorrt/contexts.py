@@ -59,6 +59,7 @@ class ExecutionContext:
                 raise self._loaded.error(f"TensorRT refuses a batch of {_named(choice)}")
         self._check_outputs(choice, outputs)
         # Always after the shapes are set: they determine how TensorRT divides the memory.
+        self._loaded.log.take_errors()  # of earlier calls
         needed = int(self._context.update_device_memory_size_for_shapes())
         # 0 stands for a failure, too, which only the log tells from an engine that needs no memory.
         if not needed and (error := self._loaded.logged_error(f"TensorRT cannot size a batch of {_named(choice)}")):
