@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 
 from fakes.simulated_device import SimulatedDevice
@@ -396,8 +397,8 @@ def add_engine(
     made_for = {"flavour": flavour, "version": "9.9.9", "architectures": ("sm86",), "profiles": tuple(profiles)}
     listed = engine_file(flavour, **made_for)
     (bundle / "engines").mkdir(exist_ok=True)
-    model = (bundle / "model.onnx").read_bytes()
-    (bundle / listed.file).write_bytes(simulated_engine(model, profiles, **(types or {})))
+    model = onnx.load(bundle / "model.onnx")  # with weights that lie beside it
+    (bundle / listed.file).write_bytes(simulated_engine(model.SerializeToString(), profiles, **(types or {})))
     built_on = {"platform": "Linux", "driver": None, "gpu": None, "date": "2026-11-21"}
     passport = {"plugins": {}, "engine_sha256": "", "onnx_sha256": {}, "built_on": built_on}
     (bundle / listed.passport).write_text(json.dumps(passport))

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import PRECISIONS, add_pickle_argument, whole_number
+from hdexport.cli.arguments import BACKENDS, PRECISIONS, add_pickle_argument, whole_number
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError, VerificationError
 
@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "built with --bf16 or --fp16 for OpenVINO, and the CPU has it; int8 if the bundle has such graphs); all: each "
         "that runs here",
     )
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="compare what this backend runs, and nothing else (default: each that runs here; on a GPU engines and the "
+        "graph for CUDA, too)",
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print every check as one JSON object")
     output.add_argument("-q", "--quiet", action="store_true", help="print failed checks only")
@@ -60,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; 1 if a check failed."""
     from hdexport.cli.progress import TerminalProgress
     from hdexport.support.openmp import let_threads_sleep
+    from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import open_bundle
     from hdruntime.bundle.writer import write_manifest
 
@@ -85,8 +92,12 @@ def run(options: argparse.Namespace) -> int:
         )
         progress.step("Verifying against PyTorch")
         report = progress.check if is_silent else progress.result
-        found = verify_bundle(bundle, reference, grid=grid, precisions=precisions, longest=longest, report=report)
-        found = with_texts(found, bundle, reference, report=report)
+        backend = None if options.backend is None else Backend(options.backend)
+        found = verify_bundle(
+            bundle, reference, grid=grid, precisions=precisions, backend=backend, longest=longest, report=report
+        )
+        if backend is None:
+            found = with_texts(found, bundle, reference, report=report)
         half_range = check_half_range(bundle, report=report)
         record = found.record()
         record["passed"] = found.passed and half_range.problem is None

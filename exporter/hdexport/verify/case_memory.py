@@ -94,7 +94,9 @@ def _tokens_axis(spec: TensorSpec, tokens: int) -> int:
 
 
 def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, cuts_padding: bool) -> int:
-    """0 where they are never materialised."""
+    """0 where they are never materialised, or are in a GPU's memory."""
+    if graphs.backend is not None:
+        return 0
     is_portable = graphs.lowering == PORTABLE_LOWERING
     # The lowered graph needs a mask, and with it the scores, only where the runtime cannot cut the padding off.
     has_mask = case.padding == "left" or (case.padding == "right" and not cuts_padding)

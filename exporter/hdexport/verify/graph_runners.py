@@ -1,10 +1,11 @@
-"""A bundle's graphs on this machine's CPU, to be compared with PyTorch."""
+"""A bundle's graphs and engines on this machine, to be compared with PyTorch."""
 
 from __future__ import annotations
 
 __all__ = ["Run", "repeated_layers", "runner", "sampled_runner"]
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
+from hdruntime.errors import BackendError, BundleError, HdexportError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
@@ -47,7 +49,9 @@ Run = Callable[[Mapping[str, IntArray]], dict[str, FloatArray]]
 def runner(
     bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None, layers: LayerResults | None = None
 ) -> Iterator[Run]:
-    """Run graphs: lowered ones as users do, through the runtime; the portable one as it is.
+    """Run graphs: lowered ones and engines as users do, through the runtime; the portable one as it is.
+
+    What cannot be loaded raises its error in every run, so that each case has a reason.
 
     A graph whose decisions are asked for gives them as further outputs, and runs as it is. So does a graph without
     its repeated layers.
@@ -55,6 +59,15 @@ def runner(
     The threads of ONNX Runtime do not spin while they wait: that would keep the cores from PyTorch's, which runs
     between two cases.
     """
+    if graphs.backend is not None:
+        try:
+            session = hdruntime.load(graphs.alone(bundle), graphs.backend)
+        except (BackendError, BundleError) as error:
+            yield functools.partial(_refused, error)
+            return
+        with session:
+            yield lambda feeds: session(**feeds)
+        return
     graph = graphs.graphs[0]
     if decisions is not None or layers is not None:
         if graphs.is_for_openvino:
@@ -85,8 +98,11 @@ def sampled_runner(
     """Run graphs with logits at a few tokens, which they take as the input `SAMPLED_TOKENS`, [samples].
 
     They are the same graphs except for the tokens that their last projection is given, and run as they are: padding is
-    not cut off as the runtime does. None where that projection is not found.
+    not cut off as the runtime does. None where that projection is not found, and on a GPU.
     """
+    if graphs.backend is not None:
+        yield None
+        return
     logits, vocab_size = bundle.manifest.outputs[0].name, bundle.manifest.vocab_size
     if graphs.is_for_openvino:
         models = _models_of_openvino(bundle, graphs, decisions, layers)
@@ -95,6 +111,10 @@ def sampled_runner(
         return
     model = _changed_graph(bundle, graphs.graphs[0], decisions, layers)
     yield _changed_run(bundle, model) if sampled_graph(model, logits, vocab_size) else None
+
+
+def _refused(error: HdexportError, feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+    raise error
 
 
 def repeated_layers(bundle: Bundle, sets: Sequence[GraphSet]) -> LayerResults | None:

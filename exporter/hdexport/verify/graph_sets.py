@@ -1,44 +1,69 @@
-"""Which graphs of a bundle are verified here: those that answer together, and the precision that they compute in."""
+"""Which graphs and engines of a bundle are verified here: those that answer together, and what they compute in."""
 
 from __future__ import annotations
 
-__all__ = ["GraphSet", "check_precision", "graph_sets"]
+__all__ = ["GraphSet", "check_precision", "gpu_sets", "graph_sets"]
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from hdruntime.backends.choice import why_unavailable
 from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
-from hdruntime.bundle.manifest import GraphFile, Manifest
+from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CUDA_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
+from hdruntime.gpu.driver import gpus
+
+_RUN_BY = {
+    Backend.TENSORRT.value: (Backend.TENSORRT, Backend.TENSORRT_LEAN),
+    Backend.TENSORRT_RTX.value: (Backend.TENSORRT_RTX,),
+}
+"""Flavour of an engine -> the backends that run it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphSet:
-    """Graphs that one session runs, in one precision.
+    """Graphs, or an engine, that one session runs, in one precision.
 
     Attributes:
-        graphs: of OpenVINO those for any batch and for batches without padding, of which the runner takes one; else
-            one.
-        precision: what it computes in.
+        graphs: of OpenVINO those for any batch and for batches without padding, of which the runner takes one; of an
+            engine none; else one.
+        precision: what it computes in; ``auto`` on a GPU, where the bundle's type decides.
+        backend: what runs it on a GPU; None for a CPU.
+        engine: what runs in place of a graph.
     """
 
     graphs: tuple[GraphFile, ...]
     precision: Precision
+    backend: Backend | None = None
+    engine: EngineFile | None = None
 
     @property
     def name(self) -> str:
         """In reports and in the manifest: the files, and the precision where they do not tell it."""
+        if self.engine is not None:
+            return self.engine.file
         files = " and ".join(graph.file for graph in self.graphs)
         return f"{files} in bfloat16" if self.precision is Precision.BFLOAT16 else files
 
     @property
-    def lowering(self) -> str:
-        """Of the graph that takes any batch."""
-        return self.graphs[0].lowering
+    def lowering(self) -> str | None:
+        """Of the graph that takes any batch; None of an engine."""
+        return self.graphs[0].lowering if self.graphs else None
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest text that an engine takes; None for all that the bundle takes."""
+        return None if self.engine is None else max(profile.tokens[2] for profile in self.engine.profiles)
+
+    def alone(self, bundle: Bundle) -> Bundle:
+        """The bundle with this engine and no other, so that a session runs none but this."""
+        engines = () if self.engine is None else (self.engine,)
+        return Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=engines))
 
     @property
     def is_for_openvino(self) -> bool:
@@ -62,6 +87,8 @@ def graph_sets(
         asked = {Precision.FLOAT32, *OPTION_OF_GRAPHS, *([Precision.BFLOAT16] if is_half else [])}
     found = []
     for graphs in _together(manifest.graphs):
+        if graphs[0].lowering == CUDA_LOWERING:
+            continue
         for precision in _precisions_of(graphs):
             made = GraphSet(graphs=graphs, precision=precision)
             reason = _why_not(made, manifest, asked)
@@ -69,6 +96,44 @@ def graph_sets(
                 found.append(made)
             elif precision is not Precision.BFLOAT16 or precision in asked or is_half:
                 leave_out(f"{made.name}: not checked: {reason}")
+    return found
+
+
+def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], None]) -> list[GraphSet]:
+    """What is run on this machine's GPU: the graph for CUDA, and every engine that runs here.
+
+    Args:
+        bundle: the bundle.
+        asked: the backend; None for each that can run.
+        leave_out: called with a sentence for each graph and engine that is not run.
+
+    Raises:
+        BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
+    """
+    manifest = bundle.manifest
+    graphs = [graph for graph in manifest.graphs if graph.lowering == CUDA_LOWERING]
+    ways = [
+        *((GraphSet(graphs=(graph,), precision=Precision.AUTO), (Backend.ONNXRUNTIME_CUDA,)) for graph in graphs),
+        *(
+            (GraphSet(graphs=(), precision=Precision.AUTO, engine=engine), _RUN_BY[engine.flavour])
+            for engine in manifest.engines
+        ),
+    ]
+    found: list[GraphSet] = []
+    reasons: list[str | None] = []
+    for made, backends in ways:
+        wanted = [backend for backend in backends if asked in (None, backend)]
+        refusals = {backend: why_unavailable(made.alone(bundle), backend) for backend in wanted}
+        runs = next((backend for backend, refusal in refusals.items() if refusal is None), None)
+        if runs is not None:
+            found.append(dataclasses.replace(made, backend=runs))
+        elif refusals:
+            reasons += refusals.values()
+            why = str(next(iter(refusals.values()))).splitlines()[0] if gpus() else "that needs an NVIDIA GPU"
+            command = f"hdexport verify BUNDLE --backend {wanted[0].value}"
+            leave_out(f"{made.name}: not checked: {why.removesuffix('.')} ({command})")
+    if asked is not None and not found:
+        raise BackendUnavailableError(reasons[0] if reasons else f"{bundle.path} has nothing for {asked.value}.")
     return found
 
 
@@ -112,8 +177,6 @@ def _precisions_of(graphs: Sequence[GraphFile]) -> tuple[Precision, ...]:
 
 def _why_not(graphs: GraphSet, manifest: Manifest, asked: Collection[Precision]) -> str | None:
     """Why they are not run; None where they are."""
-    if graphs.lowering == CUDA_LOWERING:
-        return "that needs an NVIDIA GPU"
     if graphs.precision not in asked:
         return f"{graphs.precision.value} was not asked for"
     if not graphs.is_for_openvino:

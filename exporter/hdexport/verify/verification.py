@@ -1,4 +1,4 @@
-"""Every graph of a bundle against PyTorch, one case at a time: no answer outlives its case."""
+"""Every graph and engine of a bundle against PyTorch, one case at a time: no answer outlives its case."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
 from hdexport.verify.graph_runners import Run, repeated_layers, runner, sampled_runner
-from hdexport.verify.graph_sets import GraphSet, graph_sets
+from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.sample_text import ENGLISH, sample_ids
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import NonFiniteOutputError
+from hdruntime.errors import BackendError, BundleError, NonFiniteOutputError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
+
+_ON_GPU = (Backend.ONNXRUNTIME_CUDA, Backend.TENSORRT, Backend.TENSORRT_RTX, Backend.TENSORRT_LEAN)
 
 _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: the first touch of more takes seconds. With the
@@ -56,11 +58,12 @@ def verify_bundle(
     *,
     grid: Grid,
     precisions: Collection[Precision] | None = None,
+    backend: Backend | None = None,
     longest: int = LONGEST_CHECKED,
     limit_bytes: int | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Verification:
-    """Run every graph of a bundle over a grid and compare it with PyTorch.
+    """Run every graph and engine of a bundle that runs here over a grid, and compare it with PyTorch.
 
     The quick grid leaves layers that repeat others with other weights out of long texts: short texts check those
     weights, and the full grid checks all lengths with all layers.
@@ -73,13 +76,17 @@ def verify_bundle(
         reference: PyTorch's answers.
         grid: the cases.
         precisions: what sessions on a CPU compute in, each held to tolerances of its own; None for those that
-            `graph_sets` chooses.
+            `graph_sets` chooses, and for what runs on a GPU.
+        backend: the only one that is compared; None for each that runs here.
         longest: lengths above it are left out.
         limit_bytes: memory that a case may take besides the weights; None for what suits the grid.
         report: called with one line per check, and per thing that is not checked.
 
     Returns:
         all outcomes; the bundle is right where all have passed.
+
+    Raises:
+        BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
     """
     manifest = bundle.manifest
     outcomes = _Outcomes(report)
@@ -89,14 +96,20 @@ def verify_bundle(
     if reason is not None:
         found = [case for case in found if case.padding != "left"]
         outcomes.leave_out(f"padding left: not checked: {reason}")
-    sets = graph_sets(manifest, precisions, outcomes.leave_out)
+    sets = [] if backend in _ON_GPU else graph_sets(manifest, precisions, outcomes.leave_out)
+    if backend is not None:
+        sets = [each for each in sets if each.is_for_openvino == (backend is Backend.OPENVINO)]
+    if precisions is None and (backend is None or backend in _ON_GPU):
+        sets += gpu_sets(bundle, backend, outcomes.leave_out)
     if reference.facts.decisions is not None:
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
         limit_bytes = _limit_bytes(grid)
     has_long = grid is Grid.QUICK and any(_is_long(case, manifest) for case in found)
     for asked, those in _readers(bundle, reference, sets):
-        layers = _layers_to_leave_out(bundle, asked, those) if has_long else None
+        # No layer is left out of an engine.
+        is_on_gpu = any(each.backend is not None for each in those)
+        layers = _layers_to_leave_out(bundle, asked, those) if has_long and not is_on_gpu else None
         for part in open_at_once(those, manifest, _free_bytes() // 2):
             for way, group in _by_way(found, manifest, limit_bytes, layers).items():
                 with contextlib.ExitStack() as stack:
@@ -105,8 +118,6 @@ def verify_bundle(
                         _check_case(bundle, way.answers_of(asked), case, runs, outcomes, limit_bytes, way)
     if manifest.max_len > longest:
         outcomes.leave_out(f"lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
-    for engine in manifest.engines:
-        outcomes.leave_out(f"{engine.file}: not checked: that needs an NVIDIA GPU")
     return Verification(
         grid=grid,
         checks=tuple(outcomes.checks),
@@ -185,9 +196,11 @@ def _readers(
     right; and they show most mistakes of float graphs, because every token differs.
     """
     rounded = [each for each in sets if each.precision is Precision.INT8]
-    exact = [each for each in sets if each not in rounded]
-    if exact or not rounded:
-        yield reference, exact
+    exact = [each for each in sets if each not in rounded and each.backend is None]
+    on_gpu = [each for each in sets if each.backend is not None]
+    for those in (exact, on_gpu):
+        if those:
+            yield reference, those
     if rounded:
         (written,), kind = sample_ids(bundle, [_WRITTEN_TOKENS])
         yield (reference.reading(written) if kind == ENGLISH else reference), rounded
@@ -277,6 +290,11 @@ def _check_case(
     arrays = arrays_bytes(case, manifest, samples=None if samples is None else len(samples))
     fitting: list[tuple[GraphSet, Run]] = []
     for graphs, run in runs.items():
+        if graphs.longest is not None and case.tokens > graphs.longest:
+            outcomes.leave_out(
+                f"{graphs.name}: {case_text(case)}: not checked: its profiles end at {graphs.longest} tokens"
+            )
+            continue
         needed = arrays + scores_bytes(graphs, case, manifest, cuts_padding=way.is_as_users_run_it)
         if run is None:
             needed = arrays_bytes(case, manifest)
@@ -314,6 +332,10 @@ def _compared(
         outputs = run(feeds)
     except NonFiniteOutputError:
         return not_finite(graphs, case, manifest)
+    except (BackendError, BundleError) as error:
+        if graphs.backend is None:
+            raise
+        return dataclasses.replace(not_finite(graphs, case, manifest), wrong_decisions=(str(error).splitlines()[0],))
     if expected is not None:
         return compare_case(graphs, case, manifest, expected, outputs, samples)
     decisions = reference.facts.decisions

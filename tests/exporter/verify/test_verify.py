@@ -41,7 +41,10 @@ def test_a_right_bundle_passes_every_check(tiny_bundles, model_type: str, clippe
     assert {check.case.tokens for check in checks} == {1, 2, 63, 64, 65, 128, 300} | clipped
     assert {check.case.batch for check in checks} == {1, 3}
     assert {check.case.padding for check in checks} == {"none", "right", "left"}
-    unchecked = "onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
+    unchecked = (
+        "onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU "
+        "(hdexport verify BUNDLE --backend onnxruntime_cuda)"
+    )
     assert [line for line in lines if not line.startswith("-[x]")] == [f"-[-] {unchecked}"]
     assert found.passed
     assert found.record()["grid"] == "full"
