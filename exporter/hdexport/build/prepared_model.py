@@ -21,6 +21,7 @@ from hdexport.model.memories import counts_tokens
 from hdexport.model.tasks import Task
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Positions
+from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -97,7 +98,7 @@ def attention_of_model(
     subject = Subject(
         model=model,
         family=checkpoint.family,
-        task=task,
+        task=checkpoint.run_as(task),
         max_len=options.max_len,
         recurrence=options.recurrence,
         query_scale=query_scale,
@@ -149,9 +150,14 @@ def graph_module(
     from hdexport.model.precision import Precision, cast_model
     from hdexport.model.surgery import continue_positions, fold_positions, fold_token_types
 
-    family = checkpoint.family
+    family, run_as = checkpoint.family, checkpoint.run_as(task)
     memories = next((setup.memories for setup in setups.values() if setup.memories is not None), None)
-    has_token_types = family.has_token_types(model.config, task)
+    if memories is not None and run_as is not task:
+        raise InputError(
+            "The model's scores are of a vector that is pooled of all tokens of a pair, and a model with a memory sees "
+            "a segment of them.\nLeave --recurrence out, and set mem_len to null where config.json has it."
+        )
+    has_token_types = family.has_token_types(model.config, run_as)
     folded_token_types = not has_token_types and fold_token_types(model, family)
     if memories is not None and counts_tokens(memories.specs):
         continue_positions(model, family, memories)
@@ -168,7 +174,7 @@ def graph_module(
         task,
         inputs=graph_inputs(
             has_token_types=has_token_types,
-            token_type_separator_id=family.token_type_separator_id(model.config, task),
+            token_type_separator_id=family.token_type_separator_id(model.config, run_as),
             pools_prompts=pools_prompts,
             sees_all=sees_all,
             others=[spec for setup in setups.values() for spec in setup.inputs],

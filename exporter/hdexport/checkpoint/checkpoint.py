@@ -18,7 +18,7 @@ from hdexport.checkpoint.hub import HubModel, download, hub_model
 from hdexport.checkpoint.layouts import arranged, is_checkpoint
 from hdexport.checkpoint.loading import folded_vocabulary, load_model
 from hdexport.checkpoint.multi_vector import leaves_tokens_out
-from hdexport.checkpoint.sentence_modules import logit_score, token_modules
+from hdexport.checkpoint.sentence_modules import logit_score, scored_labels, token_modules
 from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
 from hdexport.checkpoint.tokenizer_files import read_tokenizer
@@ -36,7 +36,7 @@ _READ = ("", ".jinja", ".json", ".model", ".safetensors", ".txt")
 """Suffixes of files and folders that are read; a broken link among them would look like a missing file."""
 
 
-_TASK_OF_CLASS = {"SparseEncoder": Task.SPARSE_SIMILARITY}
+_TASK_OF_CLASS = {"SparseEncoder": Task.SPARSE_SIMILARITY, "CrossEncoder": Task.TEXT_CLASSIFICATION}
 """Class of sentence-transformers whose models are all for one task -> the task."""
 
 _SETFIT_HEAD = "model_head.*"
@@ -87,18 +87,28 @@ class Checkpoint:
             return Task.FEATURE_EXTRACTION
         if saved_from in _TASK_OF_CLASS:
             return _TASK_OF_CLASS[saved_from]
-        if saved_from == "CrossEncoder" and logit_score(self.path) is not None:
-            return Task.TEXT_CLASSIFICATION
-        if saved_from not in (None, "SentenceTransformer", "CrossEncoder"):
+        if saved_from not in (None, "SentenceTransformer"):
             raise ModelError(
                 f"{self.path / 'config_sentence_transformers.json'} has model_type {shown(saved_from)}; "
-                f"{', '.join(_TASK_OF_CLASS)}, SentenceTransformer and CrossEncoder are supported.\n"
+                f"SentenceTransformer, {' and '.join(_TASK_OF_CLASS)} are supported.\n"
                 "Build what its Transformer gives: --task feature-extraction or --task fill-mask"
             )
         return infer_task(
             list(self.config.get("architectures") or []),
             is_sentence_transformer=saved_from == "SentenceTransformer",
         )
+
+    def run_as(self, task: Task) -> Task:
+        """The task whose model of transformers is run, which gives tokens' vectors where modules score pairs by them.
+
+        Args:
+            task: of a bundle.
+
+        Raises:
+            ModelError: a file of the modules cannot be read.
+        """
+        scores_vectors = task is Task.TEXT_CLASSIFICATION and scored_labels(self.path) is not None
+        return Task.FEATURE_EXTRACTION if scores_vectors else task
 
     @property
     def task_remark(self) -> str | None:
@@ -178,8 +188,9 @@ class Checkpoint:
             ModelError: no model has the values of ``config.json``.
         """
         settings = settings_from(self.path, self.config, newer_keys=self.family.newer_keys(self.config))
-        if logit_score(self.path) is not None:
-            settings.num_labels = 1
+        labels = 1 if logit_score(self.path) is not None else scored_labels(self.path)
+        if labels is not None:
+            settings.num_labels = labels
         return settings
 
     def with_adapter(self, name: str | None) -> Checkpoint:
@@ -219,7 +230,8 @@ class Checkpoint:
                 f"{', '.join(generator_model_types())} are supported.\n"
                 "Build what its Transformer gives: --task feature-extraction"
             )
-        self._check_task(task)
+        run_as = self.run_as(task)
+        self._check_task(run_as)
         files = self.weight_files(allow_pickle=allow_pickle)
         settings = self.settings()
         if TASKS[task].has_labels:
@@ -229,9 +241,9 @@ class Checkpoint:
             files,
             settings=settings,
             family=self.family,
-            task=task,
+            task=run_as,
             is_generator=score is not None,
-            made_for=self.task,
+            made_for=lambda: self.run_as(self.task()),
             report=report,
         )
         if self.adapter is not None and self.adapter in self.family.adapters(self.config):

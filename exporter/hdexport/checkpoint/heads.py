@@ -7,7 +7,7 @@ __all__ = ["task_head"]
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hdexport.checkpoint.sentence_pooling import late_interaction_layers, sentence_pooling, token_layers
+from hdexport.checkpoint.sentence_pooling import late_interaction_layers, pair_scores, sentence_pooling, token_layers
 from hdexport.checkpoint.splade_pooling import splade_pooling
 from hdexport.model.tasks import Task
 
@@ -25,14 +25,15 @@ _HEADS: dict[Task, _ReadHead] = {
     Task.SENTENCE_SIMILARITY: sentence_pooling,
     Task.SPARSE_SIMILARITY: splade_pooling,
     Task.TOKEN_SIMILARITY: late_interaction_layers,
+    Task.TEXT_CLASSIFICATION: pair_scores,
 }
 
 
 def task_head(path: Path, task: Task, *, hidden_size: int, allow_pickle: bool = False) -> Head | None:
     """What follows the model that a bundle for a task computes; None where its outputs are the task's.
 
-    Sentences' vectors take all modules. Tokens' vectors are given as they are where a pooling follows, and take the
-    modules of a chain without one.
+    Sentences' vectors and scores of pairs take all modules. Tokens' vectors are given as they are where a pooling
+    follows, and take the modules of a chain without one.
 
     Args:
         path: of the checkpoint.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "SCORES",
     "TOKENS",
     "TOKENS_INSTEAD",
     "LogitScore",
@@ -13,6 +14,7 @@ __all__ = [
     "module_folders",
     "pooling_settings",
     "reads_and_writes",
+    "scored_labels",
     "sentence_modules",
     "token_modules",
 ]
@@ -20,12 +22,14 @@ __all__ = [
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hdexport.support.json_files import read_json, read_object, shown
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
-from hdruntime.bundle.value_types import TokenId
+from hdruntime.bundle.value_types import Size, TokenId
 from hdruntime.errors import ModelError
+
+_Config = TypeVar("_Config")
 
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -40,8 +44,11 @@ _MODES = {
 TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extraction"
 """What to do about a chain that is not supported."""
 
-TOKENS = "token_embeddings"
-"""What sentence-transformers calls the vectors of a text's tokens."""
+TOKENS, SCORES = "token_embeddings", "scores"
+"""What sentence-transformers calls the vectors of a text's tokens, and a cross-encoder's logits."""
+
+_LAYERS = ("Dense", "LayerNorm", "Normalize", "Dropout")
+"""Modules that may follow a pooling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +71,19 @@ class PoolingSettings:
     Attributes:
         modes: names, whose results are concatenated.
         include_prompt: whether a prompt's tokens are pooled, too.
-        following: the modules after the pooling.
+        following: the modules after the pooling, without those that matter in training alone.
     """
 
     modes: tuple[str, ...]
     include_prompt: bool
     following: tuple[SentenceModule, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DenseConfig:
+    """What is read of the Dense layer that gives scores."""
+
+    out_features: Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +137,22 @@ def logit_score(directory: Path) -> LogitScore | None:
     modules = sentence_modules(directory)
     if [module.kind for module in modules] != ["Transformer", "LogitScore"]:
         return None
-    file = directory / modules[1].folder / "config.json"
-    try:
-        return from_values(read_object(file), LogitScore, name=shown(file))
-    except JsonMismatchError as error:
-        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None
+    return _config_of(directory / modules[1].folder, LogitScore)
+
+
+def scored_labels(directory: Path) -> int | None:
+    """How many logits a pair has by the last of the modules after a Transformer, a Dense; None for other chains.
+
+    Raises:
+        ModelError: a file cannot be read, or does not say how many.
+    """
+    trained = [module for module in sentence_modules(directory)[1:] if module.kind != "Dropout"]
+    if not trained or trained[-1].kind != "Dense":
+        return None
+    folder = directory / trained[-1].folder
+    if SCORES not in reads_and_writes(folder / "config.json"):
+        return None
+    return _config_of(folder, _DenseConfig).out_features
 
 
 def token_modules(directory: Path) -> tuple[SentenceModule, ...]:
@@ -190,18 +215,26 @@ def pooling_settings(path: Path) -> PoolingSettings:
             f"supported.\n{TOKENS_INSTEAD}"
         )
     for module in modules[2:]:
-        if module.kind not in ("Dense", "Normalize"):
+        if module.kind not in _LAYERS:
             raise ModelError(
-                f"The sentence-transformers module {module.kind} is not supported; Pooling, Dense and Normalize are.\n"
-                f"{TOKENS_INSTEAD}"
+                f"{path} has the sentence-transformers module {module.kind} after its Pooling, which is not supported; "
+                f"{', '.join(_LAYERS)} are.\n{TOKENS_INSTEAD}"
             )
     file = path / modules[1].folder / "config.json"
     config = read_object(file)
     return PoolingSettings(
         modes=_pooling_modes(file, config),
         include_prompt=bool(config.get("include_prompt", True)),
-        following=modules[2:],
+        following=tuple(module for module in modules[2:] if module.kind != "Dropout"),
     )
+
+
+def _config_of(folder: Path, kind: type[_Config]) -> _Config:
+    file = folder / "config.json"
+    try:
+        return from_values(read_object(file), kind, name=shown(file))
+    except JsonMismatchError as error:
+        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None
 
 
 def _sentence_module(path: Path, module: object) -> SentenceModule:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["SentencePooling", "TokenLayers", "late_interaction_layers", "sentence_pooling", "token_layers"]
+__all__ = [
+    "PairScores",
+    "SentencePooling",
+    "TokenLayers",
+    "late_interaction_layers",
+    "pair_scores",
+    "sentence_pooling",
+    "token_layers",
+]
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,16 +20,23 @@ import torch
 
 from hdexport.checkpoint.multi_vector import PROJECTION, late_interaction
 from hdexport.checkpoint.sentence_modules import (
+    SCORES,
     TOKENS,
     TOKENS_INSTEAD,
     SentenceModule,
     pooling_settings,
+    scored_labels,
     token_modules,
 )
 from hdexport.checkpoint.weight_files import read_weights, weight_files
 from hdexport.model.head import Head
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
+
+_SENTENCE = "sentence_embedding"
+"""What sentence-transformers calls a text's vector."""
+
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 _OTHER_LAYERS = "Choose a model whose layers are Dense and Normalize without that."
 """The remedy for a layer of token vectors that is not supported."""
@@ -60,6 +75,16 @@ class SentencePooling(Head):
         """The tokens' vectors and the sentence's; see `Head.outputs`."""
         tokens = states.float()
         return tokens, self(tokens, attention_mask, pooled_mask)
+
+
+class PairScores(SentencePooling):
+    """Pools the tokens of each pair to one vector, of which the last layer makes logits."""
+
+    def outputs(
+        self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The logits alone; see `Head.outputs`."""
+        return super().outputs(states, attention_mask, pooled_mask)[1:]
 
 
 class TokenLayers(Head):
@@ -189,7 +214,8 @@ def _token_layers(
 ) -> TokenLayers:
     layers = list(before)
     for module in modules:
-        layer, width = _layer(module.kind, path / module.folder, width, vectors=TOKENS, allow_pickle=allow_pickle)
+        folder = path / module.folder
+        layer, width = _layer(module.kind, folder, width, reads=TOKENS, writes=TOKENS, allow_pickle=allow_pickle)
         layers.append(layer)
     return TokenLayers(layers, width)
 
@@ -206,9 +232,7 @@ def _projection(path: Path, width: int, *, allow_pickle: bool) -> torch.nn.Linea
         )
     if not weight.isfinite().all():
         raise ModelError(f"{path} has a weight {PROJECTION} that is NaN or infinite.\nDownload the model again.")
-    layer = torch.nn.Linear(width, len(weight), bias=False, device="meta")
-    layer.load_state_dict({"weight": weight.float()}, assign=True)
-    return layer
+    return _linear(weight.float())
 
 
 def sentence_pooling(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> SentencePooling:
@@ -222,38 +246,78 @@ def sentence_pooling(path: Path, *, hidden_size: int, allow_pickle: bool = False
     Raises:
         ModelError: a module or a setting of one is not supported, a file is missing, or widths do not fit.
     """
+    return SentencePooling(*_pooling_layers(path, hidden_size, _SENTENCE, allow_pickle=allow_pickle))
+
+
+def pair_scores(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> PairScores | None:
+    """The modules after a cross-encoder's Transformer, with their weights; None where they give no scores.
+
+    Args:
+        path: of the checkpoint.
+        hidden_size: width of the encoder's tokens.
+        allow_pickle: also read weights that are stored as a pickle.
+
+    Raises:
+        ModelError: as `sentence_pooling` does.
+    """
+    if scored_labels(path) is None:
+        return None
+    return PairScores(*_pooling_layers(path, hidden_size, SCORES, allow_pickle=allow_pickle))
+
+
+def _pooling_layers(
+    path: Path, hidden_size: int, given: str, *, allow_pickle: bool
+) -> tuple[tuple[str, ...], list[torch.nn.Module]]:
+    """The modes of a pooling and the layers after it, the last of which gives what is called `given`."""
     settings = pooling_settings(path)
     layers: list[torch.nn.Module] = []
     width = hidden_size * len(settings.modes)
-    for module in settings.following:
-        layer, width = _layer(module.kind, path / module.folder, width, allow_pickle=allow_pickle)
+    for place, module in enumerate(settings.following, 1):
+        writes = given if place == len(settings.following) else _SENTENCE
+        layer, width = _layer(module.kind, path / module.folder, width, writes=writes, allow_pickle=allow_pickle)
         layers.append(layer)
-    return SentencePooling(settings.modes, layers)
+    return settings.modes, layers
 
 
 def _layer(
-    kind: str, folder: Path, width: int, *, vectors: str = "sentence_embedding", allow_pickle: bool
+    kind: str, folder: Path, width: int, *, reads: str = _SENTENCE, writes: str, allow_pickle: bool
 ) -> tuple[torch.nn.Module, int]:
     """A layer that takes vectors of a width, and the width of what it gives.
 
     Args:
-        kind: ``Dense`` or ``Normalize``.
+        kind: ``Dense``, ``LayerNorm`` or ``Normalize``.
         folder: with its settings.
         width: of what it takes.
-        vectors: sentence-transformers' name of the vectors that it reads and writes.
+        reads, writes: sentence-transformers' names of the vectors that it takes and gives.
         allow_pickle: also read weights that are stored as a pickle.
     """
     file = folder / "config.json"
     # Vectors of tokens take the same layers in every task.
-    instead = _OTHER_LAYERS if vectors == TOKENS else TOKENS_INSTEAD
+    instead = _OTHER_LAYERS if reads == TOKENS else TOKENS_INSTEAD
     # The layers of old versions that have no settings have no file.
-    config = read_object(file) if kind == "Dense" or file.is_file() else {}
-    for name in ("module_input_name", "module_output_name"):
-        if config.get(name) not in (None, vectors):
-            raise ModelError(f"{file} has {name} {shown(config[name])}; only {vectors} is supported.\n{instead}")
+    config = {} if kind == "Normalize" and not file.is_file() else read_object(file)
+    found = config.get("module_input_name") or reads
+    for name, value, fits in (
+        ("module_input_name", found, reads),
+        ("module_output_name", config.get("module_output_name") or found, writes),
+    ):
+        if value != fits:
+            raise ModelError(f"{file} has {name} {shown(value)}; only {fits} is supported there.\n{instead}")
     if kind == "Normalize":
         return _Normalize(), width
-    return _dense(folder, config, width, instead=instead, allow_pickle=allow_pickle)
+    make = _layer_norm if kind == "LayerNorm" else _dense
+    return make(folder, config, width, instead=instead, allow_pickle=allow_pickle)
+
+
+def _layer_norm(
+    folder: Path, config: dict[str, Any], width: int, *, instead: str, allow_pickle: bool
+) -> tuple[torch.nn.Module, int]:
+    weights = _weights(folder, "norm.", allow_pickle=allow_pickle)
+    size = config.get("dimension")
+    _check_weights(folder, weights, {"dimension": size}, {"weight": [size], "bias": [size]}, width=width)
+    layer = torch.nn.LayerNorm(width, device="meta")
+    layer.load_state_dict(weights, assign=True)
+    return layer, width
 
 
 def _dense(
@@ -262,43 +326,87 @@ def _dense(
     # Tanh is what sentence-transformers takes where none is named; code of the checkpoint's own is not run.
     named = str(config.get("activation_function", "torch.nn.Tanh"))
     activation = named.rpartition(".")[2]
-    if activation not in ("Identity", "Tanh", "ReLU", "GELU") or not named.startswith("torch."):
+    if activation not in _ACTIVATIONS or not named.startswith("torch."):
         raise ModelError(
-            f"{folder / 'config.json'} has activation_function {shown(named)}; supported: Identity, Tanh, ReLU, GELU "
+            f"{folder / 'config.json'} has activation_function {shown(named)}; supported: {', '.join(_ACTIVATIONS)} "
             f"of torch.nn.\n{instead}"
         )
-    if config.get("use_residual"):
-        raise ModelError(f"{folder / 'config.json'} has use_residual, which is not supported.\n{instead}")
-    weights = {
-        name.removeprefix("linear."): weight
+    weights = _weights(folder, "linear.", allow_pickle=allow_pickle)
+    out_features, in_features = config.get("out_features"), config.get("in_features")
+    expected = {"weight": [out_features, in_features]}
+    if "bias" in weights:
+        expected["bias"] = [out_features]
+    if config.get("use_residual") and out_features != in_features:
+        expected["residual.weight"] = [out_features, in_features]
+    sizes = {"in_features": in_features, "out_features": out_features}
+    _check_weights(folder, weights, sizes, expected, width=width)
+    residual = weights.pop("residual.weight", None)
+    layer = torch.nn.Sequential(_linear(**weights), getattr(torch.nn, activation)())
+    if not config.get("use_residual"):
+        return layer, len(weights["weight"])
+    return _Sum(layer, torch.nn.Identity() if residual is None else _linear(residual)), len(weights["weight"])
+
+
+class _Sum(torch.nn.Module):
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = layers
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.first(vectors) + self.second(vectors)
+        return added
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.nn.Linear:
+    # The file's own tensors: nothing of a size that only the configuration names is made.
+    outputs, inputs = weight.shape
+    linear = torch.nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    linear.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}), assign=True)
+    return linear
+
+
+def _weights(folder: Path, prefix: str, *, allow_pickle: bool) -> dict[str, torch.Tensor]:
+    """A layer's weights by name, without the prefix that sentence-transformers gives them; floats are float32."""
+    return {
+        name.removeprefix(prefix): weight.float() if weight.is_floating_point() else weight
         for file in weight_files(folder, allow_pickle=allow_pickle)
         for name, weight in read_weights(file).items()
     }
-    _check_dense(folder, config, weights, width)
-    # The file's own tensors: nothing of a size that only the configuration names is made.
-    out_features, in_features = weights["weight"].shape
-    linear = torch.nn.Linear(in_features, out_features, bias="bias" in weights, device="meta")
-    linear.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
-    return torch.nn.Sequential(linear, getattr(torch.nn, activation)()), linear.out_features
 
 
-def _check_dense(folder: Path, config: dict[str, object], weights: dict[str, torch.Tensor], width: int) -> None:
-    """Refuse a layer whose weights, configuration and input differ in width or are not floating-point."""
-    there = {name: list(weight.shape) for name, weight in weights.items()}
-    sizes = config.get("out_features"), config.get("in_features")
-    if not all(type(size) is int and size > 0 for size in sizes):
+def _check_weights(
+    folder: Path,
+    weights: dict[str, torch.Tensor],
+    sizes: dict[str, Any],
+    expected: dict[str, list[Any]],
+    *,
+    width: int,
+) -> None:
+    """Refuse a layer whose weights, configuration and input differ in width or are not floating-point.
+
+    Args:
+        folder: of the layer.
+        weights: that were found.
+        sizes: key of the configuration -> value; the first is the width of what the layer takes.
+        expected: name -> shape.
+        width: of what the layer is given.
+    """
+    said = " and ".join(f"{name} {shown(size)}" for name, size in sizes.items())
+    if not all(type(size) is int and size > 0 for size in sizes.values()):
         raise ModelError(
-            f"{folder / 'config.json'} has in_features {shown(sizes[1])} and out_features {shown(sizes[0])}; whole "
-            "numbers from 1 up are needed.\nSet them to the widths of the weights."
+            f"{folder / 'config.json'} has {said}; whole numbers from 1 up are needed.\n"
+            "Set them to the widths of the weights."
         )
-    if there not in ({"weight": list(sizes)}, {"weight": list(sizes), "bias": [sizes[0]]}):
+    there = {name: list(weight.shape) for name, weight in weights.items()}
+    if there != expected:
         raise ModelError(
             f"The layer in {folder} cannot be read: its weights are {shown(there)}, and config.json says "
-            f"in_features {sizes[1]} and out_features {sizes[0]}.\nDownload the model again."
+            f"{said}.\nDownload the model again."
         )
-    if sizes[1] != width:
+    takes = next(iter(sizes.values()))
+    if takes != width:
         raise ModelError(
-            f"The layer in {folder} takes vectors of width {sizes[1]}, and those before it are of width {width}.\n"
+            f"The layer in {folder} takes vectors of width {takes}, and those before it are of width {width}.\n"
             "Check that modules.json, the pooling and the encoder belong together."
         )
     wrong = [name for name, weight in weights.items() if not (weight.is_floating_point() and weight.isfinite().all())]

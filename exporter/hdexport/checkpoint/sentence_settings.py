@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from hdexport.checkpoint.multi_vector import is_late_interaction, late_interaction, multi_vector_settings
 from hdexport.checkpoint.pair_template import MessageFormat, pair_template
-from hdexport.checkpoint.sentence_modules import logit_score, pooling_settings, sentence_modules, token_modules
+from hdexport.checkpoint.sentence_modules import (
+    SCORES,
+    TOKENS_INSTEAD,
+    logit_score,
+    pooling_settings,
+    scored_labels,
+    sentence_modules,
+    token_modules,
+)
 from hdexport.model.positions import LONGEST
 from hdexport.model.tasks import Task
 from hdexport.support.json_files import read_object, shown
@@ -160,15 +168,20 @@ def _of_pairs(checkpoint: Checkpoint) -> SentenceSettings | None:
     path, activation = checkpoint.path, _activation(checkpoint)
     if activation is None:
         return None
-    modules, has_score = [module.kind for module in sentence_modules(path)], logit_score(path) is not None
-    if modules[1:] and not has_score:
-        raise ModelError(
-            f"{path} chains the modules {', '.join(modules)}; a CrossEncoder of a Transformer alone is supported, and "
-            "one of a Transformer and a LogitScore.\n"
-            "Choose a model that classifies with the head of its Transformer."
-        )
-    _check_transformer(path, "logit-score" if has_score else "cross-encoder")
     general = _general(checkpoint)
+    if logit_score(path) is not None:
+        _check_transformer(path, "logit-score")
+    elif sentence_modules(path)[1:]:
+        pooling = pooling_settings(path)
+        if scored_labels(path) is None:
+            raise ModelError(
+                f"{path} is a CrossEncoder, and {sentence_modules(path)[-1].kind}, its last module, gives no "
+                f"{SCORES}; a Dense whose module_output_name is {SCORES!r} fits.\n{TOKENS_INSTEAD}"
+            )
+        _check_transformer(path, "encoder")
+        general |= {"pooling": pooling.modes, "include_prompt": pooling.include_prompt}
+    else:
+        _check_transformer(path, "cross-encoder")
     template = _pair_template(checkpoint, general["prompts"].values())
     return SentenceSettings(kind="cross-encoder", activation=activation, pair_template=template, **general)
 
@@ -212,8 +225,8 @@ def _of_sentences(checkpoint: Checkpoint) -> SentenceSettings:
         kind="encoder",
         pooling=pooling.modes,
         include_prompt=pooling.include_prompt,
-        dense=any(module.kind == "Dense" for module in pooling.following),
-        normalize=sentence_modules(path)[-1].kind == "Normalize",
+        dense=any(module.kind != "Normalize" for module in pooling.following),
+        normalize=pooling.following[-1:] != () and pooling.following[-1].kind == "Normalize",
         **_general(checkpoint),
     )
 
@@ -289,7 +302,7 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
         "module_output_name": module_output,
     }
     values = _read(file, dict[str, Any])
-    if kind in ("cross-encoder", "logit-score"):
+    if sentence_class(path) == "CrossEncoder":
         values = _without_template(values, call)
     for name, value in values.items():
         if value in (None, False, {}, []) or name in ("max_seq_length", "do_lower_case", *honoured):

@@ -181,7 +181,8 @@ def _sentence(settings: SentenceSettings, text_length: int | None) -> Iterator[t
         yield "text length", f"{text_length} tokens: what hdruntime's encoders cut texts to"
     if settings.activation is not None:
         template = "" if settings.pair_template is None else " in the checkpoint's chat template"
-        yield "cross-encoder", f"reads pairs of texts{template}, scores by {settings.activation}"
+        pooled = f", pools {' and '.join(settings.pooling)}" if settings.pooling else ""
+        yield "cross-encoder", f"reads pairs of texts{template}{pooled}, scores by {settings.activation}"
     else:
         steps = [
             *settings.pooling,

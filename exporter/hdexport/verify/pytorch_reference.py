@@ -73,7 +73,8 @@ class Reference:
         self._module, self.facts = module, facts
         self.checkpoint, self.is_changed = checkpoint, is_changed
         self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
-        self.reads_first = classifies_first and module.task is Task.TEXT_CLASSIFICATION
+        # What follows a model pools real tokens.
+        self.reads_first = classifies_first and module.task is Task.TEXT_CLASSIFICATION and module.head is None
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
         self._written: IntArray | None = None

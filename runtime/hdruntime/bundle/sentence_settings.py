@@ -62,9 +62,10 @@ class SentenceSettings:
         max_seq_length: tokens that its texts are cut to, special tokens included; a bundle may serve more.
         prompts: name -> prompt before a text, or before the first text of a pair.
         default_prompt_name: the prompt of texts that none is named for; None for no prompt.
-        include_prompt: whether a sentence's vector is pooled of its prompt's tokens, too.
-        pooling: modes, whose vectors are concatenated; ``()`` where the bundle gives token vectors.
-        dense: whether the pooled vector goes through a Dense layer.
+        include_prompt: whether the vector of a sentence or pair is pooled of its prompt's tokens, too.
+        pooling: modes, whose vectors are concatenated, of an encoder or before a cross-encoder's logits; ``()`` where
+            the bundle gives token vectors, or the model's own head gives logits.
+        dense: whether an encoder's pooled vector goes through layers with weights, as Dense.
         normalize: whether the bundle's vectors have length 1.
         truncate_dim: dimensions of a vector that are kept; None for all.
         max_active_dims: values of a sparse vector that are kept, the largest; None for all.

@@ -100,7 +100,7 @@ class LateChunking:
             if settings.pooling != ("mean",):
                 raise _unfit(f"pools tokens by {' and '.join(settings.pooling)}")
             if settings.dense or embedding_size(manifest) != manifest.hidden_size:
-                raise _unfit("has a Dense layer after the mean of the tokens")
+                raise _unfit("has a Dense layer or LayerNorm after the mean of the tokens")
         self.output: TensorSpec = next(
             spec for spec in manifest.outputs if spec.name in ("token_embeddings", "last_hidden_state")
         )

@@ -75,7 +75,7 @@ class StreamedOutputs:
             why = _WHY_NOT.get(self._pooling, "which needs the states of all tokens at once")
             raise _unfit(f"the model pools by {self._pooling}, {why}")
         if settings.dense:
-            raise _unfit("the model has a Dense layer after its pooling")
+            raise _unfit("the model has a Dense layer or LayerNorm after its pooling")
         return "token_embeddings"
 
 

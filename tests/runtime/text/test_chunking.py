@@ -272,7 +272,7 @@ def test_models_of_other_pooling_are_refused_with_the_reason(new_bundle: BundleM
             ({"pooling": ("max",)}, "pools tokens by max."),
             ({"pooling": ("mean_sqrt_len_tokens",)}, "pools tokens by mean_sqrt_len_tokens."),
             ({"pooling": ("cls", "mean")}, "pools tokens by cls and mean."),
-            ({"pooling": ("mean",), "dense": True}, "has a Dense layer after the mean of the tokens."),
+            ({"pooling": ("mean",), "dense": True}, "has a Dense layer or LayerNorm after the mean of the tokens."),
         ]
     ):
         assert refusal(sentence_bundle(new_bundle, str(number), **settings)).startswith(needs + reason + instead)
