@@ -18,6 +18,7 @@ from hdexport.checkpoint.checkpoint import sample_path
 from hdexport.verify.comparison import compare
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.passport import builds_for, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, MissingDependencyError
 
@@ -47,6 +48,11 @@ def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
     backend = Backend(flavour)
     about = {"flavour": flavour, "windowed": is_windowed, "model": "engine"}
     _require(lambda: load_flavour(backend), about, job)
+    gpu = this_machine().gpu
+    if gpu is not None and not builds_for(backend, gpu.architecture):
+        # Before an engine is built, which takes the step's time.
+        job.write(case="engine", **about, status="refused", reason=f"{flavour} supports no GPU of {gpu.architecture}")
+        return
     with _bundle(job, flavour=backend, is_windowed=is_windowed) as bundle:
         about["model"] = bundle.manifest.name
         try:

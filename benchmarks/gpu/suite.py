@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.gpu import kernels_command
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.kernels import why_no_gpu
-from benchmarks.gpu.steps import STEPS, Step
+from benchmarks.gpu.steps import PLAN_MINUTES, STEPS, Step
 from benchmarks.gpu.table import lines_of
 from hdexport.bench.measure.processes import run_process
 
@@ -47,8 +47,10 @@ def main(description: str, program: Sequence[str] = ("-m", "benchmarks.gpu")) ->
     if options.step:
         return _run_step(options)
     if options.list:
+        minutes = 0.0
         for step in STEPS:
-            print(f"{step.name:<28}{step.budget_s:4.0f} s at most")
+            minutes += step.budget_s / 60
+            print(f"{minutes:5.1f} min  {step.name:<28}{step.budget_s:4.0f} s at most  {step.proves}")
         return 0
     needs_gpu = not options.rehearse and not (options.command and options.compile)
     if needs_gpu and (missing := why_no_gpu()):
@@ -67,10 +69,12 @@ def main(description: str, program: Sequence[str] = ("-m", "benchmarks.gpu")) ->
 def _read_options(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=description.partition("\n")[0])
     parser.add_argument("--output", type=Path, help="append every row to this file, as JSON lines")
-    parser.add_argument("--minutes", type=float, default=8.0, help="for all steps together (default: 8)")
+    parser.add_argument(
+        "--minutes", type=float, default=PLAN_MINUTES, help=f"for all steps together (default: {PLAN_MINUTES:g}, all)"
+    )
     parser.add_argument("--steps", nargs="+", metavar="NAME", choices=_BY_NAME, help="only these; --list names them")
     parser.add_argument("--bundle", type=Path, help="run this bundle's engine and graph where they fit a step")
-    parser.add_argument("--list", action="store_true", help="list the steps and exit")
+    parser.add_argument("--list", action="store_true", help="print the plan, with what each step proves, and exit")
     parser.add_argument("--rehearse", action="store_true", help="run all on the CPU with tiny shapes, timing nothing")
     parser.add_argument("--step", choices=_BY_NAME, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command")
@@ -148,4 +152,4 @@ def _print_summary(rows: Sequence[dict[str, Any]], ends: Sequence[_End]) -> None
     for line in lines_of(rows):
         print(line)
     for name, status, reason in ends:
-        print(f"{name:<28}{status:<8} {reason or ''}".rstrip())
+        print(f"{name:<28}{status:<8} {reason or _BY_NAME[name].proves}")

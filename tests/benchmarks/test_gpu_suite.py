@@ -18,10 +18,12 @@ import torch
 
 from benchmarks.gpu import backends, end_to_end, models, suite
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
+from benchmarks.gpu.repository_tests import gpu_tests
 from benchmarks.gpu.steps import Step
 from benchmarks.gpu.table import lines_of
-from hdruntime.bundle.passport import this_machine
+from hdruntime.bundle.passport import ThisMachine, this_machine
 from hdruntime.bundle.reader import Bundle
+from hdruntime.gpu.driver import Gpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,7 +116,7 @@ def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
     script.write_text(_FAKE_SCRIPT)
     output.write_text('{"step": "of an earlier run"}\n')
     # The one that hangs is not waited for.
-    steps = [Step(name, 1.0 if name == "shipped-kernels" else 60.0, "") for name in _FAKED]
+    steps = [Step(name, 1.0 if name == "shipped-kernels" else 60.0, "", "") for name in _FAKED]
     monkeypatch.setattr(suite, "STEPS", steps)
     monkeypatch.setattr(suite, "why_no_gpu", lambda: None)
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--output", str(output)])
@@ -123,7 +125,12 @@ def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
     ends = dict(line.split(maxsplit=1) for line in printed.out.splitlines())
     assert "SIGSEGV" in ends.pop("ceilings")
     assert ends.pop("shipped-kernels").startswith("timeout")
-    assert ends == {"machine": "ok", "onnxruntime": "skipped  no package", "registers": "failed   wrong"}
+    proved = "which GPU, driver and packages the rows are of"
+    assert ends == {
+        "machine": f"ok       {proved}",
+        "onnxruntime": "skipped  no package",
+        "registers": "failed   wrong",
+    }
     assert "half a line was left" in printed.err
     kept = [json.loads(line) for line in output.read_text().splitlines() if line.endswith("}") and "half" not in line]
     assert [row["step"] for row in kept if row.get("case") == "a row"] == [
@@ -251,6 +258,40 @@ def test_every_finding_is_a_line() -> None:
     assert ceilings == "float16   products   800.0 TFLOP/s   copies  3.000 TB/s"
     assert one == "bert-base, torch sdpa, 1 x 4096: 1.23 ms, 2.50 GB of PyTorch's allocator at the peak"
     assert eight == "bert-base, torch sdpa, 8 x 4096: OOM: no memory"
+
+
+def test_the_plan_for_half_an_hour_leaves_no_step_out_and_says_what_each_proves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sum(step.budget_s for step in suite.STEPS) <= 60 * suite.PLAN_MINUTES <= 30 * 60
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--list"])
+    assert suite.main("A suite.") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines] == [step.name for step in suite.STEPS]
+    assert [line.split()[2] for line in lines[:2]] == ["machine", "gpu-tests"], "right answers come first"
+    assert all(line.endswith(step.proves) and step.proves for line, step in zip(lines, suite.STEPS, strict=True))
+
+
+def test_every_file_with_a_test_for_gpus_is_run_on_one() -> None:
+    names = {Path(file).name for file in gpu_tests()}
+    assert {
+        "test_clipped_kernel.py", "test_relative_kernel.py", "test_sparse_kernel.py", "test_cuda_launch.py",
+        "test_gpu.py", "test_onnxruntime_cuda.py", "test_ceilings.py", "test_peers.py", "test_gpu_memory.py",
+    } <= names  # fmt: skip
+
+
+def test_a_gpu_that_a_flavour_does_not_support_is_asked_for_before_an_engine_is_built(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hdexport.engines.tensorrt_packages
+
+    hopper = ThisMachine(gpu=Gpu(name="H100", architecture="sm90", memory_bytes=80), driver="580.0", versions={})
+    monkeypatch.setattr(hdexport.engines.tensorrt_packages, "load_flavour", lambda _: None)
+    monkeypatch.setattr(backends, "this_machine", lambda: hopper)
+    monkeypatch.setattr(backends, "_bundle", Mock(side_effect=AssertionError("an engine was built")))
+    backends.run_engine(job, "tensorrt_rtx", is_windowed=True)
+    (row,) = rows_of(job.output)
+    assert (row["status"], row["reason"]) == ("refused", "tensorrt_rtx supports no GPU of sm90")
 
 
 def test_the_time_for_all_steps_ends_them(

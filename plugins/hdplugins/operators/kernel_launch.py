@@ -66,5 +66,5 @@ def launch(
     kernels = operator.face("triton_kernel")
     for step in face.launches(shapes, attributes, constants=constants):
         pointers = {name: tensors.get(name) for name in face.POINTERS[step.kernel]}
-        warps = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages} if step.kernel == "attend" else {}
-        getattr(kernels, step.kernel)[step.grid](**pointers, **step.scalars, **constants[step.kernel], **warps)
+        compiled = face.compiled_with(step.kernel, tiles)
+        getattr(kernels, step.kernel)[step.grid](**pointers, **step.scalars, **constants[step.kernel], **compiled)

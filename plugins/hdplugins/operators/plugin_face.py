@@ -169,7 +169,6 @@ class PluginFace(ABC):
         for architecture in dict.fromkeys(map(cubin_architecture, architectures)):
             of_gpu = tiles or self.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
             for function, constants in self.constants(shapes, attributes, dtype=dtype, tiles=of_gpu).items():
-                is_attend = function == "attend"
                 signature = self._signature(function, shapes, dtype)
                 source = KernelSource(
                     module=f"{self.OPERATOR.package}.triton_kernel",
@@ -180,11 +179,19 @@ class PluginFace(ABC):
                     constants={name: None for name in self.POINTERS[function] if name in absent} | dict(constants),
                     # Every head_dim is a multiple of 16, and so are the strides that it divides.
                     aligned=tuple(name for name, kind in signature.items() if kind[0] == "*" or name[:6] == "stride"),
-                    num_warps=of_gpu.num_warps if is_attend else 4,
-                    num_stages=of_gpu.num_stages if is_attend else 1,
+                    **self.compiled_with(function, of_gpu),
                 )
                 sources.append(source)
         return tuple(sources)
+
+    @staticmethod
+    def compiled_with(function: str, tiles: Tiles) -> dict[str, int]:
+        """The warps and stages of a kernel, as it is shipped and as it is timed; those of tiles are for ``attend``."""
+        is_attend = function == "attend"
+        return {
+            "num_warps": tiles.num_warps if is_attend else 4,
+            "num_stages": tiles.num_stages if is_attend else 1,
+        }
 
     def serves(self, kernel: CompiledKernel, shapes: Shapes, attributes: Attributes, *, dtype: str) -> bool:
         """Whether a kernel was compiled for these types, sizes and attributes."""
