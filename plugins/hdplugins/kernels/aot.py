@@ -95,6 +95,8 @@ class CompiledKernel:
         spilled_bytes: registers kept in memory, stores and loads together; 0 in a kernel worth shipping.
         sha256: of the cubin.
         triton: version that compiled it.
+        warnings: of the assembler, of code that is slow: C7511 says that products of sm_90's tensor cores wait for each
+            other; none of a kernel worth shipping.
     """
 
     cubin: Path
@@ -110,6 +112,7 @@ class CompiledKernel:
     spilled_bytes: int
     sha256: str
     triton: str
+    warnings: tuple[str, ...] = ()
 
     @property
     def ptx(self) -> Path:
@@ -179,7 +182,8 @@ def read_kernel(metadata: Path) -> CompiledKernel:
     try:
         fields = json.loads(metadata.read_text(encoding="utf-8"))
         arguments = tuple((str(name), str(kind)) for name, kind in fields.pop("arguments"))
-        kernel = CompiledKernel(cubin=cubin, arguments=arguments, **fields)
+        warnings = tuple(map(str, fields.pop("warnings", ())))
+        kernel = CompiledKernel(cubin=cubin, arguments=arguments, warnings=warnings, **fields)
         digest = hashlib.sha256(cubin.read_bytes()).hexdigest()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise KernelError(f"{metadata} does not describe a compiled kernel: {error}. Compile it again.") from error

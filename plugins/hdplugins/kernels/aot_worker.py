@@ -92,13 +92,15 @@ def _parameters(ptx: str) -> int:
     return declaration[1].count(".param")
 
 
-def _resources(report: str) -> dict[str, int]:
-    """Registers and spills, as `ptxas -v` states them."""
+def _resources(report: str) -> dict[str, Any]:
+    """Registers and spills, as `ptxas -v` states them, and its warnings of code that is slow, if there are any."""
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
     registers = re.findall(r"Used (\d+) registers", report)
     if len(spills) != 2 or len(registers) != 1:
         raise ValueError(f"The assembler's report cannot be parsed:\n{report}")
-    return {"registers": int(registers[0]), "spilled_bytes": sum(map(int, spills))}
+    found: dict[str, Any] = {"registers": int(registers[0]), "spilled_bytes": sum(map(int, spills))}
+    warnings = re.findall(r"\((C75\d\d)\)", report)
+    return found | ({"warnings": sorted(set(warnings))} if warnings else {})
 
 
 if __name__ == "__main__":
