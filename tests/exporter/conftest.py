@@ -8,29 +8,27 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-import torch
 
 import hdruntime
 from hdexport.attention.kinds import attention_from_spec
-from hdexport.build import BuildOptions, build, pipeline
+from hdexport.build import BuildOptions, build
 from hdexport.families import family_of
-from hdexport.model.graph_module import GraphModule
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
 from hdexport.rebuild import RebuildOptions, rebuild
-from hdruntime.bundle.manifest import AttentionScale, Manifest, Role
+from hdruntime.bundle.manifest import AttentionScale, Manifest
 from hdruntime.bundle.reader import open_bundle
 from support.hugging_face import ALPHA, HuggingFace
 from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
 from support.tiny_models import save_sentence_modules, save_tiny_model
+from support.traced import TracedModel
 
 MAX_LEN = 300
 
@@ -73,29 +71,6 @@ class TinyBundle:
         """The checkpoint in transformers, or in the classes that it lacks."""
         family_of(self.manifest.model_type)
         return HuggingFace(self.checkpoint, self.manifest.task, max_len=self.manifest.max_len)
-
-
-@dataclass(frozen=True)
-class TracedModel:
-    """What a build traces, run by PyTorch, in which our operators compute their definitions."""
-
-    checkpoint: Path
-    manifest: Any
-    """What tests ask of a bundle's: its inputs and outputs, ``dtype`` and ``max_len``."""
-
-    module: GraphModule
-
-    @torch.inference_mode()
-    def traced(self, **feeds: np.ndarray) -> dict[str, np.ndarray]:
-        """The outputs that the graph would have, by name."""
-        given = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in feeds.items()}
-        values = (value.numpy() for value in self.module(**given))
-        return dict(zip(self.module.outputs, values, strict=True))
-
-    @functools.cached_property
-    def hugging_face(self) -> HuggingFace:
-        """As a bundle's."""
-        return HuggingFace(self.checkpoint, self.module.task.value, max_len=self.manifest.max_len)
 
 
 TinyBundles = Callable[..., TinyBundle]
@@ -177,36 +152,12 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
     return make
 
 
-class _IsTracedNext(Exception):  # noqa: N818 not an error
-    """Ends a build before its trace, and holds what would be traced."""
-
-
-def _stop(module: GraphModule, *_: Any, **__: Any) -> None:
-    raise _IsTracedNext(module)
-
-
 @pytest.fixture(scope="session")
 def traced_models(tmp_path_factory: pytest.TempPathFactory) -> TracedModels:
-    """Make what `tiny_bundles` would trace for the same arguments, in a tenth of the time."""
+    """Make what `tiny_bundles` would trace for the same arguments."""
 
     def make(model_type: str, *others: Any, **options: Any) -> TracedModel:
-        build_options = save_checkpoint(tmp_path_factory.mktemp("traced"), model_type, *others, **options)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "portable_graph", _stop)
-            with pytest.raises(_IsTracedNext) as stopped:
-                build(build_options)
-        (module,) = stopped.value.args
-        outputs = [SimpleNamespace(name=name, shape=axes) for name, axes in module.outputs.items()]
-        memories = tuple(spec for spec in module.inputs if spec.role is Role.MEMORY)
-        manifest = SimpleNamespace(
-            inputs=module.inputs,
-            outputs=outputs,
-            memories=memories,
-            most_memory=max((spec.bound or 0 for spec in memories), default=0),
-            dtype="float32",
-            max_len=build_options.max_len,
-        )
-        return TracedModel(build_options.model, manifest, module)
+        return TracedModel(save_checkpoint(tmp_path_factory.mktemp("traced"), model_type, *others, **options))
 
     return make
 
