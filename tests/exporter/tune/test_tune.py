@@ -194,12 +194,12 @@ tune(TuneOptions(**{options}))
 def test_what_is_interrupted_continues_to_the_same_bits(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, saved = state.TuneFolder.save, []
+    """Within its third step."""
+    save = state.TuneFolder.save
 
-    def save_and_stop(*arguments: Any) -> None:
-        save(*arguments)
-        saved.append(1)
-        if len(saved) == 3:
+    def save_and_stop(folder: state.TuneFolder, reached: dict[str, Any]) -> None:
+        save(folder, reached)
+        if len(reached["losses"]) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -207,7 +207,7 @@ def test_what_is_interrupted_continues_to_the_same_bits(
         patch.setattr(state.TuneFolder, "save", save_and_stop)
         with pytest.raises(KeyboardInterrupt):
             run(loss=Loss.CONTRAST, steps=6)
-    assert kept_steps(tmp_path / "tuned") == 3
+    assert kept_steps(tmp_path / "tuned") == 2
     continued = run(loss=Loss.CONTRAST, steps=6)
     whole = run(loss=Loss.CONTRAST, steps=6, output=tmp_path / "whole")
     assert continued.outcome.losses == whole.outcome.losses
