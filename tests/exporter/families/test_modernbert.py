@@ -5,8 +5,8 @@ Its tasks are compared in test_families.py, with a classifier that takes the mea
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -22,7 +22,7 @@ import transformers
 
 from hdexport.attention.dense.kind import DenseAttention
 from hdexport.attention.window.record import WindowAttention
-from hdexport.build import BuildOptions, build
+from hdexport.build import BuildOptions, build, pipeline
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.engines.targets import EngineTarget
@@ -236,13 +236,10 @@ def test_every_length_is_served_without_a_table(tmp_path: Path) -> None:
         assert (positions.scheme, positions.form, positions.base, positions.rows) == ("none", "computed", 64, max_len)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("trained", "warns"), [(299, True), (300, False)])
-def test_a_build_warns_of_lengths_beyond_the_training(tmp_path: Path, caplog, trained: int, warns: bool) -> None:
-    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION, max_position_embeddings=trained)
-    options = BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=300, verify=None)
-    with caplog.at_level(logging.WARNING, logger="hdexport"):
-        build(options)
+def test_a_build_warns_of_lengths_beyond_the_training(tiny_bundles, caplog, trained: int, warns: bool) -> None:
+    positions = dataclasses.replace(tiny_bundles("modernbert").manifest.positions, base=trained)
+    pipeline._warn_of_untrained_positions(positions, family_of("modernbert"))
     assert ("computed, not learned: 299 to 299 are served, but the model never saw them" in caplog.text) == warns
 
 
