@@ -81,7 +81,7 @@ def test_without_a_gpu_it_prints_one_line_and_exits_with_3(
 @pytest.mark.parametrize(
     "steps",
     [
-        ("bert-sdpa",),
+        pytest.param(("bert-sdpa",), marks=pytest.mark.nightly),
         pytest.param(("longformer-our-kernel", "shipped-block-kernels", "shipped-kernels"), marks=pytest.mark.nightly),
         pytest.param(
             ("machine", "longformer-hugging-face", "longformer-flex", "block-kernels-d64"), marks=pytest.mark.nightly

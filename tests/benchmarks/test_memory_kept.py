@@ -19,9 +19,9 @@ def test_memory_that_goes_on_growing_is_seen(grows: bool) -> None:
     kept = []
 
     def run(ids: np.ndarray) -> np.ndarray:
-        """Half a megabyte more per call, touched, until a session with a bound would drop it."""
+        """Two megabytes more per call, touched, until a session with a bound would drop it."""
         if grows or len(kept) < 60:
-            kept.append(np.ones(2**16))
+            kept.append(np.ones(2**18))
         return np.zeros((1, ids.shape[1], 4), np.float32)
 
     found = memory_kept.grown_by(run, 200)

@@ -98,7 +98,9 @@ def test_output_without_a_reader_ends_a_command_as_it_ends_cat(
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["build", "{checkpoint}", "--target", "onnx", "--no-verify", "-o", "{output}"], 0),
+        pytest.param(
+            ["build", "{checkpoint}", "--target", "onnx", "--no-verify", "-o", "{output}"], 0, marks=pytest.mark.nightly
+        ),
         pytest.param(["extend", "{checkpoint}", "--max-len", "100", "-o", "{output}"], 0, marks=pytest.mark.nightly),
         (["package", "{bundle}", "--triton", "{output}"], 0),
         (["run", "{small}/bücher-文", "{small}/tëxt.txt", "-o", "{output}.jsonl"], 0),

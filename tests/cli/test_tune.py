@@ -6,14 +6,13 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hdexport.tune.state import kept_steps
-from support.waiting import wait_until
+from hdexport.tune import state
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -52,22 +51,22 @@ def test_a_folder_of_texts_becomes_a_checkpoint(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts", "tuned"]
 
 
-def test_an_interrupted_run_says_what_is_kept(checkpoint: Path, texts: Path, tmp_path: Path) -> None:
-    arguments = ["tune", checkpoint, "--texts", texts, "--max-len", "150", "--minutes", "5", "-o", tmp_path / "tuned"]
-    program = (
-        "import sys, hdexport.tune.state as s; s._SAVE_SECONDS = 0; from hdexport.cli import main; sys.exit(main())"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        wait_until(lambda: (kept_steps(tmp_path / "tuned") or 0) >= 1 or child.poll() is not None, seconds=240)
-        child.send_signal(signal.SIGINT)
-        _, said = child.communicate(timeout=60)
-    finally:
-        child.kill()  # where the signal did not end it
-    assert child.returncode == 130
-    assert re.search(r"^interrupted: \d+ steps are kept; the same command continues after them\n\Z", said, re.M), said
+def test_an_interrupted_run_says_what_is_kept(
+    hdexport: Command, checkpoint: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = state.TuneFolder.save
+
+    def save_and_stop(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt(signal.SIGINT)
+
+    monkeypatch.setattr(state, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(state.TuneFolder, "save", save_and_stop)
+    arguments = ("--texts", texts, "--max-len", 150, "--minutes", 5)
+    done = hdexport("tune", checkpoint, *arguments, "-o", tmp_path / "tuned")
+    assert done.returncode == 130
+    kept = state.kept_steps(tmp_path / "tuned")
+    assert done.stderr.endswith(f"interrupted: {kept} steps are kept; the same command continues after them\n")
     assert not (tmp_path / "tuned").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from support.hugging_face import ALPHA, HuggingFace
 from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
 from support.tiny_models import save_sentence_modules, save_tiny_model
+from support.traced import TracedModel
 
 MAX_LEN = 300
 
@@ -72,68 +74,91 @@ class TinyBundle:
 
 
 TinyBundles = Callable[..., TinyBundle]
+TracedModels = Callable[..., TracedModel]
+
+
+def save_checkpoint(
+    directory: Path,
+    model_type: str,
+    task: str = "feature-extraction",
+    precision: str = "float32",
+    max_len: int = MAX_LEN,
+    attention: str | None = None,
+    max_global: int | None = None,
+    last_block: str | None = None,
+    scheme: str = "hierarchical",
+    attention_scale: AttentionScale = "none",
+    rope_factor: float | None = None,
+    ffn_chunk: int | None = None,
+    recurrence: int | None = None,
+    openvino: bool = False,
+    **changes: Any,
+) -> BuildOptions:
+    """Write a tiny checkpoint into a directory; returns the options that build its bundle there, unverified.
+
+    All but the type have defaults: the positions are hierarchical with alpha 0.4, and queries are not scaled.
+    ``attention``, ``last_block`` and ``attention_scale`` are what ``--attention``, ``--bigbird-last-block`` and
+    ``--attention-scale`` take, ``changes`` are of the configuration.
+    """
+    checkpoint = directory / "checkpoint"
+    model = save_tiny_model(checkpoint, model_type, Task(task), **changes)
+    if task == Task.SENTENCE_SIMILARITY:
+        width = {"word_embedding_dimension": model.config.hidden_size}
+        save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True, **width})
+    return BuildOptions(
+        model=checkpoint,
+        output=directory / "bundle",
+        max_len=max_len,
+        precision=precision,
+        scheme=Scheme(scheme),
+        alpha=ALPHA,
+        attention_scale=attention_scale,
+        rope_factor=rope_factor,
+        ffn_chunk=ffn_chunk,
+        recurrence=recurrence,
+        openvino=openvino,
+        attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
+        verify=None,
+    )
 
 
 @pytest.fixture(scope="session")
 def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
-    """Build ``(model_type, task, precision, max_len, attention, ..., **changes)``, unverified.
-
-    All but the first have defaults: the positions are hierarchical with alpha 0.4, and queries are not scaled.
-    ``attention``, ``last_block`` and ``attention_scale`` are what ``--attention``, ``--bigbird-last-block`` and
-    ``--attention-scale`` take, ``changes`` are of the configuration.
+    """Build a bundle; the arguments are those of `save_checkpoint` behind its first.
 
     What was requested before, by whichever worker or run, is not built again.
     """
 
     bundles: dict[str, TinyBundle] = {}
 
-    def make(
-        model_type: str,
-        task: str = "feature-extraction",
-        precision: str = "float32",
-        max_len: int = MAX_LEN,
-        attention: str | None = None,
-        max_global: int | None = None,
-        last_block: str | None = None,
-        scheme: str = "hierarchical",
-        attention_scale: AttentionScale = "none",
-        rope_factor: float | None = None,
-        ffn_chunk: int | None = None,
-        recurrence: int | None = None,
-        openvino: bool = False,
-        **changes: Any,
-    ) -> TinyBundle:
-        def save_and_build(directory: Path) -> None:
-            checkpoint = directory / "checkpoint"
-            model = save_tiny_model(checkpoint, model_type, Task(task), **changes)
-            if task == Task.SENTENCE_SIMILARITY:
-                width = {"word_embedding_dimension": model.config.hidden_size}
-                save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True, **width})
-            options = BuildOptions(
-                model=checkpoint,
-                output=directory / "bundle",
-                max_len=max_len,
-                precision=precision,
-                scheme=Scheme(scheme),
-                alpha=ALPHA,
-                attention_scale=attention_scale,
-                rope_factor=rope_factor,
-                ffn_chunk=ffn_chunk,
-                recurrence=recurrence,
-                openvino=openvino,
-                attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
-                verify=None,
-            )
-            build(options)
-
-        positions = (max_len, scheme, attention_scale, rope_factor, openvino)
-        others = repr((positions, attention, max_global, last_block, ffn_chunk, recurrence, sorted(changes.items())))
-        name = f"{model_type}-{task}-{precision}-{hashlib.sha256(others.encode()).hexdigest()[:12]}"
+    def make(model_type: str, *others: Any, **options: Any) -> TinyBundle:
+        arguments = inspect.signature(save_checkpoint).bind(Path(), model_type, *others, **options)
+        arguments.apply_defaults()
+        given = {**arguments.arguments, **arguments.arguments["changes"]}
+        values = repr(sorted((name, value) for name, value in given.items() if name != "changes"))
+        digest = hashlib.sha256(values.encode()).hexdigest()[:12]
+        name = f"{model_type}-{given['task']}-{given['precision']}-{digest}"
         if name not in bundles:
-            directory = made_once(tmp_path_factory, name, save_and_build, is_kept=True)
+            directory = made_once(
+                tmp_path_factory,
+                name,
+                lambda folder: build(save_checkpoint(folder, model_type, *others, **options)),
+                is_kept=True,
+            )
             path = directory / "bundle"
             bundles[name] = TinyBundle(directory / "checkpoint", path, open_bundle(path).manifest)
+            assert bundles[name].manifest.task == given["task"]
         return bundles[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def traced_models(tmp_path_factory: pytest.TempPathFactory) -> TracedModels:
+    """Make what `tiny_bundles` would trace for the same arguments."""
+
+    def make(model_type: str, *others: Any, **options: Any) -> TracedModel:
+        return TracedModel(save_checkpoint(tmp_path_factory.mktemp("traced"), model_type, *others, **options))
 
     return make
 

@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from hdexport.extend import ExtendOptions, extend
-from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.families import family_of
 from hdexport.model.positions import Scheme, extend_table
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
+from support.grids import EVERY_RUN_TYPES
 from support.hugging_face import AFTER_PADDING_ROW
 from support.tiny_models import BASE, save_tiny_model
 
@@ -44,7 +45,7 @@ def longer(tmp_path: Path) -> Path:
 # Encoders of larger models fill no mask; their extension is in test_longformer.py and test_big_bird.py.
 @pytest.mark.parametrize(
     "model_type",
-    [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions and family_of(name).tasks is None],
+    [name for name in EVERY_RUN_TYPES if family_of(name).learned_positions and family_of(name).tasks is None],
 )
 def test_hugging_face_loads_every_family_and_runs_it_at_the_new_length(
     tmp_path: Path, longer: Path, model_type: str

@@ -409,6 +409,7 @@ def run_in_one_process(bundle_path: Path, job: Job) -> bytes:
     return job.output.read_bytes()
 
 
+@pytest.mark.nightly
 def test_the_command_starts_a_cluster_and_ends_it(bundle_path: Path, tmp_path: Path) -> None:
     job = job_of(bundle_path, some_texts(400), tmp_path)
     before = ray_servers()

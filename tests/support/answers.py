@@ -37,24 +37,24 @@ def assert_answers(
     *,
     atol: float = ATOL,
     cosine: float | None = None,
-    graphs: Iterable[str] = GRAPHS,
+    graphs: Iterable[str] | None = None,
     case: tuple[object, ...] = (),
 ) -> None:
     """Both graphs give all expected outputs, in float32: values at real tokens, or one per row.
 
     Args:
-        bundle: a `TinyBundle`.
+        bundle: a `TinyBundle`, or a `TracedModel`.
         feeds: its inputs; the attention mask says which tokens are real.
         expected: name of each output -> values of all tokens; those at padding are not looked at.
         atol: largest error of a value.
         cosine: compare directions instead, by this smallest cosine.
-        graphs: ``portable``, ``session`` or both.
+        graphs: ``portable``, ``session`` or both; of a `TracedModel`, what PyTorch computes.
         case: names the case in a failure.
     """
     if bundle.manifest.dtype == "bfloat16":
         # ONNX Runtime has no bfloat16 on a CPU; the lowered graph computes in float32 from bfloat16 weights.
         graphs = ["session"]
-    for graph in graphs:
+    for graph in graphs or (["traced"] if hasattr(bundle, "traced") else GRAPHS):
         got = getattr(bundle, graph)(**feeds)
         with named_case(graph, *case):
             assert set(got) == set(expected)

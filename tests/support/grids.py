@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["TASKS_OF_EVERY_RUN", "nightly_unless"]
+__all__ = ["EVERY_RUN_TYPES", "TASKS_OF_EVERY_RUN", "nightly_unless"]
 
 from typing import Any
 
 import pytest
+
+from hdexport.families import SUPPORTED_MODEL_TYPES
+
+EVERY_RUN_TYPES = tuple(
+    name
+    for name in SUPPORTED_MODEL_TYPES
+    if name not in ("camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "mt5", "xlm-roberta")
+)
+"""Model types whose bundles every run builds.
+
+The layers of the others are those of another type of their family: every run tries what is traced of them, in PyTorch.
+"""
 
 TASKS_OF_EVERY_RUN = {
     "bert": ("feature-extraction", "fill-mask", "text-classification", "question-answering"),

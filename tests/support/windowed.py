@@ -13,6 +13,7 @@ import torch
 
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from support.hugging_face import AFTER_PADDING_ROW
 from support.tiny_models import COPIES, PAD_TOKEN_ID
 
 WINDOWED_TYPES = [
@@ -49,7 +50,7 @@ def expected_of(bundle: Any, feeds: Mapping[str, np.ndarray], pairs: np.ndarray)
     """Hugging Face's answer under a mask of all pairs, [batch, heads, tokens, tokens]; see `pair_mask`."""
     others = {name: values for name, values in feeds.items() if name not in ("input_ids", "attention_mask")}
     if bundle.manifest.model_type != "distilbert":
-        after_padding_row = bundle.manifest.positions.first_row > 0
+        after_padding_row = bundle.manifest.model_type in AFTER_PADDING_ROW
         others["position_ids"] = positions(feeds["input_ids"], after_padding_row=after_padding_row)
     with _embedded_by(bundle, feeds["attention_mask"]):
         return bundle.hugging_face(feeds["input_ids"], pairs, **others)

@@ -85,7 +85,8 @@ TASKS: Mapping[Task, TaskTraits] = {
     ),
     Task.QUESTION_ANSWERING: TaskTraits(
         auto_class="AutoModelForQuestionAnswering",
-        architectures=("ForQuestionAnswering",),
+        # XLNet's without a search of beams is named so.
+        architectures=("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
     ),
     Task.TEXT_SCORING: TaskTraits(
         auto_class="AutoModelForCausalLM",

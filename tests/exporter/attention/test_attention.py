@@ -8,6 +8,7 @@ import torch
 from hdexport.attention.dense.node import dense_attention_node
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdplugins.operators.dense_attention.reference import dense_attention
+from support.grids import EVERY_RUN_TYPES, nightly_unless
 
 OF_OTHER_KINDS = (
     "big_bird",
@@ -40,7 +41,10 @@ SCALED_BEFORE = ("esm",)
 """Model types that scale queries themselves."""
 
 
-@pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if name not in OF_OTHER_KINDS])
+@pytest.mark.parametrize(
+    "model_type",
+    [nightly_unless(name in EVERY_RUN_TYPES, name) for name in SUPPORTED_MODEL_TYPES if name not in OF_OTHER_KINDS],
+)
 def test_every_layers_attention_is_one_node_of_ours(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     operator = "ClippedDistanceAttention" if model_type in BY_DISTANCE else "DenseAttention"

@@ -52,10 +52,10 @@ VARIANT = {
 }
 
 
-# Blocks of a published model's size, and of one that is no power of 2.
-@pytest.mark.parametrize(("block_size", "longest"), [(64, 4096), nightly_unless(False, 7, 300)])
-def test_a_variant_answers_as_hugging_face(tiny_bundles, block_size: int, longest: int) -> None:
-    bundle = tiny_bundles("big_bird", max_len=longest, block_size=block_size, **VARIANT)
+# Blocks of a published model's size, and of one that is no power of 2; the definition has every pair of tokens.
+@pytest.mark.parametrize(("block_size", "longest"), [(64, 600), (7, 300)])
+def test_what_is_traced_of_a_variant_answers_as_hugging_face(traced_models, block_size: int, longest: int) -> None:
+    bundle = traced_models("big_bird", max_len=longest, block_size=block_size, **VARIANT)
     limit = (5 + 2 * 1) * block_size
     for tokens, real in ((longest, longest), (limit, limit), (longest - 89, longest - 90), (limit + 1, limit - 7)):
         feeds = inputs_of(bundle, ids_of(tokens).numpy(), (np.arange(tokens) < real).astype(np.int64)[None], types=16)
@@ -72,15 +72,13 @@ def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles, model_t
         assert_answers(bundle, feeds, bundle.hugging_face(**feeds))
 
 
-@pytest.mark.parametrize("model_type", ["big_bird", nightly_unless(False, "bigbird_pegasus")])
-def test_with_blocks_by_row_each_text_answers_as_hugging_face_alone(tiny_bundles, model_type: str) -> None:
-    bundle = tiny_bundles(model_type, last_block="row")
-    assert recorded(bundle.manifest, "blocks").last_block == "row"
-    assert bundle.manifest.padding is None
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_with_blocks_by_row_each_text_answers_as_hugging_face_alone(traced_models, model_type: str) -> None:
+    bundle = traced_models(model_type, last_block="row")
     for tokens in (LIMIT + 1, LIMIT, 2 * LIMIT + 3):
         for name, input_ids, attention_mask in batches(tokens):
             feeds = inputs_of(bundle, input_ids, attention_mask)
-            got = [run(**feeds)["last_hidden_state"] for run in (bundle.portable, bundle.session)]
+            got = bundle.traced(**feeds)["last_hidden_state"]
             for row, real in enumerate(attention_mask):
                 first, last = np.flatnonzero(real)[[0, -1]]
                 text = slice(first, last + 1)
@@ -91,15 +89,11 @@ def test_with_blocks_by_row_each_text_answers_as_hugging_face_alone(tiny_bundles
                 elif first:
                     continue
                 expected = bundle.hugging_face(**alone)["last_hidden_state"][0]
-                for answers in got:
-                    with named_case(name, f"row {row}"):
-                        assert_close(answers[row, real == 1], expected[real[text] == 1], atol=ATOL)
+                with named_case(name, f"row {row}"):
+                    assert_close(got[row, real == 1], expected[real[text] == 1], atol=ATOL)
 
 
-@pytest.mark.parametrize("graph", ["portable", "session"])
-def test_padding_changes_nothing_by_row_and_the_answer_where_blocks_are_those_of_the_batch(
-    tiny_bundles, graph: str
-) -> None:
+def test_padding_changes_nothing_by_row_and_the_answer_where_blocks_are_those_of_the_batch(traced_models) -> None:
     """Could the tests above not tell the two kinds of last block apart, they would prove nothing."""
     tokens = LIMIT + 9
     input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, tokens))
@@ -107,7 +101,7 @@ def test_padding_changes_nothing_by_row_and_the_answer_where_blocks_are_those_of
     mask = (np.arange(more.shape[1]) < tokens).astype(np.int64)[None]
     changes = {}
     for last_block in ("row", None):
-        run = getattr(tiny_bundles("big_bird", last_block=last_block), graph)
+        run = traced_models("big_bird", last_block=last_block).traced
         short, padded = (
             run(input_ids=ids, attention_mask=real, token_type_ids=np.zeros_like(ids))["last_hidden_state"][:, :tokens]
             for ids, real in ((input_ids, np.ones_like(input_ids)), (more, mask))

@@ -1,7 +1,7 @@
 """A model that was given BigBird's, ETC's or a list's attention answers as PyTorch does with every pair counted.
 
-Every run has BigBird's blocks of the padded batch (BERT), a drawn table by row (RoBERTa), global tokens (DistilBERT)
-and a list (XLM-RoBERTa-XL); other mixtures and families are nightly.
+Every run has graphs of BigBird's blocks of the padded batch (BERT), of a drawn table by row (RoBERTa) and of global
+tokens (DistilBERT), and what is traced with a list (XLM-RoBERTa-XL); other mixtures and families are nightly.
 """
 
 from __future__ import annotations
@@ -210,18 +210,30 @@ def test_layers_draw_blocks_of_their_own(drawn) -> None:
     assert (table[0] != table[1]).any()
 
 
-def test_a_list_of_the_first_blocks_is_dense_attention_up_to_them_and_not_beyond(tiny_bundles, tmp_path: Path) -> None:
-    blocks, listed = -(-300 // 8), 4
-    counts, indices = np.full((1, blocks), listed), np.tile(np.arange(blocks), (1, blocks, 1))
-    np.savez(tmp_path / "first.npz", full_kv_num_blocks=counts, full_kv_indices=indices)
-    dense = tiny_bundles("xlm-roberta-xl")
-    bundle = tiny_bundles("xlm-roberta-xl", attention=f"blocks:file={tmp_path / 'first.npz'},block=8")
-    for tokens, name, input_ids, attention_mask in cases((1, 8, 9, 8 * listed), sizes=(3,)):
+LISTED = 4
+
+
+def list_of_first_blocks(folder: Path) -> str:
+    """The option by which every token sees the first blocks."""
+    blocks = -(-300 // 8)
+    counts, indices = np.full((1, blocks), LISTED), np.tile(np.arange(blocks), (1, blocks, 1))
+    np.savez(folder / "first.npz", full_kv_num_blocks=counts, full_kv_indices=indices)
+    return f"blocks:file={folder / 'first.npz'},block=8"
+
+
+def test_a_list_of_the_first_blocks_is_dense_attention_up_to_them_and_not_beyond(traced_models, tmp_path: Path) -> None:
+    dense = traced_models("xlm-roberta-xl")
+    listed = traced_models("xlm-roberta-xl", attention=list_of_first_blocks(tmp_path))
+    for tokens, name, input_ids, attention_mask in cases((1, 8, 9, 8 * LISTED), sizes=(3,)):
         feeds = inputs_of(dense, input_ids, attention_mask)
-        assert_answers(bundle, feeds, dense.session(**feeds), case=(f"{tokens} tokens", name))
-    check(bundle, 8 * listed + 1, 211)
-    ids = np.random.default_rng(0).integers(5, 100, (1, 211))
-    assert_differ(bundle.session, dense.session, inputs_of(dense, ids, np.ones_like(ids)))
+        assert_answers(listed, feeds, dense.traced(**feeds), case=(f"{tokens} tokens", name))
+    ids = np.random.default_rng(0).integers(5, 100, (1, 8 * LISTED + 1))
+    assert_differ(listed.traced, dense.traced, inputs_of(dense, ids, np.ones_like(ids)))
+
+
+@pytest.mark.nightly
+def test_a_list_of_blocks_is_right_around_the_last(tiny_bundles, tmp_path: Path) -> None:
+    check(tiny_bundles("roberta", attention=list_of_first_blocks(tmp_path)), 8, 8 * LISTED, 8 * LISTED + 1, 211)
 
 
 def test_half_precision_keeps_directions(tiny_bundles) -> None:

@@ -122,6 +122,7 @@ def test_bundles_are_verified_and_say_how_far_they_are_from_a_softmax(tiny_bundl
     assert 1 <= least <= mean <= most
 
 
+@pytest.mark.nightly
 def test_padding_counts_if_it_is_asked_for_and_is_verified_so(tiny_bundles) -> None:
     """A performer has its features, and takes the mode only."""
     bundle, right = tiny_bundles("performer", attention="favor:compat"), tiny_bundles("performer")

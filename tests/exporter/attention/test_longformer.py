@@ -11,14 +11,10 @@ import pytest
 import torch
 import transformers
 
-import hdruntime
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups
-from hdexport.attention.window.record import WindowAttention
-from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
-from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
 from hdruntime.errors import InputError, ModelError
@@ -124,12 +120,6 @@ def test_the_graph_has_one_node_per_layer_and_only_operators_of_tensorrt(
     assert [spec.name for spec in bundle.manifest.inputs] == ["input_ids", "attention_mask", "global_attention_mask"]
 
 
-def test_one_window_may_be_given_for_all_layers(tiny_bundles) -> None:
-    """Its answers are compared in test_families.py."""
-    record = recorded(tiny_bundles("longformer", attention_window=512).manifest, "window")
-    assert record == WindowAttention(layers=(256, 256), converted=None)
-
-
 def test_leds_positions_are_a_slice_of_the_table(tiny_bundles) -> None:
     graph = tiny_bundles("led").graph
     readers = [
@@ -144,11 +134,13 @@ def own_answer(bundle: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -
         return bundle.hugging_face.model(torch.from_numpy(input_ids), torch.from_numpy(attention_mask))
 
 
-def test_a_classifier_marks_the_first_token_as_hugging_face_does(tiny_bundles) -> None:
-    bundle = tiny_bundles("longformer", "text-classification")
+def test_a_classifier_with_the_first_token_marked_answers_as_hugging_face(traced_models) -> None:
+    """The runtime marks it: see `test_the_defaults_by_task_and_family`."""
+    bundle = traced_models("longformer", "text-classification")
     input_ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 50))
     attention_mask = np.stack([np.arange(50) < length for length in (50, 31)]).astype(np.int64)
-    got = bundle.session(input_ids=input_ids, attention_mask=attention_mask)
+    marks = (np.arange(50) < 1).astype(np.int64)[None].repeat(2, axis=0)
+    got = bundle.traced(input_ids=input_ids, attention_mask=attention_mask, global_attention_mask=marks)
     assert_close(got["logits"], own_answer(bundle, input_ids, attention_mask).logits.numpy(), atol=ATOL)
 
 
@@ -260,23 +252,19 @@ def test_leds_encoder_is_taken_from_any_checkpoint_of_it(tmp_path: Path, archite
         assert_close(encoder(input_ids).last_hidden_state.numpy(), expected.numpy(), atol=1e-6)
 
 
-def test_a_windowed_roberta_with_tiled_positions_is_longformers_initialisation(tmp_path: Path) -> None:
+def test_a_windowed_roberta_with_tiled_positions_is_longformers_initialisation(traced_models) -> None:
     """RoBERTa's weights, its positions over and over, global projections like the local ones (arXiv:2004.05150, 5)."""
     max_len, window = 4 * BASE, 6
-    checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
-    roberta = save_tiny_model(checkpoint, "roberta", Task.FEATURE_EXTRACTION)
+    windowed = traced_models("roberta", max_len=max_len, attention=f"window:{window},global:1", scheme="tile")
+    roberta = transformers.AutoModel.from_pretrained(windowed.checkpoint)
     longformer = _longformer_of_roberta(roberta, max_len=max_len, window=window)
-    asked = attention_from_spec(f"window:{window},global:1")
-    options = {"scheme": Scheme.TILE, "attention_scale": "none", "attention": asked, "verify": None}
-    build(BuildOptions(model=checkpoint, output=path, max_len=max_len, **options))
-    session = hdruntime.load(path, backend="onnxruntime", threads=1)
     for tokens in (window, 65, max_len):
         input_ids = np.random.default_rng(tokens).integers(5, VOCAB_SIZE, (2, tokens))
         attention_mask, marks = np.ones_like(input_ids), np.zeros_like(input_ids)
         attention_mask[1, 2 * tokens // 3 :] = 0
         marks[:, 0] = 1
         feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
-        got = session(**feeds)["last_hidden_state"]
+        got = windowed.traced(**feeds)["last_hidden_state"]
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(ids) for name, ids in (feeds | {"global_attention_mask": marks}).items()}
             expected = longformer(**tensors).last_hidden_state.numpy()

@@ -26,8 +26,6 @@ from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
 LENGTHS = (7, 8, 9, 15, 16, 17, 24, 33, 211)
 """Around chunks of both sizes, and whole chunks; a prime."""
 
-CAUSAL = {"is_decoder": True, "attn_layers": ["local", "lsh"]}
-
 LONG: dict[str, Any] = {
     "max_len": 4096,
     "attn_layers": ["local", "lsh"],
@@ -40,6 +38,7 @@ LONG: dict[str, Any] = {
 """Chunks of a real model, on both sides, three rounds of buckets in two factors; 64 positions become 4096."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
+    "causal": {"is_decoder": True, "attn_layers": ["local", "lsh"]},
     "one round, more chunks than short texts have": {
         "attn_layers": ["lsh", "local"],
         "num_hashes": 1,
@@ -52,20 +51,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changes", "lengths", "sizes"),
-    [
-        ({}, LENGTHS, (1, 3)),
-        (CAUSAL, (8, 9, 16, 17, 33, 211), (3,)),
-        (LONG, (63, 64, 65, 129), (3,)),
-        *(nightly_unless(False, changes, LENGTHS, (1, 3)) for changes in VARIANTS.values()),
-    ],
-    ids=["chunks of two sizes, alternating layers", "causal", "buckets in two factors", *VARIANTS],
+def test_both_graphs_answer_as_hugging_face(tiny_bundles) -> None:
+    assert_as_hugging_face(tiny_bundles("reformer"), LENGTHS, sizes=(1, 3))
+
+
+each_variant = pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [(changes, LENGTHS) for changes in VARIANTS.values()] + [(LONG, (63, 64, 65, 129))],
+    ids=[*VARIANTS, "buckets in two factors"],
 )
-def test_both_graphs_answer_as_hugging_face(
-    tiny_bundles, changes: dict[str, Any], lengths: tuple[int, ...], sizes: tuple[int, ...]
+
+
+@each_variant
+def test_what_is_traced_of_a_variant_answers_as_hugging_face(
+    traced_models, changes: dict[str, Any], lengths: tuple[int, ...]
 ) -> None:
-    assert_as_hugging_face(tiny_bundles("reformer", **changes), lengths, sizes=sizes)
+    assert_as_hugging_face(traced_models("reformer", **changes), lengths)
+
+
+@pytest.mark.nightly
+@each_variant
+def test_both_graphs_of_a_variant_answer_as_hugging_face(
+    tiny_bundles, changes: dict[str, Any], lengths: tuple[int, ...]
+) -> None:
+    assert_as_hugging_face(tiny_bundles("reformer", **changes), lengths, sizes=(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -94,8 +103,8 @@ def test_a_classifier_answers_as_hugging_face(tiny_bundles) -> None:
             assert_answers(bundle, feeds, bundle.hugging_face(**feeds), case=(tokens, name))
 
 
-def test_texts_of_up_to_4096_tokens_answer_as_hugging_face(tiny_bundles) -> None:
-    bundle = tiny_bundles("reformer", **LONG)
+def test_texts_of_up_to_4096_tokens_answer_as_hugging_face(traced_models) -> None:
+    bundle = traced_models("reformer", **LONG)
     name, input_ids, attention_mask = next(batch for batch in batches(4096, sizes=(1,)) if "right" in batch[0])
     feeds = inputs_of(bundle, input_ids, attention_mask)
     assert_answers(bundle, feeds, bundle.hugging_face(**feeds), case=(name,))

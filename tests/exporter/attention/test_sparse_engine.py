@@ -48,6 +48,9 @@ BLOCKS = {"block_size": 64, "num_random_blocks": 1}
 
 TWO_BLOCKS = {**BLOCKS, **TWO}
 
+ARCHITECTURE_OF_TYPE = {"reformer": "sm120"}
+"""Others than sm86, as test_shipped_kernels.py has the same kernels."""
+
 
 @pytest.mark.parametrize(
     ("model_type", "spec", "precision", "changes", "plugins"),
@@ -70,8 +73,11 @@ TWO_BLOCKS = {**BLOCKS, **TWO}
         nightly_unless(False, "longt5", None, "float32", {"num_layers": 1}, {}),
         nightly_unless(False, "longt5", None, "float16", {"encoder_attention_type": "local"}, {}),
         # Of one graph.
-        ("t5", None, "float16", T5, {}),
-        ("t5", None, "float16", T5, {"ClippedDistanceAttention": 1}),
+        ("t5", None, "float32", T5, {"ClippedDistanceAttention": 1}),
+        *(
+            nightly_unless(False, "t5", None, "float16", T5, plugins)
+            for plugins in ({}, {"ClippedDistanceAttention": 1})
+        ),
         nightly_unless(False, "mpnet", None, "bfloat16", {}, {"ClippedDistanceAttention": 1}),
         nightly_unless(False, "nezha", None, "float16", {}, {"ClippedDistanceAttention": 1}),
         # A local layer and a global one.
@@ -109,7 +115,7 @@ def test_an_engine_is_built(
         attention_impl=AttentionImpl.PLUGIN if plugins else AttentionImpl.NATIVE,
         profiles=PROFILES,
         # That there are kernels for every GPU of an engine is tested with the kernels.
-        architectures=("sm86",),
+        architectures=(ARCHITECTURE_OF_TYPE.get(model_type, "sm86"),),
     )
     manifest = rebuild(RebuildOptions(bundle=bundle.path, output=output, engines=engines))
     if model_type == "big_bird" or str(spec).startswith("etc"):

@@ -1,6 +1,6 @@
 """A model that was given windowed attention answers as Hugging Face does under a mask of every pair of tokens.
 
-Every run has each family, globals of every number, dilation, and both sides of a window; other mixtures are nightly.
+Every run tries what is traced of each family and mixture, and the graphs of two; the other graphs are nightly.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ NO_GLOBALS_DILATED = "window:16,global:0,dilation:2"
 MORE_AFTER_DILATED_BY_HEAD = "window:5,right:16,dilation:1/1/2/3"
 WIDER_THAN_ANY_TEXT = "window:1000"
 MIXTURES = (
+    ONE_GLOBAL,
+    MORE_GLOBALS_THAN_SOME_TOKENS,
+    NO_GLOBALS_DILATED,
     "window:16,global:0",
     SEVERAL_GLOBALS,
     "window:16,dilation:2",
@@ -55,26 +58,23 @@ def check(bundle, spec: str, lengths: tuple[int, ...] = LENGTHS, **options: Any)
 
 
 @pytest.mark.parametrize(
-    "model_type",
-    # ELECTRA's and ERNIE's layers are BERT's. X-MOD and RoBERTa have other windows below, DistilBERT and XLM-RoBERTa-XL
-    # blocks in test_converted_blocks.py, ALBERT memories in test_carried_windows.py.
-    [nightly_unless(name in ("bert", "esm"), name) for name in WINDOWED_TYPES],
-)
-def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, model_type: str) -> None:
-    check(tiny_bundles(model_type, attention=ONE_GLOBAL), ONE_GLOBAL, LENGTHS if model_type == "bert" else FEW_LENGTHS)
-
-
-@pytest.mark.parametrize(
     ("model_type", "spec"),
-    [
-        ("roberta", MORE_GLOBALS_THAN_SOME_TOKENS),
-        ("xmod", NO_GLOBALS_DILATED),
-        ("roberta", MORE_AFTER_DILATED_BY_HEAD),
-        *(nightly_unless(False, "roberta", spec) for spec in MIXTURES),
-    ],
+    [*((name, ONE_GLOBAL) for name in WINDOWED_TYPES), *(("roberta", spec) for spec in MIXTURES[1:])],
 )
-def test_every_kind_of_window_is_as_requested(tiny_bundles, model_type: str, spec: str) -> None:
-    check(tiny_bundles(model_type, attention=spec), spec)
+def test_what_is_traced_answers_as_hugging_face_under_a_mask_of_pairs(
+    traced_models, model_type: str, spec: str
+) -> None:
+    check(traced_models(model_type, attention=spec), spec, FEW_LENGTHS)
+
+
+@pytest.mark.parametrize("model_type", [nightly_unless(name == "bert", name) for name in WINDOWED_TYPES])
+def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, model_type: str) -> None:
+    check(tiny_bundles(model_type, attention=ONE_GLOBAL), ONE_GLOBAL)
+
+
+@pytest.mark.parametrize("spec", [MORE_AFTER_DILATED_BY_HEAD, *(nightly_unless(False, spec) for spec in MIXTURES)])
+def test_every_kind_of_window_is_as_requested(tiny_bundles, spec: str) -> None:
+    check(tiny_bundles("roberta", attention=spec), spec)
 
 
 @pytest.mark.parametrize("wrong", ["window:15", "window:17", "window:16,global:0", "window:16,global:2", "window:300"])
@@ -97,7 +97,8 @@ def test_a_window_wider_than_any_text_is_dense_attention(tiny_bundles) -> None:
         assert_answers(windowed, feeds, dense.session(**feeds), graphs=["session"], case=(name,))
 
 
-@pytest.mark.parametrize("model_type", ["bert", nightly_unless(False, "roberta")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
 def test_half_precision_keeps_directions(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type, precision="float16", attention=SEVERAL_GLOBALS)
     check(bundle, SEVERAL_GLOBALS, (1, 17, 33, 300), cosine=0.999)
@@ -105,12 +106,10 @@ def test_half_precision_keeps_directions(tiny_bundles, model_type: str) -> None:
 
 def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:
     """The one product of queries and keys left in the graph is that of the global rows."""
-    bundle = tiny_bundles("roberta", attention=MORE_GLOBALS_THAN_SOME_TOKENS)
+    bundle = tiny_bundles("bert", attention=ONE_GLOBAL)
     assert bundle.manifest.operators == {"hdexport::SlidingWindowAttention": 2}
     softmaxes = [node for node in bundle.graph.graph if node.op_type == "Softmax"]
-    assert [node.outputs[0].shape[2] for node in softmaxes] == [40, 40]
-    without = tiny_bundles("xmod", attention=NO_GLOBALS_DILATED)
-    assert "Softmax" not in {node.op_type for node in without.graph.graph}
+    assert [node.outputs[0].shape[2] for node in softmaxes] == [1, 1]
 
 
 def test_the_manifest_says_what_became_of_the_attention(tiny_bundles) -> None:

@@ -19,6 +19,7 @@ from hdexport.model.tasks import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.tasks import TASKS
 from hdruntime.errors import ModelError
 from support.attention_records import recorded
 from support.comparators import assert_close, named_case
@@ -80,13 +81,10 @@ def in_turn(bundle: Any, feeds: Sequence[Mapping[str, np.ndarray]], *, graph: st
         yield got
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("changes", [BOTH_WAYS, CAUSAL, nightly_unless(False, CLASSIFIER)], ids=VARIANTS)
-def test_segments_answer_as_hugging_face_with_what_is_remembered(tiny_bundles, changes: dict, batch: int) -> None:
-    bundle, most = tiny_bundles("xlnet", **changes), changes["mem_len"]
+def assert_segments_answer_as_hugging_face(bundle: Any, most: int, batch: int, graphs: Sequence[str]) -> None:
     feeds = segments(batch)
     expected = streamed_by_hugging_face(bundle.hugging_face.model, feeds)
-    for graph in ("portable", "session"):
+    for graph in graphs:
         for number, (got, (states, left)) in enumerate(zip(in_turn(bundle, feeds, graph=graph), expected, strict=True)):
             with named_case(graph, f"segment {number}"):
                 assert_close(got["last_hidden_state"], states, atol=ATOL)
@@ -95,6 +93,20 @@ def test_segments_answer_as_hugging_face_with_what_is_remembered(tiny_bundles, c
                     assert_close(got[f"new_mems.{layer}"][:, most - there :], memory, atol=ATOL)
                     mask = np.broadcast_to(np.arange(most) >= most - there, (batch, most))
                     np.testing.assert_array_equal(got["new_mems.mask"], mask)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    "changes", [nightly_unless(changes is BOTH_WAYS, changes) for changes in VARIANTS.values()], ids=VARIANTS
+)
+def test_segments_answer_as_hugging_face_with_what_is_remembered(tiny_bundles, changes: dict, batch: int) -> None:
+    bundle = tiny_bundles("xlnet", **changes)
+    assert_segments_answer_as_hugging_face(bundle, changes["mem_len"], batch, ("portable", "session"))
+
+
+@pytest.mark.parametrize("changes", [CAUSAL, CLASSIFIER], ids=str)
+def test_what_is_traced_answers_segments_as_hugging_face(traced_models, changes: dict) -> None:
+    assert_segments_answer_as_hugging_face(traced_models("xlnet", **changes), changes["mem_len"], 3, ["traced"])
 
 
 def test_a_larger_memory_remembers_more(tiny_bundles) -> None:
@@ -108,22 +120,21 @@ def test_a_larger_memory_remembers_more(tiny_bundles) -> None:
         assert np.abs(of_stream[0] - of_text).max() > 100 * ATOL
 
 
-def test_a_memory_is_asked_for_and_a_segment_may_be_of_a_single_token(tiny_bundles) -> None:
-    """The checkpoint has no memory, and the bundle takes no longer segments; what is remembered has many."""
-    bundle = tiny_bundles("xlnet", recurrence=12, max_len=1)
-    assert recorded(bundle.manifest, "relative").memory == 12
-    assert [spec.name for spec in bundle.manifest.memories] == ["mems.0", "mems.1", "mems.mask"]
-    assert {spec.bound for spec in bundle.manifest.memories} == {12}
+def test_a_memory_is_asked_for_where_a_checkpoint_has_none(tiny_bundles, traced_models) -> None:
+    memories = traced_models("xlnet", recurrence=12).manifest.memories
+    assert [spec.name for spec in memories] == ["mems.0", "mems.1", "mems.mask"]
+    assert {spec.bound for spec in memories} == {12}
     plain = tiny_bundles("xlnet").manifest
     assert (recorded(plain, "relative").memory, plain.memories) == (0, ())
-    found = verified(bundle)
-    assert found.passed
-    assert {check.case.tokens for check in found.checks} == {1}
 
 
 @pytest.mark.nightly
-def test_a_segment_of_a_transformer_xl_may_be_of_a_single_token(tiny_bundles) -> None:
-    found = verified(tiny_bundles("transfo-xl", mem_len=MEMORY, max_len=1))
+@pytest.mark.parametrize("model_type", ["transfo-xl", "xlnet"])
+def test_a_segment_may_be_of_a_single_token(tiny_bundles, model_type: str) -> None:
+    """The bundle takes no longer segments; what is remembered has many tokens."""
+    bundle = tiny_bundles(model_type, mem_len=MEMORY, max_len=1)
+    assert recorded(bundle.manifest, "relative").memory == MEMORY
+    found = verified(bundle)
     assert found.passed
     assert {check.case.tokens for check in found.checks} == {1}
 
@@ -146,20 +157,21 @@ def test_an_empty_memory_of_any_size_is_no_memory(tiny_bundles, memory: int) -> 
         assert_close(got, getattr(plain, graph)(**feeds)["last_hidden_state"], atol=ATOL)
 
 
-def test_a_document_in_one_segment_is_the_document_in_pieces_where_tokens_see_earlier_ones_only(tiny_bundles) -> None:
+def test_a_document_in_one_segment_is_the_document_in_pieces_where_tokens_see_earlier_ones_only(traced_models) -> None:
     """With a memory of all earlier segments, and no token that sees what is behind it."""
-    bundle = tiny_bundles("xlnet", **CAUSAL)
+    bundle = traced_models("xlnet", **CAUSAL)
     ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 128))
     parts = [{"input_ids": ids[:, start:end]} for start, end in ((0, 50), (50, 51), (51, 100), (100, 128))]
-    pieces = [got["last_hidden_state"] for got in in_turn(bundle, parts)]
-    whole = bundle.session(input_ids=ids)["last_hidden_state"]
-    assert_close(np.concatenate(pieces, axis=1), whole, atol=ATOL)
-    for row, document in enumerate(ids):
-        streamed = [segment.outputs["last_hidden_state"] for segment in bundle.session.stream(document, segment=50)]
-        assert_close(np.concatenate(streamed), whole[row], atol=ATOL)
+    whole, in_pieces = (
+        np.concatenate([got["last_hidden_state"] for got in in_turn(bundle, each, graph="traced")], axis=1)
+        for each in ([{"input_ids": ids}], parts)
+    )
+    assert_close(in_pieces, whole, atol=ATOL)
 
 
-@pytest.mark.parametrize("changes", [BOTH_WAYS, CAUSAL, nightly_unless(False, CLASSIFIER)], ids=VARIANTS)
+@pytest.mark.parametrize(
+    "changes", [nightly_unless(changes is BOTH_WAYS, changes) for changes in VARIANTS.values()], ids=VARIANTS
+)
 def test_streams_of_interleaved_documents_answer_as_hugging_face(tiny_bundles, changes: dict) -> None:
     bundle = tiny_bundles("xlnet", **changes)
     generator = np.random.default_rng(3)
@@ -193,19 +205,19 @@ def test_padding_behind_a_text_is_not_remembered(tiny_bundles) -> None:
                 assert_close(after[spec.fed_from][row : row + 1], left, atol=ATOL)
 
 
-@pytest.mark.parametrize("task", ["text-classification", nightly_unless(False, "question-answering")])
-def test_other_tasks_remember_too(tiny_bundles, task: str) -> None:
-    bundle = tiny_bundles("xlnet", task, **CLASSIFIER)
+@pytest.mark.parametrize("task", ["text-classification", "question-answering"])
+def test_other_tasks_remember_too(traced_models, task: str) -> None:
+    bundle = traced_models("xlnet", task, **CLASSIFIER)
     model, memory = bundle.hugging_face.model, None
     feeds = segments(3)
-    for segment, got in zip(feeds, in_turn(bundle, feeds), strict=True):
+    for segment, got in zip(feeds, in_turn(bundle, feeds, graph="traced"), strict=True):
         with torch.inference_mode():
             expected = model(
                 **{name: torch.from_numpy(values) for name, values in segment.items()}, mems=memory, use_mems=True
             )
         memory = expected.mems
-        for spec in bundle.manifest.answers:
-            assert_close(got[spec.name], expected[spec.name].numpy(), atol=ATOL)
+        for name in TASKS[task].outputs:
+            assert_close(got[name], expected[name].numpy(), atol=ATOL)
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_a_model_that_no_exporter_takes_is_an_error_and_leaves_nothing(
     assert not (tmp_path / "model.onnx").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_torch_is_right(shallow: Any, manifest: Manifest) -> None:
     reason = PEERS["torch-compile"].unavailable(manifest)
     if reason is not None:

@@ -79,6 +79,7 @@ def test_the_folder_that_peers_load_has_the_bundles_positions(workshop: Any) -> 
     assert (made / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.nightly
 def test_a_converted_checkpoint_outlasts_the_process_that_converted_it(
     workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

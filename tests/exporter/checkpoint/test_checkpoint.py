@@ -16,8 +16,8 @@ from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.positions import LONGEST
 from hdexport.model.tasks import ENCODER_TASKS, Task
 from hdruntime.errors import ModelError
-from support.grids import nightly_unless
-from support.tiny_models import COPIES, change_json, pickle_weights, save_tiny_model
+from support.grids import EVERY_RUN_TYPES, nightly_unless
+from support.tiny_models import change_json, pickle_weights, save_tiny_model
 
 WITH_ALL_TASKS = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).tasks is None]
 """The others, parts of a larger model, have tests of their own."""
@@ -34,7 +34,9 @@ def families_with(tasks: Sequence[Task]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
+@pytest.mark.parametrize(
+    "model_type", [nightly_unless(name in EVERY_RUN_TYPES, name) for name in SUPPORTED_MODEL_TYPES]
+)
 def test_every_family_has_64_usable_positions(tmp_path: Path, model_type: str) -> None:
     save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION)
     checkpoint = find_checkpoint(tmp_path / "model")
@@ -244,7 +246,7 @@ def test_a_missing_head_is_refused(tmp_path: Path, model_type: str, task: Task) 
         find_checkpoint(tmp_path).load(task)
 
 
-@pytest.mark.parametrize("model_type", [nightly_unless(name not in COPIES, name) for name in WITH_ALL_TASKS])
+@pytest.mark.parametrize("model_type", [nightly_unless(name in EVERY_RUN_TYPES, name) for name in WITH_ALL_TASKS])
 def test_an_encoder_is_loaded_from_a_checkpoint_with_another_head(tmp_path: Path, model_type: str) -> None:
     """A masked language model has no pooler, and its encoder's answers need none."""
     trained = save_tiny_model(tmp_path, model_type, Task.FILL_MASK)

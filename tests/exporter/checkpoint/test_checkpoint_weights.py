@@ -16,7 +16,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
-from support.grids import nightly_unless
+from support.grids import EVERY_RUN_TYPES, nightly_unless
 from support.tiny_models import change_json, pickle_weights, save_tiny_model
 
 Weights = dict[str, torch.Tensor]
@@ -42,7 +42,9 @@ def left_out(directory: Path, task: Task) -> list[str]:
 @pytest.mark.parametrize(
     ("model_type", "more"),
     [
-        nightly_unless(model_type == "bert" or number % 2 == (more > 0), model_type, more)
+        nightly_unless(
+            model_type == "bert" or (model_type in EVERY_RUN_TYPES and number % 2 == (more > 0)), model_type, more
+        )
         for number, model_type in enumerate(SUPPORTED_MODEL_TYPES)
         for more in (-1, 1)
         if model_type != "albert"

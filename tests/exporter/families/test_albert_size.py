@@ -14,7 +14,7 @@ from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.engines.targets import flavours_of_targets
 from hdruntime.bundle.manifest import Manifest
-from support.grids import nightly_unless
+from support.tiny_models import BASE
 
 MAX_LEN = 1024
 EMBEDDING_SIZE = 64
@@ -42,7 +42,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("precision", "itemsize"), [nightly_unless(False, "float32", 4), ("float16", 2)])
+def test_a_graph_holds_the_weights_of_one_layer(tiny_bundles) -> None:
+    """Of two that share them; another layer's would take 29 kB."""
+    bundle = tiny_bundles("albert")
+    more_positions = (bundle.manifest.max_len - BASE) * 16 * 4
+    checkpoint_bytes = (bundle.checkpoint / "model.safetensors").stat().st_size
+    assert (bundle.path / "model.onnx.data").stat().st_size <= checkpoint_bytes + more_positions + 5000
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("precision", "itemsize"), [("float32", 4), ("float16", 2)])
 def test_weights_and_engine_hold_one_layer(checkpoint, tmp_path, precision: str, itemsize: int) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
     family = find_checkpoint(checkpoint).family

@@ -23,7 +23,7 @@ from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.comparators import assert_close, named_case
-from support.grids import TASKS_OF_EVERY_RUN, nightly_unless
+from support.grids import EVERY_RUN_TYPES, TASKS_OF_EVERY_RUN, nightly_unless
 from support.hugging_face import HuggingFace, first_real_tokens
 from support.padded_batches import batches
 from support.tiny_models import (
@@ -56,40 +56,51 @@ def counts_padding(family: Family) -> bool:
 COUNTS_PADDING = [name for name in SUPPORTED_MODEL_TYPES if counts_padding(family_of(name))]
 """Model types whose answers depend on the padding, as in Hugging Face: see test_big_bird.py and test_reformer.py."""
 
-DISTINCT_TASKS = {
+TASKS_OF_MODEL_TYPE = [
+    (name, task.value)
+    for name in SUPPORTED_MODEL_TYPES
+    for task in Task
+    if task in family_of(name).all_tasks and task is not Task.FEATURE_EXTRACTION and name not in COUNTS_PADDING
+]
+
+
+@pytest.mark.parametrize(
+    "model_type", [nightly_unless(name in EVERY_RUN_TYPES, name) for name in SUPPORTED_MODEL_TYPES]
+)
+def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type)
+    assert_as_hugging_face(bundle, LENGTHS if model_type in ("bert", "roberta") else DAILY_LENGTHS)
+    assert_as_hugging_face(bundle, HEAD_LENGTHS, sizes=(1,))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [nightly_unless(task in TASKS_OF_EVERY_RUN.get(name, ()), name, task) for name, task in TASKS_OF_MODEL_TYPE],
+)
+def test_both_graphs_of_a_task_answer_as_hugging_face(tiny_bundles, model_type: str, task: str) -> None:
+    assert_as_hugging_face(tiny_bundles(model_type, task), HEAD_LENGTHS)
+
+
+DISTINCT_TASKS = [
     # The head's pooling is ours.
     ("deberta-v2", "text-classification"),
     ("modernbert", "text-classification"),
     ("eurobert", "text-classification"),
     ("qwen3", "text-classification"),
-    # The question is global, and not the first token alone.
-    ("longformer", "question-answering"),
     # Not of the class that is loaded for the encoder alone.
     ("mt5", "token-classification"),
-}
-"""Tasks of other families that every run tries. The rest is Hugging Face's heads on encoders that are tried alone."""
-
-TASKS_OF_MODEL_TYPE = [
-    nightly_unless(
-        task is Task.FEATURE_EXTRACTION
-        or task.value in TASKS_OF_EVERY_RUN.get(name, ())
-        or (name, task.value) in DISTINCT_TASKS,
-        name,
-        task.value,
-    )
-    for name in SUPPORTED_MODEL_TYPES
-    for task in Task
-    if task in family_of(name).all_tasks and (name not in COUNTS_PADDING or task is Task.FEATURE_EXTRACTION)
 ]
+"""Tasks of other families with code of ours, which every run tries before the trace."""
+
+FEATURES = Task.FEATURE_EXTRACTION.value
 
 
-@pytest.mark.parametrize(("model_type", "task"), TASKS_OF_MODEL_TYPE)
-def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, task: str) -> None:
-    bundle = tiny_bundles(model_type, task)
-    lengths = LENGTHS if model_type in ("bert", "roberta") else DAILY_LENGTHS
-    assert_as_hugging_face(bundle, lengths if task == Task.FEATURE_EXTRACTION else HEAD_LENGTHS)
-    if task == Task.FEATURE_EXTRACTION:
-        assert_as_hugging_face(bundle, HEAD_LENGTHS, sizes=(1,))
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [*((name, FEATURES) for name in SUPPORTED_MODEL_TYPES if name not in EVERY_RUN_TYPES), *DISTINCT_TASKS],
+)
+def test_what_is_traced_for_a_task_answers_as_hugging_face(traced_models, model_type: str, task: str) -> None:
+    assert_as_hugging_face(traced_models(model_type, task), HEAD_LENGTHS)
 
 
 @pytest.mark.nightly
@@ -104,7 +115,7 @@ def test_every_length_of_every_family(tiny_bundles, model_type: str) -> None:
     # in test_converted_blocks.py.
     # Reformer's hashes are decided otherwise in float16: test_reformer.py follows what its graphs decide.
     [
-        nightly_unless(name in ("bert", "mpnet", "t5"), name, "float16")
+        nightly_unless(name == "bert", name, "float16")
         for name in SUPPORTED_MODEL_TYPES
         if name not in COPIES and name != "reformer"
     ]
@@ -116,6 +127,7 @@ def test_half_precision_points_where_hugging_face_does(tiny_bundles, model_type:
     assert_as_hugging_face(tiny_bundles(model_type, precision=precision, **changes), HEAD_LENGTHS, cosine=COSINE)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("model_type", "other"), COPIES.items())
 def test_a_copy_of_a_family_has_its_graph(tiny_bundles, model_type: str, other: str) -> None:
     """Node for node, with weights of the same types and shapes."""
@@ -138,7 +150,10 @@ def described(node: ir.Node) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(
     ("model_type", "options"),
-    [*((name, {}) for name in SUPPORTED_MODEL_TYPES), ("longformer", MANY_GLOBAL_TOKENS)],
+    [
+        *(nightly_unless(name in EVERY_RUN_TYPES, name, {}) for name in SUPPORTED_MODEL_TYPES),
+        ("longformer", MANY_GLOBAL_TOKENS),
+    ],
 )
 def test_content_of_padding_does_not_change_the_answer(tiny_bundles, model_type: str, options: dict[str, Any]) -> None:
     bundle = tiny_bundles(model_type, **options)
@@ -163,9 +178,9 @@ def test_content_of_padding_does_not_change_the_answer(tiny_bundles, model_type:
 @pytest.mark.parametrize(
     ("model_type", "options"),
     [
-        *((name, {}) for name in SUPPORTED_MODEL_TYPES),
+        *(nightly_unless(name in EVERY_RUN_TYPES, name, {}) for name in SUPPORTED_MODEL_TYPES),
         nightly_unless(False, "roberta", {"attention": "window:16,global:40"}),
-        ("bert", {"attention": "window:16,global:5", "precision": "float16"}),
+        nightly_unless(False, "bert", {"attention": "window:16,global:5", "precision": "float16"}),
     ],
 )
 def test_a_row_answers_the_same_in_any_batch_even_beside_padding_alone(
@@ -193,7 +208,7 @@ def test_a_row_answers_the_same_in_any_batch_even_beside_padding_alone(
                     assert_close(together[row, tokens], run(**text)["last_hidden_state"][0], atol=atol)
 
 
-@pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions])
+@pytest.mark.parametrize("model_type", [name for name in EVERY_RUN_TYPES if family_of(name).learned_positions])
 def test_one_token_more_than_the_table_is_an_error_and_no_answer(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     input_ids = np.full((1, bundle.manifest.max_len + 1), 5)
@@ -203,7 +218,7 @@ def test_one_token_more_than_the_table_is_an_error_and_no_answer(tiny_bundles, m
         bundle.session(input_ids=input_ids)
 
 
-@pytest.mark.parametrize("model_type", ["camembert", "longformer", "mpnet", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("model_type", ["longformer", "mpnet", "roberta"])
 def test_padding_ids_inside_a_text_count_no_position(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     input_ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 129))
@@ -339,31 +354,18 @@ VARIANTS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     ),
 }
 
-NIGHTLY_VARIANTS = {
-    # Modules of the library that no pass of ours looks at.
-    "ernie with task types",
-    "albert with layers in groups",
-    "bert of one head and one token type, with relu",
-    "mpnet of other buckets",
-    "electra with wide embeddings",
-    "t5 of gated networks, with many buckets",
-    "distilbert with sinusoidal positions",
-    "nezha whose distances are farther than texts are long",
-    # As embedding_gemma2_text, whose global heads share all keys, and as the first of deberta-v2's.
-    "eurobert of a single head of keys, with biases",
-    "deberta of contents and positions only",
-    # Their layers are of one kind only, and the cosines of two of them scaled, which is a factor.
-    "modernbert with no global layer, windows of the token itself",
-    "modernbert with every layer global, scaled cosines",
-    "modernbert with windows wider than any text, scaled cosines",
-}
+each_variant = pytest.mark.parametrize(("model_type", "lengths", "changes"), VARIANTS.values(), ids=VARIANTS)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "lengths", "changes"),
-    [nightly_unless(name not in NIGHTLY_VARIANTS, *variant) for name, variant in VARIANTS.items()],
-    ids=VARIANTS,
-)
+@each_variant
+def test_what_is_traced_of_a_variant_answers_as_hugging_face(
+    traced_models, model_type: str, lengths: tuple[int, ...], changes: dict[str, Any]
+) -> None:
+    assert_as_hugging_face(traced_models(model_type, **changes), lengths)
+
+
+@pytest.mark.nightly
+@each_variant
 def test_variants_of_a_family_answer_as_hugging_face(
     tiny_bundles, model_type: str, lengths: tuple[int, ...], changes: dict[str, Any]
 ) -> None:
@@ -415,14 +417,18 @@ def test_an_extended_checkpoint_answers_as_hugging_face_with_more_positions(tmp_
         assert torch.equal(model.decoder.embed_positions.weight, original.decoder.embed_positions.weight)
 
 
-def test_the_reference_sees_positions(tiny_bundles) -> None:
+def test_the_comparison_sees_positions(traced_models) -> None:
     """Were all positions alike to the tiny models, these tests could not tell a wrong table from a right one."""
-    bundle = tiny_bundles("bert")
+    bundle = traced_models("bert")
     other = HuggingFace(bundle.checkpoint, "feature-extraction", max_len=300, alpha=0.3)
     _, input_ids, attention_mask = next(batches(65))
     right = bundle.hugging_face(input_ids, attention_mask)["last_hidden_state"]
     wrong = other(input_ids, attention_mask)["last_hidden_state"]
     assert np.abs(right - wrong).max() > 100 * ATOL
+    feeds = inputs_of(bundle, input_ids, attention_mask)
+    assert_answers(bundle, feeds, bundle.hugging_face(**feeds))
+    with pytest.raises(AssertionError, match="traced"):
+        assert_answers(bundle, feeds, other(**feeds))
 
 
 def test_an_unsupported_type_lists_those_there_are() -> None:

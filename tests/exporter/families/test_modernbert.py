@@ -5,8 +5,8 @@ Its tasks are compared in test_families.py, with a classifier that takes the mea
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -22,7 +22,7 @@ import transformers
 
 from hdexport.attention.dense.kind import DenseAttention
 from hdexport.attention.window.record import WindowAttention
-from hdexport.build import BuildOptions, build
+from hdexport.build import BuildOptions, build, pipeline
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.engines.targets import EngineTarget
@@ -203,9 +203,9 @@ def test_a_cast_model_keeps_frequencies_and_makes_tables_in_float32(tmp_path, pr
         assert_close(table[0, positions].numpy(), exact.numpy(), atol=2**-24)
 
 
-def test_a_classifier_reads_the_first_real_token(tiny_bundles) -> None:
+def test_a_classifier_reads_the_first_real_token(traced_models) -> None:
     """As Hugging Face's does where that is the first of all; where padding is, it reads the padding."""
-    bundle = tiny_bundles("modernbert", "text-classification", classifier_pooling="cls", num_hidden_layers=1)
+    bundle = traced_models("modernbert", "text-classification", classifier_pooling="cls", num_hidden_layers=1)
     for tokens, name, input_ids, attention_mask in cases((1, 9, 65, 300), sizes=(3,)):
         feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
         if name.startswith("padding on the left"):
@@ -236,12 +236,10 @@ def test_every_length_is_served_without_a_table(tmp_path: Path) -> None:
         assert (positions.scheme, positions.form, positions.base, positions.rows) == ("none", "computed", 64, max_len)
 
 
-@pytest.mark.parametrize(("trained", "warns"), [(299, True), nightly_unless(False, 300, False)])
-def test_a_build_warns_of_lengths_beyond_the_training(tmp_path: Path, caplog, trained: int, warns: bool) -> None:
-    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION, max_position_embeddings=trained)
-    options = BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=300, verify=None)
-    with caplog.at_level(logging.WARNING, logger="hdexport"):
-        build(options)
+@pytest.mark.parametrize(("trained", "warns"), [(299, True), (300, False)])
+def test_a_build_warns_of_lengths_beyond_the_training(tiny_bundles, caplog, trained: int, warns: bool) -> None:
+    positions = dataclasses.replace(tiny_bundles("modernbert").manifest.positions, base=trained)
+    pipeline._warn_of_untrained_positions(positions, family_of("modernbert"))
     assert ("computed, not learned: 299 to 299 are served, but the model never saw them" in caplog.text) == warns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -24,8 +25,9 @@ from hdexport.model.tasks import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdexport.verify.remembered import empty_memory
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError, ModelError
+from hdruntime.jobs import JobOptions, plan_job
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.tokenization import Overflow
 from support.comparators import assert_close, named_case
@@ -160,11 +162,14 @@ def test_a_job_scores_documents_of_more_tokens_than_a_segment(stored_bundles, tm
         assert row["perplexity"] == pytest.approx(np.exp(-scores[1:].mean()), rel=ATOL)
 
 
-def test_pieces_that_are_run_by_themselves_are_not_scored(tiny_bundles, tmp_path: Path) -> None:
-    bundle = tiny_bundles("transfo-xl", "text-scoring", recurrence=12, same_length=True)
-    (tmp_path / "in.jsonl").write_text('{"text": "w1"}')
+def test_pieces_that_are_run_by_themselves_are_not_scored(stored_bundles, tiny_bundles, tmp_path: Path) -> None:
+    bundle = stored_bundles(DATA / "clusters", "text-scoring")
+    with_tokenizer = dataclasses.replace(bundle.manifest, tokenizer=tiny_bundles("bert").manifest.tokenizer)
+    rows = tmp_path / "in.jsonl"
+    rows.write_text('{"text": "w1"}')
+    options = JobOptions(overflow=Overflow.SPLIT)
     with pytest.raises(InputError, match=r"texts are not split\.\nStream them: --overflow recur"):
-        run(bundle.path, tmp_path / "in.jsonl", tmp_path / "out.jsonl", overflow=Overflow.SPLIT)
+        plan_job(Bundle(bundle.path, with_tokenizer), [rows], tmp_path / "out.jsonl", options=options)
 
 
 def test_padding_behind_a_document_changes_nothing_and_is_not_remembered(stored_bundles) -> None:
@@ -287,12 +292,18 @@ def test_a_token_that_would_see_none_is_refused(tiny_bundles) -> None:
         tiny_bundles("transfo-xl", same_length=True)
 
 
-def test_another_memory_than_in_training_is_asked_for(tiny_bundles) -> None:
+@pytest.mark.nightly
+def test_another_memory_than_in_training_is_verified(tiny_bundles) -> None:
     bundle = tiny_bundles("transfo-xl", "text-scoring", recurrence=12, same_length=True)
     (record,) = bundle.manifest.attention
     assert (record["memory"], record["reach"]) == (12, 12)
     found = verified(bundle)
     assert found.passed
+
+
+def test_another_memory_than_in_training_is_asked_for(traced_models) -> None:
+    model = traced_models("transfo-xl", "text-scoring", recurrence=12, same_length=True)
+    assert model.manifest.most_memory == 12
 
 
 def verified(bundle: Any) -> Any:

@@ -9,8 +9,7 @@ import pytest
 import torch
 import transformers
 
-import hdruntime
-from hdexport.build import BuildOptions, build
+from hdexport.build import BuildOptions
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
 from hdexport.model.tasks import Task
@@ -18,21 +17,21 @@ from hdruntime.errors import InputError, ModelError
 from support.answers import ATOL
 from support.comparators import assert_close
 from support.tiny_models import change_json, save_tiny_model
+from support.traced import TracedModel
 
 
 def test_an_option_chooses_the_language(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     save_tiny_model(checkpoint, "xmod", Task.FEATURE_EXTRACTION)
-    options = BuildOptions(model=checkpoint, output=tmp_path / "bundle", max_len=64, adapter="de-DE")
-    assert build(options).adapter == "de_DE"
+    model = TracedModel(BuildOptions(model=checkpoint, output=tmp_path / "bundle", max_len=64, adapter="de-DE"))
     ids = np.random.default_rng(0).integers(2, 100, (1, 17))
-    got = hdruntime.load(options.output, backend="onnxruntime")(input_ids=ids)["last_hidden_state"]
+    got = model.traced(input_ids=ids, attention_mask=np.ones_like(ids))["last_hidden_state"]
     answers = {}
-    model = transformers.AutoModel.from_pretrained(checkpoint).eval()
+    original = transformers.AutoModel.from_pretrained(checkpoint).eval()
     for language in ("de_DE", "en_XX"):
-        model.set_default_language(language)
+        original.set_default_language(language)
         with torch.inference_mode():
-            answers[language] = model(torch.from_numpy(ids)).last_hidden_state.numpy()
+            answers[language] = original(torch.from_numpy(ids)).last_hidden_state.numpy()
     assert_close(got, answers["de_DE"], atol=ATOL)
     assert np.abs(got - answers["en_XX"]).max() > 100 * ATOL
 

@@ -26,7 +26,7 @@ CHUNK = 48
 SHAPES = [(batch, tokens) for batch in (1, 3) for tokens in (1, 16, 17, 47, 48, 49, 95, 96, 97, 200)]
 """Batches of one token less than a number of chunks, of as many and of one more."""
 
-DIFFERENT = ("albert", "bert", "longformer", "modernbert", "mt5", "reformer")
+DIFFERENT = ("albert", "bert", "longformer", "modernbert", "reformer", "t5")
 """Layers with shared weights, plain and longer ones, networks gated in two ways, and those after a normalisation."""
 
 ATOL = 1e-5

@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str | None, int]] = {
 }
 
 
-EVERY_RUN = ("two alternating kinds",)
+EVERY_RUN = ("windows of ours",)
 """The others repeat layers in the tiny models of test_families.py as well, whose graphs give the right answers."""
 
 

@@ -17,9 +17,9 @@ from hdruntime.bundle.reader import open_bundle
 from support.answers import assert_answers, inputs_of
 from support.comparators import assert_close
 from support.grids import nightly_unless
-from support.hugging_face import HuggingFace
+from support.hugging_face import AFTER_PADDING_ROW, HuggingFace
 from support.padded_batches import cases
-from support.tiny_models import BASE, save_tiny_model
+from support.tiny_models import BASE, PAD_TOKEN_ID, save_tiny_model
 
 LENGTHS = (1, BASE - 1, BASE, BASE + 1, 2 * BASE, 2 * BASE + 1, 300)
 LEARNED = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions]
@@ -49,7 +49,7 @@ class OneTextAtATime:
     def __init__(self, bundle, scheme: str) -> None:
         self.scheme = scheme
         self.hugging_face = HuggingFace(bundle.checkpoint, bundle.manifest.task, max_len=300)
-        first_row = bundle.manifest.positions.first_row
+        first_row = PAD_TOKEN_ID + 1 if bundle.manifest.model_type in AFTER_PADDING_ROW else 0
         self.front, self.rows = np.split(self.hugging_face.checkpoint_rows, [first_row])
 
     def __call__(self, **feeds: np.ndarray) -> dict[str, np.ndarray]:
@@ -73,7 +73,10 @@ class OneTextAtATime:
     # Without rows in front of the table and with them; a table that is wider than its lookup is in nightly runs.
     [nightly_unless(name == "bert", name, "interpolate", "float32") for name in DENSE]
     + [nightly_unless(False, name, "group", "float32") for name in DENSE]
-    + [nightly_unless(False, "bert", "interpolate", "float16"), ("roberta", "group", "float16")],
+    + [
+        nightly_unless(False, name, scheme, "float16")
+        for name, scheme in (("bert", "interpolate"), ("roberta", "group"))
+    ],
 )
 def test_each_text_gets_the_answers_of_a_table_for_its_length(
     tiny_bundles, model_type: str, scheme: str, precision: str
@@ -90,6 +93,21 @@ def test_each_text_gets_the_answers_of_a_table_for_its_length(
             continue  # The distances of its bias count holes.
         feeds = inputs_of(bundle, *batch)
         assert_answers(bundle, feeds, expected(**feeds), case=(f"{tokens} tokens", name), **tolerance)
+
+
+@pytest.mark.parametrize("scheme", ["interpolate", "group"])
+@pytest.mark.parametrize("model_type", ["roberta", "longformer"])
+def test_what_is_traced_gives_each_text_the_answers_of_a_table_for_its_length(
+    traced_models, model_type: str, scheme: str
+) -> None:
+    """With rows in front of the table, and where positions are windows' as well."""
+    model = traced_models(model_type, scheme=scheme)
+    expected = OneTextAtATime(model, scheme)
+    for tokens, name, *batch in cases((BASE, BASE + 1, 2 * BASE + 1)):
+        if model_type == "longformer" and name.startswith("holes"):
+            continue  # Its windows count holes.
+        feeds = inputs_of(model, *batch)
+        assert_answers(model, feeds, expected(**feeds), case=(f"{tokens} tokens", name))
 
 
 def test_the_answers_tell_the_schemes_apart(tiny_bundles) -> None:
@@ -139,7 +157,7 @@ def test_a_text_far_longer_than_float32_counts_is_placed_exactly(tmp_path) -> No
 
 @pytest.mark.parametrize(
     ("model_type", "scheme", "attention", "grid"),
-    [("longformer", "interpolate", None, Grid.QUICK)]
+    [("bert", "interpolate", None, Grid.QUICK)]
     + [nightly_unless(False, name, "interpolate", None, Grid.FULL) for name in sorted({*LEARNED} - {*DENSE})]
     + [
         nightly_unless(False, "bert", "group", "window:16,global:1", Grid.FULL),

@@ -56,7 +56,7 @@ def test_both_graphs_answer_as_a_checkpoint_with_that_base(tiny_bundles, tmp_pat
 @pytest.mark.parametrize(
     ("precision", "scale", "grid"),
     [
-        ("float16", "logn", Grid.QUICK),
+        ("float32", "none", Grid.QUICK),
         nightly_unless(False, "float16", "logn", Grid.FULL),
         nightly_unless(False, "float32", "none", Grid.FULL),
     ],

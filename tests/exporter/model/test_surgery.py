@@ -21,9 +21,9 @@ from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions, fold_positions, fold_token_types
 from hdexport.model.tasks import Task
 from hdruntime.errors import InputError
-from support.answers import assert_answers, inputs_of
+from support.answers import assert_answers, assert_as_hugging_face, inputs_of
 from support.comparators import assert_close, named_case
-from support.grids import nightly_unless
+from support.grids import EVERY_RUN_TYPES, nightly_unless
 from support.hugging_face import AFTER_PADDING_ROW, ALPHA, extended_rows
 from support.padded_batches import cases
 from support.tiny_models import BASE, COPIES, PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
@@ -62,8 +62,8 @@ def gathers_from(model: ir.Model, part: str) -> int:
 
 @pytest.mark.parametrize(
     ("model_type", "precision"),
-    [(name, "float32") for name in LEARNED_POSITIONS]
-    + [nightly_unless(name in ("bert", "mpnet"), name, "float16") for name in LEARNED_POSITIONS if name not in COPIES],
+    [nightly_unless(name in EVERY_RUN_TYPES, name, "float32") for name in LEARNED_POSITIONS]
+    + [nightly_unless(name == "bert", name, "float16") for name in LEARNED_POSITIONS if name not in COPIES],
 )
 def test_the_graphs_table_has_a_row_per_position_and_keeps_the_checkpoints(
     tiny_bundles, model_type: str, precision: str
@@ -80,9 +80,8 @@ def test_the_graphs_table_has_a_row_per_position_and_keeps_the_checkpoints(
     assert (bundle.manifest.positions.first_row, bundle.manifest.positions.form) == (first_row, "folded")
 
 
-@pytest.mark.parametrize("model_type", ["albert", "electra"])
-def test_tables_are_as_wide_as_the_embeddings_not_the_hidden_states(tiny_bundles, model_type: str) -> None:
-    bundle = tiny_bundles(model_type)
+def test_tables_are_as_wide_as_the_embeddings_not_the_hidden_states(tiny_bundles) -> None:
+    bundle = tiny_bundles("albert")
     (positions,) = initializers(bundle.graph, "position_embeddings").values()
     (types,) = initializers(bundle.graph, "token_type_embeddings").values()
     assert (positions.shape, types.shape) == ((300, 16), (2, 16))
@@ -90,7 +89,13 @@ def test_tables_are_as_wide_as_the_embeddings_not_the_hidden_states(tiny_bundles
 
 
 # LED's graph holds lookups for its global tokens: see test_longformer.py.
-@pytest.mark.parametrize("model_type", sorted({*LEARNED_POSITIONS} - {*AFTER_PADDING_ROW, "led"}))
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        nightly_unless(name in EVERY_RUN_TYPES, name)
+        for name in sorted({*LEARNED_POSITIONS} - {*AFTER_PADDING_ROW, "led"})
+    ],
+)
 def test_positions_that_count_from_0_are_a_slice_of_the_table(tiny_bundles, model_type: str) -> None:
     """In both graphs."""
     bundle = tiny_bundles(model_type)
@@ -102,7 +107,7 @@ def test_positions_that_count_from_0_are_a_slice_of_the_table(tiny_bundles, mode
         assert table_name(model_type) in read
 
 
-@pytest.mark.parametrize("model_type", AFTER_PADDING_ROW)
+@pytest.mark.parametrize("model_type", [nightly_unless(name in EVERY_RUN_TYPES, name) for name in AFTER_PADDING_ROW])
 def test_positions_by_the_padding_rule_are_one_lookup(tiny_bundles, model_type: str) -> None:
     model = tiny_bundles(model_type).graph
     assert gathers_from(model, "position_embeddings") == 1
@@ -146,13 +151,19 @@ def built(directory: Path, model_type: str, **options) -> tuple[Path, object]:
     return output, build(BuildOptions(model=directory / "model", output=output, **as_fixtures, **options))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "precision"),
-    # What is rounded are two tables, with rows in front of them or without.
-    [nightly_unless(name == "roberta", name, "float32") for name in ("bert", "roberta", "mpnet", "albert")]
-    + [nightly_unless(False, name, "float16") for name in ("bert", "roberta")],
-)
-def test_the_factored_form_answers_as_the_folded_one(
+# With rows in front of the tables, and without.
+@pytest.mark.parametrize("model_type", ["albert", "bert", "mpnet", "roberta"])
+def test_the_factored_form_answers_as_hugging_face(
+    traced_models, model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hdexport.model.positions, "FOLDED_LIMIT_BYTES", 0)
+    assert_as_hugging_face(traced_models(model_type), (1, 63, 64, 65, 128, 129, 300))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_a_graph_of_the_factored_form_answers_as_one_of_the_folded(
     tiny_bundles, model_type: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folded = tiny_bundles(model_type, precision=precision)
@@ -223,7 +234,7 @@ FACTORED = ("bert", "roberta")
 
 @pytest.mark.parametrize(
     ("model_type", "form"),
-    [(name, form) for name in SUPPORTED_MODEL_TYPES for form in ("folded", *["factored"] * (name in FACTORED))],
+    [(name, form) for name in EVERY_RUN_TYPES for form in ("folded", *["factored"] * (name in FACTORED))],
 )
 def test_an_extended_model_takes_longer_input_in_pytorch(
     model_type: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

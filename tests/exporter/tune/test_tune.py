@@ -22,7 +22,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extension import read_extension
 from hdexport.checkpoint.position_choice import choose_positions
-from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.families import family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
 from hdexport.support.progress import Progress
@@ -34,8 +34,8 @@ from hdexport.tune.run import RECORD_FILE, Tuned, tune
 from hdexport.tune.state import kept_steps
 from hdexport.tune.student import make_student
 from hdruntime.errors import HdexportError, InputError, ModelError, NonFiniteOutputError
-from support.grids import nightly_unless
-from support.tiny_models import BASE, COPIES, save_sentence_modules, save_tiny_model
+from support.grids import EVERY_RUN_TYPES, nightly_unless
+from support.tiny_models import BASE, save_sentence_modules, save_tiny_model
 from support.waiting import wait_until
 
 WEIGHTS = "model.safetensors"
@@ -98,11 +98,7 @@ def test_only_new_rows_change_and_all_else_keeps_every_bit(
 
 @pytest.mark.parametrize(
     "model_type",
-    [
-        name
-        for name in SUPPORTED_MODEL_TYPES
-        if family_of(name).learned_positions and family_of(name).why_not_tuned is None and name not in COPIES
-    ],
+    [name for name in EVERY_RUN_TYPES if family_of(name).learned_positions and family_of(name).why_not_tuned is None],
 )
 def test_every_family_with_a_table_is_tuned(run: Run, tmp_path: Path, model_type: str) -> None:
     other = tmp_path / model_type
@@ -195,7 +191,32 @@ tune(TuneOptions(**{options}))
 
 
 # Only contrast keeps something besides what all losses keep.
-@pytest.mark.parametrize("loss", [Loss.CONTRAST, nightly_unless(False, Loss.DISTILL)])
+def test_what_is_interrupted_continues_to_the_same_bits(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within its third step."""
+    save = state.TuneFolder.save
+
+    def save_and_stop(folder: state.TuneFolder, reached: dict[str, Any]) -> None:
+        save(folder, reached)
+        if len(reached["losses"]) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "_SAVE_SECONDS", 0)
+        patch.setattr(state.TuneFolder, "save", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(loss=Loss.CONTRAST, steps=6)
+    assert kept_steps(tmp_path / "tuned") == 2
+    continued = run(loss=Loss.CONTRAST, steps=6)
+    whole = run(loss=Loss.CONTRAST, steps=6, output=tmp_path / "whole")
+    assert continued.outcome.losses == whole.outcome.losses
+    one, other = ((tmp_path / name / WEIGHTS).read_bytes() for name in ("tuned", "whole"))
+    assert one == other
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("loss", [Loss.CONTRAST, Loss.DISTILL])
 def test_what_is_killed_continues_to_the_same_bits(
     run: Run, model: Path, texts: Path, tmp_path: Path, loss: Loss
 ) -> None:

@@ -23,7 +23,7 @@ from support.tampered_bundles import positions_used, tampered
 from support.tiny_models import BASE
 
 PORTABLE, CPU = "model.onnx", "onnxruntime_cpu.onnx"
-WINDOW, BLOCKS = "window:16,global:2,dilation:1/1/2/3", "bigbird:block=4,random=3"
+WINDOW, BLOCKS = "window:16", "bigbird:block=4,random=3"
 
 Change = Callable[[ir.Model], None]
 

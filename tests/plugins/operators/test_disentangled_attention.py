@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,11 @@ from hdplugins.operators.onnx_text import BlockOrder
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.disentangled_operator import NODES, Disentangled, inputs_of, model_of, wrong_inputs
 from support.exact_answers import exact_answer
-from support.function_bodies import growths_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.function_bodies import new_session, nodes_within, operators_of, run
 from support.sparse_operators import PADDINGS, token_kinds
 
 BLOCK = 128
 LENGTHS = (1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, 211, 2 * BLOCK + 1, 3 * BLOCK + 7)
-WIDE = Disentangled(heads=4, head_dim=64, reach=64, number_rows=64)
 
 each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
 each_node = pytest.mark.parametrize("node", NODES, ids=str)
@@ -216,46 +214,3 @@ def test_a_body_is_of_standard_operators_and_builds_each_score_matrix_once(order
 def test_a_body_of_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="reach is 0; it must be 1 or more"):
         replace(NODES[0], reach=0).body()
-
-
-# Memory, measured in processes of their own.
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
-@each_order
-def test_memory_is_linear_in_tokens(order: BlockOrder, tmp_path: Path) -> None:
-    """The scores of a head of 4096 tokens take 67 MB."""
-    path = tmp_path / "model.onnx"
-    onnx.save(model_of([WIDE], order), path)
-    short, long = growths_bytes(path, 2048, 4096)
-    output_bytes = 4 * 2048 * 64 * 4
-    assert short > output_bytes, "less than the output: nothing was measured"
-    assert long <= 2.2 * short
-    if order is BlockOrder.SEQUENTIAL:
-        assert short <= 12 * output_bytes
-
-
-def all_scores_bytes(node: Any) -> int:
-    """Of two texts of 4096 tokens."""
-    return 2 * node.heads * 4096 * 4096 * 4
-
-
-def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(tmp_path: Path) -> None:
-    node = replace(WIDE, dtype="float16")
-    (planned_for_long,) = planned_bytes(model_of([node]), tmp_path, 4096, profiles=1)
-    assert 0 < planned_for_long < all_scores_bytes(node)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "node",
-    [
-        replace(WIDE, dtype="float16"),
-        WIDE,
-    ],
-    ids=str,
-)
-def test_tensorrt_rtx_plans_memory_linear_in_tokens_for_every_form(node: Disentangled, tmp_path: Path) -> None:
-    short_bytes, long_bytes = planned_bytes(model_of([node]), tmp_path, 2048, 4096)
-    assert 0 < short_bytes < long_bytes < all_scores_bytes(node)
-    assert long_bytes <= 2.1 * short_bytes

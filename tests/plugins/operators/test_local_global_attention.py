@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,9 @@ from hdplugins.operators.local_global_attention.pairs import pairs
 from hdplugins.operators.onnx_text import BlockOrder
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer
-from support.function_bodies import growths_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.function_bodies import new_session, nodes_within, operators_of, run
 from support.local_global_operator import NODES, LocalGlobal, inputs_of, model_of, wrong_nodes
 from support.sparse_operators import PADDINGS, token_kinds
-
-LOCAL = LocalGlobal(radius=127, heads=4, head_dim=64)
-WITH_SIDES = replace(LOCAL, side=16, reach=128)
 
 each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
 each_node = pytest.mark.parametrize("node", NODES, ids=str)
@@ -249,7 +245,7 @@ def test_bodies_that_differ_have_names_that_differ(order: BlockOrder) -> None:
     ]
     bodies = {node.body(order).name: node.body(order).SerializeToString() for node in nodes}
     assert len(bodies) == len(set(bodies.values())) == len(nodes)
-    assert WITH_SIDES.name == "LocalGlobalAttention_radius127_sides16"
+    assert LocalGlobal(radius=127, side=16, reach=128).name == "LocalGlobalAttention_radius127_sides16"
 
 
 @pytest.mark.parametrize(
@@ -258,48 +254,3 @@ def test_bodies_that_differ_have_names_that_differ(order: BlockOrder) -> None:
 def test_a_body_of_nonsense_is_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(NODES[0], **changes).body()
-
-
-# Memory, measured in processes of their own.
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
-@pytest.mark.parametrize("node", [pytest.param(LOCAL, marks=pytest.mark.nightly), WITH_SIDES], ids=str)
-def test_memory_is_linear_in_tokens_where_blocks_are_sequential(node: LocalGlobal, tmp_path: Path) -> None:
-    """With sides, those of a head are [sides, sides]: 1 MB for 8192 tokens."""
-    path = tmp_path / "model.onnx"
-    onnx.save(model_of([node], BlockOrder.SEQUENTIAL), path)
-    short, long = growths_bytes(path, 4096, 8192)
-    output_bytes = 4 * 4096 * 64 * 4
-    assert short > output_bytes, "less than the output: nothing was measured"
-    assert long <= 2.3 * short
-    assert short <= 12 * output_bytes
-
-
-def all_scores_bytes(node: Any) -> int:
-    """Of two texts of 4096 tokens."""
-    return 2 * node.heads * 4096 * 4096 * 4
-
-
-def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(tmp_path: Path) -> None:
-    node = replace(WITH_SIDES, dtype="float16")
-    (planned_for_long,) = planned_bytes(model_of([node]), tmp_path, 4096, profiles=1)
-    assert 0 < planned_for_long < all_scores_bytes(node)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "node",
-    [
-        replace(LOCAL, dtype="float16"),
-        replace(WITH_SIDES, dtype="float16"),
-        replace(WITH_SIDES, dtype="bfloat16"),
-        WITH_SIDES,
-    ],
-    ids=str,
-)
-def test_tensorrt_rtx_plans_no_scores_of_all_tokens_for_every_form(node: LocalGlobal, tmp_path: Path) -> None:
-    short_bytes, long_bytes = planned_bytes(model_of([node]), tmp_path, 2048, 4096)
-    assert 0 < short_bytes < long_bytes < all_scores_bytes(node)
-    # Scores with sides grow with the square of the tokens, a sixteenth of all.
-    assert long_bytes <= (4.1 if node.side else 2.1) * short_bytes

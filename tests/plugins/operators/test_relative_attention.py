@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from hdplugins.operators.onnx_text import BlockOrder
 from hdplugins.operators.relative_attention.pairs import pairs
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer
-from support.function_bodies import growths_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.function_bodies import new_session, nodes_within, operators_of, run
 from support.relative_operator import (
     MEMORIES,
     NODES,
@@ -35,7 +34,6 @@ from support.sparse_operators import PADDINGS
 
 BLOCK = 128
 LENGTHS = (1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 211, 2 * BLOCK, 2 * BLOCK + 1)
-WIDE = Relative(heads=4, head_dim=64)
 
 each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
 each_node = pytest.mark.parametrize("node", NODES, ids=str)
@@ -262,47 +260,3 @@ def test_bodies_that_differ_have_names_that_differ(order: BlockOrder) -> None:
 def test_a_body_of_nonsense_is_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(NODES[0], **changes).body()
-
-
-# Memory, measured in processes of their own.
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
-@each_order
-def test_memory_is_linear_in_tokens(order: BlockOrder, tmp_path: Path) -> None:
-    """The scores of a head of 4096 tokens that see 4608 keys take 75 MB."""
-    path = tmp_path / "model.onnx"
-    onnx.save(model_of([WIDE], order), path)
-    short, long = growths_bytes(path, 2048, 4096, memory=512)
-    output_bytes = 4 * 2048 * 64 * 4
-    assert short > output_bytes, "less than the output: nothing was measured"
-    assert long <= 2.2 * short
-    if order is BlockOrder.SEQUENTIAL:
-        assert short <= 12 * output_bytes
-
-
-def all_scores_bytes(node: Any) -> int:
-    """Of two texts of 4096 tokens with a memory of 512."""
-    return 2 * node.heads * 4096 * (4096 + 512) * 4
-
-
-def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(tmp_path: Path) -> None:
-    node = replace(WIDE, dtype="float16")
-    (planned_for_long,) = planned_bytes(model_of([node]), tmp_path, 4096, profiles=1)
-    assert 0 < planned_for_long < all_scores_bytes(node)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "node",
-    [
-        replace(WIDE, dtype="float16"),
-        replace(WIDE, causal=1, reach=600, segments=False),
-        replace(WIDE, reach=600, dtype="bfloat16"),
-    ],
-    ids=str,
-)
-def test_tensorrt_rtx_plans_memory_linear_in_tokens_for_every_form(node: Relative, tmp_path: Path) -> None:
-    short_bytes, long_bytes = planned_bytes(model_of([node]), tmp_path, 2048, 4096)
-    assert 0 < short_bytes < long_bytes < all_scores_bytes(node)
-    assert long_bytes <= 2.1 * short_bytes

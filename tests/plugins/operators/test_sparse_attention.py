@@ -399,7 +399,7 @@ def test_layers_compute_their_tables_once(described: Description, order: BlockOr
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
-@each_order
+@pytest.mark.parametrize("order", [nightly_unless(order is BlockOrder.SEQUENTIAL, order) for order in BlockOrder])
 @each_operator
 def test_memory_is_linear_in_tokens(described: Description, order: BlockOrder, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"

@@ -1,0 +1,65 @@
+"""What a build traces, run by PyTorch, in which our operators compute their definitions: a tenth of a bundle's time."""
+
+from __future__ import annotations
+
+__all__ = ["TracedModel"]
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hdexport.build import BuildOptions, build, pipeline
+from hdexport.model.graph_module import GraphModule
+from hdruntime.bundle.manifest import Role
+from support.hugging_face import HuggingFace
+
+
+class _IsTracedNext(Exception):  # noqa: N818 not an error
+    """Ends a build before its trace, and holds what would be traced."""
+
+
+def _stop(module: GraphModule, *_: Any, **__: Any) -> None:
+    raise _IsTracedNext(module)
+
+
+class TracedModel:
+    """The module that a build would trace; tests ask of it what they ask of a `TinyBundle`.
+
+    Args:
+        options: of the build, which writes nothing.
+    """
+
+    def __init__(self, options: BuildOptions) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline, "portable_graph", _stop)
+            with pytest.raises(_IsTracedNext) as stopped:
+                build(options)
+        (self._module,) = stopped.value.args
+        self.checkpoint = Path(str(options.model))
+        memories = tuple(spec for spec in self._module.inputs if spec.role is Role.MEMORY)
+        self.manifest = SimpleNamespace(
+            model_type=self._module.model.config.model_type,
+            task=self._module.task.value,
+            inputs=self._module.inputs,
+            outputs=[SimpleNamespace(name=name, shape=axes) for name, axes in self._module.outputs.items()],
+            memories=memories,
+            most_memory=max((spec.bound or 0 for spec in memories), default=0),
+            dtype="float32",
+            max_len=options.max_len,
+        )
+
+    @torch.inference_mode()
+    def traced(self, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs that the graph would have, by name."""
+        given = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in feeds.items()}
+        return dict(zip(self._module.outputs, (value.numpy() for value in self._module(**given)), strict=True))
+
+    @functools.cached_property
+    def hugging_face(self) -> HuggingFace:
+        """The checkpoint in transformers, as a bundle has it."""
+        return HuggingFace(self.checkpoint, self.manifest.task, max_len=self.manifest.max_len)
