@@ -55,10 +55,28 @@ _LOAD_TIMEOUT_S = 60
 # Each native library is loaded in its own process, so that a crash is a finding and not the end of the doctor.
 _LOAD = """
 import importlib, json, sys
-module = importlib.import_module(sys.argv[1])
-providers = module.get_available_providers() if hasattr(module, "get_available_providers") else []
-print(json.dumps({"version": module.__version__, "providers": providers}))
+print(json.dumps({"version": importlib.import_module(sys.argv[1]).__version__}))
 """
+
+_DOUBLING = (
+    "080812003a350a0e0a01780a017812017922034164641201675a0f0a0178120a0a08080112040a02"
+    "0801620f0a0179120a0a08080112040a02080142040a00100d"
+)
+"""A graph in ONNX, x + x of one number."""
+
+_LOAD_ONNXRUNTIME = f"""
+import json
+import onnxruntime
+from hdruntime.constants import CUDA_PROVIDER
+from hdruntime.gpu.driver import gpus
+found = dict(version=onnxruntime.__version__, providers=onnxruntime.get_available_providers())
+if CUDA_PROVIDER in found["providers"] and gpus():
+    session = onnxruntime.InferenceSession(bytes.fromhex("{_DOUBLING}"), providers=[CUDA_PROVIDER])
+    # With a line on stderr it runs on the CPU where a library of CUDA is missing.
+    found["opens_cuda"] = CUDA_PROVIDER in session.get_providers()
+print(json.dumps(found))
+"""
+"""Loaded, and asked for a session on the GPU: a provider that is listed may lack its libraries."""
 
 
 _LOAD_OPENVINO = """
@@ -105,9 +123,8 @@ class Finding:
 
 def diagnose() -> tuple[Finding, ...]:
     """Check everything that hdexport can use. Missing and broken parts are findings and raise nothing."""
-    loading = {name: _Loading(_LOAD, name) for name in (*_FLAVOURS, "onnxruntime") if _is_installed(name)}
-    if _is_installed("openvino"):
-        loading["openvino"] = _Loading(_LOAD_OPENVINO, "openvino")
+    codes = dict.fromkeys(_FLAVOURS, _LOAD) | {"onnxruntime": _LOAD_ONNXRUNTIME, "openvino": _LOAD_OPENVINO}
+    loading = {name: _Loading(code, name) for name, code in codes.items() if _is_installed(name)}
     found = gpus()
     findings = [
         Finding("Python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
@@ -135,6 +152,7 @@ class _Loaded:
     providers: tuple[str, ...] = ()
     devices: tuple[tuple[str, str, Sequence[str]], ...] = ()
     prefers_openvino: bool = False
+    opens_cuda: bool | None = None
     error: str | None = None
 
 
@@ -203,6 +221,9 @@ def _onnxruntime(loaded: _Loaded | None, *, has_gpu: bool) -> Finding:
     if has_gpu and not on_gpu:
         reason = f"{detail}; the backend {Backend.ONNXRUNTIME_CUDA.value} cannot use the GPU"
         return Finding(part, Status.MISSING, reason, INSTALL_ONNXRUNTIME_CUDA)
+    if loaded.opens_cuda is False:
+        reason = f"{detail}; no session opens on the GPU: libraries of CUDA or cuDNN are missing or of another version"
+        return Finding(part, Status.BROKEN, reason, INSTALL_ONNXRUNTIME_CUDA)
     return Finding(part, Status.OK, detail)
 
 

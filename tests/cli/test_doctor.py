@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 _FINDINGS_OF_A_PROCESS = """
@@ -122,8 +123,21 @@ def test_a_gpu_that_onnx_runtime_does_not_use_comes_with_the_command() -> None:
     found = _onnxruntime(_Loaded(version="1.31.1", providers=("CPUExecutionProvider",)), has_gpu=True)
     assert (found.status, found.fix) == (Status.MISSING, INSTALL_ONNXRUNTIME_CUDA)
     assert "the backend onnxruntime_cuda cannot use the GPU" in found.detail
-    with_cuda = _Loaded(version="1.31.1", providers=("CUDAExecutionProvider", "CPUExecutionProvider"))
+    providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    broken = _onnxruntime(_Loaded(version="1.31.1", providers=providers, opens_cuda=False), has_gpu=True)
+    assert (broken.status, broken.fix) == (Status.BROKEN, INSTALL_ONNXRUNTIME_CUDA)
+    assert "no session opens on the GPU: libraries of CUDA or cuDNN are missing" in broken.detail
+    with_cuda = _Loaded(version="1.31.1", providers=providers, opens_cuda=True)
     assert _onnxruntime(with_cuda, has_gpu=True).status is Status.OK
+
+
+def test_the_graph_that_the_doctor_runs_doubles_a_number() -> None:
+    import onnxruntime
+
+    from hdexport.doctor import _DOUBLING
+
+    session = onnxruntime.InferenceSession(bytes.fromhex(_DOUBLING), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.float32([21])})[0].tolist() == [42]
 
 
 def test_what_is_missing_comes_with_its_command(healthy: dict[str, dict[str, str | None]]) -> None:
