@@ -1,12 +1,21 @@
 """Adapters that lie beside a checkpoint, a folder each, and their merging: LoRA as the library PEFT writes it.
 
 A low-rank adapter adds ``scale * B A`` to a weight, for a few rows A [rank, inputs] and columns B [outputs, rank], and
-is merged by that sum. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021).
+is merged by that sum. Modules that were trained whole beside it (PEFT's ``modules_to_save``), as a new head, take the
+place of the model's. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021).
 """
 
 from __future__ import annotations
 
-__all__ = ["ADAPTER_CONFIG", "adapter_named", "adapter_remark", "adapters_of", "is_adapter", "merge_adapter"]
+__all__ = [
+    "ADAPTER_CONFIG",
+    "adapter_named",
+    "adapter_remark",
+    "adapters_of",
+    "is_adapter",
+    "merge_adapter",
+    "saved_names",
+]
 
 import math
 import re
@@ -30,6 +39,7 @@ _LORA = re.compile(r"(?P<module>.+)\.lora_(?:(?P<embedding>embedding)_)?(?P<fact
 
 _UNDERSTOOD = {
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
+    "modules_to_save",
     # What was trained, and how: the weights' names say it, too.
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "inference_mode"),
     *("auto_mapping", "base_model_name_or_path", "megatron_core", "peft_version", "revision", "task_type"),
@@ -82,8 +92,21 @@ def adapter_remark(directory: Path) -> str | None:
     return f"No adapter is merged, as transformers loads none by itself; --adapter takes one of {', '.join(names)}."
 
 
+def saved_names(folder: Path, *, allow_pickle: bool = False) -> frozenset[str]:
+    """The names of the weights that an adapter has in place of the model's, as of a head that the model lacks.
+
+    Args:
+        folder: of the adapter.
+        allow_pickle: also read ``adapter_model.bin``.
+
+    Raises:
+        ModelError: as of `merge_adapter`.
+    """
+    return frozenset(_read(folder, allow_pickle=allow_pickle)[2])
+
+
 def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = False) -> None:
-    """Add an adapter to the weights of a model, in place.
+    """Add an adapter to the weights of a model, and put those that were trained whole in their place.
 
     Args:
         model: in float32.
@@ -95,18 +118,28 @@ def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = 
     """
     import torch
 
-    config = read_object(folder / ADAPTER_CONFIG)
-    _check(folder, config)
-    factors = _factors(_weights_of(folder, allow_pickle=allow_pickle))
+    config, factors, saved = _read(folder, allow_pickle=allow_pickle)
     with torch.no_grad():
         for (name, is_embedding), pair in factors.items():
-            weight = _weight(model, name, folder)
+            weight = _module(model, name, "weight", folder).weight
             if set(pair) != {"A", "B"}:
                 raise ModelError(f"{folder} has one of two factors of {shown(name)}.\nDownload the model again.")
             first, second = pair["A"].to(weight.dtype), pair["B"].to(weight.dtype)
             _check_shapes(folder, name, first, second, weight.T if is_embedding else weight)
             change = second @ first * _scale(folder, config, name, rank=len(first))
             weight += change.T if is_embedding else change
+    for name, weight in saved.items():
+        path, _, leaf = name.rpartition(".")
+        module = _module(model, path, leaf, folder)
+        own = getattr(module, leaf)
+        if own.shape != weight.shape:
+            raise ModelError(
+                f"{folder} has {shown(name)} of shape {list(weight.shape)}, and the model's is {list(own.shape)}.\n"
+                "Check that the adapter belongs to this model. The labels of a head are those of config.json "
+                "(num_labels or id2label); a folder that holds an adapter alone takes a config.json of its own."
+            )
+        # As PEFT does: a weight that was tied to it stays the model's.
+        module.register_parameter(leaf, torch.nn.Parameter(weight.to(own.dtype)))
 
 
 def _plain(name: str) -> str:
@@ -125,6 +158,9 @@ def _check(folder: Path, config: Mapping[str, Any]) -> None:
     unknown = {key: value for key, value in others.items() if value not in (None, False, "none", [], {})}
     if start not in _INITIALISATIONS:
         unknown["init_lora_weights"] = start
+    saved = config.get("modules_to_save") or []
+    if not (isinstance(saved, list) and all(isinstance(module, str) and module for module in saved)):
+        unknown["modules_to_save"] = saved
     if unknown:
         key, value = next(iter(unknown.items()))
         raise ModelError(
@@ -141,34 +177,47 @@ def _weights_of(folder: Path, *, allow_pickle: bool) -> Path:
     raise ModelError(f"{folder} has no {_WEIGHTS}.\nDownload the adapter again.")
 
 
-def _factors(file: Path) -> dict[tuple[str, bool], dict[str, torch.Tensor]]:
-    """(name of a module, whether it is an embedding) -> ``A`` and ``B``."""
-    found: dict[tuple[str, bool], dict[str, torch.Tensor]] = {}
+def _read(
+    folder: Path, *, allow_pickle: bool
+) -> tuple[dict[str, Any], dict[tuple[str, bool], dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """An adapter's configuration; (name of a module, whether it is an embedding) -> factors; name -> whole weight."""
+    config = read_object(folder / ADAPTER_CONFIG)
+    _check(folder, config)
+    file = _weights_of(folder, allow_pickle=allow_pickle)
+    factors: dict[tuple[str, bool], dict[str, torch.Tensor]] = {}
+    saved: dict[str, torch.Tensor] = {}
     for name, weight in read_weights(file).items():
-        match = _LORA.fullmatch(name.removeprefix(_PREFIX))
-        if match is None or weight.ndim != 2 or not weight.isfinite().all():
+        name = name.removeprefix(_PREFIX)
+        match, is_finite = _LORA.fullmatch(name), weight.is_floating_point() and bool(weight.isfinite().all())
+        if match is not None and weight.ndim == 2 and is_finite:
+            factors.setdefault((match["module"], match["embedding"] is not None), {})[match["factor"]] = weight
+        elif (
+            match is None and is_finite and any(f"{module}." in name for module in config.get("modules_to_save") or ())
+        ):
+            saved[name] = weight
+        else:
             raise ModelError(
-                f"{file} holds {shown(name)}, which is no finite factor of a low-rank change.\n"
+                f"{file} holds {shown(name)}, which is no finite factor of a low-rank change, nor a finite weight of "
+                "its modules_to_save.\n"
                 "Merge the adapter with PEFT first: merge_and_unload(), then save_pretrained()."
             )
-        found.setdefault((match["module"], match["embedding"] is not None), {})[match["factor"]] = weight
-    if not found:
-        raise ModelError(f"{file} is empty.\nDownload the model again.")
-    return found
+    if not factors:
+        raise ModelError(f"{file} has no factors.\nDownload the model again.")
+    return config, factors, saved
 
 
-def _weight(model: Any, name: str, folder: Path) -> torch.Tensor:
-    """The weight of a module, which the name may call from the encoder or from the model with a head."""
+def _module(model: Any, name: str, leaf: str, folder: Path) -> Any:
+    """The module with a parameter, which the name may call from the encoder or from the model with a head."""
     prefix = f"{model.base_model_prefix}."
     for root, path in ((model, name), (model.base_model, name), (model.base_model, name.removeprefix(prefix))):
         try:
-            weight: torch.Tensor = root.get_submodule(path).weight
+            root.get_parameter(f"{path}.{leaf}")
         except AttributeError:
             continue
-        return weight
+        return root.get_submodule(path)
     raise ModelError(
         f"{folder} changes {shown(name)}, which a {type(model).__name__} does not have.\n"
-        "Check that the adapter belongs to this model and task."
+        "Check that the adapter belongs to this model, and name the task that it was trained for: --task"
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hdexport.checkpoint.adapters import adapter_named, adapter_remark, adapters_of, merge_adapter
+from hdexport.checkpoint.adapters import adapter_named, adapter_remark, adapters_of, merge_adapter, saved_names
 from hdexport.checkpoint.config import check_labels, read_config, settings_from
 from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.hub import HubModel, download, hub_model
@@ -233,6 +233,8 @@ class Checkpoint:
         run_as = self.run_as(task)
         self._check_task(run_as)
         files = self.weight_files(allow_pickle=allow_pickle)
+        is_beside = self.adapter is not None and self.adapter not in self.family.adapters(self.config)
+        adapter = (self.path / str(self.adapter)).resolve() if is_beside else None
         settings = self.settings()
         if TASKS[task].has_labels:
             check_labels(settings, self.path / "config.json")
@@ -244,12 +246,13 @@ class Checkpoint:
             task=run_as,
             is_generator=score is not None,
             made_for=lambda: self.run_as(self.task()),
+            brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=allow_pickle),
             report=report,
         )
-        if self.adapter is not None and self.adapter in self.family.adapters(self.config):
-            self.family.choose_adapter(model, self.adapter)
+        if adapter is not None:
+            merge_adapter(model, adapter, allow_pickle=allow_pickle)
         elif self.adapter is not None:
-            merge_adapter(model, (self.path / self.adapter).resolve(), allow_pickle=allow_pickle)
+            self.family.choose_adapter(model, self.adapter)
         if score is not None and of_generator is not None:
             model = of_generator(model, folded_vocabulary(model, score))
         for module in model.modules():

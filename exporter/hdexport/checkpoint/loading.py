@@ -6,7 +6,7 @@ __all__ = ["folded_vocabulary", "load_model"]
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ def load_model(
     task: Task,
     is_generator: bool = False,
     made_for: Callable[[], Task],
+    brought: Set[str] = frozenset(),
     report: Callable[[str], None],
 ) -> PreTrainedModel:
     """The model for a task, all of it, in float32.
@@ -54,6 +55,7 @@ def load_model(
         task: decides the head.
         is_generator: load the family's generator, of which the head is made afterwards.
         made_for: returns the task that the checkpoint was made for, for messages.
+        brought: names of weights that an adapter brings, which the checkpoint may lack.
         report: takes a line that names the weights that the task does not need, if there are any.
 
     Raises:
@@ -102,7 +104,7 @@ def load_model(
         if says_out_of_memory(str(error)):
             raise MemoryError(str(error)) from error
         raise ModelError(f"The checkpoint {path} could not be loaded: {shown(error)}\nDownload it again.") from error
-    _check_missing(path, task, made_for, found["missing_keys"])
+    _check_missing(path, task, made_for, found["missing_keys"] - brought)
     _check_finite(path, model)
     if unused := agreement.unused(skeleton):
         report(f"Not needed for {task.value}, and left out: {unused}.")

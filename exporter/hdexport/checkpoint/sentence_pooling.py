@@ -391,8 +391,8 @@ def _check_weights(
         expected: name -> shape.
         width: of what the layer is given.
     """
-    said = " and ".join(f"{name} {shown(size)}" for name, size in sizes.items())
     if not all(type(size) is int and size > 0 for size in sizes.values()):
+        said = " and ".join(f"{name} {shown(size)}" for name, size in sizes.items())
         raise ModelError(
             f"{folder / 'config.json'} has {said}; whole numbers from 1 up are needed.\n"
             "Set them to the widths of the weights."
@@ -400,8 +400,8 @@ def _check_weights(
     there = {name: list(weight.shape) for name, weight in weights.items()}
     if there != expected:
         raise ModelError(
-            f"The layer in {folder} cannot be read: its weights are {shown(there)}, and config.json says "
-            f"{said}.\nDownload the model again."
+            f"The layer in {folder} cannot be read: its weights are {shown(there)}, and those of its config.json are "
+            f"{shown(expected)}.\nDownload the model again."
         )
     takes = next(iter(sizes.values()))
     if takes != width:

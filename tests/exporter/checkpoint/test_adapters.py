@@ -195,7 +195,7 @@ REFUSED = {
     "not low-rank": (config_with(peft_type="IA3"), "has peft_type 'IA3'; LORA fits"),
     "of magnitudes": (config_with(use_dora=True), "has 'use_dora' True, which is not supported"),
     "with biases": (config_with(bias="all"), "has 'bias' 'all', which is not supported"),
-    "with other weights": (config_with(modules_to_save=["pooler"]), "has 'modules_to_save' \\['pooler'\\]"),
+    "with weights of no name": (config_with(modules_to_save=[5]), "has 'modules_to_save' \\[5\\]"),
     "that began elsewhere": (config_with(init_lora_weights="pissa"), "has 'init_lora_weights' 'pissa'"),
     "of a later kind": (config_with(use_new_idea={"a": 1}), "has 'use_new_idea' {'a': 1}, which is not supported"),
     "of another rank": (config_with(r=8), "r 8 for '.*', whose factors have rank 3"),
@@ -211,7 +211,7 @@ REFUSED = {
     ),
     "with more than factors": (
         weights_with(lambda weights: weights.update({"base_model.model.pooler.dense.bias": torch.zeros(32)})),
-        "holds 'pooler.dense.bias'|holds 'base_model.model.pooler.dense.bias'",
+        "holds 'pooler.dense.bias', which is no finite factor of a low-rank change, nor",
     ),
     "not finite": (weights_with(lambda weights: weights[NAME].fill_(math.nan)), "is no finite factor"),
     "a pickle": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),

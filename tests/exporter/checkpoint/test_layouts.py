@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,46 @@ def test_an_adapter_of_sentence_transformers_brings_its_modules_and_tokenizer(ti
     (tiny_bert / "tokenizer.json").rename(folder / "tokenizer.json")
     assert find_checkpoint(folder).task() is Task.SENTENCE_SIMILARITY
     assert find_checkpoint(folder).tokenizer("w1")["input_ids"] == [0, 6, 2]
+
+
+def test_modules_that_an_adapter_saved_whole_take_the_places_of_its_models(tmp_path: Path) -> None:
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    save_tiny_model(base, "roberta", Task.FILL_MASK)
+    save_adapter(folder, str(base), modules_to_save=["classifier", "score", "LayerNorm"])
+    of_adapter = load_file(folder / "adapter_model.safetensors")
+    weights = {
+        "classifier.dense.weight": torch.randn(32, 32),
+        "classifier.dense.bias": torch.randn(32),
+        "classifier.out_proj.weight": torch.randn(2, 32),
+        "classifier.out_proj.bias": torch.randn(2),
+        "roberta.embeddings.LayerNorm.weight": torch.randn(32),
+    }
+    named = {f"base_model.model.{name}": weight for name, weight in weights.items()}
+    save_file(of_adapter | named, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"changes 'classifier.dense', which a RobertaForMaskedLM(.|\n)* --task"):
+        find_checkpoint(folder).load(Task.FILL_MASK)
+    # The head's labels are in no file of PEFT.
+    with pytest.raises(ModelError, match=r"'classifier.out_proj.\w+' of shape \[2.*\[3(.|\n)*config.json of its own"):
+        find_checkpoint(folder).load(Task.TEXT_CLASSIFICATION)
+    shutil.copyfile(base / "config.json", folder / "config.json")
+    change_json(folder / "config.json", id2label={"0": "a", "1": "b"})
+    state = find_checkpoint(folder).load(Task.TEXT_CLASSIFICATION).state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in weights.items())
+    del named["base_model.model.classifier.out_proj.bias"]
+    save_file(of_adapter | named, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"no weights for classifier.out_proj.bias, which the task text-class"):
+        find_checkpoint(folder).load(Task.TEXT_CLASSIFICATION)
+
+
+def test_a_saved_embedding_is_not_tied_to_the_head_of_the_model(tiny_bert: Path) -> None:
+    base, folder = tiny_bert.parent / "masked", tiny_bert.parent / "adapter"
+    words = save_tiny_model(base, "bert", Task.FILL_MASK).get_input_embeddings().weight
+    save_adapter(folder, str(base), modules_to_save=["word_embeddings"])
+    name, file = "base_model.model.bert.embeddings.word_embeddings.weight", folder / "adapter_model.safetensors"
+    save_file({**load_file(file), name: torch.ones_like(words)}, file)
+    model = find_checkpoint(folder).load(Task.FILL_MASK)
+    assert torch.equal(model.get_input_embeddings().weight, torch.ones_like(words))
+    assert torch.equal(model.get_output_embeddings().weight, words)
 
 
 def test_an_adapter_in_a_pickle_is_read_where_that_is_allowed(tiny_bert: Path) -> None:

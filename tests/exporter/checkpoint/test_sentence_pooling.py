@@ -129,6 +129,29 @@ def test_dense_is_a_linear_layer_and_its_activation(activation: str | None, func
     assert_close(pooled(tmp_path), expected, atol=1e-5)
 
 
+def test_layers_after_a_pooling_are_sentence_transformers_own(tmp_path: Path) -> None:
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    torch.manual_seed(0)
+    layers = (
+        modules.Dense(WIDTH, 4, activation_function=torch.nn.GELU(), use_residual=True),
+        modules.LayerNorm(4),
+        modules.Dropout(0.9),
+        modules.Dense(4, 4, bias=False, activation_function=torch.nn.SiLU(), use_residual=True),
+        modules.Dense(4, 5, activation_function=torch.nn.Sigmoid()),
+    )
+    torch.nn.init.normal_(layers[1].norm.bias)
+    save_sentence_modules(tmp_path, *(type(layer).__name__ for layer in layers), pooling=flags("mean"))
+    features = {"sentence_embedding": torch.from_numpy(pooled_by_hand("mean")).float()}
+    with torch.inference_mode():
+        for number, layer in enumerate(layers, 2):
+            layer.save(str(tmp_path / f"{number}_{type(layer).__name__}"))
+            features = layer.eval()(features)
+    assert_close(pooled(tmp_path), features["sentence_embedding"].numpy(), atol=1e-6)
+    (tmp_path / "3_LayerNorm" / "config.json").write_text('{"dimension": 5}')
+    with pytest.raises(ModelError, match=r"3_LayerNorm cannot be read: its weights .*\[4\].* \[5\]"):
+        pooled(tmp_path)
+
+
 def test_a_row_of_padding_only_stays_finite(tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, "Normalize", pooling=flags("mean", "cls", "mean_sqrt_len_tokens"))
     module = sentence_pooling(tmp_path, hidden_size=WIDTH)
@@ -151,10 +174,10 @@ def test_a_mode_that_is_not_supported_is_refused_by_name(pooling, named: str, tm
         sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
-@pytest.mark.parametrize("module", ["LayerNorm", "CNN", "WeightedLayerPooling"])
+@pytest.mark.parametrize("module", ["LSTM", "CNN", "WeightedLayerPooling"])
 def test_a_module_that_is_not_supported_is_refused_by_name(module: str, tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, module, pooling=flags("mean"))
-    with pytest.raises(ModelError, match=rf"module {module} is not supported.*\n.*--task feature-extraction"):
+    with pytest.raises(ModelError, match=rf"module {module} after .* Dense, LayerNorm, .*\n.*--task feature-"):
         sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
@@ -197,10 +220,10 @@ def test_a_pooling_without_its_config_is_refused(tmp_path: Path) -> None:
         ({"in_features": None}, "has in_features None and out_features 4; whole"),
         (
             {"activation_function": "torch.nn.modules.activation.Softplus"},
-            "activation_function 'torch.*Softplus'; supported: Identity, Tanh",
+            "activation_function 'torch.*Softplus'; supported: Identity, Tanh, ReLU, GELU, SiLU, Sigmoid",
         ),
         ({"activation_function": "own.Tanh"}, "activation_function 'own.Tanh'; supported: Identity, Tanh"),
-        ({"use_residual": True}, "use_residual, which is not supported"),
+        ({"use_residual": True}, "cannot be read: .* and those of its config.json are .*residual.weight"),
         ({"module_input_name": "token_embeddings"}, "module_input_name 'token_embeddings'; only"),
         ({"module_output_name": "token_embeddings"}, "module_output_name 'token_embeddings'; only"),
     ],

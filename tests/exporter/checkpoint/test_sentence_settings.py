@@ -133,7 +133,7 @@ def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(
         (
             CONFIG,
             {"model_type": "PixelEncoder"},
-            "model_type .PixelEncoder.; SparseEncoder, Sentence",
+            "model_type .PixelEncoder.; SentenceTransformer, SparseEncoder and CrossEncoder are",
         ),
         (TRANSFORMER, {"max_seq_length": -1}, "max_seq_length should be `int` >= 1, not -1"),
         (TRANSFORMER, {"max_seq_length": True}, r"max_seq_length should be `int \| null`, not true"),
@@ -223,11 +223,52 @@ def test_an_activation_that_is_not_supported_is_refused(cross_encoder: Path, nam
         settings(cross_encoder)
 
 
-def test_a_cross_encoder_of_more_modules_is_refused(cross_encoder: Path) -> None:
-    modules = json.loads((cross_encoder / "modules.json").read_text())
-    modules.append({"type": "sentence_transformers.base.modules.Dense", "path": "1_Dense"})
+@pytest.fixture
+def chained(cross_encoder: Path) -> Path:
+    """A CrossEncoder whose pooled vectors a Dense layer of two labels scores."""
+    save_sentence_modules(cross_encoder, "Dense", pooling={"pooling_mode": ["mean", "max"], "include_prompt": False})
+    change_json(cross_encoder / "2_Dense/config.json", out_features=2, in_features=64, module_output_name="scores")
+    return cross_encoder
+
+
+def test_a_cross_encoder_of_modules_pools_and_has_the_labels_of_its_last_layer(chained: Path) -> None:
+    checkpoint = find_checkpoint(chained)
+    assert checkpoint.task() is Task.TEXT_CLASSIFICATION
+    assert checkpoint.run_as(Task.TEXT_CLASSIFICATION) is Task.FEATURE_EXTRACTION
+    assert checkpoint.settings().num_labels == 2
+    expected = {"activation": "identity", "max_seq_length": BASE, "pooling": ("mean", "max"), "include_prompt": False}
+    assert settings(chained) == SentenceSettings(kind="cross-encoder", **expected)
+    change_json(chained / "2_Dense/config.json", out_features=1)
+    assert settings(chained) == SentenceSettings(kind="cross-encoder", **expected | {"activation": "sigmoid"})
+    change_json(chained / CONFIG, activation_fn="torch.nn.modules.activation.Softmax")
+    assert settings(chained) == SentenceSettings(kind="cross-encoder", **expected | {"activation": "softmax"})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "values", "message"),
+    [
+        (["Transformer", "Dense"], {}, "chains the modules Transformer, Dense; a Transformer followed by a Pooling is"),
+        (["Transformer", "Pooling", "LSTM", "Dense"], {}, "module LSTM after its Pooling.*; Dense, LayerNorm, Norm"),
+        (["Transformer", "Pooling", "Dense"], {}, "is a CrossEncoder, and Dense, its last module, gives no scores; a"),
+        (["Transformer", "Pooling"], {}, "is a CrossEncoder, and Pooling, its last module, gives no scores; a Dense"),
+        (
+            ["Transformer", "Pooling", "Dense"],
+            {"out_features": "2", "module_output_name": "scores"},
+            "out_features ",
+        ),
+    ],
+)
+def test_a_cross_encoder_whose_modules_are_not_understood_is_refused(
+    cross_encoder: Path, kinds: list[str], values: dict[str, object], message: str
+) -> None:
+    save_sentence_modules(cross_encoder, pooling={"pooling_mode": "cls"})
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in kinds]
+    for kind, module in list(zip(kinds, modules, strict=True))[1:]:
+        module["path"] = f"1_{kind}"
     (cross_encoder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ModelError, match="chains the modules Transformer, Dense; a CrossEncoder of a"):
+    (cross_encoder / "1_Dense").mkdir()
+    change_json(cross_encoder / "1_Dense/config.json", **values)
+    with pytest.raises(ModelError, match=message):
         settings(cross_encoder)
 
 

@@ -127,24 +127,52 @@ def test_a_tokenizer_whose_ids_differ_once_is_not_converted(esm: Path) -> None:
         as_tokenizer_file(Different.from_pretrained(esm), esm)
 
 
-def test_tokenizers_that_no_file_can_hold_are_refused_in_a_sentence(tiny_bert: Path) -> None:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "w7"]
+WORDS_OF_BERT = "[PAD] [UNK] [CLS] [SEP] [MASK] w7".replace(" ", "\n")
+JAPANESE = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab"}
+PUBLISHED: dict[str, tuple[dict[str, str], dict[str, object], dict[str, object]]] = {
+    "PhoBERT": ({"vocab.txt": "w7 9\n", "bpe.codes": "w 7 1\n"}, {}, {"tokenizer_class": "PhobertTokenizer"}),
+    "PhoBERT, its class beside it": (
+        {"vocab.txt": "w7 9\n", "bpe.codes": ""},
+        {"tokenizer_class": "PhobertTokenizer"},
+        {},
+    ),
+    "BERT-Japanese": ({"vocab.txt": WORDS_OF_BERT}, JAPANESE | {"subword_tokenizer_type": "wordpiece"}, {}),
+    "BERT-Japanese of 2019": (
+        {"vocab.txt": WORDS_OF_BERT},
+        {"word_tokenizer_type": "mecab", "subword_tokenizer_type": "character"},
+        {"tokenizer_class": "BertJapaneseTokenizer"},
+    ),
+    "BERT-Japanese without a dictionary": (
+        {"vocab.txt": WORDS_OF_BERT},
+        JAPANESE | {"word_tokenizer_type": "basic", "subword_tokenizer_type": "character"},
+        {},
+    ),
+    "RoFormer": ({"vocab.txt": WORDS_OF_BERT}, {"do_lower_case": True}, {"model_type": "roformer"}),
+    "RoFormer, its class named": ({"vocab.txt": WORDS_OF_BERT}, {"tokenizer_class": "RoFormerTokenizer"}, {}),
+    "ByT5": ({}, {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}, {}),
+    "CANINE": ({}, {"tokenizer_class": "CanineTokenizer"}, {}),
+    "code of its own": ({"vocab.txt": WORDS_OF_BERT}, {"tokenizer_class": "OwnTokenizer"}, {}),
+}
+"""Name of a layout -> files, settings of the tokenizer and settings of the model, as published."""
+
+
+@pytest.mark.parametrize(("files", "of_tokenizer", "of_model"), PUBLISHED.values(), ids=PUBLISHED)
+def test_tokenizers_that_no_file_can_hold_are_refused_in_a_sentence(
+    tiny_bert: Path,
+    tmp_path: Path,
+    files: dict[str, str],
+    of_tokenizer: dict[str, object],
+    of_model: dict[str, object],
+) -> None:
     remove_tokenizer(tiny_bert)
-    (tiny_bert / "vocab.txt").write_text("\n".join(words))
-    (tiny_bert / "bpe.codes").write_text("w 7 1\n")
-    basic = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "character"}
-    for name, settings in (
-        ("BertJapaneseTokenizer", basic),
-        ("BertJapaneseTokenizer", {"word_tokenizer_type": "mecab"}),
-        ("PhobertTokenizer", {}),
-        ("RoFormerTokenizer", {}),
-        ("CanineTokenizer", {}),
-        ("OwnTokenizer", {}),
-    ):
-        (tiny_bert / "tokenizer_config.json").unlink(missing_ok=True)
-        change_json(tiny_bert / "tokenizer_config.json", tokenizer_class=name, **settings)
-        with pytest.raises(ModelError, match=r"\n.*build for token ids.*: --no-tokenizer|Build .*: --no-tokenizer"):
-            read_tokenizer(tiny_bert)
+    for name, content in files.items():
+        (tiny_bert / name).write_text(content)
+    change_json(tiny_bert / "tokenizer_config.json", **of_tokenizer)
+    checkpoint = find_checkpoint(tiny_bert)
+    change_json(tiny_bert / "config.json", **of_model)
+    with pytest.raises(ModelError, match=r"^.*Tokenizer.*\n.*[Bb]uild for token ids.*: --no-tokenizer$"):
+        write_tokenizer(checkpoint, tmp_path)
+    assert write_tokenizer(dataclasses.replace(checkpoint, takes_texts=False), tmp_path) is None
 
 
 def test_files_of_a_tokenizer_that_its_class_does_not_read_are_named(tiny_bert: Path) -> None:
