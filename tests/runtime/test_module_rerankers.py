@@ -184,3 +184,18 @@ def test_a_memory_is_refused_as_all_tokens_of_a_pair_are_pooled(saved: Callable[
     options = {"attention": attention_from_spec("window:8,right:0,global:0"), "recurrence": 8, "verify": None}
     with pytest.raises(InputError, match=r"pooled of all tokens of a pair(.|\n)*Leave --recurrence out"):
         build(BuildOptions(model=saved("bert") / "checkpoint", output=tmp_path / "b", max_len=MAX_LEN, **options))
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_verification_from_text_compares_with_the_librarys_scores(saved: Callable[[str], Path], name: str) -> None:
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.verify import Grid, Verification, with_texts
+    from hdexport.verify.pytorch_reference import reference_of
+    from hdruntime.bundle.reader import open_bundle
+
+    bundle = open_bundle(saved(name) / "bundle")
+    nothing = Verification(grid=Grid.FULL, checks=(), not_checked=())
+    found = with_texts(nothing, bundle, reference_of(bundle, find_checkpoint(saved(name) / "checkpoint")))
+    assert not found.not_checked
+    assert len(found.texts) == 5
+    assert all(check.passed for check in found.texts), [check.line() for check in found.texts]
