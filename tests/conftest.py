@@ -106,6 +106,7 @@ _SECONDS = {
     "roberta": 20,
     "tests/cli/test_bench.py": 20,
     "tests/cli/test_edges.py": 20,
+    "tests/runtime/test_module_rerankers.py": 20,
     "tests/exporter/attention/test_xlnet.py": 20,
     "tests/exporter/families/test_transfo_xl.py": 20,
     "tests/exporter/graph/test_lowering_onnxruntime_cpu.py": 20,
