@@ -105,6 +105,7 @@ _SECONDS = {
     "tests/cli/test_bench.py": 25,
     "plugin": 20,
     "tests/cli/test_rebuild.py": 20,
+    "tests/runtime/test_module_rerankers.py": 20,
     "tests/exporter/graph/test_lowering_onnxruntime_cpu.py": 20,
     "tests/plugins/kernels/test_shipped_kernels.py": 20,
     "tests/plugins/operators/test_sparse_attention.py": 20,
