@@ -7,7 +7,7 @@ marks any; prompts, pooling, and the function that makes scores.
 
 from __future__ import annotations
 
-__all__ = ["SENTENCE_CLASSES", "with_texts"]
+__all__ = ["with_texts"]
 
 import contextlib
 import dataclasses
@@ -32,10 +32,10 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import BundleModel
-from hdruntime.errors import BackendUnavailableError, NonFiniteOutputError
+from hdruntime.errors import BackendUnavailableError, InputError, NonFiniteOutputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
-SENTENCE_CLASSES: Mapping[Task, str] = {
+_SENTENCE_CLASSES: Mapping[Task, str] = {
     Task.SENTENCE_SIMILARITY: "SentenceTransformer",
     Task.SPARSE_SIMILARITY: "SparseEncoder",
     Task.TOKEN_SIMILARITY: "MultiVectorEncoder",
@@ -108,7 +108,7 @@ def with_texts(
     if manifest.tokenizer is None:
         return found
     theirs = "CrossEncoder" if manifest.sentence is not None else None
-    theirs = SENTENCE_CLASSES.get(task, theirs if task is Task.TEXT_CLASSIFICATION else None)
+    theirs = _SENTENCE_CLASSES.get(task, theirs if task is Task.TEXT_CLASSIFICATION else None)
     name = "from text, as in " + ("transformers" if theirs is None else f"sentence-transformers' {theirs}")
     answers = _of_transformers if theirs is None else functools.partial(_of_sentence_transformers, theirs=theirs)
     checks: list[Check] = []
@@ -269,12 +269,17 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
         output = manifest.answers[-1].name
         counted = TextTokenizer.of(bundle, max_len=ours.max_seq_length, template=manifest.pair_template)
         for name, each, method in _calls(theirs, _texts(bundle, reference)):
+            try:
+                tokens = len(_encoding(counted, each))
+            except InputError:
+                # No model runs without a token, which an empty text lacks where there are no special tokens.
+                continue
             wanted, got = (
                 _if_finite(functools.partial(_answers, getattr(model, method), each, output))
                 for model in (library, ours)
             )
             assert wanted is not None, "the library returns whatever it computes"
-            yield _Answers(text=name, tokens=len(_encoding(counted, each)), wanted=wanted, got=got)
+            yield _Answers(text=name, tokens=tokens, wanted=wanted, got=got)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from hdexport.model.tasks import Task
 from hdexport.verify import Check, Grid, Verification, with_texts
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.writer import seal
 from support.grids import nightly_unless
 
 DAILY = {
@@ -124,6 +125,24 @@ def test_what_a_checkpoint_says_and_a_bundle_dropped_is_found(tiny_bundles, tmp_
     (checkpoint / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"document": "w3 "}}))
     checks, _ = checked(open_bundle(bundle.path), checkpoint)
     assert failed(checks) == {"short text as a document", "long text as a document"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"), [("bert", "feature-extraction"), ("deberta-v2", "sentence-similarity")]
+)
+def test_an_empty_text_without_special_tokens_is_no_case(tiny_bundles, tmp_path, model_type: str, task: str) -> None:
+    """Neither library runs it, and a session refuses it."""
+    right = tiny_bundles(model_type, task)
+    for folder in (right.path, right.checkpoint):
+        shutil.copytree(folder, tmp_path / folder.name)
+        file = tmp_path / folder.name / "tokenizer.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": None}))
+    seal(tmp_path / right.path.name, right.manifest)
+    checks, left_out = checked(open_bundle(tmp_path / right.path.name), tmp_path / right.checkpoint.name)
+    assert not failed(checks), "\n".join(check.line() for check in checks.values())
+    assert not left_out
+    assert {"short text", "long text"} <= set(checks)
+    assert "empty text" not in checks
 
 
 def test_the_quick_grid_leaves_sentence_transformers_to_the_command(tiny_bundles) -> None:
