@@ -176,7 +176,7 @@ OF_SENTENCES: dict[str, tuple[Change, str]] = {
     "no outputs": (lambda path: save_dense(path, WIDTH, 0), "has in_features 32 and out_features 0; whole"),
     "no inputs": (lambda path: save_dense(path, 0, 8), "has in_features 0 and out_features 8; whole numbers from 1"),
     "a width that is text": (merged("2_Dense/config.json", in_features="32"), "has in_features '32' and"),
-    "a width of terabytes": (merged("2_Dense/config.json", in_features=10**12), "says in_features 1000000000000 and"),
+    "a width of terabytes": (merged("2_Dense/config.json", in_features=10**12), "are {'weight': [8, 1000000000000]"),
     "another width": (lambda path: save_dense(path, 31, 8), "takes vectors of width 31, and those before it are of"),
     "integers": (
         lambda path: save_dense(path, WIDTH, 8, weight=torch.ones(8, WIDTH, dtype=torch.int8)),

@@ -142,6 +142,9 @@ def graph_module(
         query_scale: the factor of the queries; None for 1.
         pools_prompts: whether a sentence's vector is pooled of its prompt's tokens, too.
         sees_all: whether tokens attend to all real tokens.
+
+    Raises:
+        InputError: a pair's scores are pooled of all its tokens, and the model has a memory.
     """
     from hdexport.attention.interface import use_operators
     from hdexport.checkpoint.heads import task_head
