@@ -34,8 +34,6 @@ from sentence_transformers.base.modules import Dense, Normalize, Router, Transfo
 from sentence_transformers.sentence_transformer.modules import (  # noqa: E402
     CNN,
     LSTM,
-    Dropout,
-    LayerNorm,
     Pooling,
     StaticEmbedding,
     WordWeights,
@@ -241,9 +239,7 @@ MEAN = Pooling(WIDTH, "mean")
 
 REFUSED: dict[str, tuple[Callable[[Transformer], list[Any]], str]] = {
     "Router first": (lambda encoder: _router(encoder, []), rf"begins with 'Router', and not with a Transf.*\n{PART}"),
-    "Router": (lambda encoder: _router(encoder, [MEAN]), r"module Router is not supported; Pooling, Dense and"),
-    "LayerNorm": (lambda encoder: [encoder, MEAN, LayerNorm(WIDTH)], "module LayerNorm is not supported"),
-    "Dropout": (lambda encoder: [encoder, MEAN, Dropout(0.1)], "module Dropout is not supported"),
+    "Router": (lambda encoder: _router(encoder, [MEAN]), r"module Router after its Pooling, which is not supported"),
     "WordWeights": (lambda encoder: [encoder, WordWeights(["w1"], {"w1": 2.0}), MEAN], f"WordWeights, Pooling{CHAINS}"),
     "CNN": (lambda encoder: [encoder, CNN(WIDTH, 16), Pooling(48)], f"CNN, Pooling{CHAINS}"),
     "LSTM": (lambda encoder: [encoder, LSTM(WIDTH, 16), MEAN], f"LSTM, Pooling{CHAINS}"),
@@ -252,10 +248,9 @@ REFUSED: dict[str, tuple[Callable[[Transformer], list[Any]], str]] = {
         r"begins with 'StaticEmbedding'.*\nChoose a model that begins with a Transformer\.",
     ),
     "no pooling": (lambda encoder: [encoder], f"modules Transformer{CHAINS}"),
-    "residual": (lambda encoder: [encoder, MEAN, Dense(WIDTH, WIDTH, use_residual=True)], "has use_residual, which is"),
     "other function": (
-        lambda encoder: [encoder, MEAN, Dense(WIDTH, 8, activation_function=torch.nn.SiLU())],
-        r"SiLU'; supported: Identity, Tanh, ReLU, GELU of torch\.nn\.",
+        lambda encoder: [encoder, MEAN, Dense(WIDTH, 8, activation_function=torch.nn.Softplus())],
+        r"Softplus'; supported: Identity, Tanh, ReLU, GELU, SiLU, Sigmoid",
     ),
 }
 """Name -> the modules, given a Transformer, and the message of the build."""

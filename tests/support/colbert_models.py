@@ -105,7 +105,7 @@ def save_colbert(path: Path, name: str, **config: Any) -> None:
 def _windowed(sizes: dict[str, Any], tokenizer: Any) -> PreTrainedModel:
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep")}
     ids |= {"bos_token_id": ids["cls_token_id"], "eos_token_id": ids["sep_token_id"]}
-    windows = {"num_hidden_layers": 2, "global_attn_every_n_layers": 2, "local_attention": 2 * WINDOW}
+    windows = {"num_hidden_layers": 4, "global_attn_every_n_layers": 2, "local_attention": 2 * WINDOW}
     return ModernBertModel(ModernBertConfig(**(sizes | ids | windows))).eval()
 
 

@@ -249,9 +249,12 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
         raise
     except Exception as error:
         raise _LibraryError(f"it does not load {path}: {shown(error)}") from error
-    # Of attention of a kind of its own, a library's model answers by what it was asked before.
-    is_as_published = checkpoint.family.own is None and not reference.is_changed
-    if not is_as_published or type(library[0].model) is not type(reference.model):
+    # Attention of a kind of its own may answer by what the model was asked before. Of a model with a decoder, the
+    # encoder is the bundle's.
+    is_same = type(library[0].model) is type(reference.model)
+    if checkpoint.family.own is not None or reference.is_changed or not (is_same or theirs == "CrossEncoder"):
+        if theirs == "CrossEncoder" and not is_same:
+            raise _LibraryError("it scores by all logits of a generator, whose attention the bundle changes")
         library[0].model = reference.model
     length = "max_length" if theirs == "CrossEncoder" else "max_seq_length"
     ours: BundleModel = getattr(hdruntime, _OURS[theirs])(
