@@ -106,7 +106,7 @@ def saved_names(folder: Path, *, allow_pickle: bool = False) -> frozenset[str]:
 
 
 def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = False) -> None:
-    """Add an adapter to the weights of a model, and put those that were trained whole in their place.
+    """Add an adapter to the weights of a model, in place; weights that were trained whole replace the model's weights.
 
     Args:
         model: in float32.

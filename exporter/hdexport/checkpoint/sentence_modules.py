@@ -45,7 +45,7 @@ TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extractio
 """What to do about a chain that is not supported."""
 
 TOKENS, SCORES = "token_embeddings", "scores"
-"""What sentence-transformers calls the vectors of a text's tokens, and a cross-encoder's logits."""
+"""sentence-transformers' names of the vectors of a text's tokens, and of a cross-encoder's logits."""
 
 _LAYERS = ("Dense", "LayerNorm", "Normalize", "Dropout")
 """Modules that may follow a pooling."""
@@ -81,7 +81,7 @@ class PoolingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class _DenseConfig:
-    """What is read of the Dense layer that gives scores."""
+    """The settings that are read of the Dense layer that gives scores."""
 
     out_features: Size
 

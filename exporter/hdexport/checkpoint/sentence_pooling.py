@@ -34,7 +34,7 @@ from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
 _SENTENCE = "sentence_embedding"
-"""What sentence-transformers calls a text's vector."""
+"""sentence-transformers' name of a text's vector."""
 
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
@@ -78,7 +78,7 @@ class SentencePooling(Head):
 
 
 class PairScores(SentencePooling):
-    """Pools the tokens of each pair to one vector, of which the last layer makes logits."""
+    """Pools the tokens of each pair to one vector; the last layer makes logits of the vector."""
 
     def outputs(
         self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
@@ -268,7 +268,7 @@ def pair_scores(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> 
 def _pooling_layers(
     path: Path, hidden_size: int, given: str, *, allow_pickle: bool
 ) -> tuple[tuple[str, ...], list[torch.nn.Module]]:
-    """The modes of a pooling and the layers after it, the last of which gives what is called `given`."""
+    """The modes of a pooling, and the layers after the pooling; the last layer's output is called `given`."""
     settings = pooling_settings(path)
     layers: list[torch.nn.Module] = []
     width = hidden_size * len(settings.modes)

@@ -232,7 +232,8 @@ def _config_loader(
     def finish(builder: Any, network: Any, config: Any) -> None:
         # Polygraphy clears TensorRT's alone: a float32 engine computes in float32.
         config.clear_flag(trt.BuilderFlag.TF32)
-        # Scratch memory is then that of a batch and not that of the profile's largest; TensorRT before 10.10 lacks it.
+        # A batch then needs scratch memory for its own shape, not for the profile's largest shape. TensorRT has the
+        # feature since 10.10.
         if hasattr(trt.PreviewFeature, "RUNTIME_ACTIVATION_RESIZE_10_10"):
             config.set_preview_feature(trt.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10, True)
         if user_allocation:

@@ -203,7 +203,9 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
             if task not in _WITH_PAIRS if len(each) > 1 else task is Task.QUESTION_ANSWERING:
                 continue
             # As a batch: a single call takes an empty second text for none.
-            features = tokenizer(*([text] for text in each), truncation=True, max_length=limit, return_tensors="pt")
+            batch = [[text] for text in each]
+            with _plain_call(name):
+                features = tokenizer(*batch, truncation=True, max_length=limit, return_tensors="pt")
             ids = features["input_ids"][0].numpy()
             if not len(ids):
                 # No model runs without a token, and a session says so.
@@ -213,11 +215,8 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
             if not np.array_equal(ids, ids_alone["input_ids"]):
                 yield _Answers(text=name, tokens=len(ids), wanted={"input_ids": ids}, got=ids_alone)
                 continue
-            try:
-                with torch.inference_mode():
-                    answers = reference.model(**features)
-            except (AssertionError, TypeError, ValueError) as error:
-                raise _LibraryError(f"its own call fails on the {name}: {shown(error)}") from error
+            with _plain_call(name), torch.inference_mode():
+                answers = reference.model(**features)
             wanted = {spec.name: answers[spec.name][0].numpy() for spec in manifest.answers}
             got = _if_finite(functools.partial(session.infer, [encoding]))
             yield _Answers(text=name, tokens=len(ids), wanted=wanted, got=got)
@@ -277,12 +276,25 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
             except InputError:
                 # No model runs without a token, which an empty text lacks where there are no special tokens.
                 continue
-            wanted, got = (
-                _if_finite(functools.partial(_answers, getattr(model, method), each, output))
-                for model in (library, ours)
-            )
-            assert wanted is not None, "the library returns whatever it computes"
+            with _plain_call(name):
+                (wanted,) = _answers(getattr(library, method), each, output)
+            got = _if_finite(functools.partial(_answers, getattr(ours, method), each, output))
             yield _Answers(text=name, tokens=tokens, wanted=wanted, got=got)
+
+
+@contextlib.contextmanager
+def _plain_call(text: str) -> Iterator[None]:
+    """A call of the library, which may know no token for a letter, or fail in its own code: that is no bundle's fault.
+
+    Raises:
+        _LibraryError: the call fails.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _LibraryError(f"its own call fails on the {text}: {shown(error)}") from error
 
 
 @contextlib.contextmanager

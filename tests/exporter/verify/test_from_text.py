@@ -145,6 +145,21 @@ def test_an_empty_text_without_special_tokens_is_no_case(tiny_bundles, tmp_path,
     assert "empty text" not in checks
 
 
+def test_a_text_that_the_library_itself_cannot_read_ends_the_comparison_with_the_reason(tiny_bundles, tmp_path) -> None:
+    """A vocabulary without an unknown token knows none of the texts' words: a build goes on and says so."""
+    right = tiny_bundles("bert")
+    for folder in (right.path, right.checkpoint):
+        shutil.copytree(folder, tmp_path / folder.name)
+        file = tmp_path / folder.name / "tokenizer.json"
+        content = json.loads(file.read_text())
+        content["model"]["unk_token"] = "none"
+        file.write_text(json.dumps(content))
+    seal(tmp_path / right.path.name, right.manifest)
+    checks, left_out = checked(open_bundle(tmp_path / right.path.name), tmp_path / right.checkpoint.name, Grid.QUICK)
+    assert not checks
+    assert "its own call fails on the short text: WordLevel error: Missing [UNK] token" in left_out[0]
+
+
 def test_the_quick_grid_leaves_sentence_transformers_to_the_command(tiny_bundles) -> None:
     bundle = tiny_bundles("deberta-v2", "sentence-similarity")
     checks, left_out = checked(open_bundle(bundle.path), bundle.checkpoint, Grid.QUICK)
