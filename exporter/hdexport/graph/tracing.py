@@ -5,19 +5,18 @@ from __future__ import annotations
 __all__ = ["trace"]
 
 import contextlib
-import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from onnxscript import TracedOnnxFunction
 
 from hdexport.graph.composites import composites_rewritten
 from hdexport.graph.passes.module_names import name_transposed_weights
 from hdexport.graph.passes.repeat_layers import repeat_layers
 from hdexport.graph.repeated_layers import layers_traced_once
+from hdexport.graph.repetitions import repetitions_left_out
 from hdexport.model.graph_module import GraphModule, argument_name, named_arguments
 from hdplugins import ONNX_OPSET
 from hdruntime.bundle.manifest import InputSpec, Role
@@ -37,6 +36,7 @@ _FEWEST_TRACED_TOKENS = 2
 _DYNAMIC_AXES = ("batch", "tokens", "memory")
 
 
+@repetitions_left_out()
 def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Model:
     """Export a module; its attentions become nodes of the domain ``hdexport``.
 
@@ -57,10 +57,6 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
             torch.inference_mode(),
             warnings.catch_warnings(),
             _quiet_exporter(),
-            _without_stack_traces(),
-            _without_source_code(),
-            # Nearly every operator of a graph with dynamic axes is new to the cache, and a new entry is computed twice.
-            torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
             named_arguments(module),
             layers_traced_once(module),
             composites_rewritten(),
@@ -144,48 +140,6 @@ def _quiet_exporter() -> Iterator[None]:
         yield
     finally:
         exporter_logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _without_stack_traces() -> Iterator[None]:
-    """Nodes do not remember the lines of code that made them: it takes time, and nothing of it is in the graph.
-
-    PyTorch before 2.12 ignores the setting.
-    """
-    import torch.fx.config
-
-    before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)
-    torch.fx.config.do_not_emit_stack_traces = True
-    try:
-        yield
-    finally:
-        torch.fx.config.do_not_emit_stack_traces = before
-
-
-@contextlib.contextmanager
-def _without_source_code() -> Iterator[None]:
-    """The 500 functions by which onnxscript translates operators say their domain without their source code.
-
-    PyTorch asks every function for its domain, once a model. A function answers with its signature, for which it
-    parses its source code: 0.5 of the 1.6 seconds that a small model takes.
-    """
-    before = TracedOnnxFunction.function_ir
-    TracedOnnxFunction.function_ir = property(lambda function: _Signature(function, before.fget))
-    try:
-        yield
-    finally:
-        TracedOnnxFunction.function_ir = before
-
-
-class _Signature:
-    """What a function of onnxscript says of itself; it is parsed when more than its domain is asked for."""
-
-    def __init__(self, function: TracedOnnxFunction, parse: Callable[[TracedOnnxFunction], Any]) -> None:
-        self.domain = function.opset.domain
-        self._parsed = functools.partial(parse, function)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parsed(), name)
 
 
 def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:

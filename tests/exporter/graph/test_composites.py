@@ -1,4 +1,4 @@
-"""An export rewrites composite operators instead of tracing twice: the graph is the one that a second trace gives."""
+"""An export rewrites composites and leaves out repetitions: the graph is that of two traces in full."""
 
 from __future__ import annotations
 
@@ -57,6 +57,14 @@ def all_that_rules_cover(states: torch.Tensor) -> torch.Tensor:
     return changed.view(batch, tokens, width)
 
 
+def mixed_types(states: torch.Tensor) -> torch.Tensor:
+    """Every operator has factors of two types, which ONNX wants cast; a result is used by operators of either type."""
+    places = torch.arange(states.shape[1])[:, None]
+    scaled = states * places + places / 3 + (places > 2)
+    halves = scaled.to(torch.float16) + states
+    return torch.where(places < 4, halves * places.to(torch.float64), scaled).to(torch.float32) / 7
+
+
 def changed_view(states: torch.Tensor) -> torch.Tensor:
     copied = states * 1.0
     part = copied[:, :, :2]
@@ -108,16 +116,21 @@ def second_traces(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if "second time" in record.getMessage()]
 
 
+in_full: Callable[..., ir.Model] = trace.__wrapped__
+"""`trace` that leaves out no repetition."""
+
+
 def traced_twice(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> ir.Model:
     with monkeypatch.context() as patch:
         patch.setattr(hdexport.graph.tracing, "composites_rewritten", contextlib.nullcontext)
-        return trace(module, max_len=64, vocab_size=VOCAB_SIZE)
+        return in_full(module, max_len=64, vocab_size=VOCAB_SIZE)
 
 
 @pytest.mark.parametrize(
     ("compute", "reason"),
     [
         (all_that_rules_cover, None),
+        (mixed_types, None),
         (read_before_and_after, None),
         (changed_view, "aten.mul_"),
         (changed_copy, "aten.contiguous"),
@@ -127,7 +140,7 @@ def traced_twice(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> ir.Mod
     ],
 )
 @torch.inference_mode()
-def test_a_rewritten_graph_is_that_of_a_second_trace_and_answers_as_pytorch(
+def test_a_graph_is_that_of_two_traces_in_full_and_answers_as_pytorch(
     compute: Compute, reason: str | None, monkeypatch: pytest.MonkeyPatch, second_traces: Callable[[], list[str]]
 ) -> None:
     module = Computing(compute).eval()
@@ -149,11 +162,12 @@ _SIZES_OF_ANOTHER_INPUT = ("led", "longformer", "transfo-xl")
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if name not in _SIZES_OF_ANOTHER_INPUT])
-def test_the_graph_of_every_family_is_that_of_a_second_trace(
+def test_the_graph_of_every_family_is_that_of_two_traces_in_full(
     tiny_bundles, model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = tiny_bundles(model_type)
     monkeypatch.setattr(hdexport.graph.tracing, "composites_rewritten", contextlib.nullcontext)
+    monkeypatch.setattr(hdexport.graph.tracing, "trace", in_full)
     positions = {"max_len": bundle.manifest.max_len, "alpha": ALPHA, "attention_scale": "none"}
     build(BuildOptions(model=bundle.checkpoint, output=tmp_path / "bundle", verify=None, **positions))
     assert fingerprint(bundle.graph) == fingerprint(ir.load(tmp_path / "bundle" / "model.onnx"))

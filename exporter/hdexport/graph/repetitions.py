@@ -1,0 +1,102 @@
+"""PyTorch's exporter and onnxscript's rewriter without the work that they do again and again, and in vain.
+
+The graph is the same, which test_composites.py shows. A small model takes half the time.
+"""
+
+from __future__ import annotations
+
+__all__ = ["repetitions_left_out"]
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+import torch.fx.config
+from onnxscript import TracedOnnxFunction
+from onnxscript.rewriter import RewriteRule
+from onnxscript.rewriter._pattern_ir import StringConstantPattern
+from torch.fx import Interpreter, Node
+from torch.onnx._internal.fx.passes import type_promotion
+
+
+@contextlib.contextmanager
+def repetitions_left_out() -> Iterator[None]:
+    """While this holds, `torch.onnx.export` and the optimiser of its program leave out what changes no graph.
+
+    Every setting is put back at the end.
+    """
+    with (
+        # Nearly every operator of a graph with dynamic axes is new to the cache, and a new entry is computed twice.
+        torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
+        # Nodes remember the lines of code that made them. PyTorch before 2.12 lacks the setting.
+        _replaced(torch.fx.config, "do_not_emit_stack_traces", True),
+        _replaced(TracedOnnxFunction, "function_ir", property(_signature)),
+        _replaced(type_promotion._TypePromotionInterpreter, "run_node", _run_node),
+        _replaced(RewriteRule, "try_rewrite", _try_rewrite),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name, None)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+_parsed_signature = TracedOnnxFunction.function_ir.fget
+
+
+class _Signature:
+    """The signature of a function of onnxscript; the function is parsed when more than its domain is asked for.
+
+    PyTorch asks each of the 500 functions that translate operators for its domain, once a model. A function answers
+    with its signature, for which the function parses its source code: 0.5 of the 1.6 seconds that a small model takes.
+    """
+
+    def __init__(self, function: TracedOnnxFunction) -> None:
+        self.domain = function.opset.domain
+        self._parsed = functools.partial(_parsed_signature, function)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parsed(), name)
+
+
+def _signature(function: TracedOnnxFunction) -> _Signature:
+    return _Signature(function)
+
+
+def _run_node(interpreter: type_promotion._TypePromotionInterpreter, node: Node) -> Any:
+    """Make casts explicit in front of a node; the node's value is the one that the trace has written beside the node.
+
+    PyTorch's own method computes the value of every node again, a quarter of the time of a trace. Only a node with a
+    new cast needs a new value, and the rules write that value beside the node.
+    """
+    with interpreter._set_current_node(node):
+        rule = type_promotion.get_type_promotion_rule(node, interpreter.type_promotion_table)
+        if rule is not None:
+            interpreter._maybe_promote_node(node, rule)
+    if node.op == "call_function" and "val" in node.meta:
+        return node.meta["val"]
+    return Interpreter.run_node(interpreter, node)
+
+
+_tried: Callable[..., Any] = RewriteRule.try_rewrite
+
+
+def _try_rewrite(rule: RewriteRule, model: ir.Model, graph: Any, node: ir.Node, **options: Any) -> Any:
+    """Try a rule at a node with the operator that the rule's pattern ends with, at one of a hundred nodes.
+
+    The rewriter prepares a match for every rule at every node before it compares operators, for patterns of two
+    outputs a list of all nodes.
+    """
+    operator = rule._target_pattern.output_nodes[0].op
+    if isinstance(operator, StringConstantPattern) and operator.value() != node.op_type:
+        return None
+    return _tried(rule, model, graph, node, **options)
