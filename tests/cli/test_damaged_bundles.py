@@ -28,7 +28,7 @@ def _newer_format(bundle: Path) -> None:
         (_changed_byte, r"model\.onnx .* has changed: expected sha256 .*\nRebuild or copy the bundle again"),
         (
             _newer_format,
-            rf"format version {FORMAT_VERSION + 1}; .* up to {FORMAT_VERSION}(.|\n)*pip install -U hdexport",
+            rf"format version {FORMAT_VERSION + 1}; .* reads {FORMAT_VERSION}(.|\n)*pip install -U hdexport",
         ),
         (
             lambda bundle: (bundle / "manifest.json").unlink(),

@@ -24,7 +24,7 @@ from hdruntime.bundle.pair_template import Wording
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.jobs.results import results_of_bundle
-from support.every_key import ENGINE, OLD, PARTS, bundles_of_every_key, resealed, write_json
+from support.every_key import ENGINE, PARTS, bundles_of_every_key, resealed, write_json
 from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
 
@@ -206,14 +206,14 @@ OF_KINDS = {
 
 @pytest.mark.parametrize(
     ("bundle", "wrongs"),
-    [("engine", [*WRONG, OF_AN_ENCODER]), ("pairs", WRONG_PAIRS), ("blocks", [LABELS]), ("old blocks", [LABELS])],
+    [("engine", [*WRONG, OF_AN_ENCODER]), ("pairs", WRONG_PAIRS), ("blocks", [LABELS])],
     indirect=["bundle"],
-    ids=["engine", "pairs", "blocks", "old blocks"],
+    ids=["engine", "pairs", "blocks"],
 )
 def test_what_contradicts_the_format_is_named(
     bundle: tuple[Path, dict[str, Any]], hdexport: Command, wrongs: list[tuple[str, object, str]]
 ) -> None:
-    """Keys of inputs: tests/runtime/bundle/test_input_roles.py; of old bundles: test_format_1.py there."""
+    """Keys of inputs: tests/runtime/bundle/test_input_roles.py."""
     path, manifest = bundle
     for where, value, message in wrongs:
         write_json(path / "manifest.json", changed(manifest, where, value))
@@ -413,12 +413,10 @@ def mutated(manifest: dict[str, Any], mutations: list[tuple[str, int, int]]) -> 
 
 @pytest.mark.parametrize("examples", [150, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_a_manifest_of_anything_is_refused_or_works(bundles: dict[str, Path], hdexport: Command, examples: int) -> None:
-    names = ["engine", "blocks", "pairs", *(f"old {name}" for name in OLD)]
-
     @settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
     )
-    @given(name=st.sampled_from(names), mutations=MUTATIONS)
+    @given(name=st.sampled_from(["engine", "blocks", "pairs"]), mutations=MUTATIONS)
     def check(name: str, mutations: list[tuple[str, int, int]]) -> None:
         path = bundles[name]
         whole = (path / "manifest.json").read_bytes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hdruntime.bundle.pair_template import PairTemplate, TemplatePart, Wording
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.writer import seal
-from support.format_1 import format_1_of
 from support.tiny_bundle import INPUTS, engine_file, make_bundle
 
 VERIFICATION = {
@@ -50,11 +48,6 @@ PAIRS = SentenceSettings(
         prompted=Wording(parts=(TemplatePart(before="", slot="prompt"), *PARTS), after="."),
     ),
 )
-OLD = {
-    "engine": {"windows": [3], "window": WINDOW["converted"], "token_type_separator_id": 3},
-    "blocks": {"block_sparse": {"kind": "bigbird", **BLOCKS}},
-}
-"""What format version 1 had in place of the attention and the defaults of inputs."""
 
 
 def write_json(path: Path, value: object) -> None:
@@ -62,7 +55,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def bundles_of_every_key(folder: Path) -> dict[str, Path]:
-    """Three bundles that together have every key of a manifest, then the first two as format version 1 had them."""
+    """Three bundles that together have every key of a manifest."""
     made = {
         "engine": make_bundle(folder / "engine", task="sentence-similarity", token_types=True, cpu_graph=True),
         "blocks": make_bundle(
@@ -89,10 +82,6 @@ def bundles_of_every_key(folder: Path) -> dict[str, Path]:
     }
     for name, path in made.items():
         seal(path, dataclasses.replace(open_bundle(path).manifest, **more[name]))
-    for name in OLD:
-        made[f"old {name}"] = Path(shutil.copytree(made[name], folder / f"old {name}"))
-        manifest = made[f"old {name}"] / "manifest.json"
-        write_json(manifest, format_1_of(json.loads(manifest.read_text()), **OLD[name]))
     return made
 
 

@@ -16,7 +16,6 @@ from hdruntime.bundle.checked_json import (
     from_values,
     json_from_dataclass,
 )
-from hdruntime.bundle.format_1 import from_format_1
 from hdruntime.bundle.manifest import EngineFile, Fill, InputSpec, Manifest, Positions, Role, TensorSpec, Verification
 from hdruntime.bundle.pair_template import Slot, Wording
 from hdruntime.bundle.tasks import TASKS
@@ -54,18 +53,22 @@ def manifest_from_json(text: str | bytes) -> Manifest:
     Raises:
         BundleCorruptError: not JSON, a key is missing, a value is of another type or out of its range, or two of them
             contradict each other; the message names the key.
-        BundleVersionError: written in a newer format.
+        BundleVersionError: written in another format.
     """
     try:
         # The version comes first: a newer format may have other keys.
         version = from_json(text, _AnyFormat, name="manifest").format_version
         if version > FORMAT_VERSION:
             raise BundleVersionError(
-                f"The bundle has format version {version}; this hdexport reads up to {FORMAT_VERSION}.\n"
+                f"The bundle has format version {version}; this hdexport reads {FORMAT_VERSION}.\n"
                 "Update it with: pip install -U hdexport"
             )
-        values = from_json(text, dict[str, object], name="manifest")
-        manifest = from_values(from_format_1(values) if version == 1 else values, Manifest, name="manifest")
+        if version < FORMAT_VERSION:
+            raise BundleVersionError(
+                f"The bundle has format version {version}, of a development version of hdexport; "
+                f"this hdexport reads {FORMAT_VERSION}.\nBuild it again from its checkpoint: hdexport build --help"
+            )
+        manifest = from_json(text, Manifest, name="manifest")
         if manifest.verification is not None:
             from_values(manifest.verification, Verification, name="manifest.verification")
         for problem in _problems(manifest):

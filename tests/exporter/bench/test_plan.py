@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from hdruntime.bundle.writer import seal
 from hdruntime.constants import OPENVINO_LOWERING
 from hdruntime.errors import BundleNotFoundError, InputError
 from hdruntime.gpu.driver import Gpu
-from support.format_1 import format_1_of
 from support.tiny_bundle import engine_file
 
 ENGINE = engine_file("rtx", version="1.7.1.116")
@@ -113,18 +111,6 @@ def test_models_whose_blocks_differ_have_peers_of_their_own(bundle: Path, tmp_pa
         seal(with_lists[name], open_bundle(with_lists[name], check_files=False).manifest)
     found = names(planned(bundle, *with_lists.values(), peers=("torch",)))
     assert found[4:] == ["torch: bundle", "torch: one", "torch: other"]
-
-
-def test_a_bundle_of_format_version_1_shares_its_peers_with_one_of_today(bundle: Path, tmp_path: Path) -> None:
-    dense = {"kind": "dense", "layers": 2}
-    today = copied(bundle, tmp_path / "today", attention=(dense, LISTED_BLOCKS))
-    old = copied(today, tmp_path / "old")
-    values = json.loads((old / "manifest.json").read_text())
-    kept = ("block_size", "mode", "random_blocks", "global_tokens", "last_block", "dense_tokens")
-    values = format_1_of(values, block_sparse={"kind": "blocks"} | {key: LISTED_BLOCKS[key] for key in kept})
-    (old / "manifest.json").write_text(json.dumps(values))
-    assert names(planned(today, old, peers=("torch",)))[2:] == ["torch"]
-    assert names(planned(bundle, old, peers=("torch",)))[2:] == ["torch: bundle", "torch: old"]
 
 
 def test_bundles_of_one_name_are_distinguished(bundle: Path, tmp_path: Path) -> None:
