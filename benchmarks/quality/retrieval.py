@@ -28,10 +28,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 import hdruntime
 from benchmarks.quality.corpora import CORPORA
@@ -43,6 +42,7 @@ from hdexport.bench.measure.calls import environment
 from hdexport.quality.encoding import Way, similarities_of_ways, vectors_of
 from hdexport.quality.queries import Collection, collection_of, unread_from
 from hdexport.quality.ranking import CUTOFF, ranks_of
+from hdruntime.arrays import FloatingArray
 from hdruntime.text.similarity import similarities
 from hdruntime.text.splitting import split_encodings
 
@@ -70,8 +70,6 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "numpy", "python")
 _PAUSE_S = 30
 """Between lines of progress."""
-
-FloatArray = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -282,7 +280,7 @@ def _ranks(
 
 def _best_of_chunks(
     session: Session, collection: Collection, reading: str, progress: _Progress
-) -> dict[str, FloatArray]:
+) -> dict[str, FloatingArray]:
     """Kind -> [queries, documents], the similarity of each document's best chunk."""
     if reading == "late":
         of_documents = session.embed_chunks(collection.documents, chunks=f"tokens:{CHUNK}")
@@ -302,7 +300,7 @@ def _best_of_chunks(
     }
 
 
-def _by_document(ranks: FloatArray, answers: Sequence[int]) -> list[list[int]]:
+def _by_document(ranks: FloatingArray, answers: Sequence[int]) -> list[list[int]]:
     kept = np.where(ranks <= CUTOFF, ranks, 0).astype(int)
     return [kept[np.array(answers) == answer].tolist() for answer in dict.fromkeys(answers)]
 

@@ -8,9 +8,9 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.backends import DeviceRunner, Runner
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from hdruntime.gpu.device_arrays import DeviceArray
-
-FloatArray = npt.NDArray[np.float32]
 
 
 class BatchSession:

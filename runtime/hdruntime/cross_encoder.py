@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
@@ -44,7 +44,6 @@ from hdruntime.text.tokenization import Encoding, Overflow
 
 logger = logging.getLogger(__name__)
 
-FloatArray = npt.NDArray[np.float32]
 
 ActivationFunction = Activation | str | Callable[[Any], Any]
 """``sigmoid``, ``softmax``, ``identity``, or a function of tensors [pairs, labels], as ``torch.nn.Sigmoid()``."""

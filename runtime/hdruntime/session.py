@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import overload
 
-import numpy as np
-import numpy.typing as npt
-
+from hdruntime.arrays import FloatArray
 from hdruntime.backends.choice import open_runner
 from hdruntime.backends.precision import Precision
 from hdruntime.batch_session import BatchSession
@@ -34,8 +32,6 @@ from hdruntime.text.tokenization import Encoding, Overflow
 
 _MOST_THREADS = 1024
 """More than the cores of any machine; a backend would try to start any number of threads."""
-
-FloatArray = npt.NDArray[np.float32]
 
 
 def load(

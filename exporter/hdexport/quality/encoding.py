@@ -7,20 +7,18 @@ __all__ = ["Line", "Way", "similarities_of_ways", "vectors_of"]
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.quality.queries import Collection
+from hdruntime.arrays import FloatingArray
 from hdruntime.session import Session
 from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.similarity import similarities
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
 from hdruntime.text.tokenization import Encoding
-
-FloatArray = npt.NDArray[np.floating[Any]]
 
 
 class Way(str, Enum):
@@ -55,7 +53,7 @@ def similarities_of_ways(
     ways: Sequence[Way],
     begin: Callable[[int], None],
     line: Line,
-) -> dict[Way, dict[str, FloatArray]]:
+) -> dict[Way, dict[str, FloatingArray]]:
     """Way -> kind of query -> [queries, documents], by the model's own similarity and prompts.
 
     Args:
@@ -94,7 +92,7 @@ def similarities_of_ways(
     }
 
 
-def _vector(way: Way, split: SplitEncoding, vectors: Iterator[FloatArray]) -> FloatArray:
+def _vector(way: Way, split: SplitEncoding, vectors: Iterator[FloatingArray]) -> FloatingArray:
     """A document's vector, from as many of the next ones as it needs."""
     if way is not Way.SPLIT:
         return next(vectors)
@@ -103,7 +101,7 @@ def _vector(way: Way, split: SplitEncoding, vectors: Iterator[FloatArray]) -> Fl
 
 def vectors_of(
     session: Session, encodings: Sequence[Encoding], *, begin: Callable[[int], None], line: Line
-) -> FloatArray:
+) -> FloatingArray:
     """[encodings, dimensions], float32, in order; equal encodings run once, and all in batches of similar length.
 
     Raises:

@@ -6,18 +6,16 @@ __all__ = ["CUTOFF", "Mean", "mean_of", "ranks_of", "reciprocal_ranks"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from hdruntime.arrays import FloatingArray
 
 CUTOFF = 10
 """Documents of a ranking that count."""
 
 _RESAMPLES = 10_000
 _RESAMPLES_AT_ONCE = 1000
-
-FloatArray = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Mean:
         return f"{self.value:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
 
-def ranks_of(similarities: FloatArray, answers: Sequence[int]) -> FloatArray:
+def ranks_of(similarities: FloatingArray, answers: Sequence[int]) -> FloatingArray:
     """[queries], from 1, the rank of each right document; of equal ones it is the last, so that ties earn nothing.
 
     Args:
@@ -43,12 +41,12 @@ def ranks_of(similarities: FloatArray, answers: Sequence[int]) -> FloatArray:
     return (similarities >= own[:, None]).sum(axis=1).astype(float)
 
 
-def reciprocal_ranks(ranks: FloatArray) -> FloatArray:
+def reciprocal_ranks(ranks: FloatingArray) -> FloatingArray:
     """1 / rank, 0 after the cutoff; their mean is MRR@10."""
     return np.where(ranks <= CUTOFF, 1 / ranks, 0.0)
 
 
-def mean_of(scores: FloatArray, answers: Sequence[int]) -> Mean:
+def mean_of(scores: FloatingArray, answers: Sequence[int]) -> Mean:
     """A mean over queries, and the interval from drawing documents: queries of one document are alike.
 
     Args:

@@ -23,6 +23,7 @@ from hdexport.quantize.rounding import (
 from hdexport.quantize.splitting import Split, chosen_split, widening
 from hdexport.quantize.texts import CalibrationTexts
 from hdexport.verify.single_texts import single_text_runner
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.reader import Bundle
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ _EVERY_SEEN_FIRST = 8
 
 _TOGETHER = 1024
 """Tokens that are counted at once; the products of channels are as large, whatever a text's length."""
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)

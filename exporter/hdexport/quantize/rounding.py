@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.quantize.splitting import Split
+from hdruntime.arrays import FloatArray, WideArray
 
 _LEVELS = 255
 """Steps of uint8, which activations are rounded to."""
@@ -43,9 +44,6 @@ _SMALLEST = 1e-6
 
 _BLOCK = 128
 """Channels whose rounding errors are handed on together."""
-
-FloatArray = npt.NDArray[np.float32]
-WideArray = npt.NDArray[np.float64]
 
 
 @dataclass

@@ -19,6 +19,7 @@ from hdexport.quantize.switches import SwitchedGraph
 from hdexport.quantize.texts import tokens_in_memory
 from hdexport.support.progress import Progress
 from hdexport.verify.comparison import SCORES, compare_output
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
@@ -58,9 +59,6 @@ _RUN_TOKENS = 65_536
 _POWER = 4
 """Of a vector's loss in a product's: the worst tokens are what most weights are left float for, and products of the
 last layers, which lose as much on average, have no part in them."""
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 
 def float_graph(bundle: Bundle) -> onnx_ir.Model:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.quantize.products import WeightProduct, initializer_of
+from hdruntime.arrays import FloatArray, IntArray, WideArray
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -37,10 +38,6 @@ _FRACTIONS = (0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 _ELEMENTWISE = frozenset(
     {"Add", "Cast", "Div", "Elu", "Erf", "Gelu", "Mul", "Pow", "Relu", "Sigmoid", "Sub", "Swish", "Tanh"}
 )
-
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
-WideArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,18 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.quantize.calibration import CalibratedProduct
 from hdexport.quantize.products import WeightProduct, weight_products
 from hdexport.verify.single_texts import single_text_runner
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.reader import Bundle
 
 if TYPE_CHECKING:
     import onnx_ir
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 
 class SwitchedGraph:

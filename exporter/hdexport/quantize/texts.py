@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.quantize.docstrings import docstrings
 from hdexport.quantize.everyday import EVERYDAY
 from hdexport.support.texts import read_texts
 from hdexport.verify.sample_text import ENGLISH, RANDOM_IDS, english_texts, random_ids, sample_ids
+from hdruntime.arrays import IntArray
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
@@ -62,7 +62,6 @@ _BEHIND_PADDING = (1, 1, 2, 3)
 """Tokens before a few that are alone, and how many those are. A token that has no special one to attend to, and is not
 in the place of one, attends to itself: then the averages of attention are single vectors, and far larger."""
 
-IntArray = npt.NDArray[np.int64]
 _Text = TypeVar("_Text")
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.graph.vocabulary_head import HEAD_INPUT
 from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output, joined
@@ -17,11 +16,9 @@ from hdexport.verify.expected import samples_of_row
 from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Case, Grid
 from hdexport.verify.remembered import there
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)

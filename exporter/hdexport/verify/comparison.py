@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import WideArray
 from hdruntime.backends.precision import Precision
 
 FLOAT32_ATOL = 1e-4
@@ -114,7 +115,6 @@ SCORES = ("logits", "start_logits", "end_logits", "log_probabilities")
 _MASKED_SCORE = 1e4
 """By how much a score is below the largest of its row if the model masked it; it is not part of the spread."""
 
-FloatArray = npt.NDArray[np.float64]
 
 _SLICE_VALUES = 2**18
 """Values that are compared at once: float64 copies of a large output would take four times its memory."""
@@ -240,7 +240,7 @@ def compare_scores(
 def _compare_slices(
     actual: npt.NDArray[np.floating],
     expected: npt.NDArray[np.floating],
-    compare_slice: Callable[[FloatArray, FloatArray], Comparison],
+    compare_slice: Callable[[WideArray, WideArray], Comparison],
 ) -> Comparison:
     if actual.shape != expected.shape:
         raise ValueError(f"The shapes {actual.shape} and {expected.shape} differ.")
@@ -265,7 +265,7 @@ def joined(parts: Sequence[Comparison]) -> Comparison:
     )
 
 
-def _compare_float32(got: FloatArray, want: FloatArray, *, may_be_sums: bool) -> Comparison:
+def _compare_float32(got: WideArray, want: WideArray, *, may_be_sums: bool) -> Comparison:
     """Of [rows, features]: every value holds the tolerance."""
     if not _finite(got, want):
         return NOT_FINITE
@@ -285,7 +285,7 @@ def _compare_float32(got: FloatArray, want: FloatArray, *, may_be_sums: bool) ->
     )
 
 
-def _compare_vectors(got: FloatArray, want: FloatArray, *, rounding: Rounding, of_tokens: bool) -> Comparison:
+def _compare_vectors(got: WideArray, want: WideArray, *, rounding: Rounding, of_tokens: bool) -> Comparison:
     """Of [rows, features]: every vector holds the tolerances of its direction and its length."""
     if not _finite(got, want):
         return NOT_FINITE
@@ -309,7 +309,7 @@ def _compare_vectors(got: FloatArray, want: FloatArray, *, rounding: Rounding, o
     )
 
 
-def _compare_scores(got: FloatArray, want: FloatArray, *, rounding: Rounding) -> Comparison:
+def _compare_scores(got: WideArray, want: WideArray, *, rounding: Rounding) -> Comparison:
     """Of [rows, classes or tokens]: every score holds the tolerance, and the best is the same unless as close."""
     if not _finite(got, want):
         return NOT_FINITE
@@ -330,7 +330,7 @@ def _compare_scores(got: FloatArray, want: FloatArray, *, rounding: Rounding) ->
     )
 
 
-def _finite(got: FloatArray, want: FloatArray) -> bool:
+def _finite(got: WideArray, want: WideArray) -> bool:
     return bool(np.isfinite(got).all() and np.isfinite(want).all())
 
 

@@ -13,14 +13,12 @@ import numpy.typing as npt
 
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.tasks import TASKS
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared besides those at boundaries."""
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 
 def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]]:

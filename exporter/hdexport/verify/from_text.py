@@ -28,6 +28,7 @@ from hdexport.verify.checks import Check, Verification
 from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output
 from hdexport.verify.grid import Case, Grid
 from hdexport.verify.pytorch_reference import Reference
+from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
@@ -63,7 +64,6 @@ _MARKS = "  two  spaces,\ta tab\nand a line; don't… x² “quotes” [SEP] </s
 _WITH_PAIRS = (Task.TEXT_CLASSIFICATION, Task.QUESTION_ANSWERING)
 """Tasks whose texts are pairs, or may be."""
 
-FloatArray = npt.NDArray[np.float32]
 Texts = tuple[str, ...]
 """One text, or the two of a pair."""
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 import hdruntime
 from hdexport.attention.kind import Decisions
@@ -23,6 +22,7 @@ from hdexport.graph.left_out_layers import (
 )
 from hdexport.graph.vocabulary_head import sampled_graph, sampled_openvino_model
 from hdexport.verify.graph_sets import GraphSet
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_sessions import open_session, session_options
 from hdruntime.backends.openvino import is_unpadded
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _PROVIDER = "CPUExecutionProvider"
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 Run = Callable[[Mapping[str, IntArray]], dict[str, FloatArray]]
 """Inputs by name, [batch, tokens] each -> outputs by name. Token types that are not given are 0."""

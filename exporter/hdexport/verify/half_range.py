@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
 from hdexport.verify.sample_text import sample_ids
 from hdexport.verify.single_texts import single_text_runner
+from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import HalfRange, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IntArray = npt.NDArray[np.int64]
 
 _LIMIT = 65504.0
 """Float16's largest number."""

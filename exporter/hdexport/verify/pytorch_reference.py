@@ -21,6 +21,7 @@ from hdexport.graph.left_out_layers import layers_left_out_of_pytorch
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme
 from hdexport.model.tasks import Task
 from hdexport.verify.remembered import PastTexts, empty_memory
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ModelError
@@ -35,9 +36,6 @@ _ROWS_APART = 997
 
 _PAST_ROW = 1000
 """Number of the text that is remembered; no case has as many rows."""
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 
 class Reference:

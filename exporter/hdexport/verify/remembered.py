@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from hdexport.model.memories import MASK, left_name, memory_name
 from hdexport.verify.grid import Case
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Fill, InputSpec
 
-FloatArray = npt.NDArray[np.float32]
 Outputs = Mapping[str, FloatArray]
 
 

@@ -7,13 +7,11 @@ __all__ = ["ENGLISH", "RANDOM_IDS", "english_texts", "random_ids", "sample_ids"]
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.text.tokenization import Overflow, TextTokenizer
-
-IntArray = npt.NDArray[np.int64]
 
 ENGLISH = "English text"
 RANDOM_IDS = "random ids"

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.verify.remembered import empty_memory
+from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import Role
 from hdruntime.bundle.reader import Bundle
 
 if TYPE_CHECKING:
     import onnx_ir
 
-IntArray = npt.NDArray[np.int64]
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""

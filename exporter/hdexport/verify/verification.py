@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.attention.kind import DECISION, Boundaries
 from hdexport.attention.kinds import attention_of
@@ -28,13 +27,11 @@ from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.sample_text import ENGLISH, sample_ids
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, BundleError, NonFiniteOutputError
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
 
 _ON_GPU = (Backend.ONNXRUNTIME_CUDA, Backend.TENSORRT, Backend.TENSORRT_RTX, Backend.TENSORRT_LEAN)
 

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import IntArray
 from hdruntime.backends.bundle_runner import BundleRunner, Inputs, Outputs
 from hdruntime.bundle.memory_start import memory_at_start
-
-IntArray = npt.NDArray[np.int64]
 
 
 class HostMemories:

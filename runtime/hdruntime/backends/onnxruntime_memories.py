@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import IntArray
 from hdruntime.backends.bundle_runner import Inputs, Outputs
 from hdruntime.backends.onnxruntime_sessions import GraphRunner
 from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, capsule_of, contiguous_strides
-
-IntArray = npt.NDArray[np.int64]
 
 _DEVICES = {"cpu": CPU, "cuda": CUDA}
 """ONNX Runtime's names of devices -> DLPack's."""

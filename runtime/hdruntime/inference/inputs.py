@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["BUILD_WITH_MEMORY", "Array", "checked_inputs"]
+__all__ = ["BUILD_WITH_MEMORY", "AnyArray", "checked_inputs"]
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.errors import InputError
@@ -33,15 +32,10 @@ _MEANINGS = {
 }
 """Role -> the largest value, None for any, and the meaning of the values."""
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32]
-Array = npt.NDArray[Any]
-"""An input: int64 [batch, tokens], or a memory, float32 [batch, ...] or [batch, memory, ...]."""
-
 
 def checked_inputs(
     given: Mapping[str, object], manifest: Manifest, *, max_len: int | None = None, memory: int | None = None
-) -> dict[str, Array]:
+) -> dict[str, AnyArray]:
     """The inputs of the bundle's graphs, with defaults filled in.
 
     Args:
@@ -69,7 +63,7 @@ def checked_inputs(
     tokens, most = ids.shape[1], max_len or manifest.max_len
     if not 1 <= tokens <= most:
         raise length_error("Input", tokens, most, "Truncate it")
-    read: dict[str, Array] = {manifest.ids: ids}
+    read: dict[str, AnyArray] = {manifest.ids: ids}
     for spec in manifest.inputs:
         value = given.get(spec.name)
         if value is not None and spec.name != manifest.ids:
@@ -97,7 +91,7 @@ def _unknown_input(name: str, manifest: Manifest) -> InputError:
     return InputError(accepted)
 
 
-def _size_of_memory(given: Mapping[str, Array], manifest: Manifest, default: int) -> int:
+def _size_of_memory(given: Mapping[str, AnyArray], manifest: Manifest, default: int) -> int:
     """The size that all given memories agree on; the default if none with that axis is given."""
     sizes = {
         spec.name: given[spec.name].shape[1]
@@ -112,7 +106,7 @@ def _size_of_memory(given: Mapping[str, Array], manifest: Manifest, default: int
     return next(iter(sizes.values()), default)
 
 
-def _default(spec: InputSpec, ids: IntArray, mask: IntArray, memory: int) -> Array:
+def _default(spec: InputSpec, ids: IntArray, mask: IntArray, memory: int) -> AnyArray:
     if spec.role is Role.MEMORY:
         return memory_at_start(spec, rows=len(ids), memory=memory)
     if spec.default.fill in (Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN):
@@ -124,7 +118,7 @@ def _default(spec: InputSpec, ids: IntArray, mask: IntArray, memory: int) -> Arr
     return np.full_like(ids, int(spec.default.fill is Fill.ONES))
 
 
-def _read(value: object, spec: InputSpec) -> Array:
+def _read(value: object, spec: InputSpec) -> AnyArray:
     if spec.role is Role.MEMORY:
         return _floats(value, spec)
     is_mask = spec.role is Role.MASK
@@ -184,7 +178,7 @@ def _integers(value: object, name: str, *, may_be_boolean: bool = False, may_be_
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def _check_shape(spec: InputSpec, array: Array, ids: IntArray, ids_name: str) -> None:
+def _check_shape(spec: InputSpec, array: AnyArray, ids: IntArray, ids_name: str) -> None:
     if spec.role is not Role.MEMORY and array.shape != ids.shape:
         raise InputError(
             f"{spec.name} has shape {list(array.shape)}, but {ids_name} {list(ids.shape)}; they must be equal."
@@ -202,7 +196,7 @@ def _check_shape(spec: InputSpec, array: Array, ids: IntArray, ids_name: str) ->
     )
 
 
-def _check_document(name: str, before: Array, mask: IntArray, most: int) -> None:
+def _check_document(name: str, before: AnyArray, mask: IntArray, most: int) -> None:
     """Refuse texts that go on behind the last position.
 
     Args:
@@ -232,7 +226,7 @@ def _check_ids(input_ids: IntArray, name: str, vocab_size: int) -> None:
         )
 
 
-def _check_range(name: str, array: Array, highest: int | None, meaning: str) -> None:
+def _check_range(name: str, array: AnyArray, highest: int | None, meaning: str) -> None:
     most = _INT64_MAX if highest is None else highest
     if array.view(np.uint64).max() > most:
         row, token = map(int, np.argwhere((array < 0) | (array > most))[0])

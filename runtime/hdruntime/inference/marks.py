@@ -7,12 +7,10 @@ __all__ = ["check_marks", "check_texts_for_marks", "default_marks"]
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
 from hdruntime.errors import InputError
-
-IntArray = npt.NDArray[np.int64]
 
 
 def default_marks(spec: InputSpec, ids: IntArray, mask: IntArray) -> IntArray:

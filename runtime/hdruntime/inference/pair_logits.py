@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.errors import InputError
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.text.checks import checked_choice
@@ -20,7 +20,6 @@ _WINDOW_PAIRS = 4096
 _WINDOW_CHARACTERS = 2_000_000
 """What is tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
-FloatArray = npt.NDArray[np.float32]
 Pair = tuple[str, str]
 
 

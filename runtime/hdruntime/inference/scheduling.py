@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import IntArray
 from hdruntime.backends import Memories, Runner
 from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.batching import pack_by_tokens
@@ -27,7 +28,6 @@ from hdruntime.inference.memory_limits import MemoryLimits
 
 logger = logging.getLogger(__name__)
 
-IntArray = npt.NDArray[np.int64]
 Inputs = Mapping[str, npt.NDArray[Any]]
 Outputs = dict[str, npt.NDArray[np.float32]]
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.inference.batching import padded
-from hdruntime.inference.inputs import Array, checked_inputs
+from hdruntime.inference.inputs import AnyArray, checked_inputs
 from hdruntime.text.tokenization import Encoding
 
 
 def inputs_of_texts(
     encodings: Sequence[Encoding], manifest: Manifest, *, max_len: int, memory: int
-) -> dict[str, Array]:
+) -> dict[str, AnyArray]:
     """A batch of texts, shorter ones padded on the right.
 
     Args:

@@ -7,9 +7,7 @@ __all__ = ["TextRunner"]
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-import numpy as np
-import numpy.typing as npt
-
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.inference.failures import raise_failures
@@ -20,8 +18,6 @@ from hdruntime.inference.text_inputs import inputs_of_texts
 from hdruntime.text.checks import check_text_lengths
 from hdruntime.text.splitting import SplitEncoding, in_one_piece, split_encodings
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
-
-FloatArray = npt.NDArray[np.float32]
 
 
 class TextRunner:

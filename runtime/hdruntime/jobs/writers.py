@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
+from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError, OutputExistsError
 from hdruntime.jobs.files import OpenFolder
 from hdruntime.jobs.parquet_rows import Cell
@@ -47,7 +47,6 @@ _TYPES = {
 """`_kind` of all values -> type of the column. Other columns are strings, with JSON for values that are not."""
 
 Results = Sequence[Mapping[str, object]]
-Array = npt.NDArray[Any]
 Batches = Callable[[], Iterator[pa.RecordBatch]]
 """Reads all record batches; can be called several times."""
 
@@ -231,7 +230,7 @@ class _NpyResults(_ArrowResults):
         rows = sum(len(batch) for batch in batches())
         _write_array(file, (rows, self._width), self._dtype, map(self._matrix, batches()))
 
-    def _matrix(self, batch: pa.RecordBatch) -> Array:
+    def _matrix(self, batch: pa.RecordBatch) -> AnyArray:
         column = batch.column("embedding")
         # Integers have no NaN, and their jobs leave out failed rows.
         missing = np.nan if self._dtype.kind == "f" else 0
@@ -258,17 +257,17 @@ class _NpzResults(_NpyResults):
         whole = pa.types.is_integer(kind) and not missing
         dtype = np.dtype(kind.to_pandas_dtype() if whole else f"U{longest}")
 
-        def ids_of(batch: pa.RecordBatch) -> Array:
+        def ids_of(batch: pa.RecordBatch) -> AnyArray:
             ids = self._closed(batch, schema).column("id")
             return np.array(ids.to_pylist() if whole else _texts(ids), dtype)
 
-        def numbers(name: str) -> Callable[[pa.RecordBatch], Array]:
+        def numbers(name: str) -> Callable[[pa.RecordBatch], AnyArray]:
             return lambda batch: batch.column(name).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int32)
 
-        def failed(batch: pa.RecordBatch) -> Array:
+        def failed(batch: pa.RecordBatch) -> AnyArray:
             return batch.column("error").is_valid().to_numpy(zero_copy_only=False)
 
-        arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any], Callable[[pa.RecordBatch], Array]]] = {
+        arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any], Callable[[pa.RecordBatch], AnyArray]]] = {
             "embedding": ((rows, self._width), self._dtype, self._matrix),
             "id": ((rows,), dtype, ids_of),
             **{
@@ -295,14 +294,14 @@ _ENCODINGS: Mapping[ResultFormat, Callable[[pa.Schema], ResultEncoding]] = {
 }
 
 
-def _write_array(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Array]) -> None:
+def _write_array(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[AnyArray]) -> None:
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     for part in parts:
         file.write(np.ascontiguousarray(part).tobytes())
 
 
-def _array(cells: list[Any], field: pa.Field) -> pa.Array:
+def _array(cells: list[Any], field: pa.Field) -> pa.AnyArray:
     try:
         return _array_of_cells(cells, field)
     except (pa.ArrowInvalid, OverflowError) as error:
@@ -312,7 +311,7 @@ def _array(cells: list[Any], field: pa.Field) -> pa.Array:
         ) from error
 
 
-def _array_of_cells(cells: list[Any], field: pa.Field) -> pa.Array:
+def _array_of_cells(cells: list[Any], field: pa.Field) -> pa.AnyArray:
     if field.metadata == OPEN_TYPE:
         cells = [None if cell is None else _json_from_value(cell) for cell in cells]
     elif any(isinstance(cell, np.ndarray) for cell in cells) and pa.types.is_fixed_size_list(field.type):
@@ -324,21 +323,21 @@ def _array_of_cells(cells: list[Any], field: pa.Field) -> pa.Array:
     return pa.array(cells, type=field.type)
 
 
-def _array_of_one(cell: Any, kind: pa.DataType) -> pa.Array:
+def _array_of_one(cell: Any, kind: pa.DataType) -> pa.AnyArray:
     """An array of one cell; Arrow makes none of several scalars where a list holds an extension, such as a UUID."""
     if not isinstance(cell, Cell):
         return pa.array([cell], kind)
     return pa.repeat(cell.scalar if cell.scalar.type == kind else cell.scalar.cast(kind), 1)
 
 
-def _vectors(cells: list[Any], kind: pa.DataType) -> pa.Array:
+def _vectors(cells: list[Any], kind: pa.DataType) -> pa.AnyArray:
     zeros = np.zeros(kind.list_size, kind.value_type.to_pandas_dtype())
     flat = np.concatenate([zeros if cell is None else cell for cell in cells])
     mask = pa.array([cell is None for cell in cells])
     return pa.FixedSizeListArray.from_arrays(pa.array(flat, kind.value_type), type=kind, mask=mask)
 
 
-def _lists_of_vectors(cells: list[Any], kind: pa.DataType) -> pa.Array:
+def _lists_of_vectors(cells: list[Any], kind: pa.DataType) -> pa.AnyArray:
     """Of arrays [vectors, dimensions]."""
     there = [cell for cell in cells if cell is not None]
     vectors = (
@@ -351,14 +350,14 @@ def _lists_of_vectors(cells: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), vectors, type=kind, mask=mask)
 
 
-def _closed_array(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _closed_array(column: pa.AnyArray, kind: pa.DataType) -> pa.AnyArray:
     values = _values(column)
     if pa.types.is_string(kind):
         values = [None if value is None else _text(value) for value in values]
     return pa.array(values, type=kind)
 
 
-def _texts(column: pa.Array) -> list[str]:
+def _texts(column: pa.AnyArray) -> list[str]:
     return [_text(Cell(scalar)) if scalar.is_valid else "" for scalar in column]
 
 
@@ -368,7 +367,7 @@ def _text(value: object) -> str:
     return str(json.loads(encoded)) if encoded.startswith('"') else encoded
 
 
-def _values(column: pa.Array) -> list[Any]:
+def _values(column: pa.AnyArray) -> list[Any]:
     return [None if text is None else json.loads(text) for text in column.to_pylist()]
 
 

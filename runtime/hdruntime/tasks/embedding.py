@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.errors import InputError
 from hdruntime.inference.text_runner import TextRunner
@@ -18,8 +18,6 @@ from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_t
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitPooling, pooled_embedding
 from hdruntime.text.tokenization import Encoding, Overflow
-
-FloatArray = npt.NDArray[np.float32]
 
 
 def embeddings(

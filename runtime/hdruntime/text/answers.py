@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.errors import InputError
 from hdruntime.text.scores import shortest
 from hdruntime.text.splitting import SplitEncoding
@@ -29,7 +30,6 @@ MAX_ANSWER_TOKENS = 30
 _SPARE_SPANS = 10
 """Spans of a piece beside twice those asked for, since tokens that are parts of one character have the same place."""
 
-FloatArray = npt.NDArray[np.float32]
 LogShares = npt.NDArray[np.float64]
 
 

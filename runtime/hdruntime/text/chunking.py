@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role, TensorSpec
 from hdruntime.errors import InputError
 from hdruntime.text.embeddings import normalized
@@ -34,9 +34,6 @@ _OVERLAP = 256
 
 Spans = Sequence[Sequence[int]]
 """(start, end) of each chunk, in characters of the text, end exclusive."""
-
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

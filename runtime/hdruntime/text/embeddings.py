@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import FloatingArray
 from hdruntime.errors import InputError
 from hdruntime.text.checks import checked_choice
 
@@ -18,8 +19,6 @@ _SMALLEST_NORM = np.float32(1e-12)
 
 _STEPS = 255
 """Steps of equal width from a dimension's minimum to its maximum, in int8 and uint8."""
-
-FloatArray = npt.NDArray[np.floating[Any]]
 
 
 class EmbeddingPrecision(str, Enum):
@@ -40,7 +39,7 @@ class EmbeddingPrecision(str, Enum):
         return self in (EmbeddingPrecision.INT8, EmbeddingPrecision.UINT8)
 
 
-def truncated(embeddings: FloatArray, dimensions: int | None) -> FloatArray:
+def truncated(embeddings: FloatingArray, dimensions: int | None) -> FloatingArray:
     """The first dimensions of embeddings, for models with Matryoshka training.
 
     Args:
@@ -63,7 +62,7 @@ def truncated(embeddings: FloatArray, dimensions: int | None) -> FloatArray:
     return embeddings[..., :dimensions]
 
 
-def normalized(embeddings: FloatArray) -> FloatArray:
+def normalized(embeddings: FloatingArray) -> FloatingArray:
     """Embeddings scaled to length 1; zeros stay zeros.
 
     Args:
@@ -77,7 +76,7 @@ def normalized(embeddings: FloatArray) -> FloatArray:
 
 
 def quantized(
-    embeddings: FloatArray, precision: EmbeddingPrecision | str, ranges: FloatArray | None = None
+    embeddings: FloatingArray, precision: EmbeddingPrecision | str, ranges: FloatingArray | None = None
 ) -> npt.NDArray[Any]:
     """Embeddings in fewer bytes, equal to those of sentence-transformers' ``quantize_embeddings``.
 
@@ -115,7 +114,7 @@ def quantized(
     return embeddings.astype(precision.value)
 
 
-def _ranges(embeddings: FloatArray, precision: EmbeddingPrecision, ranges: FloatArray | None) -> FloatArray:
+def _ranges(embeddings: FloatingArray, precision: EmbeddingPrecision, ranges: FloatingArray | None) -> FloatingArray:
     dimensions = embeddings.shape[-1]
     if ranges is not None:
         ranges = np.asarray(ranges)
@@ -136,7 +135,7 @@ def _ranges(embeddings: FloatArray, precision: EmbeddingPrecision, ranges: Float
     return np.stack([rows.min(axis=0), rows.max(axis=0)]).astype(np.float32, copy=False)
 
 
-def _steps(embeddings: FloatArray, ranges: FloatArray) -> FloatArray:
+def _steps(embeddings: FloatingArray, ranges: FloatingArray) -> FloatingArray:
     """[..., dimensions]: whole steps above each dimension's minimum, 0 to 255."""
     least, greatest = ranges
     width = (greatest - least) / _STEPS

@@ -10,10 +10,10 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, TensorSpec
 from hdruntime.errors import InputError
 
-FloatArray = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.int64]
 
 

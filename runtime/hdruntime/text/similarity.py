@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.errors import InputError
 from hdruntime.optional import require
 from hdruntime.text.embeddings import normalized
-
-FloatArray = npt.NDArray[np.float32]
 
 _SCORE_OF_NOTHING = -1e9
 """MaxSim with a document that has no vector; sentence-transformers' value."""

@@ -31,8 +31,8 @@ from enum import Enum
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.errors import InputError
 from hdruntime.text.tokenization import Encoding
@@ -41,8 +41,6 @@ _SENTENCE_EMBEDDING = "sentence_embedding"
 
 _UNIT_TOLERANCE = 1e-3
 """How far from 1 the length of a normalised vector may be: float16 has it within 5e-4."""
-
-FloatArray = npt.NDArray[np.float32]
 
 
 class SplitPooling(str, Enum):

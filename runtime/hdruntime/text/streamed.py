@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.errors import InputError
 from hdruntime.text.embeddings import normalized
@@ -22,7 +23,6 @@ _POOLINGS = ("mean", "max", "lasttoken")
 
 _WHY_NOT = {"cls": "the first token, which sees the first segment only"}
 
-FloatArray = npt.NDArray[np.float32]
 Outputs = Mapping[str, FloatArray]
 
 

@@ -15,10 +15,9 @@ from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError
 from hdexport.verify.comparison import Comparison, compare_output, joined
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, OutOfMemoryError
-
-FloatArray = npt.NDArray[np.float32]
 
 
 def open_case(spec: CaseSpec) -> OpenCase:

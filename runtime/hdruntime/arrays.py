@@ -1,0 +1,21 @@
+"""Names of array types, one for each."""
+
+from __future__ import annotations
+
+__all__ = ["AnyArray", "FloatArray", "FloatingArray", "IntArray", "WideArray"]
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+AnyArray = npt.NDArray[Any]
+
+FloatArray = npt.NDArray[np.float32]
+
+FloatingArray = npt.NDArray[np.floating[Any]]
+"""Of float32, float16 or float64, whichever the caller has."""
+
+IntArray = npt.NDArray[np.int64]
+
+WideArray = npt.NDArray[np.float64]
