@@ -156,7 +156,8 @@ def test_a_longformer_has_no_global_tokens_as_the_library_runs_it(saved: Callabl
     assert marks.default.fill.value == "zeros"
 
 
-@pytest.mark.parametrize("option", ["--fp16", pytest.param("--int8", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("option", ["--fp16", "--int8"])
 def test_the_bundle_is_verified_in_each_precision_and_with_no_other_head(
     saved: Callable[[str], Path], tmp_path: Path, option: str
 ) -> None:

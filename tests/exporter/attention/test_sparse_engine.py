@@ -64,7 +64,7 @@ ARCHITECTURE_OF_TYPE = {"reformer": "sm120"}
         ("reformer", None, "float16", REFORMER, {"ChunkAttention": 2, "LSHAttention": 2}),
         nightly_unless(False, "reformer", None, "float16", REFORMER, {}),
         nightly_unless(False, "bert", "lsh:chunk=64,rounds=4", "float32", {}, {"LSHAttention": 1}),
-        ("xlnet", None, "float16", XLNET, {"RelativeAttention": 2}),
+        nightly_unless(False, "xlnet", None, "float16", XLNET, {"RelativeAttention": 2}),
         nightly_unless(False, "xlnet", None, "float32", XLNET, {"RelativeAttention": 2}),
         nightly_unless(False, "xlnet", None, "float16", XLNET, {}),
         nightly_unless(False, "transfo-xl", None, "float16", TRANSFO_XL, {"RelativeAttention": 1}),

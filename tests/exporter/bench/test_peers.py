@@ -89,7 +89,7 @@ def assert_right(case: Any, peer: str) -> None:
     ("peer", "of_bundle"),
     [
         ("torch", ("bert",)),
-        ("torch", ("longformer",)),
+        nightly_unless(False, "torch", ("longformer",)),
         ("torch", ("big_bird",)),
         ("torch", ("bert", "sentence-similarity")),
         pytest.param("torch", ("roberta", "question-answering"), marks=pytest.mark.nightly),
@@ -107,7 +107,9 @@ def test_a_peer_is_right_at_every_length(workshop: Any, peer: str, of_bundle: tu
     assert_right(workshop(*of_bundle), peer)
 
 
-@pytest.mark.parametrize("made", [made_splade, made_colbert], ids=["sparse", "tokens"])
+@pytest.mark.parametrize(
+    "made", [pytest.param(made_splade, id="sparse"), pytest.param(made_colbert, id="tokens", marks=pytest.mark.nightly)]
+)
 def test_sentence_transformers_runs_models_of_sparse_and_of_token_vectors(
     made: Callable[[Any, str], Path], tmp_path_factory: pytest.TempPathFactory, workshop_of: Callable[[Path], Any]
 ) -> None:
@@ -271,6 +273,7 @@ def test_code_that_goes_through_numpy_can_be_compiled(workshop: Any, manifest: M
     np.testing.assert_array_equal(opened.call()["sums"], inputs["input_ids"] + 2)
 
 
+@pytest.mark.nightly
 def test_a_compiler_that_fails_is_named(shallow: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     case = shallow("bert")
     opened = open_case(case.spec("torch-compile", 1, 65, case.artefact("torch-compile").artefact))

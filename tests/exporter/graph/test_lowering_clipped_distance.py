@@ -76,7 +76,10 @@ def test_numbers_of_each_query_go_through_blocks() -> None:
             assert_close(got, exact_answer(BY_QUERY, inputs), atol=ATOL)
 
 
-@pytest.mark.parametrize(("layers", "longest"), [(ALONE, 256), (TWICE, 2048)], ids=["alone", "twice"])
+@pytest.mark.parametrize(
+    ("layers", "longest"),
+    [pytest.param(ALONE, 256, id="alone"), pytest.param(TWICE, 2048, id="twice", marks=pytest.mark.nightly)],
+)
 def test_a_bias_is_made_for_short_texts_only(layers: Sequence[Layer], longest: int) -> None:
     """Attentions whose scale is wrong show which texts they answer; longer ones are worth it where layers share it."""
     model = lowered(*layers)

@@ -23,7 +23,6 @@ from hdexport.model.graph_module import GraphModule, graph_inputs
 from hdexport.model.tasks import Task
 from hdruntime.errors import ExportError
 from support.graph_fingerprints import fingerprint
-from support.grids import nightly_unless
 from support.tiny_models import save_tiny_model
 
 FLOAT = ir.TensorType(ir.DataType.FLOAT)
@@ -47,11 +46,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], str | None, int]] = {
 }
 
 
-EVERY_RUN = ("windows of ours",)
-"""The others repeat layers in the tiny models of test_families.py as well, whose graphs give the right answers."""
-
-
-@pytest.mark.parametrize("name", [nightly_unless(name in EVERY_RUN, name) for name in MODELS])
+# The tiny models of test_families.py have repeated layers, and their graphs give the right answers every day.
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MODELS)
 def test_the_graph_is_that_of_all_layers_traced(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
