@@ -51,110 +51,108 @@ class OwnAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """How a family's embeddings and attention map to ours.
+class _OfCheckpoints:
+    """How a checkpoint of a family is read.
 
     Attributes:
-        model_types: the ``model_type`` values of ``config.json`` that belong to the family.
-        classes: of models that transformers does not know; None where it does.
-        of_config: the family of checkpoints with such a ``config.json``, where these differ in what is said here; None
-            where all are of this one.
+        classes: of models that transformers does not know; None where transformers knows them.
         newer_keys: for a ``config.json`` with the keys of other code, which transformers passes over, the values of its
             own keys; empty for others. It may refuse with a `ModelError`.
         encoder_classes: model type -> class of transformers that loads an encoder alone, for tasks without a head. For
             types whose AutoModel has a decoder as well, which checkpoints of an encoder have no weights for.
+        encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
+        training_weights: begins of the names of what checkpoints store for training only.
+        shares_layers: whether all layers use the same weights. Such a model is chosen for its size, and each profile
+            of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
+        token_width: width of what the encoder gives for a token, by the configuration.
+        runs_decoders: whether ``is_decoder`` is honoured, by attention to earlier tokens only; else it is refused.
+        adapters: names of the adapters among a checkpoint's own weights, by its configuration; a bundle has one. Those
+            in folders beside the weights are merged whatever the family.
+        choose_adapter: makes a loaded model use one of them, in place.
+    """
+
+    classes: ModelClasses | None = None
+    newer_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda config: {})
+    encoder_classes: Mapping[str, str] = field(default_factory=dict)
+    encoder: Callable[[PreTrainedModel], PreTrainedModel] = field(default=lambda model: model)
+    training_weights: tuple[str, ...] = ()
+    shares_layers: bool = False
+    token_width: Callable[[Any], int] = field(default=lambda config: int(config.hidden_size))
+    runs_decoders: bool = False
+    adapters: Callable[[Mapping[str, Any]], Sequence[str]] = field(default=lambda config: ())
+    choose_adapter: Callable[[PreTrainedModel, str], None] = field(default=lambda model, name: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfPositions:
+    """Where a family's models have the positions of their tokens: here a table that counts from row 0.
+
+    Attributes:
+        learned_positions: whether there is a table of positions; without one, as with rotary positions, any length is
+            computed and nothing is extended.
         padding_row: row of the position table that padding tokens use, or None where positions count from row 0.
             Where there is one, real positions start at the row after it and their ids follow the padding rule
             ``cumsum(is_real) * is_real + padding_row``.
-        shares_layers: whether all layers use the same weights. Such a model is chosen for its size, and each profile
-            of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
-        learned_positions: whether there is a table of positions; without one, as with rotary positions, any length is
-            computed and nothing is extended.
-        stretches_rotary: whether `hdexport.model.rotary` can multiply the base of its rotary positions.
-        counts_distances: whether positions are distances, of which a model takes any number without being told how many
-            it was trained with.
-        why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
-        why_not_scaled: why queries cannot grow with the keys of their text, as half a sentence; None where they can.
-        why_not_tuned: why positions are not trained, as half a sentence; None where they are.
-        token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
-            1 after it, by default; None where all are 0.
-        has_token_types: whether tokens have types in models of a configuration, for a task: it is a choice of several.
-        tasks: the tasks of `AUTO_CLASS_OF_TASK` that the family has models for; None for all of encoders.
-        why_not_other_tasks: why not the others, as the end of a sentence.
-        encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
         embeddings: the module of word, position and, for some, token-type embeddings; it holds the table of positions
             as ``position_embeddings``.
         prepare: makes the table of positions of a loaded model a `torch.nn.Embedding`, in place, where it is another
             module.
         positions_key: key of ``config.json`` for the rows of that table.
         position_table: how the table's name ends among the checkpoint's weights.
-        training_weights: begins of the names of what checkpoints store for training only.
         stores_table: whether checkpoints of a configuration hold that table, which `hdexport extend` edits.
-        token_width: width of what the encoder gives for a token, by the configuration.
         position_embedding_types: what ``position_embedding_type`` may say; the first is what its absence says.
-        runs_decoders: whether ``is_decoder`` is honoured, by attention to earlier tokens only; else it is refused.
         padded_tokens: length to which the library's own code pads a text of so many tokens, where the padding needs
             positions.
-        adapters: names of the adapters among a checkpoint's own weights, by its configuration; a bundle has one. Those
-            in folders beside the weights are merged whatever the family.
-        choose_adapter: makes a loaded model use one of them, in place.
-        adapt: maps an attention that the library's attention interface does not reach to our operators, in place.
-        own: attention of another kind than dense that checkpoints of the family have; None where they have none, or
-            where the library's attention interface says all of it.
+        stretches_rotary: whether `hdexport.model.rotary` can multiply the base of its rotary positions.
+        counts_distances: whether positions are distances, of which a model takes any number without being told how many
+            it was trained with.
+        why_not_tuned: why positions are not trained, as half a sentence; None where they are.
         as_trained: makes the library's own model, after its positions were extended, answer every call as a new one
             would, in place. It is what bundles are compared with.
-        of_generator: makes a classifier of one label of a loaded generator: its score is the product of the last real
-            token's vector and a given one, [hidden_size]; None where the library's classifier reads another token.
-        classifies_first: whether the library's classifier reads the token at index 0, padding or not.
-        has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
-            "eager" code otherwise.
-        query_projections: of a library's model whose attention the library's attention interface does not reach, each
-            attention, whose argument ``attention_mask`` is the mask, with its projection of queries; None for others.
     """
 
-    model_types: tuple[str, ...]
-    classes: ModelClasses | None = None
-    of_config: Callable[[Mapping[str, Any]], Family] | None = None
-    newer_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda config: {})
-    encoder_classes: Mapping[str, str] = field(default_factory=dict)
+    learned_positions: bool = True
     padding_row: Callable[[Any], int | None] = field(default=lambda config: None)
-    has_token_types: Callable[[Any, Task], bool] = field(default=_types_of_pairs)
-    tasks: tuple[Task, ...] | None = None
-    why_not_other_tasks: str = "needs its decoder; encoders are supported"
-    encoder: Callable[[PreTrainedModel], PreTrainedModel] = field(default=lambda model: model)
     embeddings: Callable[[PreTrainedModel], Any] = field(default=lambda model: model.base_model.embeddings)
     prepare: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     positions_key: str = "max_position_embeddings"
     position_table: str = "embeddings.position_embeddings.weight"
-    training_weights: tuple[str, ...] = ()
     stores_table: Callable[[Mapping[str, Any]], bool] = field(default=lambda config: True)
-    token_width: Callable[[Any], int] = field(default=lambda config: int(config.hidden_size))
     position_embedding_types: tuple[str, ...] = ("absolute",)
-    runs_decoders: bool = False
     padded_tokens: Callable[[Any, int], int] = field(default=lambda config, tokens: tokens)
-    adapters: Callable[[Mapping[str, Any]], Sequence[str]] = field(default=lambda config: ())
-    choose_adapter: Callable[[PreTrainedModel, str], None] = field(default=lambda model, name: None)
-    adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
-    own: OwnAttention | None = None
-    as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
-    of_generator: Callable[[PreTrainedModel, torch.Tensor], PreTrainedModel] | None = None
-    classifies_first: bool = True
-    has_sdpa: bool = True
-    query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
-    shares_layers: bool = False
-    learned_positions: bool = True
     stretches_rotary: bool = False
     counts_distances: bool = False
+    why_not_tuned: str | None = None
+    as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
+
+    def first_row(self, config: Any) -> int:
+        """Row of the position table that the first real token uses."""
+        padding_row = self.padding_row(config)
+        return 0 if padding_row is None else padding_row + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfAttention:
+    """How a family's attention becomes ours: here dense, through the library's attention interface.
+
+    Attributes:
+        adapt: maps an attention that the library's attention interface does not reach to our operators, in place.
+        own: attention of another kind than dense that checkpoints of the family have; None where they have none, or
+            where the library's attention interface says all of it.
+        has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
+            "eager" code otherwise.
+        query_projections: of a library's model whose attention the library's attention interface does not reach, each
+            attention, whose argument ``attention_mask`` is the mask, with its projection of queries; None for others.
+        why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
+        why_not_scaled: why queries cannot grow with the keys of their text, as half a sentence; None where they can.
+    """
+
+    adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
+    own: OwnAttention | None = None
+    has_sdpa: bool = True
+    query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
     why_not_converted: str | None = None
     why_not_scaled: str | None = None
-    why_not_tuned: str | None = None
-    token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
-
-    @property
-    def all_tasks(self) -> tuple[Task, ...]:
-        """The tasks that a model of the family can be built for."""
-        own = ENCODER_TASKS if self.tasks is None else self.tasks
-        return tuple(task for task in Task if model_task(task) in own)
 
     def own_attention(self, kind: str, config: Any) -> Any | None:
         """What a checkpoint was trained with, if that is attention of a kind; else None.
@@ -165,7 +163,48 @@ class Family:
         """
         return None if self.own is None or self.own.kind != kind else self.own.of_config(config)
 
-    def first_row(self, config: Any) -> int:
-        """Row of the position table that the first real token uses."""
-        padding_row = self.padding_row(config)
-        return 0 if padding_row is None else padding_row + 1
+
+@dataclass(frozen=True, kw_only=True)
+class _OfTasks:
+    """What a family's models are asked, and with which tokens: here every task of encoders.
+
+    Attributes:
+        tasks: the tasks of `AUTO_CLASS_OF_TASK` that the family has models for; None for all of encoders.
+        why_not_other_tasks: why not the others, as the end of a sentence.
+        has_token_types: whether tokens have types in models of a configuration, for a task: it is a choice of several.
+        token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
+            1 after it, by default; None where all are 0.
+        of_generator: makes a classifier of one label of a loaded generator: its score is the product of the last real
+            token's vector and a given one, [hidden_size]; None where the library's classifier reads another token.
+        classifies_first: whether the library's classifier reads the token at index 0, padding or not.
+    """
+
+    tasks: tuple[Task, ...] | None = None
+    why_not_other_tasks: str = "needs its decoder; encoders are supported"
+    has_token_types: Callable[[Any, Task], bool] = field(default=_types_of_pairs)
+    token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
+    of_generator: Callable[[PreTrainedModel, torch.Tensor], PreTrainedModel] | None = None
+    classifies_first: bool = True
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """The tasks that a model of the family can be built for."""
+        own = ENCODER_TASKS if self.tasks is None else self.tasks
+        return tuple(task for task in Task if model_task(task) in own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(_OfCheckpoints, _OfPositions, _OfAttention, _OfTasks):
+    """How the models of a family are read and become ours.
+
+    A family says where its models differ from BERT's, whose facts are the defaults: `_OfCheckpoints`, `_OfPositions`,
+    `_OfAttention` and `_OfTasks` name the facts.
+
+    Attributes:
+        model_types: the ``model_type`` values of ``config.json`` that belong to the family.
+        of_config: the family of checkpoints with such a ``config.json``, where checkpoints differ in a fact; None where
+            all are of this one.
+    """
+
+    model_types: tuple[str, ...]
+    of_config: Callable[[Mapping[str, Any]], Family] | None = None
