@@ -25,7 +25,7 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.lsh.kind import LshSetup
+    from hdexport.attention.lsh.setup import LshSetup
 
 
 class _SelfAttention(torch.nn.Module):

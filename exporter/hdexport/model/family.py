@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
-__all__ = ["Family", "OwnAttention"]
+__all__ = ["Family", "ModelClasses", "OwnAttention"]
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hdexport.model.tasks import ENCODER_TASKS, Task, model_task
+from hdexport.model.tasks import AUTO_CLASS_OF_TASK, ENCODER_TASKS, Task, model_task
+from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
-    from hdexport.model.model_classes import ModelClasses
     from hdruntime.bundle.manifest import InputSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelClasses:
+    """A model type's classes.
+
+    Attributes:
+        config: of its configuration, with the ``model_type``.
+        models: task -> class of the model with the task's head.
+    """
+
+    config: type[PreTrainedConfig]
+    models: Mapping[Task, type[PreTrainedModel]]
+
+    def register(self) -> None:
+        """Make transformers' Auto classes know them, so that checkpoints load as those of other types do.
+
+        Raises:
+            ModelError: transformers has classes for the type.
+        """
+        import transformers
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        model_type = self.config.model_type
+        if model_type in CONFIG_MAPPING_NAMES:
+            raise ModelError(
+                f"transformers {transformers.__version__} has the model type {model_type}, and this hdexport has "
+                "classes of its own for it.\nUse a newer hdexport: pip install -U hdexport"
+            )
+        transformers.AutoConfig.register(model_type, self.config, exist_ok=True)
+        for task, model in self.models.items():
+            getattr(transformers, AUTO_CLASS_OF_TASK[task]).register(self.config, model, exist_ok=True)
 
 
 def _nothing_to_adapt(model: PreTrainedModel) -> None:

@@ -10,9 +10,9 @@ import onnx
 import pytest
 import torch
 
-from hdexport.attention.favor.kind import FavorSetup
 from hdexport.attention.favor.record import FavorAttention, FavorRequest
 from hdexport.attention.favor.reference import attend_by_features, use_features
+from hdexport.attention.favor.setup import FavorSetup
 from hdexport.attention.kinds import attention_from_spec, kind_named
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from hdexport.model.family import Family
-from hdexport.model.model_classes import ModelClasses, model_from_config
+from hdexport.model.family import Family, ModelClasses
+from hdexport.model.model_classes import model_from_config
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 

@@ -17,7 +17,7 @@ from hdexport.attention.favor.record import FavorAttention
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.favor.kind import FavorSetup
+    from hdexport.attention.favor.setup import FavorSetup
 
 _NUMBERS = itertools.count()
 """Of the models that attend so, in this process."""

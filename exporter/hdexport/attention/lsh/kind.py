@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["LshKind", "LshSetup"]
+__all__ = ["LshKind"]
 
 import dataclasses
 import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,14 @@ from hdexport.attention.kind import (
     Subject,
 )
 from hdexport.attention.lsh.record import Chunks, Hashes, LayerType, LshAttention, LshRequest, buckets_for
+from hdexport.attention.lsh.setup import LshSetup
 from hdexport.attention.spec import SpecReader
 from hdexport.model.family import Family
-from hdruntime.bundle.manifest import Dtype, Manifest, PaddingRule
+from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
@@ -49,47 +48,6 @@ _NAMES = ("chunk", "rounds", "buckets", "before", "after", "seed")
 _DEFAULT_CHUNK, _DEFAULT_ROUNDS, _DEFAULT_SEED = 64, 4, 0
 
 _MOST_CHUNK, _MOST_CHUNKS, _MOST_ROUNDS, _MOST_FACTOR, _MOST_SEED = 2**15, 64, 64, 2**12, 2**31 - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class LshSetup(Setup):
-    """LSH attention in a model.
-
-    Attributes:
-        record: what the manifest says of it.
-        dtype: of the bundle.
-    """
-
-    record: LshAttention
-    dtype: Dtype = "float32"
-
-    def rotations(self, model: PreTrainedModel) -> torch.Tensor | None:
-        """[heads, head_dim, rounds, directions], float32, one for all layers; None without hashes."""
-        from hdplugins.operators.lsh_attention.hashing import draw_rotations
-
-        hashes, config = self.record.hashes, model.config
-        if hashes is None:
-            return None
-        heads = int(config.num_attention_heads)
-        head_dim = int(getattr(config, "attention_head_size", config.hidden_size // heads))
-        return draw_rotations(hashes.seed, heads=heads, head_dim=head_dim, buckets=hashes.buckets, rounds=hashes.rounds)
-
-    def adapt(self, model: PreTrainedModel, family: Family) -> None:
-        """The family's own, or hashes around the layers."""
-        if self.is_own:
-            assert family.own is not None
-            family.own.adapt(model, self)
-            return
-        from hdexport.attention.lsh.node import LshMask
-        from hdexport.attention.model_parts import wrap_layers
-
-        # A buffer, so that it is an initializer of the graph, and after the model was cast: it stays in float32.
-        model.register_buffer("lsh_rotations", self.rotations(model), persistent=False)
-        record = self.record
-        wrap_layers(
-            model,
-            lambda states, mask, layers: layers(states, LshMask(record, mask.int(), model.get_buffer("lsh_rotations"))),
-        )
 
 
 class LshKind(AttentionKind):

@@ -15,7 +15,7 @@ from hdplugins.operators.lsh_attention.hashing import hash_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.lsh.kind import LshSetup
+    from hdexport.attention.lsh.setup import LshSetup
 
 _TOP = 16
 """Keys of each query that matter."""

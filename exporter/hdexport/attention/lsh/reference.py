@@ -25,7 +25,7 @@ from hdexport.attention.model_parts import wrap_layers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.lsh.kind import LshSetup
+    from hdexport.attention.lsh.setup import LshSetup
 
 _IMPLEMENTATION = "hdexport-lsh-reference"
 """Name under which the library's attention interface knows the reference."""

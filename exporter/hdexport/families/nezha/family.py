@@ -19,8 +19,7 @@ from hdexport.families.nezha.model import (
     NezhaModel,
     NezhaSelfAttention,
 )
-from hdexport.model.family import Family
-from hdexport.model.model_classes import ModelClasses
+from hdexport.model.family import Family, ModelClasses
 from hdexport.model.tasks import Task
 
 if TYPE_CHECKING:

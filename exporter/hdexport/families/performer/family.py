@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from hdexport.attention.favor.record import FavorAttention
 from hdexport.families.performer.config import PerformerConfig
 from hdexport.families.performer.model import EPSILON, PerformerForMaskedLM, PerformerModel
-from hdexport.model.family import Family, OwnAttention
-from hdexport.model.model_classes import ModelClasses
+from hdexport.model.family import Family, ModelClasses, OwnAttention
 from hdexport.model.tasks import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.favor.kind import FavorSetup
+    from hdexport.attention.favor.setup import FavorSetup
 
 
 def _adapt(model: PreTrainedModel, setup: FavorSetup) -> None:

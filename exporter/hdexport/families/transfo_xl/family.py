@@ -10,9 +10,8 @@ from hdexport.attention.relative.node import Distances
 from hdexport.attention.relative.record import RelativeAttention
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
-from hdexport.model.family import Family, OwnAttention
+from hdexport.model.family import Family, ModelClasses, OwnAttention
 from hdexport.model.memories import Memories, state_memory
-from hdexport.model.model_classes import ModelClasses
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["Carried", "EngineMemories"]
+__all__ = ["Carried"]
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.bundle.manifest import Fill, Manifest
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.device_arrays import DeviceArray
-
-if TYPE_CHECKING:
-    from hdruntime.backends.tensorrt.runner import TensorRtRunner
 
 _ITEM_BYTES = 4
 """Of float32."""
@@ -89,30 +85,6 @@ class Carried:
         for name, array in self._arrays.items():
             address = outputs[self.fed_from[name]]
             self._device.call("cuMemcpyDtoDAsync", array.address, address, _size(array), self._stream)
-
-
-class EngineMemories:
-    """The memories of some rows of an engine; see `hdruntime.backends.Memories`.
-
-    Args:
-        runner: of the engine.
-        carried: where the memories are.
-    """
-
-    def __init__(self, runner: TensorRtRunner, carried: Carried) -> None:
-        self._runner, self._carried = runner, carried
-
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
-        """Run one segment of each row; see `hdruntime.backends.Memories.run`."""
-        return self._runner.run_carried(self._carried, inputs, outputs)
-
-    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
-        """See `hdruntime.backends.Memories.computed_tokens`."""
-        return self._runner.computed_tokens(attention_mask)
-
-    def reset(self, rows: Sequence[int]) -> None:
-        """Forget what rows remember; see `hdruntime.backends.Memories.reset`."""
-        self._runner.reset(self._carried, rows)
 
 
 def _size(array: DeviceArray) -> int:

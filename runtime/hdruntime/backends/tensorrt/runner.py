@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.tensorrt.batches import Batches
-from hdruntime.backends.tensorrt.carried import Carried, EngineMemories
+from hdruntime.backends.tensorrt.carried import Carried
 from hdruntime.backends.tensorrt.device_inputs import device_inputs, size_of_memory
 from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
@@ -302,3 +302,27 @@ def _checked_options(
 
 def _closed_error() -> BackendError:
     return BackendError("The session is closed; load the bundle again.")
+
+
+class EngineMemories:
+    """The memories of some rows of an engine; see `hdruntime.backends.Memories`.
+
+    Args:
+        runner: of the engine.
+        carried: where the memories are.
+    """
+
+    def __init__(self, runner: TensorRtRunner, carried: Carried) -> None:
+        self._runner, self._carried = runner, carried
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
+        """Run one segment of each row; see `hdruntime.backends.Memories.run`."""
+        return self._runner.run_carried(self._carried, inputs, outputs)
+
+    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+        """See `hdruntime.backends.Memories.computed_tokens`."""
+        return self._runner.computed_tokens(attention_mask)
+
+    def reset(self, rows: Sequence[int]) -> None:
+        """Forget what rows remember; see `hdruntime.backends.Memories.reset`."""
+        self._runner.reset(self._carried, rows)
