@@ -111,14 +111,6 @@ def _write_graphs(
     """Write the graphs and engines; returns the manifest without tokenizer, files and verification."""
     task = options.task or checkpoint.task()
     # Before the weights are read: what cannot be honoured is said at once.
-    sentence = sentence_settings(checkpoint, task)
-    expansion = sentence.multi_vector.expansion if sentence and sentence.multi_vector else None
-    if expansion is not None and expansion.length > options.max_len:
-        raise InputError(
-            f"--max-len is {options.max_len}, and the model expands every query to {expansion.length} tokens.\n"
-            f"Give {expansion.length} or more."
-        )
-    sees_all = expansion is None or expansion.attend
     choice = choose_positions(
         checkpoint,
         task=task,
@@ -128,6 +120,14 @@ def _write_graphs(
         attention_scale=options.attention_scale,
         attention=options.attention,
     )
+    sentence = sentence_settings(checkpoint, task)
+    expansion = sentence.multi_vector.expansion if sentence and sentence.multi_vector else None
+    if expansion is not None and expansion.length > options.max_len:
+        raise InputError(
+            f"--max-len is {options.max_len}, and the model expands every query to {expansion.length} tokens.\n"
+            f"Give {expansion.length} or more."
+        )
+    sees_all = expansion is None or expansion.attend
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     positions = extended_positions(model, checkpoint, choice, options, progress)
     query_scale = scale_of_queries(positions)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import (
     add_attention_scale_argument,
@@ -169,7 +169,6 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
-    from hdexport.checkpoint.position_choice import choose_positions
     from hdexport.engines.targets import builds_for_openvino, flavours_of_targets
     from hdexport.model.positions import Scheme
     from hdexport.model.tasks import Task
@@ -184,14 +183,6 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     max_len = options.max_len or checkpoint.usual_len
     task = None if options.task == "auto" else Task(options.task)
-    positions: dict[str, Any] = {
-        "scheme": Scheme(options.positions),
-        "alpha": options.alpha,
-        "attention_scale": None if options.attention_scale == "auto" else options.attention_scale,
-    }
-    # Before PyTorch is loaded, for its refusals.
-    attention = attention_from_spec(options.attention, vars(options))
-    choose_positions(checkpoint, task=task or checkpoint.task(), max_len=max_len, attention=attention, **positions)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
         why = "--target asks for ONNX only" if options.target else "no TensorRT can build here, see: hdexport doctor"
@@ -205,9 +196,11 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         task=task,
         adapter=options.adapter,
         tokenizer=options.tokenizer,
-        **positions,
+        scheme=Scheme(options.positions),
+        alpha=options.alpha,
+        attention_scale=None if options.attention_scale == "auto" else options.attention_scale,
         rope_factor=options.rope,
-        attention=attention,
+        attention=attention_from_spec(options.attention, vars(options)),
         recurrence=options.recurrence,
         ffn_chunk=options.ffn_chunk,
         openvino=builds_for_openvino(options.target or ["auto"]),
