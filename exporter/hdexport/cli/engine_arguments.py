@@ -67,7 +67,7 @@ def engine_options(
         options: the parsed command line.
         flavours: of the engines.
         max_len: longest input of the bundle, in tokens.
-        one_profile: default to one profile for all lengths, instead of one per bucket of lengths.
+        one_profile: with ``--batch`` alone, one profile for all lengths, instead of one per bucket of lengths.
         previous: supplies the values of options that are left out; None for the defaults.
 
     Raises:
@@ -80,7 +80,7 @@ def engine_options(
 
     previous = previous or EngineOptions()
     profiles = previous.profiles
-    if not profiles or any(getattr(options, name) for name in _SHAPE_OPTIONS):
+    if any(getattr(options, name) for name in _SHAPE_OPTIONS):
         profiles = profiles_from_options(
             max_len,
             profiles=options.profiles,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.engines.profiles import with_memory
+from hdexport.engines.profiles import default_profiles, with_memory
 from hdexport.engines.targets import EngineTarget
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.support.progress import Progress
@@ -32,7 +32,8 @@ class EngineOptions:
     Attributes:
         flavours: flavours of TensorRT to build an engine for; empty for no engine.
         attention_impl: what computes windowed attention, our plugin or TensorRT itself.
-        profiles: optimisation profiles of every engine; sizes of memories come from the bundle.
+        profiles: optimisation profiles of every engine, whose sizes of memories come from the bundle; empty for those
+            of `default_profiles`.
         architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; empty for its default.
         version_compatible: build TensorRT engines that later versions and the lean runtime also run.
     """
@@ -86,7 +87,8 @@ class EngineBuilder:
         from hdexport.graph.lowering.tensorrt import tensorrt_graph
 
         dtype = manifest.dtype
-        profiles = with_memory(self._options.profiles, most=manifest.most_memory)
+        chosen = self._options.profiles or default_profiles(manifest)
+        profiles = with_memory(chosen, most=manifest.most_memory)
         longest = max(profile.tokens[-1] for profile in profiles)
         graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl, longest=longest)
         architectures = sorted({name for target in self._targets for name in target.architectures})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_BATCH", "default_lengths", "profiles_from_options", "with_memory"]
+__all__ = ["DEFAULT_BATCH", "default_lengths", "default_profiles", "profiles_from_options", "with_memory"]
 
 import dataclasses
 import logging
 from collections.abc import Sequence
 
-from hdruntime.bundle.manifest import ProfileShape
+from hdexport.families import family_of
+from hdruntime.bundle.manifest import Manifest, ProfileShape
 from hdruntime.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,15 @@ def default_lengths(max_len: int) -> tuple[int, ...]:
     while lengths[-1] * 2 < max_len:
         lengths.append(lengths[-1] * 2)
     return (*(length for length in lengths if length < max_len), max_len)
+
+
+def default_profiles(manifest: Manifest) -> tuple[ProfileShape, ...]:
+    """A profile for each bucket of :func:`default_lengths`; one for all lengths of a model whose layers are one layer.
+
+    Args:
+        manifest: of the bundle, engines and files aside.
+    """
+    return profiles_from_options(manifest.max_len, one_profile=family_of(manifest.model_type).shares_layers)
 
 
 def profiles_from_options(
