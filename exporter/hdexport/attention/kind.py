@@ -1,4 +1,16 @@
-"""What the exporter knows of a kind of attention: one class per kind, each in its own folder."""
+"""A kind of attention, as the exporter knows it: one class per kind, each in its own folder.
+
+``hdexport build MODEL --attention window:256`` takes this way:
+
+1. `hdexport.attention.kinds.attention_from_spec` asks the kinds which of them reads the value. `AttentionKind.request`
+   makes a `WindowRequest`, which `BuildOptions.attention` carries under the kind's name.
+2. The pipeline loads the model. `AttentionKind.setup` fits the request to the model, or refuses: a `WindowSetup`.
+3. `Setup.adapt` puts nodes of our operator into the model's layers, and the model is traced.
+4. `AttentionKind.record` describes the setup for the manifest; each node gets the operator's function body
+   (`hdplugins.operators`), and `hdexport.graph.lowering` gives each backend its form of the node.
+5. Verification knows the bundle alone: `AttentionKind.read` makes a setup of the record, `use_reference` makes the
+   library's own model attend so, and `boundaries` adds the lengths at which windows begin to matter.
+"""
 
 from __future__ import annotations
 
@@ -234,7 +246,7 @@ class AttentionKind:
         record_type: the dataclass of its record, whose first field is ``kind``.
         scales_queries: whether models that are given it scale their queries by `Subject.query_scale`.
         holds_scores: whether the graph for a CPU has all scores of a layer in memory where a text is masked.
-        fuses_in_openvino: whether OpenVINO's does not even there.
+        fuses_in_openvino: whether the graph for OpenVINO has no such scores, even where a text is masked.
     """
 
     name: ClassVar[str]
