@@ -1,11 +1,10 @@
-"""What the function bodies of operators share: the orders of their blocks, attention, and their making of ONNX text."""
+"""What the function bodies of operators share: attention, and their making of ONNX text."""
 
 from __future__ import annotations
 
-__all__ = ["BlockOrder", "attention", "function", "heads_and_tokens", "nodes_of"]
+__all__ = ["attention", "function", "heads_and_tokens", "nodes_of"]
 
 from collections.abc import Sequence
-from enum import Enum
 
 import onnx
 import onnx.helper
@@ -13,13 +12,6 @@ import onnx.parser
 
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
 from hdplugins.operators.operator import Operator
-
-
-class BlockOrder(str, Enum):
-    """How the blocks of a text are computed: all in one batch, or one after another in a Scan."""
-
-    PARALLEL = "parallel"
-    SEQUENTIAL = "sequential"
 
 
 def attention(query: str, keys: str, values: str, bias: str, sums: str, *, axes: int, scaled: bool = False) -> str:

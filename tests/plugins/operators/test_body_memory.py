@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import pytest
 
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support import clipped_operator, disentangled_operator, local_global_operator, relative_operator
 from support.function_bodies import growths_bytes, planned_bytes
 from support.grids import nightly_unless

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hdplugins.operators.clipped_distance_attention.pairs import pairs
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support.clipped_operator import NODES, Clipped, inputs_of, model_of, wrong_inputs
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hdplugins.operators.disentangled_attention.pairs import pairs
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.disentangled_operator import NODES, Disentangled, inputs_of, model_of, wrong_inputs
 from support.exact_answers import exact_answer

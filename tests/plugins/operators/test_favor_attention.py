@@ -17,7 +17,7 @@ import torch
 
 from hdplugins.operators.favor_attention.features import draw_projection
 from hdplugins.operators.favor_attention.onnx_sequential import CHUNK_TOKENS
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support.attention_graphs import chain_of
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer
@@ -126,7 +126,7 @@ def test_what_the_operator_does_not_define_is_refused(changes: dict[str, Any], m
 
 @pytest.mark.parametrize("changes", [{"features": 0}, {"epsilon": -1.0}, {"compat": 3}], ids=str)
 def test_a_body_of_nonsense_is_refused(changes: dict[str, Any]) -> None:
-    face = NODES[0].operator.face("onnx_function")
+    face = NODES[0].operator.face("graph")
     with pytest.raises(ValueError, match=f"{next(iter(changes))} is"):
         face.function_of_node(inputs=5, attributes=NODES[0].node_attributes | changes)
 
@@ -296,7 +296,7 @@ def test_a_body_is_of_standard_operators_that_tensorrt_takes(order: BlockOrder) 
 
 def test_bodies_that_differ_have_names_that_differ() -> None:
     assert [node.body().name for node in NODES[:2]] == ["FavorAttention", "FavorAttention_compat"]
-    face = NODES[0].operator.face("onnx_function")
+    face = NODES[0].operator.face("graph")
     body = face.function_of_node(
         inputs=5, attributes=NODES[1].node_attributes, order=BlockOrder.SEQUENTIAL, tokens_first=True
     )

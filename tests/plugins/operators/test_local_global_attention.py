@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hdplugins.operators.local_global_attention.pairs import pairs
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer
 from support.function_bodies import new_session, nodes_within, operators_of, run

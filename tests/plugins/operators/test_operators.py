@@ -33,7 +33,7 @@ def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:
     attributes = ATTRIBUTES[operator.name]
     if arity == len(operator.inputs):
         attributes = ATTRIBUTES_OF_ALL_INPUTS.get(operator.name, attributes)
-    return operator.face("onnx_function").function_of_node(inputs=arity, attributes=attributes)
+    return operator.face("graph").function_of_node(inputs=arity, attributes=attributes)
 
 
 def arities(operator: Operator) -> list[int]:
@@ -48,7 +48,7 @@ def test_there_are_operators_under_their_own_names() -> None:
 
 @each_operator
 def test_semantics_and_a_portable_body_are_the_least_an_operator_has(operator: Operator) -> None:
-    for face in ("reference", "onnx_function"):
+    for face in ("reference", "graph"):
         assert operator.has_face(face)
         assert operator.face(face).__name__ == f"{operator.package}.{face}"
     assert not operator.has_face("no_such_face")

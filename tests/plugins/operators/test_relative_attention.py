@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from hdplugins.operators.relative_attention.pairs import pairs
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hdplugins import OPERATORS
 from hdplugins.operators.dense_attention.reference import dense_attention
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support.attention_graphs import chain_of
 from support.block_operator import BLOCKS, Blocks
 from support.comparators import assert_as_accurate, assert_close, named_case

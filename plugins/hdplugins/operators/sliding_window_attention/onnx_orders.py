@@ -8,7 +8,7 @@ from __future__ import annotations
 
 __all__ = ["block_size", "in_order"]
 
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from hdplugins.operators.sliding_window_attention.onnx_parts import attention, find_globals
 
 

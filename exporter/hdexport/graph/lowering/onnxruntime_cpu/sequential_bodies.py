@@ -37,11 +37,11 @@ def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequ
     """
     import onnx_ir as ir
 
-    from hdplugins.operators.onnx_text import BlockOrder
+    from hdplugins.operators.operator import BlockOrder
 
     body = (
         operator_of(node)
-        .face("onnx_function")
+        .face("graph")
         .function_of_node(
             inputs=len(node.inputs), attributes=attributes_of(node), order=BlockOrder.SEQUENTIAL, tokens_first=True
         )

@@ -44,7 +44,8 @@ from hdplugins.operators.lsh_attention import OPERATOR
 from hdplugins.operators.lsh_attention.hashing import check_buckets
 from hdplugins.operators.lsh_attention.onnx_parallel import parallel
 from hdplugins.operators.lsh_attention.onnx_sequential import sequential
-from hdplugins.operators.onnx_text import BlockOrder, function, nodes_of
+from hdplugins.operators.onnx_text import function, nodes_of
+from hdplugins.operators.operator import BlockOrder
 
 _NAME, _INPUTS = OPERATOR.name, OPERATOR.inputs
 

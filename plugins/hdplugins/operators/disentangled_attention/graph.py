@@ -21,7 +21,8 @@ import onnx
 from hdplugins.operators.disentangled_attention import OPERATOR
 from hdplugins.operators.disentangled_attention.onnx_parallel import PARALLEL
 from hdplugins.operators.disentangled_attention.onnx_sequential import sequential
-from hdplugins.operators.onnx_text import BlockOrder, function, nodes_of
+from hdplugins.operators.onnx_text import function, nodes_of
+from hdplugins.operators.operator import BlockOrder
 from hdplugins.operators.reach import check_reach
 
 

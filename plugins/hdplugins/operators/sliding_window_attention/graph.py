@@ -38,7 +38,8 @@ from typing import Any
 
 import onnx
 
-from hdplugins.operators.onnx_text import BlockOrder, function, nodes_of
+from hdplugins.operators.onnx_text import function, nodes_of
+from hdplugins.operators.operator import BlockOrder
 from hdplugins.operators.sliding_window_attention import OPERATOR
 from hdplugins.operators.sliding_window_attention.onnx_orders import block_size, in_order
 from hdplugins.operators.sliding_window_attention.onnx_parts import CLOSING, ROWS, heads_of_step, shared, tables

@@ -19,7 +19,8 @@ from hdplugins.operators.favor_attention import OPERATOR
 from hdplugins.operators.favor_attention.features import check_attributes
 from hdplugins.operators.favor_attention.onnx_parallel import parallel
 from hdplugins.operators.favor_attention.onnx_sequential import sequential
-from hdplugins.operators.onnx_text import BlockOrder, function, nodes_of
+from hdplugins.operators.onnx_text import function, nodes_of
+from hdplugins.operators.operator import BlockOrder
 
 _NAME, _INPUTS = OPERATOR.name, OPERATOR.inputs
 

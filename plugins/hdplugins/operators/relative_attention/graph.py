@@ -27,7 +27,8 @@ from typing import Any
 
 import onnx
 
-from hdplugins.operators.onnx_text import BlockOrder, function, nodes_of
+from hdplugins.operators.onnx_text import function, nodes_of
+from hdplugins.operators.operator import BlockOrder
 from hdplugins.operators.relative_attention import OPERATOR
 from hdplugins.operators.relative_attention.distances import check_distances
 from hdplugins.operators.relative_attention.onnx_parallel import parallel

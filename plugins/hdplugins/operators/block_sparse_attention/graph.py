@@ -30,7 +30,8 @@ from hdplugins.operators.block_sparse_attention.onnx_parallel import parallel
 from hdplugins.operators.block_sparse_attention.onnx_parts import Parts
 from hdplugins.operators.block_sparse_attention.onnx_sequential import sequential
 from hdplugins.operators.block_sparse_attention.onnx_tables import tables
-from hdplugins.operators.onnx_text import BlockOrder, function, nodes_of
+from hdplugins.operators.onnx_text import function, nodes_of
+from hdplugins.operators.operator import BlockOrder
 
 _NAME = OPERATOR.name
 _INPUTS = OPERATOR.inputs

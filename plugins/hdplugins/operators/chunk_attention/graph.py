@@ -32,7 +32,8 @@ import onnx
 from hdplugins.operators.chunk_attention import OPERATOR
 from hdplugins.operators.chunk_attention.neighbours import check_chunks
 from hdplugins.operators.chunk_attention.onnx_tables import tables
-from hdplugins.operators.onnx_text import BlockOrder, attention, function, heads_and_tokens, nodes_of
+from hdplugins.operators.onnx_text import attention, function, heads_and_tokens, nodes_of
+from hdplugins.operators.operator import BlockOrder
 
 _NAME, _INPUTS = OPERATOR.name, OPERATOR.inputs
 

@@ -21,7 +21,8 @@ from hdplugins.operators.local_global_attention import OPERATOR
 from hdplugins.operators.local_global_attention.onnx_parallel import parallel
 from hdplugins.operators.local_global_attention.onnx_sequential import sequential
 from hdplugins.operators.local_global_attention.sides import check_reaches
-from hdplugins.operators.onnx_text import BlockOrder, function, nodes_of
+from hdplugins.operators.onnx_text import function, nodes_of
+from hdplugins.operators.operator import BlockOrder
 
 _NAME, _INPUTS = OPERATOR.name, OPERATOR.inputs
 _LEAST_INPUTS = len(_INPUTS) - len(OPERATOR.optional_inputs)
