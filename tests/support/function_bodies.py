@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-__all__ = ["growth_bytes", "growths_bytes", "new_session", "nodes_within", "operators_of", "planned_bytes", "run"]
+__all__ = [
+    "growth_bytes",
+    "growths_bytes",
+    "new_session",
+    "nodes_within",
+    "operators_of",
+    "planned_bytes",
+    "run",
+    "unnoticed_mistakes",
+]
 
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+
+_MISTAKES = {
+    "Add": "Sub",
+    "Sub": "Add",
+    "Mul": "Add",
+    "Max": "Min",
+    "Min": "Max",
+    "ReduceMax": "ReduceMin",
+    "ReduceSum": "ReduceMean",
+    "And": "Or",
+    "Or": "And",
+    "Less": "LessOrEqual",
+    "LessOrEqual": "Less",
+    "Greater": "GreaterOrEqual",
+    "GreaterOrEqual": "Greater",
+    "Equal": "LessOrEqual",
+}
+"""Type of a node -> a type that takes the same inputs and computes something else."""
 
 _MEASURE_PEAK = """
 import os
@@ -128,6 +155,42 @@ def nodes_within(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.N
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from nodes_within(attribute.g)
+
+
+def unnoticed_mistakes(model: onnx.ModelProto, check: Callable[[onnxruntime.InferenceSession], None]) -> list[str]:
+    """Make one mistake after another in the body of a model, and return the mistakes that nothing notices.
+
+    A mistake is a node of another type, or a Where whose branches are swapped.
+
+    Args:
+        model: a model with one body, which is changed and put right again.
+        check: raises an AssertionError if a session of the model gives a wrong answer. A mistake is also noticed if
+            ONNX or ONNX Runtime refuses the model, or cannot run it.
+
+    Returns:
+        Such as ``Max 2`` for each: node 2 of the type Max, counting from 0 in the order of the body.
+    """
+    (body,) = model.functions
+    unnoticed, counts = [], Counter[str]()
+    for node in nodes_within(body):
+        right = onnx.NodeProto()
+        right.CopyFrom(node)
+        number, counts[right.op_type] = counts[right.op_type], counts[right.op_type] + 1
+        if right.op_type == "Where":
+            node.input[1], node.input[2] = right.input[2], right.input[1]
+        elif right.op_type in _MISTAKES:
+            node.op_type = _MISTAKES[right.op_type]
+        else:
+            continue
+        try:
+            check(new_session(model))
+        except (AssertionError, RuntimeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+            pass
+        else:
+            unnoticed.append(f"{right.op_type} {number}")
+        node.CopyFrom(right)
+    assert sum(counts[name] for name in _MISTAKES) > 10, "the body has hardly a node in which a mistake was made"
+    return unnoticed
 
 
 def growths_bytes(path: Path, *lengths: int, batch: int = 1, memory: int = 0, padding: int = 0) -> list[int]:

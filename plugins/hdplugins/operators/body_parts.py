@@ -1,0 +1,165 @@
+"""The parts that the function bodies of several operators share."""
+
+from __future__ import annotations
+
+__all__ = [
+    "MASKED",
+    "Blocks",
+    "TextBlocks",
+    "blocks_from_start",
+    "column",
+    "join_blocks",
+    "join_heads",
+    "query_blocks",
+    "split_by_block",
+    "steps_of_heads",
+    "swap_heads_and_tokens",
+    "wide",
+]
+
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from hdplugins.operators.body_maker import Op, Value, float_attribute
+
+MASKED = -1.0e30
+"""The score of a key that a query does not see. It is finite, so that no runtime computes inf - inf; exp() of it is 0
+beside the score of a visible key."""
+
+_BLOCK_TOKENS = 128
+"""The queries of a block: at 1024 keys their scores stay in a CPU's cache. With 64 to 256 the time hardly differs."""
+
+
+def wide(op: Op, value: Value) -> Value:
+    """Cast a value to float32."""
+    return op.Cast(value, to=TensorProto.FLOAT)
+
+
+def column(op: Op, count: Value | int) -> Value:
+    """Return the numbers from 0 to count - 1 as [count, 1]."""
+    return op.Unsqueeze(op.Range(0, count, 1), [1])
+
+
+def swap_heads_and_tokens(op: Op, state: Value) -> Value:
+    """Turn [batch, heads, tokens, head_dim] into [batch, tokens, heads, head_dim], or the reverse."""
+    return op.Transpose(state, perm=[0, 2, 1, 3])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The sizes of blocks of queries. Values whose names end in ``_1d`` are [1], the others are [].
+
+    Attributes:
+        batch_1d: the number of texts.
+        heads_1d: the number of heads.
+        tokens_1d: the number of tokens of a text.
+        head_dim_1d: the size of a head.
+        tokens: the same as `tokens_1d`.
+        block: the number of queries of a block; a Python number where the size is fixed.
+        block_1d: the same as `block`.
+        count: the number of blocks of a text.
+        count_1d: the same as `count`.
+        padded_1d: the number of queries of all blocks of a text.
+    """
+
+    batch_1d: Value
+    heads_1d: Value
+    tokens_1d: Value
+    head_dim_1d: Value
+    tokens: Value
+    block: Value | int
+    block_1d: Value
+    count: Value
+    count_1d: Value
+    padded_1d: Value
+
+
+def query_blocks(op: Op, query: Value, *, is_fixed: bool) -> Blocks:
+    """Compute the sizes of the blocks.
+
+    Args:
+        op: appends to the graph.
+        query: [batch, heads, tokens, head_dim].
+        is_fixed: whether the block of a shorter text has the full size; otherwise it has the size of the text. With
+            blocks of the size of a shorter text, TensorRT-RTX plans far more memory.
+    """
+    batch_1d, heads_1d, tokens_1d, head_dim_1d = (op.Shape(query, start=axis, end=axis + 1) for axis in range(4))
+    tokens = op.Squeeze(tokens_1d)
+    block = _BLOCK_TOKENS if is_fixed else op.Min(tokens, _BLOCK_TOKENS)
+    count = op.Add(op.Div(op.Sub(tokens, 1), block), 1)
+    return Blocks(
+        batch_1d=batch_1d,
+        heads_1d=heads_1d,
+        tokens_1d=tokens_1d,
+        head_dim_1d=head_dim_1d,
+        tokens=tokens,
+        block=block,
+        block_1d=op.Unsqueeze(block, [0]),
+        count=count,
+        count_1d=op.Unsqueeze(count, [0]),
+        padded_1d=op.Unsqueeze(op.Mul(count, block), [0]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextBlocks(Blocks):
+    """Blocks that begin with the first token of a text; padding fills the last block.
+
+    Attributes:
+        scale: [], the factor of the scores, in the element type of the queries.
+        scaled_query: [batch, heads, padded, head_dim].
+        first_queries: [blocks], the number of each block's first query.
+        key_bias: [batch, tokens], float32, 0 for a key that the mask shows.
+        is_text: [batch, 1, 1, 1], false for a text that consists of padding.
+    """
+
+    scale: Value
+    scaled_query: Value
+    first_queries: Value
+    key_bias: Value
+    is_text: Value
+
+
+def blocks_from_start(op: Op, query: Value, key_mask: Value, *, is_fixed: bool) -> TextBlocks:
+    """Cut the queries into blocks; key_mask is [batch, tokens], the other arguments are those of `query_blocks`."""
+    blocks = query_blocks(op, query, is_fixed=is_fixed)
+    scale = op.CastLike(float_attribute(op, "scale"), query)
+    missing_1d = op.Sub(blocks.padded_1d, blocks.tokens_1d)
+    padded_query = op.Pad(query, op.Concat([0, 0, 0, 0, 0, 0], missing_1d, [0], axis=0))
+    any_real = op.Cast(op.ReduceMax(wide(op, key_mask), [1], keepdims=1), to=TensorProto.BOOL)
+    return TextBlocks(
+        **vars(blocks),
+        scale=scale,
+        scaled_query=op.Mul(padded_query, scale),
+        first_queries=op.Mul(op.Range(0, blocks.count, 1), blocks.block),
+        key_bias=op.Where(key_mask, 0.0, MASKED),
+        is_text=op.Unsqueeze(any_real, [2, 3]),
+    )
+
+
+def steps_of_heads(op: Op, batch_1d: Value, heads_1d: Value) -> tuple[Value, Value]:
+    """Return the text and the head of each step, [steps], of a loop whose step handles one head of one text."""
+    heads = op.Squeeze(heads_1d)
+    steps = op.Range(0, op.Mul(op.Squeeze(batch_1d), heads), 1)
+    texts = op.Div(steps, heads)
+    return texts, op.Sub(steps, op.Mul(texts, heads))
+
+
+def split_by_block(op: Op, blocks: TextBlocks) -> Value:
+    """Turn the scaled queries into [blocks, batch, heads, block, head_dim]."""
+    shape = op.Concat([0, 0], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
+    return op.Transpose(op.Reshape(blocks.scaled_query, shape), perm=[2, 0, 1, 3, 4])
+
+
+def join_heads(op: Op, blocks: TextBlocks, sums: Value) -> Value:
+    """Turn float32 sums, [steps, padded, head_dim], into [batch, heads, tokens, head_dim]."""
+    shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
+    rows = op.Slice(op.Reshape(sums, shape), [0], blocks.tokens_1d, [2])
+    # A product with 0 would keep a NaN, and the sums of padding may be NaN.
+    return op.Where(blocks.is_text, rows, 0.0)
+
+
+def join_blocks(op: Op, blocks: TextBlocks, sums: Value) -> Value:
+    """Turn float32 sums, [blocks, batch, heads, block, head_dim], into [batch, heads, tokens, head_dim]."""
+    return join_heads(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4]))
