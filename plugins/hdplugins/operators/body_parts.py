@@ -5,12 +5,15 @@ from __future__ import annotations
 __all__ = [
     "MASKED",
     "Blocks",
+    "RowShift",
     "TextBlocks",
     "blocks_from_start",
     "column",
     "join_blocks",
     "join_heads",
     "query_blocks",
+    "row_shift",
+    "shift_rows",
     "split_by_block",
     "steps_of_heads",
     "swap_heads_and_tokens",
@@ -163,3 +166,38 @@ def join_heads(op: Op, blocks: TextBlocks, sums: Value) -> Value:
 def join_blocks(op: Op, blocks: TextBlocks, sums: Value) -> Value:
     """Turn float32 sums, [blocks, batch, heads, block, head_dim], into [batch, heads, tokens, head_dim]."""
     return join_heads(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowShift:
+    """The sizes by which `shift_rows` shifts the rows of [..., block, width].
+
+    Attributes:
+        begin_1d: [1], block - 1.
+        end_1d: [1], the end of what is kept of the flattened rows.
+        shape: [axes], of the shifted rows, [..., block, width - 1].
+        axes: the number of axes.
+    """
+
+    begin_1d: Value
+    end_1d: Value
+    shape: Value
+    axes: int
+
+
+def row_shift(op: Op, block_1d: Value, width_1d: Value, *, axes: int) -> RowShift:
+    """Compute the sizes for values of that number of axes, [..., block, width]."""
+    begin_1d, shorter_1d = op.Sub(block_1d, [1]), op.Sub(width_1d, [1])
+    end_1d = op.Add(op.Mul(block_1d, shorter_1d), begin_1d)
+    shape = op.Concat(*[[0]] * (axes - 2), block_1d, shorter_1d, axis=0)
+    return RowShift(begin_1d=begin_1d, end_1d=end_1d, shape=shape, axes=axes)
+
+
+def shift_rows(op: Op, shift: RowShift, rows: Value, kept_1d: Value) -> Value:
+    """Turn [..., block, width] into [..., block, kept], where row r begins in column block - 1 - r of `rows`.
+
+    Flattened, each row begins one number less than a row after the row before.
+    """
+    flat = op.Reshape(rows, [0] * (shift.axes - 2) + [-1])
+    shifted = op.Reshape(op.Slice(flat, shift.begin_1d, shift.end_1d, [-1]), shift.shape)
+    return op.Slice(shifted, [0], kept_1d, [-1])
