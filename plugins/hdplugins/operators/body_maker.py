@@ -153,7 +153,8 @@ def scan(
         or the value where there is one.
     """
     _, *names = inspect.signature(body).parameters
-    elements = [Value(op.new_name(name)) for name in names]
+    # A body may have further parameters, with defaults.
+    elements = [Value(op.new_name(name)) for name in names[: len(states) + len(sequences)]]
     graph = GraphProto(name=body.__name__)
     graph.input.extend(onnx.ValueInfoProto(name=element.name) for element in elements)
     outputs = _outputs_of(body(op.within(graph), *elements))
