@@ -7,6 +7,8 @@ __all__ = [
     "Blocks",
     "RowShift",
     "TextBlocks",
+    "attention",
+    "biased_scores",
     "blocks_from_start",
     "column",
     "join_blocks",
@@ -15,7 +17,7 @@ __all__ = [
     "row_shift",
     "shift_rows",
     "split_by_block",
-    "steps_of_heads",
+    "steps_of_texts",
     "swap_heads_and_tokens",
     "wide",
 ]
@@ -47,6 +49,26 @@ def column(op: Op, count: Value | int) -> Value:
 def swap_heads_and_tokens(op: Op, state: Value) -> Value:
     """Turn [batch, heads, tokens, head_dim] into [batch, tokens, heads, head_dim], or the reverse."""
     return op.Transpose(state, perm=[0, 2, 1, 3])
+
+
+def biased_scores(op: Op, scaled_query: Value, keys: Value, bias: Value, *, axes: int) -> Value:
+    """Return the scores of attention over the last two axes, [..., queries, keys], float32.
+
+    Args:
+        op: appends to the graph.
+        scaled_query: [..., queries, head_dim]. A scaled query keeps products of half precision in range.
+        keys: [..., keys, head_dim].
+        bias: the float32 value that is added to the products; it broadcasts to [..., queries, keys].
+        axes: the number of axes of the queries and keys.
+    """
+    key_columns = op.Transpose(keys, perm=[*range(axes - 2), axes - 1, axes - 2])
+    return op.Add(wide(op, op.MatMul(scaled_query, key_columns)), bias)
+
+
+def attention(op: Op, scaled_query: Value, keys: Value, values: Value, bias: Value, *, axes: int) -> Value:
+    """Return the sums of values, [..., queries, head_dim], by a float32 softmax of the scores of `biased_scores`."""
+    weights = op.Softmax(biased_scores(op, scaled_query, keys, bias, axes=axes), axis=-1)
+    return op.MatMul(op.CastLike(weights, values), values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +163,11 @@ def blocks_from_start(op: Op, query: Value, key_mask: Value, *, is_fixed: bool) 
     )
 
 
-def steps_of_heads(op: Op, batch_1d: Value, heads_1d: Value) -> tuple[Value, Value]:
-    """Return the text and the head of each step, [steps], of a loop whose step handles one head of one text."""
-    heads = op.Squeeze(heads_1d)
-    steps = op.Range(0, op.Mul(op.Squeeze(batch_1d), heads), 1)
-    texts = op.Div(steps, heads)
-    return texts, op.Sub(steps, op.Mul(texts, heads))
+def steps_of_texts(op: Op, batch_1d: Value, count: Value) -> tuple[Value, Value]:
+    """Return the text and the number within the text of each step, [steps], of a loop with `count` steps per text."""
+    steps = op.Range(0, op.Mul(op.Squeeze(batch_1d), count), 1)
+    texts = op.Div(steps, count)
+    return texts, op.Sub(steps, op.Mul(texts, count))
 
 
 def split_by_block(op: Op, blocks: TextBlocks) -> Value:

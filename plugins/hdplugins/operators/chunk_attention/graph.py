@@ -3,10 +3,10 @@
 Each chunk of queries meets the chunks that it sees, joined into one span of keys: scores are [..., chunk, span], never
 [tokens, tokens].
 
-The chunks come in two orders. In parallel they are one batch of products, which TensorRT fuses. Sequentially they are a
-Scan, a few chunks of one text per step, whose scores fit in a CPU's cache at any batch size. CPU milliseconds and
-megabytes of growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one before; beside it Hugging
-Face's module in PyTorch, without its projections, called in turn:
+The chunks come in two orders. In the parallel order, they are one batch of products, which TensorRT fuses. In the
+sequential order, a loop takes a few chunks of one text per step, whose scores fit in a CPU's cache at any batch size.
+CPU milliseconds and megabytes of growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one before;
+beside it Hugging Face's module in PyTorch, without its projections, called in turn:
 
 ======  ==========  ============
 tokens  sequential  Hugging Face
@@ -16,29 +16,30 @@ tokens  sequential  Hugging Face
 16384   115 (164)   596 (420)
 ======  ==========  ============
 
-Everything but query, key and value comes from `token_mask`, not from their shapes: ONNX Runtime sees then that all
-layers of a model need the same tables, and in parallel computes them once.
+Everything but query, key and value comes from `token_mask`, not from the shapes of these: ONNX Runtime sees then that
+all layers of a model need the same tables, and computes them once in the parallel order.
 """
 
 from __future__ import annotations
 
-__all__ = ["function_of_node"]
+__all__ = ["ChunkTables", "behind_bias", "chunk_tables", "function_of_node"]
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx
+from onnx import TensorProto
 
+from hdplugins.operators.body_maker import Op, Value, float_attribute, function, scan
+from hdplugins.operators.body_parts import MASKED, attention, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.operators.chunk_attention import OPERATOR
 from hdplugins.operators.chunk_attention.neighbours import check_chunks
-from hdplugins.operators.chunk_attention.onnx_tables import tables
-from hdplugins.operators.onnx_text import attention, function, heads_and_tokens, nodes_of
 from hdplugins.operators.operator import BlockOrder
 
-_NAME, _INPUTS = OPERATOR.name, OPERATOR.inputs
-
 _STEP_TOKENS = 64
-"""Queries of a sequential step, of each head."""
+"""The queries of a sequential step, of each head."""
 
 
 def function_of_node(
@@ -48,180 +49,261 @@ def function_of_node(
     order: BlockOrder = BlockOrder.PARALLEL,
     tokens_first: bool = False,
 ) -> onnx.FunctionProto:
-    """The body for a node of the portable graph, and for others of that name.
+    """Build the body for a node of the portable graph, and for the others of the same name.
 
     Bodies that differ need names that differ: TensorRT-RTX 1.7.1 gives every node of one name the same body.
 
     Args:
-        inputs: of the node; 4.
-        attributes: of the node; all but ``scale`` decide the body.
-        order: of the chunks.
-        tokens_first: the function takes and returns [batch, tokens, heads, head_dim], which is not the operator; its
-            name says so. In sequence only.
+        inputs: the number of inputs of the node: 4.
+        attributes: the attributes of the node; all but ``scale`` decide the body.
+        order: the order of the chunks.
+        tokens_first: whether the states and the result are [batch, tokens, heads, head_dim]. This is a different
+            operator, and the name of the body says so. The sequential order alone supports it.
 
     Raises:
-        ValueError: another number of inputs, or attributes that define nothing.
+        ValueError: the number of inputs is not 4, or attributes define nothing.
     """
-    if inputs != len(_INPUTS):
-        raise ValueError(f"{_NAME} has {len(_INPUTS)} inputs, not {inputs}.")
+    if inputs != len(OPERATOR.inputs):
+        raise ValueError(f"{OPERATOR.name} has {len(OPERATOR.inputs)} inputs, not {inputs}.")
     chunks = {name: attributes[name] for name in ("chunk", "before", "after", "multiple")}
     check_chunks(**chunks, causal=attributes["causal"])
     causal = bool(attributes["causal"])
-    text = tables(**chunks)
-    if order is BlockOrder.PARALLEL:
-        assert not tokens_first
-        text += _parallel(causal=causal)
-    else:
-        text += _sequential(chunks["chunk"], causal=causal, tokens_first=tokens_first)
+    assert not (tokens_first and order is BlockOrder.PARALLEL)
+    body = _parallel if order is BlockOrder.PARALLEL else partial(_sequential, tokens_first=tokens_first)
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**chunks) + "_causal" * causal
-    nodes = nodes_of(text, inputs=_INPUTS, attributes=OPERATOR.attributes)
-    return function(OPERATOR, nodes, suffix=suffix + "_tokensfirst" * tokens_first, inputs=inputs)
+    suffix += "_tokensfirst" * tokens_first
+    return function(OPERATOR, partial(body, **chunks, causal=causal), inputs=inputs, suffix=suffix)
 
 
-def _parallel(*, causal: bool) -> str:
-    text = _PLACES + _PARALLEL_BIAS + (_CAUSAL if causal else "bias = Identity (key_bias)\n")
-    text += "".join(_CHUNKED.format(state=state) for state in ("query", "key", "value"))
-    text += "".join(_SEEN.format(state=state) for state in ("key", "value"))
-    return text + attention("query_chunks", "seen_key", "seen_value", "bias", "sums", axes=5) + _DROP_PADDING
+def _parallel(
+    op: Op,
+    query: Value,
+    key: Value,
+    value: Value,
+    token_mask: Value,
+    *,
+    chunk: int,
+    before: int,
+    after: int,
+    multiple: int,
+    causal: bool,
+) -> Value:
+    tables = chunk_tables(op, token_mask, chunk=chunk, before=before, after=after, multiple=multiple)
+    scale = op.CastLike(float_attribute(op, "scale"), query)
+    seen, query_places, key_places = _places(op, tables, chunk)
+    bias = op.Unsqueeze(op.Gather(tables.padded_bias, key_places, axis=1), [1, 3])  # [batch, 1, chunks, 1, span]
+    if causal:
+        bias = behind_bias(op, query_places, key_places, bias)
+    behind = op.Concat([0] * 6, tables.missing_1d, [0], axis=0)
+    head_dim_1d, value_dim_1d = op.Shape(query, start=3, end=4), op.Shape(value, start=3, end=4)
+
+    def chunks_of(state: Value, size_1d: Value) -> Value:  # [batch, heads, chunks, chunk, head_dim]
+        return op.Reshape(op.Pad(state, behind), op.Concat([0, 0, -1, chunk], size_1d, axis=0))
+
+    def spans_of(state: Value, size_1d: Value) -> Value:  # [batch, heads, chunks, span, head_dim]
+        chunks = op.Gather(chunks_of(state, size_1d), seen, axis=2)
+        return op.Reshape(chunks, op.Concat([0, 0, 0, -1], size_1d, axis=0))
+
+    scaled_query = op.Mul(chunks_of(query, head_dim_1d), scale)
+    spans = spans_of(key, head_dim_1d), spans_of(value, value_dim_1d)
+    sums = attention(op, scaled_query, *spans, bias, axes=5)
+    rows = op.Slice(op.Reshape(sums, op.Concat([0, 0, -1], head_dim_1d, axis=0)), [0], tables.tokens_1d, [2])
+    # A product with 0 would keep a NaN, and the sums of padding may be NaN.
+    return op.Where(op.Unsqueeze(tables.real, [1, 3]), rows, op.CastLike(0.0, query))
 
 
-def _sequential(chunk: int, *, causal: bool, tokens_first: bool) -> str:
-    text = "".join(
-        heads_and_tokens(state, f"token_{state}", swapped=not tokens_first) for state in OPERATOR.state_names
+def _sequential(
+    op: Op,
+    query: Value,
+    key: Value,
+    value: Value,
+    token_mask: Value,
+    *,
+    chunk: int,
+    before: int,
+    after: int,
+    multiple: int,
+    causal: bool,
+    tokens_first: bool,
+) -> Value:
+    token_query, token_key, token_value = (
+        state if tokens_first else swap_heads_and_tokens(op, state) for state in (query, key, value)
     )
-    text += _PLACES + _STEPS.format(group=max(_STEP_TOKENS // chunk, 1))
-    text += _SCAN_STEPS.format(
-        bias=_CAUSAL if causal else "bias = Identity (key_bias)\n",
-        attention=attention("block_query", "block_key", "block_value", "bias", "sums", axes=4),
+    tables = chunk_tables(op, token_mask, chunk=chunk, before=before, after=after, multiple=multiple)
+    scale = op.CastLike(float_attribute(op, "scale"), query)
+    _, query_places, key_places = _places(op, tables, chunk)
+
+    # A step takes a group of chunks of a text; the last chunk fills the last group.
+    group = op.Min(max(_STEP_TOKENS // chunk, 1), tables.chunks)
+    last_chunk = op.Sub(tables.chunks, 1)
+    groups = op.Add(op.Div(last_chunk, group), 1)
+    numbers = op.Min(op.Range(0, op.Mul(groups, group), 1), last_chunk)
+    group_1d = op.Unsqueeze(group, [0])
+    query_groups, key_groups = (
+        op.Reshape(op.Gather(places, numbers, axis=0), op.Concat([-1], group_1d, op.Shape(places, start=1), axis=0))
+        for places in (query_places, key_places)
     )
-    return text + heads_and_tokens("rows", "attended", swapped=not tokens_first)
+
+    # The rows of all heads of all tokens of all texts are numbered through, in that order from the inside.
+    heads_1d, head_dim_1d = op.Shape(token_query, start=2, end=3), op.Shape(token_query, start=3, end=4)
+    num_heads = op.Squeeze(heads_1d)
+    head_numbers = op.Unsqueeze(op.Range(0, num_heads, 1), [1, 2])
+    rows_shape = op.Concat([-1], head_dim_1d, axis=0)
+    all_queries, all_keys, all_values = (
+        op.Reshape(state, rows_shape) for state in (token_query, token_key, token_value)
+    )
+    text_rows = op.Mul(tables.tokens, num_heads)
+
+    def attend(op: Op, text: Value, place: Value) -> Value:
+        queries, keys = op.Gather(query_groups, place, axis=0), op.Gather(key_groups, place, axis=0)
+        text_bias = op.Gather(tables.padded_bias, text, axis=0)
+        bias = op.Unsqueeze(op.Gather(text_bias, keys, axis=0), [-2])  # [group, 1, span]
+        if causal:
+            bias = behind_bias(op, queries, keys, bias)
+        head_starts = op.Add(head_numbers, op.Mul(text, text_rows))
+        query_rows, key_rows = (
+            op.Add(head_starts, op.Mul(op.Min(places, tables.last_token), num_heads)) for places in (queries, keys)
+        )
+        block_query = op.Gather(all_queries, query_rows, axis=0)  # [heads, group, chunk, head_dim]
+        block_key, block_value = (op.Gather(rows, key_rows, axis=0) for rows in (all_keys, all_values))
+        sums = attention(op, op.Mul(block_query, scale), block_key, block_value, bias, axes=4)
+        turned_sums = op.Transpose(sums, perm=[1, 2, 0, 3])
+        is_real = op.Unsqueeze(op.Equal(op.Gather(text_bias, queries, axis=0), 0.0), [-2, -1])
+        # A product with 0 would keep a NaN, and the sums of padding may be NaN.
+        return wide(op, op.Where(is_real, turned_sums, op.CastLike(0.0, query)))
+
+    texts, places = steps_of_texts(op, tables.batch_1d, groups)
+    scanned = scan(op, attend, texts, places, shapes=[("group", "chunk", "heads", "head_dim")])
+    by_text = op.Reshape(op.CastLike(scanned, query), op.Concat(tables.batch_1d, [-1], heads_1d, head_dim_1d, axis=0))
+    attended = op.Slice(by_text, [0], tables.tokens_1d, [1])
+    return attended if tokens_first else swap_heads_and_tokens(op, attended)
 
 
-_PLACES = """
-    typed_scale = CastLike (scale, query)
-    seen = Squeeze (seen_chunks, zero_1d)
-    chunks_shape = Concat <axis = 0> (any_number, chunk_1d)
-    query_chunk_places = Reshape (places, chunks_shape)
-    seen_places_of_chunks = Gather <axis = 0> (query_chunk_places, seen)
-    spans_shape = Constant <value_ints = [0, -1]> ()
-    key_chunk_places = Reshape (seen_places_of_chunks, spans_shape)
-"""
+def behind_bias(op: Op, query_places: Value, key_places: Value, bias: Value) -> Value:
+    """Mask the keys behind a query.
 
-# `key_bias` is [batch, 1, chunks, 1, span], and query_places and key_places broadcast to it.
-_PARALLEL_BIAS = """
-    axis_before_last = Constant <value_ints = [-2]> ()
-    query_places = Identity (query_chunk_places)
-    key_places = Identity (key_chunk_places)
-    span_bias = Gather <axis = 1> (padded_bias, key_chunk_places)
-    bias_axes = Constant <value_ints = [1, 3]> ()
-    key_bias = Unsqueeze (span_bias, bias_axes)
-"""
+    Args:
+        op: appends to the graph.
+        query_places: [..., queries].
+        key_places: [..., keys].
+        bias: float32, broadcasts to [..., queries, keys].
+    """
+    is_behind = op.Greater(op.Unsqueeze(key_places, [-2]), op.Unsqueeze(query_places, [-1]))
+    return op.Where(is_behind, MASKED, bias)
 
-_CAUSAL = """
-    query_column = Unsqueeze (query_places, last_axis)
-    key_row = Unsqueeze (key_places, axis_before_last)
-    is_behind = Greater (key_row, query_column)
-    bias = Where (is_behind, masked_score, key_bias)
-"""
 
-_CHUNKED = """
-    {state}_dim = Shape <start = 3, end = 4> ({state})
-    {state}_before = Constant <value_ints = [0, 0, 0, 0, 0, 0]> ()
-    {state}_padding = Concat <axis = 0> ({state}_before, missing_1d, zero_1d)
-    padded_{state} = Pad ({state}, {state}_padding)
-    {state}_chunks_shape = Concat <axis = 0> (zero_1d, zero_1d, any_number, chunk_1d, {state}_dim)
-    {state}_chunks = Reshape (padded_{state}, {state}_chunks_shape)
-"""
+@dataclass(frozen=True, kw_only=True)
+class ChunkTables:
+    """Which tokens are real, and which chunks a chunk sees. Values whose names end in ``_1d`` are [1].
 
-_SEEN = """
-    seen_{state}_chunks = Gather <axis = 2> ({state}_chunks, seen)
-    seen_{state}_shape = Concat <axis = 0> (zero_1d, zero_1d, zero_1d, any_number, {state}_dim)
-    seen_{state} = Reshape (seen_{state}_chunks, seen_{state}_shape)
-"""
+    Attributes:
+        batch_1d: the number of texts.
+        tokens: [], the number of tokens of a text.
+        tokens_1d: the same as `tokens`.
+        last_token: [], the number of the last token.
+        padded: [], the number of tokens of all chunks of a round.
+        padded_1d: the same as `padded`.
+        missing_1d: the number of these behind the text.
+        chunks: [], the number of chunks of a round.
+        all_chunks: [], the number of chunks of all rounds.
+        places: [padded], from 0.
+        real: [batch, tokens], whether a token is no padding.
+        padded_bias: [batch, padded], float32, 0 for real keys and `MASKED` for padding.
+        seen: [batch or 1, chunks of all rounds, before + 1 + after], the chunks that a chunk sees.
+    """
 
-# Where, not a product: the sums of padded queries may be anything.
-_DROP_PADDING = """
-    rows_shape = Concat <axis = 0> (zero_1d, zero_1d, any_number, query_dim)
-    rows_and_more = Reshape (sums, rows_shape)
-    rows = Slice (rows_and_more, zero_1d, tokens_1d, two_1d)
-    real_axes = Constant <value_ints = [1, 3]> ()
-    real_rows = Unsqueeze (real, real_axes)
-    nothing = CastLike (seen_score, query)
-    attended = Where (real_rows, rows, nothing)
-"""
+    batch_1d: Value
+    tokens: Value
+    tokens_1d: Value
+    last_token: Value
+    padded: Value
+    padded_1d: Value
+    missing_1d: Value
+    chunks: Value
+    all_chunks: Value
+    places: Value
+    real: Value
+    padded_bias: Value
+    seen: Value
 
-# A step is a group of chunks of a text; the last chunk fills the last group up. Rows of all heads of all tokens of all
-# texts are numbered through, in that order from the inside.
-_STEPS = """
-    axis_before_last = Constant <value_ints = [-2]> ()
-    both_last_axes = Constant <value_ints = [-2, -1]> ()
-    batch = Gather (mask_shape, zero)
-    heads_1d = Shape <start = 2, end = 3> (token_query)
-    num_heads = Squeeze (heads_1d)
-    head_range = Range (zero, num_heads, one)
-    head_numbers = Unsqueeze (head_range, both_axes)
-    head_dim_1d = Shape <start = 3, end = 4> (token_query)
-    all_rows_shape = Concat <axis = 0> (any_number, head_dim_1d)
-    all_queries = Reshape (token_query, all_rows_shape)
-    all_keys = Reshape (token_key, all_rows_shape)
-    all_values = Reshape (token_value, all_rows_shape)
-    text_rows = Mul (tokens, num_heads)
-    largest_group = Constant <value_int = {group}> ()
-    group = Min (largest_group, chunks)
-    group_1d = Unsqueeze (group, zero_1d)
-    last_chunk = Sub (chunks, one)
-    last_group = Div (last_chunk, group)
-    num_groups = Add (last_group, one)
-    grouped_chunks = Mul (num_groups, group)
-    grouped_range = Range (zero, grouped_chunks, one)
-    grouped_numbers = Min (grouped_range, last_chunk)
-    grouped_query_places = Gather <axis = 0> (query_chunk_places, grouped_numbers)
-    grouped_key_places = Gather <axis = 0> (key_chunk_places, grouped_numbers)
-    query_size = Shape <start = 1, end = 2> (query_chunk_places)
-    key_size = Shape <start = 1, end = 2> (key_chunk_places)
-    query_groups_shape = Concat <axis = 0> (any_number, group_1d, query_size)
-    key_groups_shape = Concat <axis = 0> (any_number, group_1d, key_size)
-    query_groups = Reshape (grouped_query_places, query_groups_shape)
-    key_groups = Reshape (grouped_key_places, key_groups_shape)
-    num_steps = Mul (batch, num_groups)
-    step_numbers = Range (zero, num_steps, one)
-    step_texts = Div (step_numbers, num_groups)
-    text_steps = Mul (step_texts, num_groups)
-    step_groups = Sub (step_numbers, text_steps)
-"""
 
-_SCAN_STEPS = """
-    scanned_rows = Scan <num_scan_inputs = 2, body = attend (int64 text, int64 place) => (
-        float[group, chunk, heads, head_dim] wide_rows
-    ) {{
-        query_places = Gather <axis = 0> (query_groups, place)
-        key_places = Gather <axis = 0> (key_groups, place)
-        text_bias = Gather <axis = 0> (padded_bias, text)
-        span_bias = Gather <axis = 0> (text_bias, key_places)
-        key_bias = Unsqueeze (span_bias, axis_before_last)
-        {bias}
-        first_row = Mul (text, text_rows)
-        head_starts = Add (head_numbers, first_row)
-        queries_in_text = Min (query_places, last_token)
-        keys_in_text = Min (key_places, last_token)
-        query_offsets = Mul (queries_in_text, num_heads)
-        key_offsets = Mul (keys_in_text, num_heads)
-        query_rows = Add (head_starts, query_offsets)
-        key_rows = Add (head_starts, key_offsets)
-        block_query = Gather <axis = 0> (all_queries, query_rows)
-        block_key = Gather <axis = 0> (all_keys, key_rows)
-        block_value = Gather <axis = 0> (all_values, key_rows)
-        {attention}
-        turned_sums = Transpose <perm = [1, 2, 0, 3]> (sums)
-        query_bias = Gather <axis = 0> (text_bias, query_places)
-        is_real = Equal (query_bias, seen_score)
-        real_column = Unsqueeze (is_real, both_last_axes)
-        nothing = CastLike (seen_score, query)
-        real_sums = Where (real_column, turned_sums, nothing)
-        wide_rows = Cast <to = 1> (real_sums)
-    }}> (step_texts, step_groups)
-    typed_rows = CastLike (scanned_rows, query)
-    all_tokens_shape = Concat <axis = 0> (batch_1d, any_number, heads_1d, head_dim_1d)
-    rows_and_more = Reshape (typed_rows, all_tokens_shape)
-    rows = Slice (rows_and_more, zero_1d, tokens_1d, one_1d)
-"""
+def chunk_tables(
+    op: Op,
+    token_mask: Value,
+    *,
+    chunk: int,
+    before: int,
+    after: int,
+    multiple: int,
+    rounds: int = 1,
+    by_row: bool = False,
+) -> ChunkTables:
+    """Compute the tables, for which the token mask suffices.
+
+    Args:
+        op: appends to the graph.
+        token_mask: [batch, tokens].
+        chunk: the tokens of a chunk.
+        before: the chunks before a query's own that it sees.
+        after: the chunks after a query's own that it sees.
+        multiple: a padded text has a multiple of that number of tokens.
+        rounds: the number of rounds, each of as many chunks; the chunks of all rounds form one circle.
+        by_row: whether the circle has the chunks of each text's own real tokens; otherwise the circle of all texts has
+            the chunks of the batch.
+    """
+    batch_1d, tokens_1d = op.Shape(token_mask, end=1), op.Shape(token_mask, start=1)
+    tokens = op.Squeeze(tokens_1d)
+    last_token = op.Sub(tokens, 1)
+    padded = op.Mul(op.Add(op.Div(last_token, multiple), 1), multiple)
+    padded_1d = op.Unsqueeze(padded, [0])
+    missing_1d = op.Sub(padded_1d, tokens_1d)
+    chunks = op.Div(padded, chunk)
+    real = op.Cast(token_mask, to=TensorProto.BOOL)
+    own_chunks = _own_chunks(op, real, chunk=chunk, multiple=multiple) if by_row else op.Unsqueeze(chunks, [0])
+    return ChunkTables(
+        batch_1d=batch_1d,
+        tokens=tokens,
+        tokens_1d=tokens_1d,
+        last_token=last_token,
+        padded=padded,
+        padded_1d=padded_1d,
+        missing_1d=missing_1d,
+        chunks=chunks,
+        all_chunks=op.Mul(chunks, rounds),
+        places=op.Range(0, padded, 1),
+        real=real,
+        padded_bias=op.Pad(op.Where(real, 0.0, MASKED), op.Concat([0, 0, 0], missing_1d, axis=0), MASKED),
+        seen=_seen_chunks(op, own_chunks, chunks, rounds=rounds, steps=list(range(-before, after + 1))),
+    )
+
+
+def _own_chunks(op: Op, real: Value, *, chunk: int, multiple: int) -> Value:
+    """Return how many chunks of a round are in the circle of each text, [batch]."""
+    real_tokens = op.ReduceSum(op.Cast(real, to=TensorProto.INT64), [1], keepdims=0)
+    rounded_ends = op.Add(op.Max(real_tokens, 1), multiple - 1)
+    return op.Mul(op.Div(rounded_ends, multiple), multiple // chunk)
+
+
+def _seen_chunks(op: Op, own_chunks: Value, chunks: Value, *, rounds: int, steps: list[int]) -> Value:
+    """Return the chunks that a chunk sees.
+
+    A step of as many chunks as the circle has, or more, leads nowhere. Chunks behind the end of a text's own chunks see
+    some chunks of the text: as their queries are padding, it does not matter which.
+    """
+    own_rows = op.Unsqueeze(own_chunks, [1, 2, 3])
+    circle = op.Mul(own_rows, rounds)
+    steps_in_circle = op.Where(op.Less([abs(step) for step in steps], circle), steps, 0)
+    round_starts = op.Mul(op.Unsqueeze(list(range(rounds)), [1, 2]), own_rows)
+    circle_numbers = op.Add(round_starts, op.Unsqueeze(op.Range(0, chunks, 1), [1]))  # [batch or 1, rounds, chunks, 1]
+    above_zero = op.Add(op.Add(circle_numbers, steps_in_circle), circle)
+    seen_numbers = op.Sub(above_zero, op.Mul(op.Div(above_zero, circle), circle))
+    seen_rounds = op.Div(seen_numbers, own_rows)
+    seen_of_round = op.Sub(seen_numbers, op.Mul(seen_rounds, own_rows))
+    return op.Reshape(op.Add(op.Mul(seen_rounds, chunks), seen_of_round), [0, -1, len(steps)])
+
+
+def _places(op: Op, tables: ChunkTables, chunk: int) -> tuple[Value, Value, Value]:
+    """Return the chunks that a chunk sees, the places of its queries, [chunks, chunk], and of its keys, [chunks, span]."""
+    seen = op.Squeeze(tables.seen, [0])
+    query_places = op.Reshape(tables.places, [-1, chunk])
+    return seen, query_places, op.Reshape(op.Gather(query_places, seen, axis=0), [0, -1])

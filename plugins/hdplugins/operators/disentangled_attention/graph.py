@@ -27,7 +27,7 @@ from hdplugins.operators.body_parts import (
     join_blocks,
     join_heads,
     split_by_block,
-    steps_of_heads,
+    steps_of_texts,
     swap_heads_and_tokens,
     wide,
 )
@@ -158,7 +158,7 @@ def _sequential(
         sums = scan(op, attend, blocks.first_queries, head_queries, shapes=[("block", "head_dim")])
         return op.Reshape(sums, op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0))
 
-    texts, heads = steps_of_heads(op, blocks.batch_1d, blocks.heads_1d)
+    texts, heads = steps_of_texts(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
     blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
     keys_shape = op.Concat([-1], blocks.tokens_1d, blocks.head_dim_1d, axis=0)
     queries = op.Reshape(blocks.scaled_query, blocks_shape)

@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto
 
 from hdplugins.operators.body_maker import Op, Value, float_attribute, function, scan
-from hdplugins.operators.body_parts import MASKED, steps_of_heads, swap_heads_and_tokens, wide
+from hdplugins.operators.body_parts import MASKED, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.operators.favor_attention import OPERATOR
 from hdplugins.operators.favor_attention.features import check_attributes
 from hdplugins.operators.operator import BlockOrder
@@ -126,7 +126,7 @@ def _sequential(
 
     # The rows of all heads of all tokens of all texts are numbered through: a step takes the rows of its head, and
     # nothing is turned.
-    texts, heads = steps_of_heads(op, batch_1d, heads_1d)
+    texts, heads = steps_of_texts(op, batch_1d, num_heads)
     text_rows = op.Mul(tokens, num_heads)
     if tokens_first:
         first_rows = op.Add(op.Mul(texts, text_rows), heads)

@@ -25,7 +25,7 @@ import onnx
 from onnx import TensorProto
 
 from hdplugins.operators.body_maker import Op, Value, float_attribute, function, integer_attribute, scan
-from hdplugins.operators.body_parts import MASKED, column, steps_of_heads, swap_heads_and_tokens, wide
+from hdplugins.operators.body_parts import MASKED, column, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.operators.local_global_attention import OPERATOR
 from hdplugins.operators.local_global_attention.sides import check_reaches
 from hdplugins.operators.operator import BlockOrder
@@ -135,7 +135,7 @@ def _sequential(
     blocks = _blocks(op, token_mask, local_bias, radius=radius, is_fixed=False)
     sides = None if side_bias is None else _sides(op, blocks, side_bias, side_tokens)
     batch_1d, heads_1d, head_dim_1d = (op.Shape(wide_query, start=axis, end=axis + 1) for axis in (0, 1, 3))
-    texts, heads = steps_of_heads(op, batch_1d, heads_1d)
+    texts, heads = steps_of_texts(op, batch_1d, op.Squeeze(heads_1d))
     padded_query = op.Pad(
         op.Mul(wide_query, float_attribute(op, "scale")), op.Concat([0] * 6, blocks.behind_1d, [0], axis=0)
     )
