@@ -42,8 +42,8 @@ class Op:
     """Appends nodes to a graph. Each operator of ONNX is a method.
 
     A method takes the inputs in order, None for one that is left out, and the attributes by name. `_outputs` is the
-    number of outputs, where a node has several. `_name` begins the output's name, by default with the operator; no
-    other value of the function has the name.
+    number of outputs, where a node has several. `_name` is the name of the output, by which others find the value; by
+    default it is the operator and a number.
 
     Raises:
         onnx.defs.SchemaError: ONNX defines no such operator.
@@ -76,7 +76,7 @@ class Op:
         if not least <= len(inputs) <= most:
             raise TypeError(f"{op_type} has {least} to {most} inputs, not {len(inputs)}.")
         names = [self._name_of(given) for given in inputs]
-        outputs = [Value(self.new_name(_name or op_type)) for _ in range(_outputs)]
+        outputs = [Value(_name or self.new_name(op_type)) for _ in range(_outputs)]
         node = helper.make_node(op_type, names, [output.name for output in outputs])
         node.attribute.extend(
             value if isinstance(value, AttributeProto) else helper.make_attribute(name, value)

@@ -126,9 +126,7 @@ def _sequential(
     causal: bool,
     tokens_first: bool,
 ) -> Value:
-    token_query, token_key, token_value = (
-        state if tokens_first else swap_heads_and_tokens(op, state) for state in (query, key, value)
-    )
+    token_states = [state if tokens_first else swap_heads_and_tokens(op, state) for state in (query, key, value)]
     tables = chunk_tables(op, token_mask, chunk=chunk, before=before, after=after, multiple=multiple)
     scale = op.CastLike(float_attribute(op, "scale"), query)
     _, query_places, key_places = _places(op, tables, chunk)
@@ -145,13 +143,11 @@ def _sequential(
     )
 
     # The rows of all heads of all tokens of all texts are numbered through, in that order from the inside.
-    heads_1d, head_dim_1d = op.Shape(token_query, start=2, end=3), op.Shape(token_query, start=3, end=4)
+    heads_1d, head_dim_1d = (op.Shape(token_states[0], start=axis, end=axis + 1) for axis in (2, 3))
     num_heads = op.Squeeze(heads_1d)
     head_numbers = op.Unsqueeze(op.Range(0, num_heads, 1), [1, 2])
     rows_shape = op.Concat([-1], head_dim_1d, axis=0)
-    all_queries, all_keys, all_values = (
-        op.Reshape(state, rows_shape) for state in (token_query, token_key, token_value)
-    )
+    all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in token_states)
     text_rows = op.Mul(tables.tokens, num_heads)
 
     def attend(op: Op, text: Value, place: Value) -> Value:
@@ -303,7 +299,7 @@ def _seen_chunks(op: Op, own_chunks: Value, chunks: Value, *, rounds: int, steps
 
 
 def _places(op: Op, tables: ChunkTables, chunk: int) -> tuple[Value, Value, Value]:
-    """Return the chunks that a chunk sees, the places of its queries, [chunks, chunk], and of its keys, [chunks, span]."""
+    """Return the chunks that each chunk sees, and the places of queries, [chunks, chunk], and keys, [chunks, span]."""
     seen = op.Squeeze(tables.seen, [0])
     query_places = op.Reshape(tables.places, [-1, chunk])
     return seen, query_places, op.Reshape(op.Gather(query_places, seen, axis=0), [0, -1])
