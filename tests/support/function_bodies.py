@@ -38,7 +38,7 @@ _MISTAKES = {
     "LessOrEqual": "Less",
     "Greater": "GreaterOrEqual",
     "GreaterOrEqual": "Greater",
-    "Equal": "LessOrEqual",
+    "Equal": "Greater",
 }
 """Type of a node -> a type that takes the same inputs and computes something else."""
 
