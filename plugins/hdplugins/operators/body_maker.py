@@ -133,7 +133,7 @@ def function(operator: Operator, body: Callable[..., Value], *, inputs: int, suf
 def scan(
     op: Op,
     body: Callable[..., Any],
-    *sequences: Value,
+    *sequences: Value | None,
     states: Sequence[Value | int] = (),
     shapes: Sequence[Sequence[str]] = (),
 ) -> Any:
@@ -144,7 +144,8 @@ def scan(
         body: a function that takes `op`, the states and one element of each sequence, and returns the next states and
             then the results of the step. Results are float32. The names of the parameters begin the names of the
             loop's inputs.
-        sequences: the values that the loop splits along the first axis; all have the same length.
+        sequences: the values that the loop splits along the first axis; all have the same length. None stands for a
+            sequence that a body has not always, and the body gets None.
         states: the states before the first step. TensorRT's parser refuses a loop without a state.
         shapes: the names of the axes of each result of a step.
 
@@ -153,15 +154,16 @@ def scan(
         or the value where there is one.
     """
     _, *names = inspect.signature(body).parameters
-    # A body may have further parameters, with defaults.
-    elements = [Value(op.new_name(name)) for name in names[: len(states) + len(sequences)]]
+    given = [*states, *sequences]
+    elements = [None if value is None else Value(op.new_name(name)) for name, value in zip(names, given, strict=True)]
     graph = GraphProto(name=body.__name__)
-    graph.input.extend(onnx.ValueInfoProto(name=element.name) for element in elements)
+    graph.input.extend(onnx.ValueInfoProto(name=element.name) for element in elements if element is not None)
     outputs = _outputs_of(body(op.within(graph), *elements))
     graph.output.extend(onnx.ValueInfoProto(name=state.name) for state in outputs[: len(states)])
     for result, shape in zip(outputs[len(states) :], shapes, strict=True):
         graph.output.append(helper.make_tensor_value_info(result.name, TensorProto.FLOAT, shape))
-    return op.Scan(*states, *sequences, body=graph, num_scan_inputs=len(sequences), _outputs=len(outputs))
+    inputs = [value for value in given if value is not None]
+    return op.Scan(*inputs, body=graph, num_scan_inputs=len(inputs) - len(states), _outputs=len(outputs))
 
 
 def choose(op: Op, condition: Value, then: Callable[[Op], Any], otherwise: Callable[[Op], Any]) -> Any:

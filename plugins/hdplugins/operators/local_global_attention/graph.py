@@ -143,14 +143,14 @@ def _sequential(
     around = op.Concat([0, 0], blocks.reach_1d, [0, 0, 0], blocks.reach_behind_1d, [0], axis=0)
     padded_key, padded_value = (op.Pad(state, around) for state in (wide_key, wide_value))
     keys_shape = op.Concat([-1], op.Shape(padded_key, start=2, end=3), head_dim_1d, axis=0)
-    sequences = [texts, heads, queries, op.Reshape(padded_key, keys_shape), op.Reshape(padded_value, keys_shape)]
+    keys, values = (op.Reshape(state, keys_shape) for state in (padded_key, padded_value))
     rows_shape = op.Concat(blocks.padded_1d, head_dim_1d, axis=0)
-    side_rows = own_side_blocks = None
+    side_keys = side_values = side_rows = own_side_blocks = None
     if sides is not None:
         assert side_key is not None
         assert side_value is not None
         sides_shape = op.Concat([-1], sides.count_1d, head_dim_1d, axis=0)
-        sequences += [op.Reshape(wide(op, state), sides_shape) for state in (side_key, side_value)]
+        side_keys, side_values = (op.Reshape(wide(op, state), sides_shape) for state in (side_key, side_value))
         side_rows = _rows_of_sides(op, sides, op.Sub(sides.numbers, op.Unsqueeze(sides.numbers, [1])))
         own_side = op.Pad(sides.own, op.Concat([0, 0, 0], blocks.behind_1d, axis=0))
         own_side_blocks = op.Reshape(own_side, op.Concat([-1], blocks.count_1d, blocks.block_1d, axis=0))
@@ -163,8 +163,8 @@ def _sequential(
         head_queries: Value,
         head_key: Value,
         head_value: Value,
-        head_side_key: Value | None = None,
-        head_side_value: Value | None = None,
+        head_side_key: Value | None,
+        head_side_value: Value | None,
     ) -> Value:
         head_span_bias = op.Gather(blocks.span_bias, head, axis=0)
         text_bias = op.Gather(blocks.padded_key_bias, text, axis=0)
@@ -192,6 +192,7 @@ def _sequential(
         sums = scan(op, attend, blocks.numbers, blocks.starts, head_queries, shapes=[("block", "head_dim")])
         return op.Reshape(sums, rows_shape)
 
+    sequences = texts, heads, queries, keys, values, side_keys, side_values
     scanned = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
     padded = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, blocks.padded_1d, head_dim_1d, axis=0))
     attended = op.CastLike(_real_rows(op, blocks, padded, 0.0), query)

@@ -155,15 +155,14 @@ def _sequential(
     blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
     keys_shape = op.Concat([-1], blocks.keys_1d, blocks.head_dim_1d, axis=0)
     rows_shape = op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0)
-    sequences = [texts, heads]
-    sequences += [op.Reshape(rows, blocks_shape) for rows in (blocks.content_query, blocks.position_query)]
-    sequences += [op.Reshape(state, keys_shape) for state in (wide_key, wide_value)]
-    kind_blocks = None
+    queries = [op.Reshape(rows, blocks_shape) for rows in (blocks.content_query, blocks.position_query)]
+    keys_and_values = [op.Reshape(state, keys_shape) for state in (wide_key, wide_value)]
+    kind_blocks = segments = None
     if segment_scores is not None:
         columns_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, [1], axis=0)
         kinds, scores = _padded_segments(op, blocks, segment_scores)
         kind_blocks = op.Reshape(kinds, columns_shape)
-        sequences.append(op.Reshape(scores, columns_shape))
+        segments = op.Reshape(scores, columns_shape)
 
     # A step is one head of one text, and a step of the inner loop is one block of its queries.
     def attend_head(
@@ -174,22 +173,21 @@ def _sequential(
         position_queries: Value,
         head_key: Value,
         head_value: Value,
-        head_segments: Value | None = None,
+        head_segments: Value | None,
     ) -> Value:
         head_positions = op.Gather(blocks.positions, head, axis=0)
         text_bias = op.Gather(blocks.key_bias, text, axis=0)
-        block_sequences, text_kinds = [blocks.first_rows, content_queries, position_queries], None
+        text_kinds = own_kinds = None
         if head_segments is not None:
-            text_kinds = op.Gather(key_kind, text, axis=0)
-            block_sequences += [op.Gather(kind_blocks, text, axis=0), head_segments]
+            text_kinds, own_kinds = (op.Gather(kinds, text, axis=0) for kinds in (key_kind, kind_blocks))
 
         def attend(
             op: Op,
             first_row: Value,
             block_content: Value,
             block_position: Value,
-            block_kind: Value | None = None,
-            block_segments: Value | None = None,
+            block_kind: Value | None,
+            block_segments: Value | None,
         ) -> Value:
             begin_1d = op.Unsqueeze(first_row, [0])
             end_1d = op.Add(begin_1d, blocks.width_1d)
@@ -204,8 +202,10 @@ def _sequential(
             scores = op.Gemm(block_content, head_key, bias, transB=1)
             return op.MatMul(op.Softmax(scores, axis=-1), head_value)
 
-        return op.Reshape(scan(op, attend, *block_sequences, shapes=[("block", "head_dim")]), rows_shape)
+        sequences = blocks.first_rows, content_queries, position_queries, own_kinds, head_segments
+        return op.Reshape(scan(op, attend, *sequences, shapes=[("block", "head_dim")]), rows_shape)
 
+    sequences = texts, heads, *queries, *keys_and_values, segments
     sums = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
     attended = op.CastLike(_join(op, blocks, sums), query)
     return swap_heads_and_tokens(op, attended) if tokens_first else attended
