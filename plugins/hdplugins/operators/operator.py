@@ -27,21 +27,21 @@ class BlockOrder(str, Enum):
 class Operator:
     """The specification of one operator of the ONNX domain ``hdexport``.
 
-    A face is a module of the operator's folder: ``reference`` (the semantics), ``graph`` (a body of
-    standard ONNX operators), ``pairs`` (how much work it is), ``triton_kernel`` and ``tensorrt_plugin``.
+    A face is a module of the operator's folder: ``reference`` (the semantics), ``graph`` (the bodies of standard ONNX
+    operators), ``pairs`` (the amount of work), ``triton_kernel`` and ``tensorrt_plugin``.
 
     Attributes:
-        name: operator type in the graph.
-        version: grows when the semantics change.
-        package: import path of the operator's folder.
-        inputs: names of the inputs, in order: the states, the mask, and others.
-        states: number of leading inputs of shape [batch, heads, tokens, head_dim]; behind the first, `tokens` may be
-            more: those of keys. The mask, [batch, tokens] of the last state, is next.
-        groups_heads: whether keys and values may have fewer heads, kv_heads: `heads` is a multiple of them, and head h
-            of the queries sees head h // (heads // kv_heads) of the keys. The face `graph` is told by
+        name: the operator type in the graph.
+        version: the version, which grows when the semantics change.
+        package: the import path of the operator's folder.
+        inputs: the names of the inputs, in order: the states, the mask, and others.
+        states: the number of leading inputs of shape [batch, heads, tokens, head_dim]. The states behind the first one
+            may have more tokens, the tokens of the keys. The mask, [batch, tokens] of the last state, is next.
+        groups_heads: whether keys and values may have fewer heads than queries. If so, `heads` is a multiple of
+            `kv_heads`, and head h of the queries sees head h // (heads // kv_heads) of the keys. The face `graph` takes
             ``grouped``.
         optional_inputs: the trailing inputs that a node may leave out.
-        attributes: names of the attributes.
+        attributes: the names of the attributes.
     """
 
     name: str
@@ -55,25 +55,25 @@ class Operator:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of the states; the result has the shape and dtype of the first."""
+        """The names of the states; the result has the shape and dtype of the first state."""
         return self.inputs[: self.states]
 
     @property
     def mask(self) -> str:
-        """Name of the mask."""
+        """The name of the mask."""
         return self.inputs[self.states]
 
     def face(self, face: str) -> ModuleType:
-        """Import one face, with the packages that it alone needs.
+        """Import one face, with the packages that the face alone needs.
 
         Args:
-            face: module name, e.g. ``"graph"``.
+            face: the name of the module, e.g. ``"graph"``.
 
         Raises:
-            ModuleNotFoundError: the operator has no such face, or what the face needs is not installed.
+            ModuleNotFoundError: the operator has no such face, or a package that the face needs is not installed.
         """
         return importlib.import_module(f"{self.package}.{face}")
 
     def has_face(self, face: str) -> bool:
-        """Whether the operator has that face; nothing is imported but the operator's folder."""
+        """Return whether the operator has that face; only the operator's folder is imported."""
         return importlib.util.find_spec(f"{self.package}.{face}") is not None

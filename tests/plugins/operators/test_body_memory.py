@@ -80,7 +80,7 @@ def test_memory_is_linear_in_tokens(node: Any, order: BlockOrder, tokens: int, t
         assert short <= 12 * output_bytes
     else:
         # A step holds a few arrays of the scores of 128 queries.
-        assert long <= 0.3 * all_scores_bytes(node, texts=1, tokens=2 * tokens)
+        assert long <= 0.4 * all_scores_bytes(node, texts=1, tokens=2 * tokens)
 
 
 @pytest.mark.parametrize("node", [CLIPPED, DISENTANGLED, RELATIVE, WITH_SIDES], ids=str)
