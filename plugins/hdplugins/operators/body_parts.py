@@ -15,6 +15,7 @@ __all__ = [
     "join_heads",
     "query_blocks",
     "row_shift",
+    "rows_or_zero",
     "shift_rows",
     "split_by_block",
     "steps_of_texts",
@@ -49,6 +50,14 @@ def column(op: Op, count: Value | int) -> Value:
 def swap_heads_and_tokens(op: Op, state: Value) -> Value:
     """Turn [batch, heads, tokens, head_dim] into [batch, tokens, heads, head_dim], or the reverse."""
     return op.Transpose(state, perm=[0, 2, 1, 3])
+
+
+def rows_or_zero(op: Op, are_defined: Value, rows: Value) -> Value:
+    """Return the rows where a boolean that broadcasts to the rows is true, and 0 elsewhere.
+
+    A product with 0 would keep a NaN, and the sums of padding may be NaN.
+    """
+    return op.Where(are_defined, rows, op.CastLike(0.0, rows))
 
 
 def biased_scores(op: Op, scaled_query: Value, keys: Value, bias: Value, *, axes: int) -> Value:
@@ -180,8 +189,7 @@ def join_heads(op: Op, blocks: TextBlocks, sums: Value) -> Value:
     """Turn float32 sums, [steps, padded, head_dim], into [batch, heads, tokens, head_dim]."""
     shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
     rows = op.Slice(op.Reshape(sums, shape), [0], blocks.tokens_1d, [2])
-    # A product with 0 would keep a NaN, and the sums of padding may be NaN.
-    return op.Where(blocks.is_text, rows, 0.0)
+    return rows_or_zero(op, blocks.is_text, rows)
 
 
 def join_blocks(op: Op, blocks: TextBlocks, sums: Value) -> Value:

@@ -30,7 +30,7 @@ import onnx
 from hdplugins.operators.block_sparse_attention import OPERATOR
 from hdplugins.operators.block_sparse_attention.tables import BlockTables, Parts, block_tables, neighbours
 from hdplugins.operators.body_maker import Op, Value, choose, float_attribute, function, scan
-from hdplugins.operators.body_parts import MASKED, attention, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.operators.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.operators.operator import BlockOrder
 
 
@@ -73,8 +73,7 @@ def _sparse_attention(
     if parts.window >= 0:
         return sums
     # Without a window, a query may see nothing, not even itself.
-    sees_any = op.Greater(op.ReduceMax(bias, [-1]), MASKED / 10)
-    return op.Where(sees_any, sums, op.CastLike(0.0, values))
+    return rows_or_zero(op, op.Greater(op.ReduceMax(bias, [-1]), MASKED / 10), sums)
 
 
 def _parallel(
@@ -144,8 +143,7 @@ def _parallel(
 
         sparse_rows = choose(op, short.all_short, all_are_short, sparse)
         joined = choose(op, short.any_short, some_are_short, none_is_short)
-    # A product with 0 would keep a NaN, and the sums of padding may be NaN.
-    return op.Where(op.Unsqueeze(tables.real, [1, 3]), joined, op.CastLike(0.0, query))
+    return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), joined)
 
 
 def _padded(op: Op, tables: BlockTables, state: Value, *, window: int) -> Value:
@@ -265,8 +263,7 @@ def _sequential(
             return op.Gather(global_rows.sums, place, axis=0)
 
         sums = attend_to_list(op) if is_global is None else choose(op, is_global, global_sums, attend_to_list)
-        # A product with 0 would keep a NaN, and the sums of padding may be NaN.
-        return wide(op, op.Where(is_real, op.Transpose(sums, perm=[1, 0, 2]), op.CastLike(0.0, query)))
+        return wide(op, rows_or_zero(op, is_real, op.Transpose(sums, perm=[1, 0, 2])))
 
     sequences = [row_starts, query_offsets, key_offsets, bias, real]
     sequences += [None, None] if short is None else [short_steps, texts]

@@ -33,7 +33,7 @@ import onnx
 from onnx import TensorProto
 
 from hdplugins.operators.body_maker import Op, Value, float_attribute, function, scan
-from hdplugins.operators.body_parts import MASKED, attention, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.operators.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.operators.chunk_attention import OPERATOR
 from hdplugins.operators.chunk_attention.neighbours import check_chunks
 from hdplugins.operators.operator import BlockOrder
@@ -108,8 +108,7 @@ def _parallel(
     spans = spans_of(key, head_dim_1d), spans_of(value, value_dim_1d)
     sums = attention(op, scaled_query, *spans, bias, axes=5)
     rows = op.Slice(op.Reshape(sums, op.Concat([0, 0, -1], head_dim_1d, axis=0)), [0], tables.tokens_1d, [2])
-    # A product with 0 would keep a NaN, and the sums of padding may be NaN.
-    return op.Where(op.Unsqueeze(tables.real, [1, 3]), rows, op.CastLike(0.0, query))
+    return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), rows)
 
 
 def _sequential(
@@ -165,8 +164,7 @@ def _sequential(
         sums = attention(op, op.Mul(block_query, scale), block_key, block_value, bias, axes=4)
         turned_sums = op.Transpose(sums, perm=[1, 2, 0, 3])
         is_real = op.Unsqueeze(op.Equal(op.Gather(text_bias, queries, axis=0), 0.0), [-2, -1])
-        # A product with 0 would keep a NaN, and the sums of padding may be NaN.
-        return wide(op, op.Where(is_real, turned_sums, op.CastLike(0.0, query)))
+        return wide(op, rows_or_zero(op, is_real, turned_sums))
 
     texts, places = steps_of_texts(op, tables.batch_1d, groups)
     scanned = scan(op, attend, texts, places, shapes=[("group", "chunk", "heads", "head_dim")])

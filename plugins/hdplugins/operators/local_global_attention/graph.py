@@ -25,7 +25,7 @@ import onnx
 from onnx import TensorProto
 
 from hdplugins.operators.body_maker import Op, Value, float_attribute, function, integer_attribute, scan
-from hdplugins.operators.body_parts import MASKED, column, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.operators.body_parts import MASKED, column, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.operators.local_global_attention import OPERATOR
 from hdplugins.operators.local_global_attention.sides import check_reaches
 from hdplugins.operators.operator import BlockOrder
@@ -112,7 +112,7 @@ def _parallel(
         of_span, of_sides = _split_weights(op, blocks, sides, weights)
         sums = op.Add(op.MatMul(of_span, block_value), op.MatMul(of_sides, block_side_value))
     padded = op.Reshape(sums, op.Concat([0, 0], blocks.padded_1d, op.Shape(query, start=3, end=4), axis=0))
-    return _real_rows(op, blocks, padded, op.CastLike(0.0, query))
+    return _real_rows(op, blocks, padded)
 
 
 def _sequential(
@@ -195,7 +195,7 @@ def _sequential(
     sequences = texts, heads, queries, keys, values, side_keys, side_values
     scanned = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
     padded = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, blocks.padded_1d, head_dim_1d, axis=0))
-    attended = op.CastLike(_real_rows(op, blocks, padded, 0.0), query)
+    attended = op.CastLike(_real_rows(op, blocks, padded), query)
     return swap_heads_and_tokens(op, attended) if tokens_first else attended
 
 
@@ -295,11 +295,10 @@ def _blocks(op: Op, token_mask: Value, local_bias: Value, *, radius: int, is_fix
     )
 
 
-def _real_rows(op: Op, blocks: _Blocks, padded: Value, nothing: Value | float) -> Value:
-    """Turn [batch, heads, padded, head_dim] into [batch, heads, tokens, head_dim], with `nothing` for padding."""
+def _real_rows(op: Op, blocks: _Blocks, padded: Value) -> Value:
+    """Turn [batch, heads, padded, head_dim] into [batch, heads, tokens, head_dim], with 0 for padding."""
     rows = op.Slice(padded, [0], blocks.tokens_1d, [2])
-    # A product with 0 would keep a NaN, and the sums of padding may be NaN.
-    return op.Where(op.Unsqueeze(blocks.real, [1, 3]), rows, nothing)
+    return rows_or_zero(op, op.Unsqueeze(blocks.real, [1, 3]), rows)
 
 
 @dataclass(frozen=True, kw_only=True)

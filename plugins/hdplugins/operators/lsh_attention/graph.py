@@ -43,7 +43,7 @@ import onnx
 from onnx import TensorProto
 
 from hdplugins.operators.body_maker import Op, Value, float_attribute, function, scan
-from hdplugins.operators.body_parts import biased_scores, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.operators.body_parts import biased_scores, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.operators.chunk_attention.graph import ChunkTables, behind_bias, chunk_tables
 from hdplugins.operators.chunk_attention.neighbours import check_chunks
 from hdplugins.operators.lsh_attention import OPERATOR
@@ -153,8 +153,7 @@ def _parallel(
         joined = op.CastLike(op.ReduceSum(op.Mul(shares, round_weights), [2], keepdims=0), query_key)
     else:
         joined = op.Reshape(round_sums, op.Shape(query_key))
-    # A product with 0 would keep a NaN, and the sums of padding may be NaN.
-    return op.Where(op.Unsqueeze(tables.real, [1, 3]), joined, op.CastLike(0.0, query_key))
+    return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), joined)
 
 
 def _sequential(
@@ -241,8 +240,7 @@ def _sequential(
             joined = op.ReduceSum(op.Mul(shares, op.Unsqueeze(weights, [-1])), [1], keepdims=0)
         else:
             joined = op.Gather(attended_rows, op.Reshape(row_numbers, [-1]), axis=0)
-        is_token = op.Unsqueeze(op.Gather(tables.real, text, axis=0), [1])
-        return op.Where(is_token, joined, 0.0)
+        return rows_or_zero(op, op.Unsqueeze(op.Gather(tables.real, text, axis=0), [1]), joined)
 
     scanned = scan(op, attend_head, texts, heads, shapes=[("tokens", "head_dim")])
     by_head = op.Reshape(scanned, op.Concat(tables.batch_1d, heads_1d, tables.tokens_1d, head_dim_1d, axis=0))

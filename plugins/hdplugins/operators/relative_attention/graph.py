@@ -39,6 +39,7 @@ from hdplugins.operators.body_parts import (
     attention,
     query_blocks,
     row_shift,
+    rows_or_zero,
     shift_rows,
     steps_of_texts,
     swap_heads_and_tokens,
@@ -316,5 +317,4 @@ def _join(op: Op, blocks: _BlocksToEnd, sums: Value) -> Value:
     shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
     rows = op.Slice(op.Reshape(sums, shape), blocks.missing_1d, blocks.padded_1d, [2])
     real = op.Unsqueeze(op.Cast(blocks.own_kind, to=TensorProto.BOOL), [1, 3])
-    # A product with 0 would keep a NaN, and the sums of padding may be NaN.
-    return op.Where(real, rows, 0.0)
+    return rows_or_zero(op, real, rows)

@@ -42,7 +42,7 @@ import onnx
 from onnx import TensorProto
 
 from hdplugins.operators.body_maker import Op, Value, float_attribute, function, integer_attribute, scan
-from hdplugins.operators.body_parts import MASKED, attention, steps_of_texts, wide
+from hdplugins.operators.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, wide
 from hdplugins.operators.operator import BlockOrder
 from hdplugins.operators.sliding_window_attention import OPERATOR
 
@@ -116,10 +116,9 @@ def _attended(
             rows = in_order(op, texts, spans, *states, grouped=False)
         rows = op.Reshape(rows, op.Concat([0, 0, -1], op.Shape(query, start=3), axis=0))
         sums.append(op.Slice(rows, [0], texts.tokens_1d, [2]))
-    # Padding needs a rule of its own, since it may see keys. A product with 0 would keep a NaN, and the sums of padding
-    # may be NaN.
+    # Padding needs a rule of its own, since it may see keys.
     real = op.Unsqueeze(op.Cast(token_kind, to=TensorProto.BOOL), [1, 3])
-    return op.Where(real, _joined_heads(op, sums, dilation), op.CastLike(0.0, query))
+    return rows_or_zero(op, real, _joined_heads(op, sums, dilation))
 
 
 @dataclass(frozen=True, kw_only=True)
