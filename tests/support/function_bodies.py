@@ -149,18 +149,15 @@ def operators_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Counter[str]:
 
 
 def nodes_within(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph, each followed by the nodes of its branches and loops."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from nodes_within(attribute.g)
+    """Return the nodes of a graph, each followed by the nodes of its branches and loops."""
+    return (node for node, _ in _nodes_and_elements(graph))
 
 
 def unnoticed_mistakes(model: onnx.ModelProto, check: Callable[[onnxruntime.InferenceSession], None]) -> list[str]:
     """Make one mistake after another in the body of a model, and return the mistakes that nothing notices.
 
-    A mistake is a node of another type, or a Where whose branches are swapped.
+    A mistake is a node of another type, a Where whose branches are swapped, or a Gather in a loop by another element
+    of the loop.
 
     Args:
         model: a model with one body, which is changed and put right again.
@@ -171,17 +168,20 @@ def unnoticed_mistakes(model: onnx.ModelProto, check: Callable[[onnxruntime.Infe
         One line per mistake, such as ``Max 2``: node 2 of the type Max, counted from 0 in the order of the body.
     """
     (body,) = model.functions
-    unnoticed, counts = [], Counter[str]()
-    for node in nodes_within(body):
+    unnoticed, counts, mistakes = [], Counter[str](), 0
+    for node, elements in _nodes_and_elements(body):
         right = onnx.NodeProto()
         right.CopyFrom(node)
         number, counts[right.op_type] = counts[right.op_type], counts[right.op_type] + 1
         if right.op_type == "Where":
             node.input[1], node.input[2] = right.input[2], right.input[1]
+        elif right.op_type == "Gather" and right.input[1] in elements[:2]:
+            node.input[1] = elements[1 - elements.index(right.input[1])]
         elif right.op_type in _MISTAKES:
             node.op_type = _MISTAKES[right.op_type]
         else:
             continue
+        mistakes += 1
         try:
             check(new_session(model))
         except (AssertionError, RuntimeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
@@ -189,8 +189,20 @@ def unnoticed_mistakes(model: onnx.ModelProto, check: Callable[[onnxruntime.Infe
         else:
             unnoticed.append(f"{right.op_type} {number}")
         node.CopyFrom(right)
-    assert sum(counts[name] for name in _MISTAKES) > 10, "the body has hardly a node in which a mistake was made"
+    assert mistakes > 10, "the body has hardly a node in which a mistake was made"
     return unnoticed
+
+
+def _nodes_and_elements(
+    graph: onnx.GraphProto | onnx.FunctionProto,
+) -> Iterator[tuple[onnx.NodeProto, list[str]]]:
+    """Yield the nodes of `nodes_within`, each with the names of the inputs of its loop or branch."""
+    elements = [value.name for value in graph.input] if isinstance(graph, onnx.GraphProto) else []
+    for node in graph.node:
+        yield node, elements
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes_and_elements(attribute.g)
 
 
 def growths_bytes(path: Path, *lengths: int, batch: int = 1, memory: int = 0, padding: int = 0) -> list[int]:

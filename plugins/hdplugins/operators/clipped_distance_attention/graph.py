@@ -152,8 +152,8 @@ def _sequential(
     def attend_head(
         op: Op,
         text: Value,
-        number_text: Value,
         head: Value,
+        number_text: Value,
         head_queries: Value,
         head_key: Value,
         head_value: Value,
@@ -192,7 +192,7 @@ def _sequential(
     keys_shape = op.Concat([-1], blocks.tokens_1d, blocks.head_dim_1d, axis=0)
     queries = op.Reshape(blocks.scaled_query, blocks_shape)
     keys, values = (op.Reshape(state, keys_shape) for state in (wide_key, wide_value))
-    sums = scan(op, attend_head, texts, number_texts, heads, queries, keys, values, shapes=[("padded", "head_dim")])
+    sums = scan(op, attend_head, texts, heads, number_texts, queries, keys, values, shapes=[("padded", "head_dim")])
     attended = op.CastLike(join_heads(op, blocks, sums), query)
     return swap_heads_and_tokens(op, attended) if tokens_first else attended
 
