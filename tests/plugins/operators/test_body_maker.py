@@ -1,4 +1,4 @@
-"""Bodies that are written as Python functions: what becomes of calls and numbers, and which mistakes are refused."""
+"""Bodies that are written as Python functions: the nodes of calls and numbers, and the mistakes that are refused."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def session_of(node: Clipped, order: BlockOrder) -> onnxruntime.InferenceSession
 
 @functools.cache
 def usual_error_of_pytorch(node: Clipped) -> torch.Tensor:
-    """[1], of a text that is long enough to show what rounding does."""
+    """The largest error, [1], in a text that is long enough to show the effect of rounding."""
     inputs = inputs_of(node, token_kinds("none", 211))
     error = np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs))
     return torch.tensor([error.max()])
@@ -45,7 +45,7 @@ def usual_error_of_pytorch(node: Clipped) -> torch.Tensor:
 
 def assert_right(node: Clipped, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
     exact = torch.from_numpy(exact_answer(node, inputs))
-    # Few values do not show what rounding does to one.
+    # A few values are not enough to show the effect of rounding.
     usual = (exact + usual_error_of_pytorch(node)).to(getattr(torch, node.dtype))
     assert_as_accurate(torch.from_numpy(got), exact, usual)
     assert (got[~inputs["key_mask"].any(axis=1)] == 0).all()
@@ -116,7 +116,7 @@ def test_a_body_matches_the_definition_at_every_length(node: Clipped) -> None:
 
 @each_node
 def test_every_padding_meets_every_batch(node: Clipped) -> None:
-    """Over the nodes: one has half of the pairs."""
+    """Each node has half of the pairs."""
     for number, padding in enumerate(PADDINGS, NODES.index(node)):
         batch = (1, 3)[number % 2]
         inputs = inputs_of(node, token_kinds(padding, 131, batch=batch))
@@ -215,7 +215,7 @@ def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     assert unnoticed == [*HARMLESS[order]]
 
 
-# What a body is made of.
+# The nodes of a body.
 
 
 @each_order
@@ -232,7 +232,7 @@ def test_a_body_is_of_standard_operators_and_builds_each_score_matrix_once(order
 
 
 def test_bodies_that_differ_have_names_that_differ() -> None:
-    """What a reach is, they read from the node."""
+    """Bodies read the reach from the node."""
     nodes = [Clipped(reach=reach, values=values) for reach in (1, 9) for values in (False, True)]
     bodies = {node.body().name: node.body().SerializeToString() for node in nodes}
     assert sorted(bodies) == ["ClippedDistanceAttention", "ClippedDistanceAttention_values"]

@@ -36,7 +36,7 @@ def session_of(node: Disentangled, order: BlockOrder) -> onnxruntime.InferenceSe
 
 @functools.cache
 def usual_error_of_pytorch(node: Disentangled) -> torch.Tensor:
-    """[1], of a text that is long enough to show what rounding does."""
+    """The largest error, [1], in a text that is long enough to show the effect of rounding."""
     inputs = inputs_of(node, token_kinds("none", 211))
     error = np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs))
     return torch.tensor([error.max()])
@@ -44,7 +44,7 @@ def usual_error_of_pytorch(node: Disentangled) -> torch.Tensor:
 
 def assert_right(node: Disentangled, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
     exact = torch.from_numpy(exact_answer(node, inputs))
-    # Few values do not show what rounding does to one.
+    # A few values are not enough to show the effect of rounding.
     usual = (exact + usual_error_of_pytorch(node)).to(getattr(torch, node.dtype))
     assert_as_accurate(torch.from_numpy(got), exact, usual)
     assert (got[~inputs["key_mask"].any(axis=1)] == 0).all()
@@ -188,7 +188,7 @@ def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     assert unnoticed == [*HARMLESS[order]]
 
 
-# What a body is made of.
+# The nodes of a body.
 
 
 @each_order

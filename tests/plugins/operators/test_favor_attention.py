@@ -48,7 +48,7 @@ def session_of(node: Favor, order: BlockOrder) -> onnxruntime.InferenceSession:
 
 @functools.cache
 def usual_error_of_pytorch(node: Favor) -> torch.Tensor:
-    """[1], the largest in several texts: how much rounding does depends on the exponents of each."""
+    """The largest error, [1], in several texts: the effect of rounding depends on the exponents of each text."""
     errors = []
     for tokens in LENGTHS:
         inputs = inputs_of(node, token_kinds("none", tokens))
@@ -77,7 +77,7 @@ def test_the_definition_is_a_mean_weighted_by_products_of_features(node: Favor) 
 
 
 def test_many_features_come_near_to_softmax_attention() -> None:
-    """Which is what the features are for; few do not."""
+    """Features approximate a softmax by their number; few features do not come near."""
     inputs = inputs_of(Favor(dtype="float64"), token_kinds("right", 29), size=0.6)
     states = [torch.from_numpy(inputs[name]) for name in ("query", "key", "value")]
     mask = torch.from_numpy(inputs["key_mask"])[:, None, None]
@@ -168,7 +168,7 @@ def test_every_padding_meets_every_batch(node: Favor) -> None:
 
 @each_order
 def test_padding_changes_nothing_of_a_text(order: BlockOrder) -> None:
-    """Neither how much there is, nor what is in it: keys that would be the highest by far, and huge values."""
+    """Neither the amount nor the content of padding: keys that would be the highest by far, and huge values."""
     session, tokens = session_of(NODES[0], order), 37
     alone = inputs_of(NODES[0], token_kinds("none", tokens, batch=1))
     before = run(session, alone)
@@ -205,7 +205,7 @@ def test_large_scores_overflow_in_no_dtype(node: Favor, size: float, order: Bloc
 
 @each_order
 def test_bfloat16_is_accumulated_in_float32(order: BlockOrder) -> None:
-    """As float16 is: the body casts its inputs to float32 first, and the result last, whatever the type."""
+    """Like float16: the body casts its inputs to float32 first, and the result last, whatever the type."""
     body = NODES[0].body(order)
     casts = {node.input[0]: node.attribute[0].i for node in body.node if node.op_type == "Cast"}
     assert {casts[name] for name in ("query", "key", "value", "projection")} == {onnx.TensorProto.FLOAT}
@@ -265,7 +265,7 @@ def test_a_body_of_the_other_mode_is_found(counts: bool, order: BlockOrder) -> N
         assert_right(node, got, inputs)
 
 
-# What a body is made of.
+# The nodes of a body.
 
 
 @each_order
@@ -312,7 +312,7 @@ def test_memory_is_linear_in_tokens_and_holds_the_features_of_no_head(tmp_path: 
 
 
 def all_scores_bytes(node: Any) -> int:
-    """Of two texts of 8192 tokens."""
+    """The bytes of all scores of two texts of 8192 tokens."""
     return 2 * node.heads * 8192 * 8192 * 4
 
 

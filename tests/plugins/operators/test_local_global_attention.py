@@ -37,13 +37,13 @@ def error_of_pytorch(node: LocalGlobal, inputs: Mapping[str, np.ndarray]) -> flo
 
 @functools.cache
 def usual_error_of_pytorch(node: LocalGlobal) -> float:
-    """Of a text that is long enough to show what rounding does."""
+    """The largest error in a text that is long enough to show the effect of rounding."""
     return error_of_pytorch(node, inputs_of(node, token_kinds("none", 211)))
 
 
 def assert_right(node: LocalGlobal, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
     exact = torch.from_numpy(exact_answer(node, inputs))
-    # Few values do not show what rounding does to one.
+    # A few values are not enough to show the effect of rounding.
     error = max(usual_error_of_pytorch(node), error_of_pytorch(node, inputs))
     assert_as_accurate(torch.from_numpy(got), exact, (exact + error).to(getattr(torch, node.dtype)))
     assert (got.swapaxes(1, 2)[inputs["token_mask"] == 0] == 0).all()
@@ -210,7 +210,7 @@ def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     assert unnoticed == [*HARMLESS[order]]
 
 
-# What a body is made of.
+# The nodes of a body.
 
 
 @each_order

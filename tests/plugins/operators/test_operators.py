@@ -1,4 +1,4 @@
-"""Every operator: its specification, and each of its faces held to its reference."""
+"""Every operator: the specification, and each face against the reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTRIBUTES["LocalGlobalAttention"] = LOCAL_GLOBAL[0].node_attributes
 ATTRIBUTES["RelativeAttention"] = Relative().node_attributes
 
 ATTRIBUTES_OF_ALL_INPUTS = {"LocalGlobalAttention": LOCAL_GLOBAL[3].node_attributes}
-"""Of operators whose optional inputs a node has all of, or none, and whose attributes say so."""
+"""Attributes of operators whose nodes have all optional inputs or none, and whose attributes say so."""
 
 
 def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:
@@ -78,7 +78,7 @@ def test_the_body_has_the_signature_of_the_specification_and_standard_operators(
     for arity in arities(operator):
         body = body_of(operator, arity)
         assert body.domain == ONNX_DOMAIN
-        # What decides the body is part of its name, behind an underscore.
+        # The attributes that decide a body are part of the body's name, behind an underscore.
         assert body.name.partition("_")[0] == operator.name
         assert tuple(body.input) == operator.inputs[:arity]
         assert tuple(body.attribute) == operator.attributes

@@ -46,7 +46,7 @@ def session_of(node: Relative, order: BlockOrder) -> onnxruntime.InferenceSessio
 
 @functools.cache
 def usual_error_of_pytorch(node: Relative) -> torch.Tensor:
-    """[1], of a text that is long enough to show what rounding does."""
+    """The largest error, [1], in a text that is long enough to show the effect of rounding."""
     inputs = inputs_of(node, key_kinds("none", 211, 7), 211)
     error = np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs))
     return torch.tensor([error.max()])
@@ -54,7 +54,7 @@ def usual_error_of_pytorch(node: Relative) -> torch.Tensor:
 
 def assert_right(node: Relative, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
     exact = torch.from_numpy(exact_answer(node, inputs))
-    # Few values do not show what rounding does to one.
+    # A few values are not enough to show the effect of rounding.
     usual = (exact + usual_error_of_pytorch(node)).to(getattr(torch, node.dtype))
     assert_as_accurate(torch.from_numpy(got), exact, usual)
     tokens = got.shape[2]
@@ -135,7 +135,7 @@ def test_a_body_matches_the_definition_at_every_length(node: Relative) -> None:
 
 @each_node
 def test_every_padding_meets_every_batch_and_memory(node: Relative) -> None:
-    """Over the nodes: one has half of the batches."""
+    """Each node has half of the batches."""
     for number, (padding, memory) in enumerate(itertools.product(PADDINGS, (0, 7)), NODES.index(node)):
         batch = (1, 3)[(number + number // 2) % 2]
         inputs = inputs_of(node, key_kinds(padding, 131, memory, batch=batch), 131)
@@ -222,7 +222,7 @@ def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     assert unnoticed == [*HARMLESS[order]]
 
 
-# What a body is made of.
+# The nodes of a body.
 
 
 @each_order
