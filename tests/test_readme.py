@@ -34,7 +34,7 @@ def support_table() -> str:
         "|---|---|---|---|---|",
     ]
     for name, operator in OPERATORS.items():
-        function = ", ".join(Precision) if operator.has_face("onnx_function") else "-"
+        function = ", ".join(Precision) if operator.has_face("graph") else "-"
         fused = onnxruntime_cpu.FUSED_DTYPES.get(name)
         linear = "linear function" + ", fused for short texts" * (name in onnxruntime_cpu.FUSED_FOR_SHORT_TEXTS)
         cpu = "fused in " + ", ".join(fused) if fused else linear

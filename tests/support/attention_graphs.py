@@ -30,8 +30,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, OPERATORS
-from hdplugins.operators.dense_attention.onnx_function import function_of_node
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.dense_attention.graph import function_of_node
+from hdplugins.operators.operator import BlockOrder
 from support.sparse_operators import Layer
 
 BATCH = 3

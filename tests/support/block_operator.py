@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support.sparse_operators import Description, SparseLayer, scans, token_kinds
 
 
@@ -143,7 +143,7 @@ BLOCKS = Description(
         2e-6,
     ),
     repeated=replace(_BIGBIRD, by_row=1),
-    once={BlockOrder.SEQUENTIAL: dict.fromkeys(("ReduceMax", "Log", "Mod", "Equal", "Pad"))},
+    once={BlockOrder.SEQUENTIAL: dict.fromkeys(("ReduceMax", "Log", "Equal", "Pad"))},
     choices=1,
     wide=replace(_WIDE_BLOCKS, listed=(4, 200, 3)),
     built=[

@@ -1,19 +1,46 @@
-"""Models of function bodies, run by ONNX Runtime and built by TensorRT-RTX: what the tests of operators share."""
+"""Models of function bodies, run by ONNX Runtime and built by TensorRT-RTX, for the tests of all operators."""
 
 from __future__ import annotations
 
-__all__ = ["growth_bytes", "growths_bytes", "new_session", "nodes_within", "operators_of", "planned_bytes", "run"]
+__all__ = [
+    "growth_bytes",
+    "growths_bytes",
+    "new_session",
+    "nodes_within",
+    "operators_of",
+    "planned_bytes",
+    "run",
+    "unnoticed_mistakes",
+]
 
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+
+_MISTAKES = {
+    "Add": "Sub",
+    "Sub": "Add",
+    "Mul": "Add",
+    "Max": "Min",
+    "Min": "Max",
+    "ReduceMax": "ReduceMin",
+    "ReduceSum": "ReduceMean",
+    "And": "Or",
+    "Or": "And",
+    "Less": "LessOrEqual",
+    "LessOrEqual": "Less",
+    "Greater": "GreaterOrEqual",
+    "GreaterOrEqual": "Greater",
+    "Equal": "Greater",
+}
+"""Type of a node -> a type that takes the same inputs and computes something else."""
 
 _MEASURE_PEAK = """
 import os
@@ -96,7 +123,7 @@ for longest in map(int, sys.argv[3:]):
 
 
 def new_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """A session on the CPU; onnx checks the model first, the shapes of its bodies included."""
+    """Return a session on the CPU; onnx checks the model first, and the shapes of the model's bodies."""
     onnx.checker.check_model(model, full_check=True)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -105,7 +132,7 @@ def new_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The output, of the shape of the first state, written into an array of NaN, so that a row left out shows."""
+    """Return the output, which has the shape of the first state. A row that is left out is NaN."""
     output = np.full_like(next(iter(feeds.values())), np.nan)
     (name,) = (value.name for value in session.get_outputs())
     binding = session.io_binding()
@@ -117,29 +144,77 @@ def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) 
 
 
 def operators_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Counter[str]:
-    """How many nodes of each type there are, in its branches and loops as well."""
+    """Count the nodes of each type, also in branches and loops."""
     return Counter(node.op_type for node in nodes_within(graph))
 
 
 def nodes_within(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Its nodes, and those of its branches and loops."""
+    """Return the nodes of a graph, each followed by the nodes of its branches and loops."""
+    return (node for node, _ in _nodes_and_elements(graph))
+
+
+def unnoticed_mistakes(model: onnx.ModelProto, check: Callable[[onnxruntime.InferenceSession], None]) -> list[str]:
+    """Make one mistake after another in the body of a model, and return the mistakes that nothing notices.
+
+    A mistake is a node of another type, a Where whose branches are swapped, or a Gather in a loop by another element
+    of the loop.
+
+    Args:
+        model: a model with one body, which is changed and put right again.
+        check: raises an AssertionError if a session of the model gives a wrong answer. A mistake is also noticed if
+            ONNX or ONNX Runtime refuses the model, or cannot run it.
+
+    Returns:
+        One line per mistake, such as ``Max 2``: node 2 of the type Max, counted from 0 in the order of the body.
+    """
+    (body,) = model.functions
+    unnoticed, counts, mistakes = [], Counter[str](), 0
+    for node, elements in _nodes_and_elements(body):
+        right = onnx.NodeProto()
+        right.CopyFrom(node)
+        number, counts[right.op_type] = counts[right.op_type], counts[right.op_type] + 1
+        if right.op_type == "Where":
+            node.input[1], node.input[2] = right.input[2], right.input[1]
+        elif right.op_type == "Gather" and right.input[1] in elements[:2]:
+            node.input[1] = elements[1 - elements.index(right.input[1])]
+        elif right.op_type in _MISTAKES:
+            node.op_type = _MISTAKES[right.op_type]
+        else:
+            continue
+        mistakes += 1
+        try:
+            check(new_session(model))
+        except (AssertionError, RuntimeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+            pass
+        else:
+            unnoticed.append(f"{right.op_type} {number}")
+        node.CopyFrom(right)
+    assert mistakes > 10, "the body has hardly a node in which a mistake was made"
+    return unnoticed
+
+
+def _nodes_and_elements(
+    graph: onnx.GraphProto | onnx.FunctionProto,
+) -> Iterator[tuple[onnx.NodeProto, list[str]]]:
+    """Yield the nodes of `nodes_within`, each with the names of the inputs of its loop or branch."""
+    elements = [value.name for value in graph.input] if isinstance(graph, onnx.GraphProto) else []
     for node in graph.node:
-        yield node
+        yield node, elements
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from nodes_within(attribute.g)
+                yield from _nodes_and_elements(attribute.g)
 
 
 def growths_bytes(path: Path, *lengths: int, batch: int = 1, memory: int = 0, padding: int = 0) -> list[int]:
-    """How far the peak memory of a process of its own grows by texts (Linux), for each of the lengths.
+    """Return the growth of a process's peak memory by texts (Linux), for each of the lengths.
 
     Args:
-        path: a model of float32 inputs and a mask, int32 or of booleans; its dynamic axes are called ``batch``,
-            ``tokens``, ``keys`` (a memory and the text) and ``distances`` (enough for these).
-        lengths: tokens of each text.
-        batch: texts.
-        memory: tokens that each text remembers.
-        padding: tokens at the beginning of each text that are.
+        path: a model of float32 inputs and a mask of int32 or booleans. The dynamic axes are called ``batch``,
+            ``tokens``, ``keys`` (a memory and the text) and ``distances`` (enough for all keys).
+        lengths: the tokens of each text.
+        batch: the number of texts.
+        memory: the tokens that each text remembers.
+        padding: the tokens at the beginning of each text that are padding.
     """
     command = [sys.executable, "-c", _MEASURE_PEAK, str(path), *map(str, (batch, memory, padding, *lengths))]
     measured = subprocess.run(command, capture_output=True, text=True)
@@ -148,21 +223,21 @@ def growths_bytes(path: Path, *lengths: int, batch: int = 1, memory: int = 0, pa
 
 
 def growth_bytes(path: Path, *, tokens: int, batch: int = 1, memory: int = 0, padding: int = 0) -> int:
-    """`growths_bytes` of one length."""
+    """Return the growth of `growths_bytes` for one length."""
     (growth,) = growths_bytes(path, tokens, batch=batch, memory=memory, padding=padding)
     return growth
 
 
 def planned_bytes(model: onnx.ModelProto, folder: Path, *longest: int, profiles: int = 3) -> list[int]:
-    """The activations that TensorRT-RTX plans for a model, built with profiles up to each of the lengths.
+    """Return the bytes of activations that TensorRT-RTX plans for a model with profiles up to each of the lengths.
 
-    A logger is for good in a process, so the builds have one of their own. A test without TensorRT-RTX skips.
+    A process keeps its first logger, so the builds have a process of their own. A test without TensorRT-RTX skips.
 
     Args:
-        model: as `growth_bytes` takes it in a file.
-        folder: for the file.
-        longest: lengths; two texts of them, with a memory of 512 tokens, are the largest batch.
-        profiles: of an engine, 1 to 3; the first is that of the longest texts.
+        model: a model such as `growths_bytes` reads from a file.
+        folder: the folder for the model's file.
+        longest: the lengths; two texts of a length, with a memory of 512 tokens, are the largest batch.
+        profiles: the number of an engine's profiles, 1 to 3; the first profile is for the longest texts.
     """
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
     path = folder / "model.onnx"

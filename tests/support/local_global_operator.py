@@ -14,7 +14,7 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.operators.local_global_attention.sides import number_of_sides
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support.attention_graphs import chain_with_inputs
 from support.sparse_operators import Layer
 

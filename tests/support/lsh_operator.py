@@ -13,7 +13,7 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.operators.lsh_attention.hashing import draw_rotations
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support.chunk_operator import Chunks
 from support.sparse_operators import Description, scans, token_kinds
 

@@ -28,7 +28,7 @@ import onnx
 import torch
 
 from hdplugins import OPERATORS, Operator
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 
 PADDINGS = ("none", "right", "left", "holes", "all")
 GLOBALS = ("none", "first", "scattered", "all")
@@ -102,7 +102,7 @@ class Layer(ABC):
 
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
         """What the portable graph holds for it."""
-        face = self.operator.face("onnx_function")
+        face = self.operator.face("graph")
         described: dict[str, Any] = {"grouped": self.is_grouped} if self.operator.groups_heads else {}
         return face.function_of_node(
             inputs=self.operator.states + len(self.inputs), attributes=self.node_attributes, order=order, **described

@@ -1,34 +1,47 @@
-"""What an operator is: a name, a signature, and faces that are loaded on demand."""
+"""The specification of an operator: a name, a signature, and faces that are loaded on demand."""
 
 from __future__ import annotations
 
-__all__ = ["Operator"]
+__all__ = ["BlockOrder", "Operator"]
 
 import importlib
 import importlib.util
 from dataclasses import dataclass
+from enum import Enum
 from types import ModuleType
+
+
+class BlockOrder(str, Enum):
+    """The order in which a function body computes the blocks of a text.
+
+    Attributes:
+        PARALLEL: all blocks of a head are one batch of products, or a step of a loop takes a block of all heads.
+        SEQUENTIAL: a step of a loop takes one block, which fits in the caches of a CPU.
+    """
+
+    PARALLEL = "parallel"
+    SEQUENTIAL = "sequential"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """The specification of one operator of the ONNX domain ``hdexport``.
 
-    A face is a module of the operator's folder: ``reference`` (the semantics), ``onnx_function`` (a body of
-    standard ONNX operators), ``pairs`` (how much work it is), ``triton_kernel`` and ``tensorrt_plugin``.
+    A face is a module of the operator's folder: ``reference`` (the semantics), ``graph`` (the bodies of standard ONNX
+    operators), ``pairs`` (the amount of work), ``triton_kernel`` and ``tensorrt_plugin``.
 
     Attributes:
-        name: operator type in the graph.
-        version: grows when the semantics change.
-        package: import path of the operator's folder.
-        inputs: names of the inputs, in order: the states, the mask, and others.
-        states: number of leading inputs of shape [batch, heads, tokens, head_dim]; behind the first, `tokens` may be
-            more: those of keys. The mask, [batch, tokens] of the last state, is next.
-        groups_heads: whether keys and values may have fewer heads, kv_heads: `heads` is a multiple of them, and head h
-            of the queries sees head h // (heads // kv_heads) of the keys. The face `onnx_function` is told by
+        name: the operator type in the graph.
+        version: the version, which grows when the semantics change.
+        package: the import path of the operator's folder.
+        inputs: the names of the inputs, in order: the states, the mask, and others.
+        states: the number of leading inputs of shape [batch, heads, tokens, head_dim]. The states behind the first one
+            may have more tokens, the tokens of the keys. The mask, [batch, tokens] of the last state, is next.
+        groups_heads: whether keys and values may have fewer heads than queries. If so, `heads` is a multiple of
+            `kv_heads`, and head h of the queries sees head h // (heads // kv_heads) of the keys. The face `graph` takes
             ``grouped``.
         optional_inputs: the trailing inputs that a node may leave out.
-        attributes: names of the attributes.
+        attributes: the names of the attributes.
     """
 
     name: str
@@ -42,25 +55,25 @@ class Operator:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of the states; the result has the shape and dtype of the first."""
+        """The names of the states; the result has the shape and dtype of the first state."""
         return self.inputs[: self.states]
 
     @property
     def mask(self) -> str:
-        """Name of the mask."""
+        """The name of the mask."""
         return self.inputs[self.states]
 
     def face(self, face: str) -> ModuleType:
-        """Import one face, with the packages that it alone needs.
+        """Import one face, with the packages that the face alone needs.
 
         Args:
-            face: module name, e.g. ``"onnx_function"``.
+            face: the name of the module, e.g. ``"graph"``.
 
         Raises:
-            ModuleNotFoundError: the operator has no such face, or what the face needs is not installed.
+            ModuleNotFoundError: the operator has no such face, or a package that the face needs is not installed.
         """
         return importlib.import_module(f"{self.package}.{face}")
 
     def has_face(self, face: str) -> bool:
-        """Whether the operator has that face; nothing is imported but the operator's folder."""
+        """Return whether the operator has that face; only the operator's folder is imported."""
         return importlib.util.find_spec(f"{self.package}.{face}") is not None

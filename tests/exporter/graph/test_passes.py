@@ -17,7 +17,7 @@ from hdexport.graph.passes.graph_nodes import operator_nodes
 from hdexport.graph.passes.lay_out_weights import lay_out_weights
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
-from hdplugins.operators.relative_attention import onnx_function
+from hdplugins.operators.relative_attention import graph
 from hdruntime.errors import ExportError
 
 HALF = {"float16": (ir.DataType.FLOAT16, np.float16), "bfloat16": (ir.DataType.BFLOAT16, ml_dtypes.bfloat16)}
@@ -60,14 +60,14 @@ def test_a_graph_without_our_nodes_gets_no_body() -> None:
 
 def test_nodes_that_need_two_bodies_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours have other names for other numbers of inputs; those of another package may not."""
-    original = onnx_function.function_of_node
+    original = graph.function_of_node
 
     def of_one_name(**described: Any) -> onnx.FunctionProto:
         body = original(**described)
         body.name = "RelativeAttention"
         return body
 
-    monkeypatch.setattr(onnx_function, "function_of_node", of_one_name)
+    monkeypatch.setattr(graph, "function_of_node", of_one_name)
     with pytest.raises(ExportError, match="RelativeAttention have 7 and 8 inputs, for which one body"):
         attach_functions(attention_model(7, 8))
 

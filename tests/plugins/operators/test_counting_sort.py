@@ -12,37 +12,36 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper
 
-from hdplugins import ONNX_OPSET
-from hdplugins.operators.lsh_attention.onnx_sort import counting_sort
-from hdplugins.operators.onnx_text import nodes_of
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, Operator
+from hdplugins.operators.body_maker import Op, Value, function
+from hdplugins.operators.lsh_attention.counting_sort import counting_sort
 from support.function_bodies import new_session
 
-_GIVEN = """
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    zero_1d = Constant <value_ints = [0]> ()
-    one_1d = Constant <value_ints = [1]> ()
-    two_1d = Constant <value_ints = [2]> ()
-    last_axis = Constant <value_ints = [-1]> ()
-    padded_1d = Shape <start = 1, end = 2> (sorting)
-    padded = Squeeze (padded_1d)
-    places = Range (zero, padded, one)
-"""
+OPERATOR = Operator(name="Sort", version=1, package=__name__, inputs=("numbers",), states=1)
 
 
 @functools.cache
 def sort_session(most: int) -> onnxruntime.InferenceSession:
-    nodes = nodes_of(_GIVEN + counting_sort(most), inputs=["sorting"], attributes=["scale"])
-    sorting, *found = (
-        helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "padded"])
-        for name in ("sorting", "rank", "order")
+    """A session whose outputs are rank and order, [2, rows, padded]."""
+
+    def body(op: Op, numbers: Value) -> Value:
+        padded = op.Squeeze(op.Shape(numbers, start=1))
+        found = counting_sort(op, numbers, op.Range(0, padded, 1), padded, most=most)
+        return op.Concat(*(op.Unsqueeze(value, [0]) for value in found), axis=0)
+
+    proto = function(OPERATOR, body, inputs=1)
+    sorting, found = (
+        helper.make_tensor_value_info(name, TensorProto.INT64, shape)
+        for name, shape in (("numbers", ["rows", "padded"]), ("found", [2, "rows", "padded"]))
     )
-    graph = helper.make_graph(nodes, "sort", [sorting], found)
-    return new_session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", ONNX_OPSET)], ir_version=10))
+    node = helper.make_node(proto.name, ["numbers"], ["found"], domain=ONNX_DOMAIN)
+    graph = helper.make_graph([node], "sort", [sorting], [found])
+    opsets = [helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)]
+    return new_session(helper.make_model(graph, functions=[proto], opset_imports=opsets, ir_version=10))
 
 
 def assert_sorted(numbers: np.ndarray, most: int) -> None:
-    rank, order = sort_session(most).run(None, {"sorting": numbers})
+    ((rank, order),) = sort_session(most).run(None, {"numbers": numbers})
     expected = numbers.argsort(axis=1, kind="stable")
     np.testing.assert_array_equal(order, expected)
     np.testing.assert_array_equal(rank, expected.argsort(axis=1))

@@ -1,4 +1,4 @@
-"""Every operator: its specification, and each of its faces held to its reference."""
+"""Every operator: the specification, and each face against the reference."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ATTRIBUTES["LocalGlobalAttention"] = LOCAL_GLOBAL[0].node_attributes
 ATTRIBUTES["RelativeAttention"] = Relative().node_attributes
 
 ATTRIBUTES_OF_ALL_INPUTS = {"LocalGlobalAttention": LOCAL_GLOBAL[3].node_attributes}
-"""Of operators whose optional inputs a node has all of, or none, and whose attributes say so."""
+"""Attributes of operators whose nodes have all optional inputs or none, and whose attributes say so."""
 
 
 def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:
     attributes = ATTRIBUTES[operator.name]
     if arity == len(operator.inputs):
         attributes = ATTRIBUTES_OF_ALL_INPUTS.get(operator.name, attributes)
-    return operator.face("onnx_function").function_of_node(inputs=arity, attributes=attributes)
+    return operator.face("graph").function_of_node(inputs=arity, attributes=attributes)
 
 
 def arities(operator: Operator) -> list[int]:
@@ -48,7 +48,7 @@ def test_there_are_operators_under_their_own_names() -> None:
 
 @each_operator
 def test_semantics_and_a_portable_body_are_the_least_an_operator_has(operator: Operator) -> None:
-    for face in ("reference", "onnx_function"):
+    for face in ("reference", "graph"):
         assert operator.has_face(face)
         assert operator.face(face).__name__ == f"{operator.package}.{face}"
     assert not operator.has_face("no_such_face")
@@ -78,7 +78,7 @@ def test_the_body_has_the_signature_of_the_specification_and_standard_operators(
     for arity in arities(operator):
         body = body_of(operator, arity)
         assert body.domain == ONNX_DOMAIN
-        # What decides the body is part of its name, behind an underscore.
+        # The attributes that decide a body are part of the body's name, behind an underscore.
         assert body.name.partition("_")[0] == operator.name
         assert tuple(body.input) == operator.inputs[:arity]
         assert tuple(body.attribute) == operator.attributes

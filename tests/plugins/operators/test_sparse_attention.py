@@ -1,4 +1,4 @@
-"""The sparse operators: their definitions, and their ONNX bodies against them, at lengths around every edge."""
+"""The sparse operators: definitions, and ONNX bodies against the definitions, at lengths around every edge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hdplugins import OPERATORS
 from hdplugins.operators.dense_attention.reference import dense_attention
-from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.operator import BlockOrder
 from support.attention_graphs import chain_of
 from support.block_operator import BLOCKS, Blocks
 from support.comparators import assert_as_accurate, assert_close, named_case
@@ -69,7 +69,7 @@ def error_of_pytorch(feeds: Mapping[str, np.ndarray], layer: SparseLayer, exact:
 
 @functools.cache
 def usual_error_of_pytorch(layer: SparseLayer) -> float:
-    """A text of one or two tokens has too few values to show what rounding does to one."""
+    """A text of one or two tokens has too few values to show the effect of rounding."""
     feeds = feeds_of(layer, token_kinds("none", 211, globals_="scattered", bound=layer.bound))
     return error_of_pytorch(feeds, layer, by_definition(feeds, torch.float64, layer))
 
@@ -268,7 +268,7 @@ def test_the_measures_of_bodies_and_kernels_refuse_wrong_answers(described: Desc
         assert_close(exact.astype(layer.dtype), exact, atol=allowed)
         wrong = {str(other): by_definition(feeds, torch.float64, other) for other in described.wrong(layer)}
         wrong["scale"] = by_definition(feeds, torch.float64, layer, scale=1.01 * layer.head_dim**-0.5)
-        # What is seen as local instead of global, or in spite of being padding.
+        # Global tokens that count as local, and padding that counts as a token.
         for before, after in ((2, 1), (0, 1)) if layer.bound else ((0, 1),):
             changed = {**feeds, layer.operator.mask: np.where(kinds == before, after, kinds).astype(np.int32)}
             wrong[f"kind {before} as {after}"] = by_definition(changed, torch.float64, layer)
@@ -323,7 +323,7 @@ def test_large_scores_overflow_in_no_dtype(described: Description, order: BlockO
         assert_close(run(session_of((layer,), order), feeds), exact, atol=4e-3)
 
 
-# What a body is made of.
+# The nodes of a body.
 
 
 @each_order
@@ -417,7 +417,7 @@ BUILT = [(described, *built) for described in DESCRIPTIONS.values() for built in
 
 
 def scores_bytes(described: Description, layer: SparseLayer, tokens: int) -> int:
-    """Of two texts, with the keys that a query of the parallel body looks at."""
+    """The bytes of the scores of two texts, with the keys that a query of the parallel body looks at."""
     return 2 * layer.heads * tokens * described.span(layer) * 4
 
 
@@ -428,7 +428,7 @@ def scores_bytes(described: Description, layer: SparseLayer, tokens: int) -> int
 def test_tensorrt_rtx_builds_a_body_and_plans_the_memory_of_the_keys_in_view(
     described: Description, layer: SparseLayer, tmp_path: Path
 ) -> None:
-    """What it builds at its kOPT alone, the bodies show at other lengths above."""
+    """TensorRT-RTX builds for its kOPT alone; tests above compare the bodies at other lengths."""
     model = chain_of([layer], BlockOrder.PARALLEL)
     (planned,) = planned_bytes(model, tmp_path, 8192, profiles=1)
     assert 0 < planned <= 4 * scores_bytes(described, layer, 8192)

@@ -33,7 +33,7 @@ def attach_functions(model: onnx_ir.Model) -> int:
         described: dict[str, Any] = {"attributes": attributes_of(node)}
         if operator.groups_heads:
             described["grouped"] = group_of(node) > 1
-        body = operator.face("onnx_function").function_of_node(inputs=len(node.inputs), **described)
+        body = operator.face("graph").function_of_node(inputs=len(node.inputs), **described)
         if bodies.setdefault(body.name, body) != body:
             raise ExportError(
                 f"The nodes {body.name} have {len(bodies[body.name].input)} and {len(body.input)} inputs, "

@@ -28,20 +28,20 @@ def use_sequential_bodies(model: onnx_ir.Model, operator: str) -> None:
 
 
 def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequence[onnx_ir.Value]) -> onnx_ir.Node:
-    """A node that computes what the given one does from [batch, tokens, heads, head_dim], in no graph yet.
+    """Return a node that computes the same as the given node from [batch, tokens, heads, head_dim], in no graph yet.
 
     Args:
-        model: receives the body.
-        node: of one of our operators whose body has such a form.
-        tokens_first: its states, [batch, tokens, heads, head_dim], as is the result.
+        model: the model that receives the body.
+        node: a node of an operator whose body has such a form.
+        tokens_first: the states of the node, [batch, tokens, heads, head_dim]; the result has that shape, too.
     """
     import onnx_ir as ir
 
-    from hdplugins.operators.onnx_text import BlockOrder
+    from hdplugins.operators.operator import BlockOrder
 
     body = (
         operator_of(node)
-        .face("onnx_function")
+        .face("graph")
         .function_of_node(
             inputs=len(node.inputs), attributes=attributes_of(node), order=BlockOrder.SEQUENTIAL, tokens_first=True
         )

@@ -43,8 +43,8 @@ def lower_sliding_window_attention(model: onnx_ir.Model) -> None:
 def _set_body(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
     import onnx_ir as ir
 
-    from hdplugins.operators.onnx_text import BlockOrder
-    from hdplugins.operators.sliding_window_attention.onnx_function import function_of_node
+    from hdplugins.operators.operator import BlockOrder
+    from hdplugins.operators.sliding_window_attention.graph import function_of_node
 
     body = function_of_node(
         inputs=len(node.inputs),

@@ -1,6 +1,6 @@
-"""Which rows of its states block-sparse attention reads and writes in OpenVINO, as ONNX text that needs the mask alone.
+"""The rows of states that block-sparse attention reads and writes in OpenVINO, as ONNX text that reads the mask alone.
 
-Whatever counts tokens is an integer: in bfloat16, OpenVINO rounds numbers above 256.
+Numbers that count tokens are integers: in bfloat16, OpenVINO rounds numbers above 256.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hdplugins.operators.block_sparse_attention.onnx_parts import Parts, ends_of_texts, longest_dense
+from hdplugins.operators.block_sparse_attention.tables import Parts, longest_dense
 
 _GROUP = 256
-"""Queries of a group, at most, or one block. Larger groups copy fewer keys, and compute more scores that are masked."""
+"""The most queries of a group of several blocks. Larger groups copy fewer keys, and compute more masked scores."""
 
 
 def block_tables(parts: Parts, attributes: Mapping[str, Any], *, heads: int) -> str:
-    """A function that makes the tables of layers alike, in ONNX's textual syntax.
+    """Return a function that makes the tables of equal layers, in ONNX's textual syntax.
 
-    Its inputs are the operator's mask and, if there is one, table. Its outputs are
+    The inputs of the function are the operator's mask and the table, if there is one. The outputs are
 
     * query_index, [groups, heads, group], and key_index, [groups, heads, span]: rows of the states;
-    * bias, [groups, 1 or heads, 1 or group, span], float32: what is added to scores;
-    * global_index, [batch, heads, global], and global_bias, [batch, 1, 1, tokens]: the same of global blocks' queries,
-      of which nothing is said where there are none;
-    * place_index, [batch, tokens, heads]: where results are in the rows of all groups and, behind them, of global
-      queries;
-    * sees_any, [batch, tokens, 1 or heads, 1], float32, of which nothing is said where a window sees its own block.
+    * bias, [groups, 1 or heads, 1 or group, span], float32: added to scores;
+    * global_index, [batch, heads, global], and global_bias, [batch, 1, 1, tokens]: the rows of the queries of global
+      blocks, and the bias of their keys; both are undefined without global blocks;
+    * place_index, [batch, tokens, heads]: the place of each result in the rows of all groups, which the rows of global
+      queries follow;
+    * sees_any, [batch, tokens, 1 or heads, 1], float32; undefined where a window sees its own block.
 
     Args:
-        parts: of the operator's node.
-        attributes: of the node.
-        heads: of its states.
+        parts: the parts of the operator's node.
+        attributes: the attributes of the node.
+        heads: the number of heads of the states.
     """
     block, first, repeats = (int(attributes[name]) for name in ("block_size", "first_global", "first_repeats"))
     # A row of the table is of one block.
@@ -60,7 +60,7 @@ def block_tables(parts: Parts, attributes: Mapping[str, Any], *, heads: int) -> 
     }
     sections = [
         _SHARED,
-        ends_of_texts(parts),
+        _ends_of_texts(parts),
         _LAST_BLOCK if parts.last else "",
         _GROUPS,
         _LISTED_HEADS if parts.listed else _ONE_HEAD,
@@ -81,6 +81,14 @@ def block_tables(parts: Parts, attributes: Mapping[str, Any], *, heads: int) -> 
         + "".join(sections).format(**numbers)
         + "}"
     )
+
+
+def _ends_of_texts(parts: Parts) -> str:
+    """Text that makes `ends`, [batch], behind the last token of each text, and `last_block`, [batch], where it counts.
+
+    A text of nothing but padding that ends after its own last real token has the last block -1.
+    """
+    return (_ENDS_BY_ROW if parts.by_row else _ENDS_TOGETHER) + (_LAST_BLOCK_NUMBER if parts.last else "")
 
 
 def _keys(parts: Parts) -> list[str]:
@@ -153,6 +161,25 @@ _SHARED = """
     text_starts = Unsqueeze (text_row_starts, inner_axes)
     head_range = Range (zero, heads, one)
     head_column = Unsqueeze (head_range, one_1d)
+"""
+
+_ENDS_TOGETHER = """
+    ends = Expand (tokens, batch_1d)
+"""
+
+_ENDS_BY_ROW = """
+    behind = Add (tokens, one)
+    ordinals = Range (one, behind, one)
+    real_numbers = Cast <to = 7> (real)
+    real_ordinals = Mul (real_numbers, ordinals)
+    ends = ReduceMax <keepdims = 0> (real_ordinals, one_1d)
+"""
+
+_LAST_BLOCK_NUMBER = """
+    rounding = Sub (block, one)
+    rounded_ends = Add (ends, rounding)
+    ended_blocks = Div (rounded_ends, block)
+    last_block = Sub (ended_blocks, one)
 """
 
 _LAST_BLOCK = """
