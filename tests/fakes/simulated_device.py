@@ -147,13 +147,6 @@ class SimulatedDevice:
     class CUpointer_attribute(enum.IntEnum):
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
 
-    class CUmemorytype(enum.IntEnum):
-        CU_MEMORYTYPE_DEVICE = 2
-
-    class CUDA_MEMCPY2D:
-        srcMemoryType = dstMemoryType = None
-        srcDevice = dstDevice = srcPitch = dstPitch = WidthInBytes = Height = 0
-
     def __init__(self, seed: int = 0, *, eagerness: float | None = None) -> None:
         self.calls: list[str] = []
         self.failing: dict[str, Code] = {}
@@ -341,20 +334,6 @@ class SimulatedDevice:
 
     def cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:
         self._copy(target, source, size, stream)
-
-    def cuMemcpy2DAsync(self, copy: Any, stream: int) -> None:
-        assert copy.srcMemoryType == copy.dstMemoryType == self.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        pitches = copy.srcPitch, copy.dstPitch
-        places, width, height = (copy.srcDevice, copy.dstDevice), copy.WidthInBytes, copy.Height
-        if width > min(pitches):
-            raise RefusedError(Code.INVALID_VALUE)
-
-        def run() -> None:
-            for row in range(height):
-                source = self.bytes_at(places[0] + row * pitches[0], width)
-                self.bytes_at(places[1] + row * pitches[1], width)[:] = source
-
-        self._enqueue(stream, run)
 
     def cuMemcpyDtoH(self, target: int, source: int, size: int) -> None:
         ctypes.memmove(target, self.bytes_at(source, size).tobytes(), size)

@@ -74,7 +74,7 @@ class SimulatedTensorRt(ModuleType):
         trouble: what fails -> TensorRT's message: "deserialize", "context", "profile" (which raises, as the bindings
             do), "shape", "size" of scratch memory (which is 0 then), "enqueue", "capture" (enqueueing
             during a capture), "uncapturable" (contexts say that their streams cannot be captured).
-        living: the living execution contexts.
+        living: the living execution contexts that must be destroyed.
         made: number of execution contexts ever made.
         caches: runtime caches, in order of creation.
         scratch_bytes: scratch memory per token.
@@ -111,7 +111,11 @@ class SimulatedTensorRt(ModuleType):
 class PluginRegistry:
     """Accepts all creators; one per simulated module, where the real one is one per process."""
 
+    def __init__(self) -> None:
+        self._creators: list[Any] = []
+
     def register_creator(self, creator: Any, plugin_namespace: str) -> bool:
+        self._creators.append(creator)
         return True
 
 
@@ -338,7 +342,18 @@ class IExecutionContext:
 
 
 class RtxExecutionContext(IExecutionContext):
-    """TensorRT-RTX's additional method."""
+    """TensorRT-RTX's additional method.
+
+    A context that compiles in the background must not be destroyed: the destruction holds Python's lock and waits for
+    threads that need the lock to log.
+    """
+
+    def __init__(self, trt: SimulatedTensorRt, engine: ICudaEngine, config: IRuntimeConfig) -> None:
+        super().__init__(trt, engine, config)
+        if config.dynamic_shapes_kernel_specialization_strategy == trt.DynamicShapesKernelSpecializationStrategy.LAZY:
+            trt.living.discard(self)
+            fault = "a context was destroyed while its threads may log"
+            weakref.finalize(self, trt.device.faults.append, fault).atexit = False
 
     def is_stream_capturable(self, stream: int) -> bool:
         return "uncapturable" not in self._trt.trouble

@@ -152,13 +152,13 @@ def _serialize(
                 # From version 11 on networks are always strongly typed, and a release may drop the flag.
                 strongly_typed=hasattr(target.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"),
             )
-        config = _config_loader(
-            backend,
-            target,
-            profiles=[_polygraphy_profile(backend, network[1], profile) for profile in profiles],
+        config = functools.partial(
+            _config,
+            target=target,
+            profiles=profiles,
             version_compatible=version_compatible,
             user_allocation=user_allocation,
-            progress_monitor=monitor,
+            monitor=monitor,
         )
         # Counted before the build, which consumes the network.
         plugins = _plugin_layers(target.trt, network[1])
@@ -201,15 +201,6 @@ def _below_error(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR
 
 
-def _polygraphy_profile(backend: ModuleType, network: Any, shape: ProfileShape) -> Any:
-    profile = backend.Profile()
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        bounds = [_bounds_of_axis(tensor, axis, shape) for axis in range(len(tensor.shape))]
-        profile.add(tensor.name, *zip(*bounds, strict=True))
-    return profile
-
-
 def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, int, int]:
     """(min, opt, max) of an axis of an input; TensorRT has -1 for those whose size varies."""
     size = tensor.shape[axis]
@@ -224,31 +215,44 @@ def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, i
     return shape.memory
 
 
-def _config_loader(
-    backend: ModuleType, target: EngineTarget, *, version_compatible: bool, user_allocation: bool, **options: Any
+def _config(
+    builder: Any,
+    network: Any,
+    *,
+    target: EngineTarget,
+    profiles: Sequence[ProfileShape],
+    version_compatible: bool,
+    user_allocation: bool,
+    monitor: Any,
 ) -> Any:
+    """The builder's configuration; Polygraphy's own would make a timing cache, which is of this machine's GPU alone."""
     trt = target.trt
-
-    def finish(builder: Any, network: Any, config: Any) -> None:
-        # Polygraphy clears TensorRT's alone: a float32 engine computes in float32.
-        config.clear_flag(trt.BuilderFlag.TF32)
-        # A batch then needs scratch memory for its own shape, not for the profile's largest shape. TensorRT has the
-        # feature since 10.10.
-        if hasattr(trt.PreviewFeature, "RUNTIME_ACTIVATION_RESIZE_10_10"):
-            config.set_preview_feature(trt.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10, True)
-        if user_allocation:
-            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
-
-    if target.flavour is Backend.TENSORRT:
-        if version_compatible:
-            options |= {"version_compatible": True, "exclude_lean_runtime": True}
-        created = backend.CreateConfig(**options)
-    else:
-        from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
-
-        capabilities = [(int(name[2:-1]), int(name[-1])) for name in target.restricted_to]
-        created = CreateConfigRTX(compute_capabilities=capabilities or None, **options)
-    return backend.PostprocessConfig(created, finish)
+    config = builder.create_builder_config()
+    for shape in profiles:
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            bounds = [_bounds_of_axis(tensor, axis, shape) for axis in range(len(tensor.shape))]
+            profile.set_shape(tensor.name, *zip(*bounds, strict=True))
+        config.add_optimization_profile(profile)
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.progress_monitor = monitor
+    # A float32 engine computes in float32.
+    config.clear_flag(trt.BuilderFlag.TF32)
+    # A batch then needs scratch memory for its own shape, not for the profile's largest shape. TensorRT has the feature
+    # since 10.10.
+    if hasattr(trt.PreviewFeature, "RUNTIME_ACTIVATION_RESIZE_10_10"):
+        config.set_preview_feature(trt.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10, True)
+    flags = [trt.BuilderFlag.REQUIRE_USER_ALLOCATION] if user_allocation else []
+    if version_compatible:
+        flags += [trt.BuilderFlag.VERSION_COMPATIBLE, trt.BuilderFlag.EXCLUDE_LEAN_RUNTIME]
+    for flag in flags:
+        config.set_flag(flag)
+    if target.restricted_to:
+        config.num_compute_capabilities = len(target.restricted_to)
+        for index, name in enumerate(target.restricted_to):
+            config.set_compute_capability(getattr(trt.ComputeCapability, name.upper()), index)
+    return config
 
 
 def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[ProfileShape]) -> EngineError:

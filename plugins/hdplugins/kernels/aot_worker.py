@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["main"]
+__all__ = ["main", "register_limits"]
 
 import contextlib
 import hashlib
@@ -15,6 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+_REGISTERS_OF_PROCESSOR = 65536
+_MOST_REGISTERS = 255
+"""Of a thread (CUDA C++ Programming Guide, compute capabilities 8.0 to 12.0); they are given out by eights."""
 
 
 def main() -> None:
@@ -41,16 +45,24 @@ def _compile(source: dict[str, Any], stem: Path, printed: io.StringIO) -> None:
     if arguments != list(source["signature"]):
         raise ValueError(f"The signature has {list(source['signature'])}; {function.__name__} takes {arguments}.")
     alignment = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in source["aligned"]}
-    kernel = triton.compile(
-        ASTSource(
-            fn=function,
-            signature={**source["signature"], **dict.fromkeys(source["constants"], "constexpr")},
-            constexprs=source["constants"],
-            attrs=alignment,
-        ),
-        target=GPUTarget("cuda", source["architecture"], 32),
-        options={"num_warps": source["num_warps"], "num_stages": source["num_stages"]},
+    ast = ASTSource(
+        fn=function,
+        signature={**source["signature"], **dict.fromkeys(source["constants"], "constexpr")},
+        constexprs=source["constants"],
+        attrs=alignment,
     )
+    target = GPUTarget("cuda", source["architecture"], 32)
+    options = {"num_warps": source["num_warps"], "num_stages": source["num_stages"]}
+    kernel = triton.compile(ast, target=target, options=options)
+    resources = _resources(printed.getvalue())
+    # The assembler spills some registers so that more blocks fit a processor, each version in other kernels: it may use
+    # those of a block less, and so on.
+    for limit in register_limits(resources["registers"], source["num_warps"]):
+        if not resources["spilled_bytes"]:
+            break
+        printed.truncate(printed.seek(0))
+        kernel = triton.compile(ast, target=target, options={**options, "maxnreg": limit})
+        resources = _resources(printed.getvalue())
     metadata = kernel.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size:
         raise ValueError(f"{function.__name__} needs scratch memory that Triton allocates; a launch has none for it.")
@@ -66,11 +78,24 @@ def _compile(source: dict[str, Any], stem: Path, printed: io.StringIO) -> None:
         "constants": source["constants"],
         "num_warps": metadata.num_warps,
         "shared_bytes": metadata.shared,
-        **_resources(printed.getvalue()),
+        **resources,
         "sha256": hashlib.sha256(cubin).hexdigest(),
         "triton": triton.__version__,
     }
     stem.with_suffix(".json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def register_limits(registers: int, num_warps: int) -> list[int]:
+    """Registers of a thread with which one block less fits a processor, two blocks less, and so on.
+
+    Args:
+        registers: of a thread, as the assembler chose them.
+        num_warps: of a block.
+    """
+    threads = 32 * num_warps
+    blocks = _REGISTERS_OF_PROCESSOR // (threads * registers)
+    limits = [min(_MOST_REGISTERS, _REGISTERS_OF_PROCESSOR // (threads * fewer) // 8 * 8) for fewer in range(1, blocks)]
+    return sorted({limit for limit in limits if limit > registers})
 
 
 def _check_assembler(architecture: int) -> None:

@@ -21,7 +21,8 @@ class GpuOptions:
         most_graphs: most shapes with a graph, each of which needs an execution context and buffers for its inputs and
             outputs; the least recently used graph is dropped first.
         kernel_specialization: when TensorRT-RTX compiles kernels for the shapes of batches: ``lazy`` in the background,
-            ``eager`` at once, ``none`` never; None leaves the choice to TensorRT-RTX. Other flavours refuse it.
+            ``eager`` at once, ``none`` never; None is ``lazy``, whose engine stays on the GPU until the process ends.
+            Other flavours refuse it.
     """
 
     device: int = 0

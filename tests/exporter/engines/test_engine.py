@@ -287,6 +287,19 @@ def test_an_engine_takes_a_memory_of_its_own_shape(tmp_path: Path) -> None:
     assert (bundle / manifest.engines[0].file).stat().st_size > 0
 
 
+@needs_rtx
+def test_a_build_for_other_gpus_asks_for_no_cache_of_timings_on_this_machines(
+    onnx_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of timings is made for the GPU at hand, which TensorRT-RTX may not know: Hopper, for 1.7.1."""
+
+    def refuse(config: Any, content: bytes) -> None:
+        raise AssertionError("there is no such GPU")
+
+    monkeypatch.setattr(load_flavour(Backend.TENSORRT_RTX).IBuilderConfig, "create_timing_cache", refuse)
+    assert _build(onnx_path, tmp_path, profiles=profiles_from_options(8), architectures=["sm89"]).file
+
+
 @pytest.fixture
 def remembering(tmp_path: Path) -> Path:
     """A graph with a memory of tokens, 50 at most, and one of 3 numbers."""

@@ -13,12 +13,14 @@ mask                                   kernel                                   
 none                                   flash attention in half precision, from Ampere on;      linear
                                        else CUTLASS's memory-efficient attention
 [3 * batch + 2], lengths and starts    memory-efficient attention                              linear
+[batch], lengths                       cuDNN's attention, which the runtime leaves out; else   linear; quadratic
+                                       as [batch, tokens]
 [batch, tokens]                        products, softmax and products one after the other      quadratic
 =====================================  ======================================================  ====================
 
 So there are three branches: texts without padding, texts with padding after them, which is how the runtime pads, and
 any other mask. With a bias there are two: the first one and the last. Where the memory-efficient kernel is refused, the
-second form would be read as something else and give wrong answers: it is only used where the sources refuse nothing.
+form with starts would be read as something else and give wrong answers: it is only used where the sources refuse nothing.
 
 Causal attention has no use for a mask where texts are packed: there are the first branch, and one that packs them. A
 head of keys that several heads of queries share is repeated.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.backends.tensorrt.carried import Carried
-from hdruntime.backends.tensorrt.device_inputs import DeviceInput, copy_to_device
+from hdruntime.backends.tensorrt.device_inputs import DeviceInput, copy_to_device, values_of
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
 from hdruntime.backends.tensorrt.layout import Layout, padding_ranges
@@ -175,16 +175,25 @@ class Batches:
         """
         call, stream = self._device.call, self._machine.copying_in
         self._stage(slot, layout, {})
+        staged, alike = slot.staged_inputs.arrays(layout), {}
+        for name, array in inputs.items():
+            if array.dtype == layout.places[name].dtype:
+                alike[name] = array
+                continue
+            # Integers of another width, 4 or 8 bytes a token, are converted on the CPU: the caller waits here anyway.
+            rows, tokens = array.shape
+            staged[name].reshape(len(staged[name]), -1)[:rows, :tokens] = values_of(self._device, array, stream)
         call("cuMemcpyHtoDAsync", slot.inputs.address, slot.staged_inputs.address, layout.size, stream)
-        for name, place in layout.places.items():
-            copy_to_device(self._device, inputs[name], slot.inputs.address + place.offset, place, stream)
+        for name, array in alike.items():
+            place = layout.places[name]
+            copy_to_device(self._device, array, slot.inputs.address + place.offset, place, stream)
         # Results are 0 where the mask is 0: only the mask is copied to the CPU.
         place = layout.places[self._mask]
-        staged = slot.staged_inputs.address + place.offset
-        call("cuMemcpyDtoHAsync", staged, slot.inputs.address + place.offset, place.size, stream)
+        staged_mask = slot.staged_inputs.address + place.offset
+        call("cuMemcpyDtoHAsync", staged_mask, slot.inputs.address + place.offset, place.size, stream)
         call("cuEventRecord", slot.copied_in, stream)
         call("cuEventSynchronize", slot.copied_in)
-        return padding_ranges(slot.staged_inputs.arrays(layout)[self._mask][: inputs[self._mask].shape[0]])
+        return padding_ranges(staged[self._mask][: inputs[self._mask].shape[0]])
 
     def _stage(
         self, slot: Slot, layout: Layout, inputs: Mapping[str, npt.NDArray[Any]], but: Collection[str] = ()

@@ -32,7 +32,7 @@ class ExecutionContext:
 
     def __init__(self, loaded: LoadedEngine, device: Device, profile: int, stream: Any, arena: Block) -> None:
         self._loaded, self._stream, self._arena = loaded, int(stream), arena
-        self._context = loaded.engine.create_execution_context(loaded.config)
+        self._context = loaded.new_context()
         self._prepared: tuple[Choice, int] | None = None
         doing = f"TensorRT cannot create an execution context for profile {profile}"
         if self._context is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DeviceInput", "copy_to_device", "device_inputs", "size_of_memory"]
+__all__ = ["DeviceInput", "copy_to_device", "device_inputs", "size_of_memory", "values_of"]
 
 import contextlib
 import math
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hdruntime.backends.tensorrt.layout import Place
 from hdruntime.bundle.manifest import TensorSpec
@@ -84,36 +85,35 @@ def size_of_memory(arrays: Mapping[str, DeviceInput], specs: Mapping[str, Tensor
 
 
 def copy_to_device(device: Device, source: DeviceInput, target: int, place: Place, stream: Any) -> None:
-    """Copy an array into the first rows and tokens of a larger one that already holds its padding.
+    """Copy an array into the first rows and tokens of a larger one of its type that already holds its padding.
 
     Args:
         device: the GPU.
-        source: values of 0 or more; if its type is narrower than the target's, the target's upper halves are 0.
+        source: the array.
         target: address.
-        place: shape [batch, ...] and type of the target.
+        place: shape [batch, ...] of the target.
         stream: runs the copy.
     """
     rows, tokens = source.shape
-    pitch, wanted = tokens * source.dtype.itemsize, math.prod(place.shape[1:]) * place.dtype.itemsize
-    if source.dtype == place.dtype:
-        _copy_2d(device, source.address, pitch, target, wanted, width=pitch, height=rows, stream=stream)
-        return
-    # The types differ in their upper halves: the lower half of each value is a column of four bytes, little-endian.
-    sizes = source.dtype.itemsize, place.dtype.itemsize
-    for row in range(rows):
-        places = source.address + row * pitch, target + row * wanted
-        _copy_2d(device, places[0], sizes[0], places[1], sizes[1], width=min(sizes), height=tokens, stream=stream)
+    # Not cuMemcpy2DAsync, which CUDA promises for pitches of cuMemAllocPitch alone; rows without padding are one copy.
+    size, wanted = tokens * source.dtype.itemsize, math.prod(place.shape[1:]) * place.dtype.itemsize
+    parts, size = (1, rows * size) if size == wanted else (rows, size)
+    for part in range(parts):
+        device.call("cuMemcpyDtoDAsync", target + part * wanted, source.address + part * size, size, stream)
 
 
-def _copy_2d(
-    device: Device, source: int, source_pitch: int, target: int, pitch: int, *, width: int, height: int, stream: Any
-) -> None:
-    copy = device.driver.CUDA_MEMCPY2D()
-    copy.srcMemoryType = copy.dstMemoryType = device.driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    copy.srcDevice, copy.srcPitch = source, source_pitch
-    copy.dstDevice, copy.dstPitch = target, pitch
-    copy.WidthInBytes, copy.Height = width, height
-    device.call("cuMemcpy2DAsync", copy, stream)
+def values_of(device: Device, source: DeviceInput, stream: Any) -> npt.NDArray[Any]:
+    """The values of an array, [batch, tokens], in the memory of the CPU.
+
+    Args:
+        device: the GPU.
+        source: the array.
+        stream: waits for the work that computes the array.
+    """
+    values = np.empty(source.shape, source.dtype)
+    device.call("cuStreamSynchronize", stream)
+    device.call("cuMemcpyDtoH", values.ctypes.data, source.address, values.nbytes)
+    return values
 
 
 def _read(spec: TensorSpec, value: Any, device: Device, stream: Any, stack: contextlib.ExitStack) -> DeviceInput:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 __all__ = ["KernelSpecialization", "LoadedEngine", "error_of", "load_engine"]
 
+import ctypes
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -40,8 +42,9 @@ _TYPES = {"int64": ("INT64", "INT32"), "float32": ("FLOAT",)}
 class KernelSpecialization(str, Enum):
     """When TensorRT-RTX compiles kernels for the exact shape of a batch.
 
-    ``lazy``, its own default, compiles in the background and meanwhile runs general kernels; ``eager`` waits for them
-    at the first batch of each shape; ``none`` always runs general kernels.
+    ``lazy``, its own default, compiles in the background and meanwhile runs general kernels: TensorRT-RTX's own memory,
+    the weights most of all, is then kept until the process ends. ``eager`` waits for kernels at the first batch of each
+    shape; ``none`` always runs general kernels.
     """
 
     LAZY = "lazy"
@@ -62,6 +65,7 @@ class LoadedEngine:
         outputs: name -> axes, and the type: float32.
         log: TensorRT's messages.
         keep: TensorRT's objects that must outlive the engine.
+        kernels: the bundle's folder of our plugins' kernels.
     """
 
     trt: ModuleType
@@ -72,6 +76,24 @@ class LoadedEngine:
     outputs: Mapping[str, tuple[TensorSpec, np.dtype]]
     log: TensorRtLog
     keep: tuple[Any, ...]
+    kernels: Path
+
+    def new_context(self) -> Any:
+        """An execution context; None if TensorRT refuses.
+
+        TensorRT's documentation has it clone the plugins of the engine here. A TensorRT that creates plugins instead
+        finds the kernels, too.
+        """
+        with plugins_with_kernels(self.trt, self.kernels):
+            context = self.engine.create_execution_context(self.config)
+        strategy = getattr(self.config, "dynamic_shapes_kernel_specialization_strategy", None)
+        if getattr(strategy, "name", None) == KernelSpecialization.LAZY.name:
+            # Threads of TensorRT-RTX compile for such a context and log what they do, for which our logger needs
+            # Python's lock. The bindings hold the lock while they destroy a context (read in those of 1.7.1), which
+            # waits for these threads: the process would stand still. A reference that is never given back prevents
+            # that the context, or the engine that it refers to, is destroyed.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
+        return context
 
     @property
     def weights_bytes(self) -> int | None:
@@ -129,7 +151,8 @@ def load_engine(
     doing = f"{backend.value} {trt.__version__} cannot load {bundle.file(file.file)}"
     runtime = trt.Runtime(trt_logger)
     # Code inside an engine stays disabled (`engine_host_code_allowed`): a bundle is data.
-    with plugins_with_kernels(trt, bundle.path / KERNELS_FOLDER):
+    kernels = bundle.path / KERNELS_FOLDER
+    with plugins_with_kernels(trt, kernels):
         engine = runtime.deserialize_cuda_engine(bundle.file(file.file).read_bytes())
     if engine is None:
         raise error_of(log, doing)
@@ -148,6 +171,7 @@ def load_engine(
         outputs=outputs,
         log=log,
         keep=(runtime, trt_logger),
+        kernels=kernels,
     )
 
 

@@ -41,6 +41,18 @@ def test_arrays_on_the_gpu_give_the_models_answers_there(
         machine.check(batch, arrays)
 
 
+def test_integers_of_another_width_are_as_few_calls_for_many_rows_as_for_one(new_machine: MachineMaker) -> None:
+    machine = new_machine(input_type="INT64")
+    runner = machine.runner(graphs="off")
+    calls = []
+    for rows in (2, 2, 4):  # the first has a context to make
+        arrays = machine.on_gpu(new_batch(rows, 128, "none"), ByDlpack, np.int32)
+        machine.device.calls.clear()
+        runner.start_on_device(arrays, [HIDDEN])
+        calls.append([call for call in machine.device.calls if "emcpy" in call])
+    assert calls[1] == calls[2] == [*["cuMemcpyDtoH"] * 2, "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"]
+
+
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 def test_where_padding_changes_answers_a_batch_on_the_gpu_is_answered_as_given(
     padding: str, new_machine: MachineMaker
@@ -286,7 +298,7 @@ def test_results_that_do_not_fit_in_memory_are_an_error_and_nothing_is_lost(free
 def test_after_a_failed_call_of_the_driver_the_next_batch_runs(machine: Machine) -> None:
     runner = machine.runner()
     batch = new_batch(2, 20)
-    for call in ("cuMemcpy2DAsync", "cuMemsetD8Async", "cuEventCreate"):
+    for call in ("cuMemcpyDtoDAsync", "cuMemsetD8Async", "cuEventCreate"):
         machine.device.failing[call] = Code.INVALID_VALUE
         arrays = machine.on_gpu(batch, ByDlpack if call != "cuEventCreate" else ByInterface)
         with pytest.raises(BackendError, match=f"CUDA error 1 at {call}"):

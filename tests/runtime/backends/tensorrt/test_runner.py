@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fakes import simulated_tensorrt
 from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from fakes.simulated_device import Code
 from hdplugins.tensorrt import plugin_class
 from hdruntime.backends.tensorrt import TensorRtRunner
 from hdruntime.backends.tensorrt.shapes import choose_profile
 from hdruntime.bundle.manifest import Backend, ProfileShape
+from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import (
     BackendError,
     BackendUnavailableError,
@@ -139,6 +142,33 @@ def test_requests_after_closing_raise(machine: Machine) -> None:
         with pytest.raises(BackendError, match="session is closed"):
             ask()
     assert machine.device.left() == {}
+    assert not machine.trt.living
+
+
+def test_plugins_that_tensorrt_creates_with_a_context_find_their_kernels(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, found = machine.runner(graphs="off"), set()
+    create = simulated_tensorrt.ICudaEngine.create_execution_context
+
+    def creating(engine: Any, runtime_config: Any) -> Any:
+        found.update(creator.kernels for creator in machine.trt.get_plugin_registry()._creators)
+        return create(engine, runtime_config)
+
+    monkeypatch.setattr(simulated_tensorrt.ICudaEngine, "create_execution_context", creating)
+    machine.run(runner, new_batch(2, 20))
+    assert found == {machine.bundle.path / KERNELS_FOLDER}
+
+
+def test_closing_does_not_wait_for_threads_that_compile_and_log(new_machine: MachineMaker) -> None:
+    machine = new_machine(flavour="tensorrt_rtx")
+    for options in ({}, {"kernel_specialization": "eager"}):
+        runner = machine.runner(**options)
+        machine.run(runner, new_batch(2, 20))
+        assert len(machine.trt.living) == len(options)
+        runner.close()
+        gc.collect()
+    assert machine.device.faults == []
     assert not machine.trt.living
 
 
