@@ -40,7 +40,7 @@ OUTPUT = "last_hidden_state"
 _WRONG_WHEN_PLAIN = "longformer"
 _LONGFORMER_LAYERS = 4
 _TOKENS = 37
-"""Of the text that answers are compared for."""
+"""Length of the text that answers are compared for."""
 
 _BUILD = "import sys; from hdexport.cli import main; sys.exit(main())"
 """What the command ``hdexport`` runs."""

@@ -122,7 +122,7 @@ def _measured(model_type: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _outcomes(case: str, arguments: list[str], *, of: Sequence[str]) -> dict[str, str]:
-    """Of what a process of its own does: "yes", or why not."""
+    """The outcome of each step or check in `of`, which another process runs: "yes", or why not."""
     outcome = run_process(["-m", _MODULE, "--case", case, *arguments], time_limit_s=_TIME_LIMIT_S)
     if outcome.status is Status.OK and outcome.output is not None:
         return {name: str(outcome.output[name]) for name in of}

@@ -41,7 +41,7 @@ _LENGTHS = (16, 128, 512, 1024, 2048)
 """In tokens, of the calls with and without the arena, besides the long text."""
 
 _SHORT_LENGTHS = (16, 128)
-"""Of the short texts, in turn."""
+"""Tokens of the short texts, in turn."""
 
 _SHORT_TEXTS = 100
 _VOCAB_SIZE = 1000
@@ -207,7 +207,7 @@ def _load_bundle(
 
 
 def _worth_of_arena(bundle: Path, tokens: int) -> dict[str, Any]:
-    """Of calls that take turns; the first of the two changes with each turn."""
+    """Figures of calls that take turns; the first of the two sessions changes with each turn."""
     # Threads that spin while they wait would keep the cores from the other session's.
     runs = {arena: _load_bundle(bundle, "onnxruntime", uses_arena=arena, spinning=False) for arena in (False, True)}
     ids = random_ids(tokens, _VOCAB_SIZE)

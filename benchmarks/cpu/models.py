@@ -83,7 +83,7 @@ def openvino_cases(*lengths: int) -> list[str]:
 
 
 def openvino_targets(*lengths: int) -> tuple[Target, ...]:
-    """Of float32 against the bundle in ONNX Runtime, and of bfloat16 against float32, where that is timed."""
+    """Targets of float32 against the bundle in ONNX Runtime, and of bfloat16 against float32, where that is timed."""
     against = {OPENVINO: (BUNDLE, 0.85), OPENVINO_BFLOAT16: (OPENVINO, 0.65)}
     cases = (case.split() for case in openvino_cases(*lengths))
     return tuple(

@@ -53,7 +53,7 @@ _LATENCY, _LONG_LATENCY, _LONG_TOKENS = 0.95, 0.80, 2048
 """Targets of the ratio of latencies; the second in float32, from so many tokens on."""
 
 _COSINE_LOSS = 0.002
-"""Of bundles in bfloat16 and int8."""
+"""Largest cosine loss of bundles in bfloat16 and int8."""
 
 _SAME = {"bundle": 1e-3, "bundle-openvino": 1e-3, "openvino": 1e-3}
 _LEAST_COSINE = {
@@ -64,14 +64,14 @@ _LEAST_COSINE = {
     "openvino-int8": 0.5,
     ONNXRUNTIME_INT8: 0.5,
 }
-"""Of 16 of a text's tokens together with PyTorch's, at any length. Those of others only tell a poor answer from none:
-NNCF's scales are of texts of up to 512 tokens."""
+"""Cosine of 16 of a text's tokens together with PyTorch's, at any length. The rivals' bounds only tell a poor answer
+from none: NNCF's scales are of texts of up to 512 tokens."""
 
 _TEXTS, _LONGEST_TEXT, _FIRST_TOKEN = 24, 512, 96_000
 """Texts whose vectors are compared, and the token of the help where they begin: its first 64 topics calibrate."""
 
 _LEAST_SECONDS = 2.0
-"""Of the timed runs of a case: at 128 tokens, hundreds."""
+"""Least duration of a case's timed runs together: at 128 tokens, hundreds of runs."""
 
 
 def main() -> int:

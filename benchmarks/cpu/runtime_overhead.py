@@ -41,7 +41,7 @@ TARGETS = (
     Target("load", None, Figure.LATENCY, 1500),
 )
 SAME_ANSWERS = {"embed": ("sentence-transformers", 1e-5)}
-"""Of vectors of length 1; the two differ by 2e-7."""
+"""Largest difference of vectors of length 1; the two differ by 2e-7."""
 
 _MODULE = "benchmarks.cpu.runtime_overhead"
 

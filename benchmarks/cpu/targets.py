@@ -49,7 +49,7 @@ TARGET_MISSED = 1
 """Exit status."""
 
 _TIME_LIMIT_S = 3600.0
-"""Of a case."""
+"""Time limit of a case."""
 
 _TIMED_RUNS = 3
 _VALUES_COMPARED = 16
@@ -72,7 +72,7 @@ class Figure(str, Enum):
     CPU_TIME = "CPU time"
     MEMORY = "memory growth"
     PEAK = "peak memory"
-    """Of the whole process."""
+    """Peak memory of the whole process."""
     OVERHEAD = "overhead"
     """A ratio that a case takes itself, of interleaved calls: processes differ by more."""
     COSINE_LOSS = "cosine loss"
@@ -275,7 +275,7 @@ def check_answers(
 
 
 def cosines(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> Any:
-    """Of vectors [..., features], [...]; of a vector that is zero, NaN."""
+    """Cosines of vectors [..., features]: [...]; NaN for a vector that is zero."""
     with np.errstate(invalid="ignore"):
         return (actual * expected).sum(-1) / (np.linalg.norm(actual, axis=-1) * np.linalg.norm(expected, axis=-1))
 

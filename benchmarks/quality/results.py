@@ -20,7 +20,7 @@ PRECISIONS_RUNNER = "openvino"
 """The runner that has variants in other precisions than float32, and not those of positions."""
 
 TITLES = {"python": "Python's help", "debian": "Debian's documentation"}
-"""Of the corpora."""
+"""Titles of the corpora."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Line:
 
     @property
     def precision(self) -> str:
-        """Of the session."""
+        """Precision of the session."""
         return str(self.build.get("precision", "float32"))  # results of earlier days say nothing
 
     @property

@@ -65,7 +65,7 @@ CHUNK = 256
 """Tokens of a chunk, of which the best counts for its document."""
 
 PRECISIONS = ("float32", "bfloat16", "int8")
-"""Of sessions in OpenVINO, the baseline first."""
+"""Precisions of sessions in OpenVINO, the baseline first."""
 
 _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "numpy", "python")
 _PAUSE_S = 30

@@ -155,7 +155,7 @@ class SentenceEncoder(BundleModel):
             truncate_dim: dimensions that are kept, before vectors are normalised; None for what the encoder keeps.
 
         Returns:
-            [dimensions] of one text; [sentences, dimensions] of several, in the order given. Of ``token_embeddings``
+            [dimensions] of one text; [sentences, dimensions] of several, in the order given. With ``token_embeddings``
             [tokens, hidden_size] of one text, and a list of such arrays of several.
 
         Raises:

@@ -21,7 +21,7 @@ INSTRUCTED = (
     f"<Query>: {_ROLE.format('query')}\n<Document>: {_ROLE.format('document')}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n\n"
 )
-"""Of the shape that Qwen3-Reranker has: the prompt is an instruction, and takes the place of one that is there."""
+"""A template like Qwen3-Reranker's: the prompt is an instruction, and replaces the template's own instruction."""
 
 NO_SYSTEM = (
     "{% for message in messages %}"
@@ -29,7 +29,7 @@ NO_SYSTEM = (
     "{{ '<|im_start|>' + message.role + '\n' + message.content[0].text + '<|endoftext|>' }}"
     "{% endfor %}{% if add_generation_prompt %}\nScore?<|endoftext|>{% endif %}"
 )
-"""Of structured messages, with a loop over them, without a prompt; it ends with the id of padding."""
+"""A template of structured messages, with a loop over them, without a prompt; it ends with the id of padding."""
 
 DIGRESSING = "Document: " + _ROLE.format("document") + "\nIs it about " + _ROLE.format("query") + "?"
 """The document before the query, which almost ends it; prompts are left out."""

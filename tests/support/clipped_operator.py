@@ -42,7 +42,7 @@ class Clipped(Layer):
         return ("key_mask", "scores_by_distance", *["values_by_distance"] * self.values)
 
     def numbers_shape(self, batch: int, tokens: int) -> tuple[int, int, int, int]:
-        """Of `scores_by_distance`."""
+        """Shape of `scores_by_distance`."""
         texts, queries = (batch, tokens) if self.by_query else (1, 1)
         return (texts, self.heads, queries, 2 * self.reach + 1)
 

@@ -52,7 +52,7 @@ def made_colbert(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
 
         save_colbert(directory / "checkpoint", name)
         if name == "unexpanded":
-            # Of the same weights and graph.
+            # A bundle of the same weights and graph.
             other = made_colbert(tmp_path_factory, "attending") / "bundle"
             with_settings_of(directory / "checkpoint", other, directory / "bundle")
             return

@@ -101,7 +101,7 @@ def assert_nearest(
     right: npt.NDArray[np.floating],
     wrong: Mapping[str, npt.NDArray[np.floating]],
 ) -> None:
-    """Of the answers that it might be, `actual` is nearest the right one, relative to each vector's length.
+    """`actual` is nearest the right answer, and not to a wrong one, relative to each vector's length.
 
     This finds what is smaller than the rounding of a single vector, because rounding does not point towards a mistake:
     over N values, its part in that direction is a 1 / sqrt(N) of it.
@@ -125,7 +125,7 @@ def named_case(*parts: object) -> Iterator[None]:
 
 
 def _relative_errors(actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Of each vector along the last axis, by the length of the expected one."""
+    """Error of each vector along the last axis, by the length of the expected one."""
     got, want = _finite_pair(actual, expected)
     lengths = np.linalg.norm(want, axis=-1)
     assert (lengths > 0).all(), "a vector of zeros has no length to compare with"

@@ -76,7 +76,7 @@ _OUTPUTS_OF_TASK = {
 
 
 def _has_no_table(config: transformers.PreTrainedConfig) -> bool:
-    """Of a model type whose checkpoints may have one: ESM and DeBERTa."""
+    """Whether a model lacks a table of positions, whose type's checkpoints may have one: ESM and DeBERTa."""
     is_rotary = getattr(config, "position_embedding_type", None) == "rotary"
     return is_rotary or not getattr(config, "position_biased_input", True)
 

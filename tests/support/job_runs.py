@@ -28,7 +28,7 @@ from hdruntime.jobs.windows import Window, WindowResult
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")
-"""Of the tiny bundles, in the order of the ids."""
+"""Vocabulary of the tiny bundles, in the order of the ids."""
 
 MAX_WORDS = 14
 """The tiny bundles accept 16 tokens, of which two are special."""

@@ -321,7 +321,7 @@ def _circle_cases(layer: Chunks, *, lengths: Sequence[int], seen: Sequence[tuple
         cases.append(_case(*name, layer=changed, kinds=kinds, tiles=tiles, size=size))
 
     for tokens, (before, after, causal) in itertools.product((20, 37), seen):
-        # Of three chunks and of five: a step of more leads nowhere.
+        # Three chunks and five: one more step leads nowhere.
         name = "sees", before, after, "causal" * causal, "of", tokens
         case(*name, tokens=tokens, before=before, after=after, causal=causal)
     for chunk, multiple, tokens in ((1, 1, 9), (5, 3, 37), (16, 1, 70), (40, 1, 70), (64, 2, 70)):

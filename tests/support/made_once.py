@@ -62,7 +62,7 @@ def made_once(
 
 @functools.cache
 def _kept_folder() -> Path:
-    """The folder of the present sources. Of the others the newest one stays, for whoever goes back and forth."""
+    """The folder of the present sources. The newest of the other folders stays, for going back and forth."""
     folder = _KEPT / _DIGEST
     folder.mkdir(exist_ok=True, parents=True)
     os.utime(folder)
@@ -91,4 +91,4 @@ def _sources(root: Path) -> Iterator[Path]:
 
 
 _DIGEST = sources_digest()
-"""Of the sources as this process has them, and not of those that are edited while tests run."""
+"""Digest of the sources as this process has them, and not of sources that are edited while tests run."""

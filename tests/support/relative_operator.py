@@ -90,7 +90,7 @@ def wrong_nodes(node: Relative) -> list[Relative]:
 def key_kinds(padding: str, tokens: int, memory: int, *, batch: int = 3, segments: int = 3) -> np.ndarray:
     """[batch, memory + tokens], int32, 0 for padding, else the segment of the token, and 1.
 
-    The first text has the padding, as in `token_kinds`. Of the memory, the second text remembers half, the third
+    The first text has the padding, as in `token_kinds`. The second text remembers half of the memory, the third
     nothing.
     """
     real = token_kinds(padding, tokens, batch=batch)

@@ -72,12 +72,12 @@ class Layer(ABC):
     """The most global tokens of a text."""
     heads: int = 2
     kv_heads: int | None = None
-    """Of keys and values; None for as many as of queries."""
+    """Heads of keys and values; None for as many as queries have."""
     head_dim: int = 32
     dtype: str = "float32"
 
     def heads_of(self, state: str) -> int:
-        """Of a state of that name."""
+        """Heads of a state of that name."""
         return self.heads if self.kv_heads is None or state not in ("key", "value") else self.kv_heads
 
     @property
@@ -87,12 +87,12 @@ class Layer(ABC):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Of the node, `scale` aside."""
+        """Attributes of the node, without `scale`."""
         return {}
 
     @property
     def node_attributes(self) -> dict[str, Any]:
-        """Of the node."""
+        """Attributes of the node."""
         return {**self.attributes, "scale": self.head_dim**-0.5}
 
     @functools.cached_property
@@ -202,7 +202,7 @@ class Window(SparseLayer):
         }
 
     def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Of its fused attention with a dense mask."""
+        """The answer of PyTorch's fused attention with a dense mask."""
         heads, tokens, head_dim = states[0].shape[1:]
         steps = torch.tensor(self.dilation * (heads // len(self.dilation)))[:, None, None]
         offset = torch.arange(tokens) - torch.arange(tokens)[:, None]

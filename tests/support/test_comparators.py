@@ -309,7 +309,7 @@ def test_a_precision_is_held_to_what_is_promised() -> None:
 
 
 SCORES = (3 * RIGHT[0]).astype(np.float32)
-"""Of 65 tokens and 32 classes; they spread by 12, and the best leads the next by 1 or so."""
+"""Scores of 65 tokens and 32 classes; they spread by 12, and the best leads the next by 1 or so."""
 
 
 def scores_with(row: int, values: dict[int, float]) -> np.ndarray:

@@ -132,7 +132,7 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 24,
         "embedding_dim": 40,
     },
-    # Of the widths on both sides, 17 are 8 on each.
+    # A window of 17 tokens has 8 on each side.
     "gemma3_text": _GROUPS
     | {
         "head_dim": 16,

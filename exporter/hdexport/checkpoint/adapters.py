@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
-"""Of the names of an adapter's weights, before that of the module in the model."""
+"""Prefix of the names of an adapter's weights, before the name of the module in the model."""
 
 _LORA = re.compile(r"(?P<module>.+)\.lora_(?:(?P<embedding>embedding)_)?(?P<factor>[AB])(?:\.weight)?")
 
@@ -230,7 +230,7 @@ def _check_shapes(folder: Path, name: str, first: torch.Tensor, second: torch.Te
 
 
 def _scale(folder: Path, config: Mapping[str, Any], name: str, *, rank: int) -> float:
-    """Of a module's change: ``lora_alpha`` by the rank, or by its root."""
+    """Scale of a module's change: ``lora_alpha`` by the rank, or by the rank's root."""
     alpha = _of_module(config.get("alpha_pattern"), name, config.get("lora_alpha"))
     said = _of_module(config.get("rank_pattern"), name, config.get("r"))
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or said != rank:

@@ -152,7 +152,7 @@ def _files(path: Path, kind: Any) -> list[Path]:
     if there and not missing:
         return there
     if is_named and not names and not others:
-        # Of bytes or characters, without a vocabulary.
+        # A tokenizer of bytes or characters, without a vocabulary.
         return [path / _CONFIG]
     if not there and not others and not (is_named and "tokenizer_class" in read_object(path / _CONFIG)):
         return []

@@ -61,7 +61,7 @@ class _SelfAttention(torch.nn.Module):
 
 
 def _projections(attention: Any) -> list[torch.nn.Linear]:
-    """Of queries, keys and values. The first version has those of a head side by side, in one matrix."""
+    """Projections of queries, keys and values. The first version has a head's side by side, in one matrix."""
     if not hasattr(attention, "in_proj"):
         return [attention.query_proj, attention.key_proj, attention.value_proj]
     weights = attention.in_proj.weight.detach().unflatten(0, (attention.num_attention_heads, 3, -1))
@@ -77,7 +77,7 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor) -> torch.nn.Linear:
 
 
 def _number_of_terms(attention: Any) -> int:
-    """Of a score, which is divided by its root; the second version counts those that it knows."""
+    """How many terms a score has, by whose root it is divided; the second version counts the terms that it knows."""
     kinds: list[str] = attention.pos_att_type
     return 1 + (len(kinds) if hasattr(attention, "in_proj") else len({"c2p", "p2c"} & set(kinds)))
 

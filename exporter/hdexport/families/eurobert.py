@@ -41,7 +41,7 @@ def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor)
 
 
 def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Of the tokens of [batch, tokens, width] that a mask [batch, tokens] has 1 for: [batch, width], float32."""
+    """Mean of the tokens of [batch, tokens, width] with 1 in a mask [batch, tokens]: [batch, width], float32."""
     weights = mask[..., None].float()
     return (states.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
 

@@ -97,7 +97,7 @@ def _adapt(model: PreTrainedModel, setup: LocalGlobalSetup) -> None:
     check_buckets(first)
     local_bias = _table(first, first.relative_attention_bias, record.radius)
     if record.side_tokens:
-        # Of farther blocks all have the last bucket.
+        # Farther blocks all have the last bucket.
         reach = int(first.relative_attention_max_distance)
         side_bias = _table(first, first.global_relative_attention_bias, reach)
     stack.block = torch.nn.ModuleList(

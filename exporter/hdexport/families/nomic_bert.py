@@ -25,7 +25,7 @@ _KEYS = {
 """Keys of the code that NomicBERT was published with -> those of transformers, which passes over the former."""
 
 _POSITIONS, _BASE = 2048, 10000.0
-"""Of that code, where a file does not say."""
+"""The values of NomicBERT's own code, where a file does not say."""
 
 _COMPUTED = {
     "activation_function": "swiglu",

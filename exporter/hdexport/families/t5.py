@@ -141,7 +141,7 @@ def _scores_by_distance(attention: Any) -> torch.nn.Parameter:
     """
     check_buckets(attention)
     reach = attention.relative_attention_max_distance
-    # Of one query in the middle of its keys: the library's own code decides which bucket a distance is in.
+    # One query stands in the middle of its keys: the library's own code decides which bucket a distance is in.
     table = attention.compute_bias(1, 2 * reach + 1, past_seen_tokens=reach)
     return torch.nn.Parameter(table.detach().contiguous())
 

@@ -74,7 +74,7 @@ class _Layer(torch.nn.Module):
         """
         seen = hidden_states if memory is None else torch.cat([memory.to(hidden_states.dtype), hidden_states], dim=1)
         query = self._heads(self.query(hidden_states))
-        # Of constants only, so that a runtime computes it once; cut to the text after that.
+        # The positions depend on constants only: a runtime computes them once. They are cut to the text after that.
         positions = self.position(waves.to(hidden_states.dtype)).unflatten(1, (self.heads, -1)).transpose(0, 1)
         attended = relative_node(
             query,

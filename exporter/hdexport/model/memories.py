@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import torch
 
 MASK = "mask"
-"""Of the memory that says which tokens of the others are there: [batch, memory], 1 for those that are, 0 for others."""
+"""Memory of which tokens the other memories have: [batch, memory], 1 for tokens that are there, else 0."""
 
 POSITION = "position"
-"""Of the memory that counts a document's real tokens in earlier calls: [batch, 1]. float32 has every integer so far."""
+"""Memory that counts a document's real tokens in earlier calls: [batch, 1]. float32 has every integer so far."""
 
 
 def memory_name(part: int | str) -> str:

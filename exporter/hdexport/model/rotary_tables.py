@@ -36,7 +36,7 @@ _FREQUENCIES = "inv_freq"
 """How the library names the buffer, after the kind of layer where there are several."""
 
 _FEWEST_ROWS = 2
-"""Of a table: a graph is traced with two tokens at least, and a row would be repeated for a text that is too long."""
+"""Fewest rows of a table: a graph is traced with two tokens at least, and one row would be repeated for a long text."""
 
 _PROBED_POSITIONS = 5
 

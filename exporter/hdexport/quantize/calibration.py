@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _RARE_SHARE = 0.1
-"""Of the weight of all tokens, that of rare ones together."""
+"""Share of the rare tokens in the weight of all tokens."""
 
 _EVERY_SEEN_FIRST = 8
 """Every so many texts tell which channels are wide."""
@@ -139,7 +139,7 @@ def _statistics(
     texts: CalibrationTexts,
     did: Callable[[int], None],
 ) -> list[Statistics]:
-    """Of each group, in order; what is split is chosen after the first texts."""
+    """Statistics of each group, in order; the channels to split are chosen after the first texts."""
     if not groups:
         return []
     own = [str(output.name) for output in model.graph.outputs]

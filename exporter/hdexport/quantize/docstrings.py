@@ -17,7 +17,7 @@ _MODULES = (
     *("subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "traceback"),
     *("turtle", "typing", "uuid", "warnings", "weakref", "zipfile"),
 )
-"""Of many subjects. They are named, so that a release of Python that adds modules changes no bundle."""
+"""Modules of many subjects. They are named, so that a release of Python that adds modules changes no bundle."""
 
 
 def docstrings() -> list[str]:

@@ -17,28 +17,28 @@ _LEVELS = 255
 """Steps of uint8, which activations are rounded to."""
 
 _LARGEST = 127
-"""Of a weight, either side."""
+"""Largest magnitude of a weight."""
 
 _LARGEST_PAIR = 128
-"""Of the sum of two weights of one sign, of channels 0 and 1, 2 and 3, and so on. Processors without VNNI add the
+"""Largest sum of two weights of one sign, of channels 0 and 1, 2 and 3, and so on. Processors without VNNI add the
 products of such a pair in 16 bits and saturate; 255 * 128 fits."""
 
 _EXPONENT = 0.9
-"""Of a channel's range in its smallest scale; see `activation_scale`. With 1, every channel uses all levels, and a text
-with larger values than the calibration's is clipped in many."""
+"""Exponent of a channel's range in the channel's smallest scale; see `activation_scale`. With 1, every channel uses all
+levels, and a text with larger values than the calibration's is clipped in many channels."""
 
 _ITERATIONS = 20
-"""Of scales and the steps of weights, each of which follow from the other."""
+"""Iterations over scales and the steps of weights: each follow from the other."""
 
 HEADROOM = 1.1
 """Other texts have larger values than the calibration's: the distance from the mean to both ends is widened by it."""
 
 _HANDED_ON = 0.25
-"""Of the variance of a weight's rounding errors, what is left in the product when they are handed on."""
+"""Part of the variance of a weight's rounding errors that stays in the product when errors are handed on."""
 
 _DAMPING = 0.03
-"""Of the channels' mean variance, added to each: errors are not handed on by what varies together in few texts only,
-whose tokens of another kind had 2 to 5 times the error."""
+"""Part of the channels' mean variance that is added to each. Without it, errors were handed on by channels that vary
+together in few texts only, and tokens of another kind had 2 to 5 times the error."""
 
 _SMALLEST = 1e-6
 
@@ -66,7 +66,7 @@ class Statistics:
 
     @classmethod
     def empty(cls, channels: int) -> Statistics:
-        """Of no token."""
+        """Statistics of no token."""
         zeros = np.zeros(channels)
         return cls(zeros + np.inf, zeros - np.inf, zeros, np.zeros((channels, channels)))
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEAST_COSINE = 0.999
-"""Of the worst text's answers to the float graph's. While it is less, more weights are left float. Other texts lose
-more: 0.998 is what they should reach."""
+"""Least cosine of the worst text's answers with the float graph's. Below it, more weights are left float. Other texts
+lose more: they should reach 0.998."""
 
 _WARNED_COSINE = 0.998
 """Below it a user is told."""
@@ -50,15 +50,15 @@ _STEP = 0.02
 """Part of the multiplications that are left float more, at least, before texts are judged again."""
 
 _SHOWN_TOKENS = 1024
-"""Of the longest checked texts, that a product alone is measured with. In long texts other products, keys of the first
-layers, make the worst tokens than in short ones."""
+"""Tokens of the longest checked texts that a product alone is measured with. In long texts other products make the
+worst tokens than in short ones: keys of the first layers."""
 
 _RUN_TOKENS = 65_536
-"""Tokens that are run for that, for all products together, at most: a model of many layers would take an hour."""
+"""Most tokens of these runs, for all products together: a model of many layers would take an hour."""
 
 _POWER = 4
-"""Of a vector's loss in a product's: the worst tokens are what most weights are left float for, and products of the
-last layers, which lose as much on average, have no part in them."""
+"""Power of a vector's loss in a product's loss. Most weights are left float for the worst tokens, in which products of
+the last layers, which lose as much on average, have no part."""
 
 
 def float_graph(bundle: Bundle) -> onnx_ir.Model:
@@ -86,7 +86,7 @@ def kept_float(
     order = list(range(len(texts)))
 
     def judged(kept: Sequence[str], *, is_last: bool) -> _Judgement:
-        """Of the graph without those int8 products; texts after the first that does not hold are left out."""
+        """Judge the graph without those int8 products; texts after the first that does not hold are left out."""
         used = [name for name in products if name not in kept]
         cosines: dict[int, float] = {}
         holds = True
@@ -195,7 +195,7 @@ def _tokens_hold(bundle: Bundle, found: Sequence[FloatArray], exact: Sequence[Fl
 
 
 def _cosine(first: FloatArray, second: FloatArray) -> float:
-    """Of an answer; of one with tokens, of its mean over them."""
+    """Cosine of two answers; of answers with tokens, the cosine of their means over tokens."""
     first, second = (array.reshape(-1, array.shape[-1]).mean(0) for array in (first, second))
     norms = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / norms if norms else float(np.array_equal(first, second))

@@ -33,7 +33,7 @@ _ROUNDS = 4
 """In which parts are given: those of one round may be split again in the next."""
 
 _FRACTIONS = (0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-"""Of a part's range, where it may be split."""
+"""Fractions of a part's range where the part may be split."""
 
 _ELEMENTWISE = frozenset(
     {"Add", "Cast", "Div", "Elu", "Erf", "Gelu", "Mul", "Pow", "Relu", "Sigmoid", "Sub", "Swish", "Tanh"}
@@ -129,7 +129,7 @@ def chosen_split(
 def _best_thresholds(
     rows: FloatArray, shares: WideArray, starts: WideArray, ends: WideArray
 ) -> tuple[WideArray, WideArray, WideArray]:
-    """Of each part: its noise, the threshold that takes away most of it, and how much; [parts] each.
+    """Noise of each part, the threshold that takes away most of it, and how much it takes away; [parts] each.
 
     The noise is the square of the part's range, counted for the tokens whose value is there.
 

@@ -40,11 +40,11 @@ class SwitchedGraph:
         self._run = single_text_runner(bundle, model)
 
     def answers(self, used: Collection[str], texts: Sequence[IntArray]) -> list[list[FloatArray]]:
-        """Of each text, [tokens], every answer without the batch axis.
+        """All answers to each text, without the batch axis.
 
         Args:
             used: the weights whose products are int8.
-            texts: ids.
+            texts: ids, [tokens] each.
         """
         switches = {str(value.name): np.array(name in used) for name, value in self._switches.items()}
         found = []

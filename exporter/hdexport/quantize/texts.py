@@ -30,11 +30,11 @@ _LONG_CHECKED = 8
 """Pieces of so many tokens that are checked: as many tokens as verification reads, of which the worst one tells."""
 
 _VALUES = 2**26
-"""Of the answers to long texts that are checked, which are all in memory at once: 256 MB. A head over a vocabulary has
-30,000 and more for each token."""
+"""Most values of the answers to long checked texts, which are all in memory at once: 256 MB. A head over a vocabulary
+has 30,000 and more for each token."""
 
 _CUT_TOKENS = 160
-"""Of two texts of three: many texts tell more than long ones, and take as much time."""
+"""Tokens that two texts of three are cut to: many texts tell more than long ones, and take as much time."""
 
 _CHECK_EVERY = 4
 """Every so many texts are not calibrated with but checked."""
@@ -47,15 +47,15 @@ _SENTENCE = re.compile(r"(?:^|(?<=[.!?]))[^.!?]+[.!?](?=\s)")
 400 KB take an hour."""
 
 _WORDS = range(2, 31)
-"""Of a sentence. Of short texts, those that end with a full stop are unlike those that are cut."""
+"""Words of a sentence. Among short texts, sentences that end with a full stop are unlike texts that are cut."""
 
 _RARE_LENGTHS = (*(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) * 2, *(512,) * 2)
 """Tokens of texts of random ids. Texts of another kind have words that the calibration's lack, and without these, up to
 all of the error of such a word was clipping."""
 
 _DOCSTRING_TOKENS = 64
-"""Of a module's docstrings: many kinds of text tell more of ranges than long ones. Without them, single tokens of the
-same language were clipped, by more than a channel's range."""
+"""Tokens of a module's docstrings: many kinds of text tell more of ranges than long texts. Without docstrings, single
+tokens of the same language were clipped, by more than a channel's range."""
 
 _PADDING = (1, 2, 3, 5, 9, 17, 33, 64)
 _BEHIND_PADDING = (1, 1, 2, 3)

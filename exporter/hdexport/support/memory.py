@@ -30,7 +30,7 @@ _OUT_OF_MEMORY = (
 )
 """What PyTorch, ONNX Runtime, CUDA, NumPy, C++ and the kernel say where memory was short, in lower case."""
 
-# Of control groups, versions 1 and 2: the limit, what is used, and the reclaimable part of it.
+# Files of control groups, versions 1 and 2: the limit, the usage, and the usage's reclaimable part.
 _GROUP_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _GROUP_FILES_2 = ("memory.max", "memory.current", "inactive_file")
 
@@ -124,7 +124,7 @@ def _left_in_groups(mount: Path, groups: str) -> Iterator[int]:
 
 
 def _left_up_to(mount: Path, path: str, files: tuple[str, str, str]) -> Iterator[int]:
-    """Of a group and of those that it is in. A container may see its own group only, where the outermost should be."""
+    """Memory left in a group and its parents. A container may see its own group only, where the outermost should be."""
     limit_file, usage_file, inactive_field = files
     inside = Path(path.lstrip("/"))
     for group in dict.fromkeys((inside, *inside.parents)):

@@ -17,7 +17,7 @@ from hdexport.tune.losses import Objective, text_ids
 from hdexport.tune.student import Student
 
 TEMPERATURE = 0.05
-"""Of the softmax over texts."""
+"""Temperature of the softmax over texts."""
 
 QUERIES = 8
 """The most sentences that are taken out of a text at once; one run of the text answers all of them."""
@@ -49,7 +49,7 @@ class Contrast(Objective):
         self._texts = torch.zeros(len(self._all), 0)
         self._queries = torch.zeros(len(self._all), QUERIES, 0)
         self._numbers = torch.zeros(len(self._all), dtype=torch.int64)
-        """Of queries of each text; 0 for texts that were not seen."""
+        """Number of queries of each text; 0 for texts that were not seen."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """The vectors."""

@@ -16,7 +16,7 @@ from hdexport.tune.corpus import Document
 from hdexport.tune.student import Encoder, Student
 
 MASKED_SHARE = 0.15
-"""Of tokens, as in BERT's training."""
+"""Share of tokens that are masked, as in BERT's training."""
 
 
 class Objective(ABC):

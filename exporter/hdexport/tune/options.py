@@ -107,7 +107,7 @@ class TuneOptions:
 
     @property
     def seconds(self) -> float | None:
-        """Of training; None where only steps count."""
+        """Duration of training; None where only steps count."""
         if self.minutes is not None:
             return 60 * self.minutes
         return 60 * DEFAULT_MINUTES if self.steps is None else None

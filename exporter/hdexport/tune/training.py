@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 _WARMUP_STEPS = 10
 _LEAST_RATE = 0.05
-"""Of the highest, at the end of the schedule."""
+"""Share of the highest learning rate that is left at the end of the schedule."""
 
 OWN_RATE = 0.05
-"""Of the learning rate, for the differences of single rows, whose gradients are mostly noise."""
+"""Share of the learning rate for the differences of single rows, whose gradients are mostly noise."""
 
 _BETAS = (0.9, 0.98)
 _MOST_NORM = 1.0
-"""Of the gradient; steeper ones are scaled down."""
+"""Largest norm of the gradient; steeper gradients are scaled down."""
 
 
 @dataclass
@@ -201,7 +201,7 @@ class _Training:
         yield batch
 
     def _factor(self) -> float:
-        """Of the highest learning rate, in this step."""
+        """Share of the highest learning rate in this step."""
         cosine = (1 + math.cos(math.pi * self.share)) / 2
         warmup = min(1.0, (self.outcome.steps + 1) / _WARMUP_STEPS)
         return warmup * (_LEAST_RATE + (1 - _LEAST_RATE) * cosine)

@@ -266,7 +266,7 @@ def joined(parts: Sequence[Comparison]) -> Comparison:
 
 
 def _compare_float32(got: WideArray, want: WideArray, *, may_be_sums: bool) -> Comparison:
-    """Of [rows, features]: every value holds the tolerance."""
+    """Compare [rows, features]: every value holds the tolerance."""
     if not _finite(got, want):
         return NOT_FINITE
     sizes = np.abs(want)
@@ -286,7 +286,7 @@ def _compare_float32(got: WideArray, want: WideArray, *, may_be_sums: bool) -> C
 
 
 def _compare_vectors(got: WideArray, want: WideArray, *, rounding: Rounding, of_tokens: bool) -> Comparison:
-    """Of [rows, features]: every vector holds the tolerances of its direction and its length."""
+    """Compare [rows, features]: every vector holds the tolerances of its direction and its length."""
     if not _finite(got, want):
         return NOT_FINITE
     cosine = _min_cosine(got, want)
@@ -310,7 +310,7 @@ def _compare_vectors(got: WideArray, want: WideArray, *, rounding: Rounding, of_
 
 
 def _compare_scores(got: WideArray, want: WideArray, *, rounding: Rounding) -> Comparison:
-    """Of [rows, classes or tokens]: every score holds the tolerance, and the best is the same unless as close."""
+    """Compare [rows, classes or tokens]: every score holds the tolerance, and the best is the same unless as close."""
     if not _finite(got, want):
         return NOT_FINITE
     largest = want.max(axis=-1, keepdims=True)

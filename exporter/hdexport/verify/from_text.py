@@ -248,8 +248,8 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
         raise
     except Exception as error:
         raise _LibraryError(f"it does not load {path}: {shown(error)}") from error
-    # Attention of a kind of its own may answer by what the model was asked before. Of a model with a decoder, the
-    # encoder is the bundle's.
+    # Attention of a kind of its own may answer by what the model was asked before. A bundle of a model with a decoder
+    # holds the encoder alone.
     is_same = type(library[0].model) is type(reference.model)
     if checkpoint.family.own is not None or reference.is_changed or not (is_same or theirs == "CrossEncoder"):
         if theirs == "CrossEncoder" and not is_same:

@@ -52,7 +52,7 @@ class GraphSet:
 
     @property
     def lowering(self) -> str | None:
-        """Of the graph that takes any batch; None of an engine."""
+        """Lowering of the graph that takes any batch; None for an engine."""
         return self.graphs[0].lowering if self.graphs else None
 
     @property

@@ -43,7 +43,7 @@ _LONGEST_WHOLE = 1024
 """Tokens of the longest text that the quick grid leaves no layer out of."""
 
 _INFORMATION_TOKENS = 1024
-"""Of the text that shows how good an attention is."""
+"""Tokens of the text that shows how good an attention is."""
 
 _WRITTEN_TOKENS = 16_384
 """That the texts for int8 graphs are cut from."""

@@ -75,7 +75,7 @@ sys.exit(command.load()(sys.argv[1:]))
 separate process frees a build's memory when it ends."""
 
 _ERROR_LINES = 20
-"""Of a failed rebuild's output; the reason is at the end."""
+"""Last lines of a failed rebuild's output that are shown; the reason is at the end."""
 
 
 def open_runner(

@@ -13,7 +13,7 @@ class Precision(str, Enum):
 
     AUTO = "auto"
     """``bfloat16`` where the CPU computes in it, the bundle is of half precision and OpenVINO runs it, else
-    ``float32``. Of a session: on a GPU, what its graph or engine was built in."""
+    ``float32``. On a GPU, a session computes in the precision that its graph or engine was built in."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     """By OpenVINO; sums, normalisation and softmax stay in float32 where it says so."""

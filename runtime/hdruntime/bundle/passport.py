@@ -213,7 +213,7 @@ def _version_difference(engine: EngineFile, backend: Backend, here: str | None) 
 
 
 def _version_with_cuda() -> str | None:
-    """Of ONNX Runtime, asked of the module: the package installed later overwrites the files of the other."""
+    """ONNX Runtime's version, by the module: the package installed later overwrites the files of the other."""
     try:
         import onnxruntime
     except ImportError:

@@ -43,7 +43,7 @@ job is refused because its output exists.
 """
 
 _MOST_CHARACTERS = 500
-"""Of the first error: a file system may limit attributes to 4 kB."""
+"""Most characters of the first error: a file system may limit attributes to 4 kB."""
 
 
 def identity_of_bundle(manifest: Manifest) -> str:

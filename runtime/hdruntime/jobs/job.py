@@ -363,7 +363,7 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
         "hdexport.task": manifest.task,
     }
     if COLUMN in names:
-        # Of token vectors it says what sentence-transformers makes of them; a job makes their mean.
+        # For token vectors the manifest says what sentence-transformers makes of them; a job makes their mean.
         sentence = None if manifest.task == "feature-extraction" else manifest.sentence
         pooling = ("mean",) if manifest.task == "feature-extraction" else sentence.pooling if sentence else ()
         # The first dimensions of a vector of length 1 are shorter.

@@ -257,7 +257,7 @@ def _parquet_values(file: InputFile, columns: Columns, start: Position) -> Itera
         try:
             content = repr(values)
         except (OverflowError, ValueError) as error:
-            # Of nested values: text that is not UTF-8, or a day outside of the years 1 to 9999.
+            # Nested values hold text that is not UTF-8, or a day outside of the years 1 to 9999.
             yield f"Row {number} of the file holds a value that cannot be read: {error}.", number, 0, checksum
             continue
         checksum = zlib.crc32(content.encode(), checksum)

@@ -338,7 +338,7 @@ def _vectors(cells: list[Any], kind: pa.DataType) -> pa.AnyArray:
 
 
 def _lists_of_vectors(cells: list[Any], kind: pa.DataType) -> pa.AnyArray:
-    """Of arrays [vectors, dimensions]."""
+    """A column of the arrays [vectors, dimensions] of rows."""
     there = [cell for cell in cells if cell is not None]
     vectors = (
         pa.array([], kind.value_type)

@@ -67,7 +67,7 @@ _MODES_OF_PATTERN = {
 }
 
 _REFERENCE_COPIES = 6
-"""Of one head's scores in the definition of block-sparse attention."""
+"""Copies of one head's scores in the definition of block-sparse attention."""
 
 
 class BlocksKind(AttentionKind):

@@ -63,7 +63,7 @@ class BlockSetup(Setup):
     def ordinary_keys(self) -> int:
         """Tokens of a text that a query of an ordinary block sees, at most, where the text is not attended to densely.
 
-        Random blocks are counted as if they were no others. Of lists, the block with a middling number is ordinary.
+        Random blocks are counted as if they were no others. Among lists, the one with a middling number is ordinary.
         """
         if self.spec.pattern is Pattern.BLOCKS:
             assert self.listed_blocks is not None

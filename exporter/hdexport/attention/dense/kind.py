@@ -14,7 +14,7 @@ from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.value_types import Size
 
 _SCORE_COPIES = 3
-"""Of a layer's scores in PyTorch's own code: with the mask added, the softmax, and what is made of either."""
+"""Copies of a layer's scores in PyTorch's own code: scores with the mask, the softmax, and a copy made of either."""
 
 
 @dataclass(frozen=True, kw_only=True)

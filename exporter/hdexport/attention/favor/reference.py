@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hdexport.attention.favor.setup import FavorSetup
 
 _NUMBERS = itertools.count()
-"""Of the models that attend so, in this process."""
+"""Numbers of the models that attend so, in this process."""
 
 
 def use_features(model: PreTrainedModel, setup: FavorSetup) -> FeatureAttention:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _SIDE_COPIES = 10
-"""Of a layer's scores with sides in PyTorch's own code, for each head; measured, with what windows take: 2006 MB for
-8192 tokens, 12 heads and sides of 16."""
+"""Copies of a layer's scores with sides in PyTorch's own code, for each head; measured, with what windows take: 2006 MB
+for 8192 tokens, 12 heads and sides of 16."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _SCORE_COPIES = 6
-"""Of a layer's scores in PyTorch's own code: of contents, positions, their shift, the sum, the masked, the weights."""
+"""Scores of a layer in PyTorch's own code: contents, positions, shifted positions, the sum, masked scores, weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

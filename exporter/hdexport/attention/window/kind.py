@@ -52,7 +52,7 @@ MOST_GLOBAL_TOKENS = 3840
 """Largest k of a TopK in TensorRT, by which the graph finds them."""
 
 _DEFAULT_BOUND, _DEFAULT_BOUND_OF_QUESTIONS = 16, 64
-"""Of marked tokens; all of a question's are global."""
+"""Most tokens that a caller may mark; all tokens of a question are global."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _commit(file: Path) -> str | None:
-    """Of the checkout that a file belongs to; an installed copy within another project's checkout has no commit."""
+    """The commit of a file's checkout; an installed copy within another project's checkout has no commit."""
     if not _git(file, "ls-files", "--error-unmatch", file.name):
         return None
     return _git(file, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
-"""Of matrix products; ``tf32`` is float32 in memory, multiplied on a GPU with 10 bits of mantissa."""
+"""Types of matrix products; ``tf32`` is float32 in memory, multiplied on a GPU with 10 bits of mantissa."""
 
 _PRODUCTS = {
     "cpu": ((256, 768, 3072), (1024, 1024, 1024), (2048, 768, 3072)),
@@ -43,7 +43,7 @@ _FLUSH_BYTES = 2**28
 
 _WARM_UP_RUNS = 3
 _IR_VERSION = 10
-"""Of ONNX files: what every ONNX Runtime that hdexport runs with can read."""
+"""Version of ONNX files that every ONNX Runtime that hdexport runs with can read."""
 
 
 def measured_ceilings(device: str, dtype: str = "float32", threads: int | None = None) -> Ceilings:

@@ -45,7 +45,7 @@ _STDOUT_BYTES = 16 * 2**20
 _STDERR_BYTES = 2**16
 _REASON_LINES = 3
 _REASON_CHARACTERS = 500
-"""Of a line."""
+"""Most characters of a line."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,8 @@ class Work:
             of the queries and keys that see each other. Softmax, normalisation and activations are not counted.
         dense_flops: the same, had every attention operator been dense.
         moved_bytes: a lower bound of what crosses the memory bus: every weight, input and output once, and nothing in
-            between, as if all activations stayed in caches. Of a table that is looked up, one row per index, or the
-            whole table if it has fewer.
+            between, as if all activations stayed in caches. A table that is looked up counts one row per index, or
+            the whole table if it has fewer.
     """
 
     flops: int
@@ -69,8 +69,8 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
     Texts are alone: a model that remembers has as little memory as it takes.
 
     Every product counts as the graph has it: a head over one token counts one token, and Longformer's rows of global
-    tokens count all the slots that the graph has for them. Of global tokens that the graph itself puts in front of each
-    text, the padding that completes their last block counts as well.
+    tokens count all the slots that the graph has for them. If the graph itself puts global tokens in front of each
+    text, the padding that completes the last block of global tokens counts as well.
 
     Args:
         bundle_path: a bundle's directory.

@@ -36,7 +36,7 @@ class SeriesStyle:
 
     @classmethod
     def of(cls, index: int) -> SeriesStyle:
-        """Of the series of that number. Six differ in each of the three, the first 36 in one of them."""
+        """The style of the series of that number. Colour, dash and shape have six values each; 36 styles differ."""
         lap = index // len(LIGHT_COLOURS)
         return cls(
             colour=index % len(LIGHT_COLOURS),

@@ -58,7 +58,7 @@ class Texts:
 
     @property
     def max_len(self) -> int:
-        """Of the longest text that the bundle takes, in tokens."""
+        """Tokens of the longest text that the bundle takes."""
         return self._bundle.manifest.max_len
 
     def _inputs(self, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:

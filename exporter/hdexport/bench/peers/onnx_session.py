@@ -61,7 +61,7 @@ class OnnxPeer(Peer):
     """A peer whose artefact is an ONNX file, which ONNX Runtime runs with its own settings but the threads."""
 
     example_tokens: ClassVar[int]
-    """Of the texts that the model is exported with."""
+    """Tokens of the texts that the model is exported with."""
 
     def remark(self, manifest: Manifest) -> str | None:
         return export_remark(manifest, self.example_tokens)

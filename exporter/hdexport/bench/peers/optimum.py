@@ -21,7 +21,7 @@ _COMMAND = "optimum-cli"
 _INSTALL = "pipx install 'optimum-onnx[onnxruntime]'"
 """It needs transformers 4, and hdexport 5: it runs in an environment of its own."""
 _EXAMPLE_TOKENS = 16
-"""Of the texts that it exports models with by default."""
+"""Tokens of the texts that Optimum exports models with by default."""
 
 
 class Optimum(OnnxPeer):

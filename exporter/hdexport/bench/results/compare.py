@@ -30,7 +30,7 @@ LEAST_ERROR_SIZE = 1e-6
 """Errors changed if their ratio exceeds this and the larger one that: below is the rounding of float32."""
 
 _LEAST_PEER_CASES = 3
-"""Of peers in both runs, for their median to be taken as the machine's drift."""
+"""Fewest cases of peers in both runs whose median is taken as the machine's drift."""
 
 _LEGITIMATE = ("commit", "hdexport", "gpu clock", "gpu memory clock")
 """Parts of the environment that may differ without the peers being others."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 SCHEMA_VERSION = 1
-"""Of ``bench.json``; a field that changes its meaning or goes away raises it, one that is added does not."""
+"""Version of ``bench.json``; a field that changes its meaning or goes away raises it, an added field does not."""
 
 
 class Status(str, Enum):
@@ -66,7 +66,7 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Of one call with a whole batch, over the runs of all rounds, in milliseconds."""
+    """Latency of one call with a whole batch, over the runs of all rounds, in milliseconds."""
 
     p50_ms: float
     p95_ms: float
@@ -87,7 +87,7 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Of one process, the largest over the rounds, in bytes; None where there is no such figure."""
+    """Peak memory of one process, the largest over the rounds, in bytes; None where there is no such figure."""
 
     rss_bytes: int | None
     growth_bytes: int | None

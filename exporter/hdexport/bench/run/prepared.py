@@ -30,7 +30,7 @@ from hdexport.bench.run.watcher import Watcher
 from hdruntime.errors import BackendError
 
 _TIME_LIMIT_S = 3600.0
-"""Of one step: exports of large models take minutes."""
+"""Time limit of one step: exports of large models take minutes."""
 
 
 class Preparation:
@@ -85,7 +85,7 @@ class Preparation:
         return tuple(self._ceilings.values())
 
     def ceilings_of(self, planned: PlannedSeries) -> Ceilings | None:
-        """Of the device and type that a series computes with; None where they could not be measured."""
+        """Ceilings of a series' device and type; None where they could not be measured."""
         return self._ceilings.get(_device_and_dtype(planned))
 
     def work_of(self, planned: PlannedSeries, batch: int, tokens: int) -> Work | None:
@@ -180,7 +180,7 @@ class Preparation:
 
 
 def _max_len(subject: Subject, plan: Plan) -> int:
-    """Of its bundles; the subject's own is the longest."""
+    """Longest text of the subject's bundles; the subject's own bundle takes the longest."""
     return max(planned.bundle.manifest.max_len for planned in plan.series if planned.subject == subject)
 
 

@@ -123,7 +123,7 @@ def _linear(google: str, hugging_face: str, outputs: Axis) -> Iterator[Variable]
 
 
 def _classifier() -> tuple[Variable, ...]:
-    """Of Google's ``run_classifier.py``, which names its variables without a scope."""
+    """Variables of Google's ``run_classifier.py``, which names them without a scope."""
     weight = Variable(google="output_weights", hugging_face="classifier.weight", axes=("num_labels", "hidden_size"))
     return (weight, _bias("output_bias", "classifier.bias", "num_labels"))
 

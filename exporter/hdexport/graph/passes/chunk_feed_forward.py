@@ -30,7 +30,7 @@ _PARTS = frozenset({"Slice", "Split"})
 """Operators that take the wide values of a gated network apart."""
 
 _WIDE_AXIS = 2
-"""Of [batch, tokens, width]."""
+"""The last axis of [batch, tokens, width]."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ _ELEMENTWISE = frozenset({
 })  # fmt: skip
 
 _TOKENS_AXIS, _RANK = 1, 3
-"""Of [batch, tokens, width]."""
+"""The tokens' axis, and the rank, of [batch, tokens, width]."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 LAYERS_DOMAIN = "hdexport.layers"
-"""Of the marks that tracing leaves in a graph; none is left afterwards."""
+"""Domain of the marks that tracing leaves in a graph; this pass removes all marks."""
 
 INPUTS = "Inputs"
 """Inputs of a layer that is traced: as many outputs as inputs."""

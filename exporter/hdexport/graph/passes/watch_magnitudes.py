@@ -189,7 +189,7 @@ class _Watcher:
         return self._op(graph, node, _SCORES, node.inputs[:2], attributes, domain=_SCORES_DOMAIN)
 
     def _in_body(self, graph: onnx_ir.Graph, node: onnx_ir.Node) -> list[onnx_ir.Value]:
-        """Of an attention's body: products have the type of the query, and nothing else that is large has."""
+        """Magnitudes in an attention's body: products have the query's type, and no other large value has it."""
         if node.op_type == "If":
             return [self._in_branches(node)]
         return [self._magnitude(graph, node.outputs[0])] if node.op_type == "MatMul" else []

@@ -233,7 +233,7 @@ def _options(device: str, precision: Precision, threads: int | None, *, has_bflo
     elif precision is Precision.BFLOAT16:
         options["INFERENCE_PRECISION_HINT"] = "bf16"
     elif precision.has_graphs and device == CPU:
-        # Of their float nodes.
+        # The precision of the graphs' float nodes.
         options["INFERENCE_PRECISION_HINT"] = "bf16" if has_bfloat16 else "f32"
     if device == CPU:
         options["PERFORMANCE_HINT"] = "LATENCY"
