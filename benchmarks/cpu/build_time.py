@@ -177,7 +177,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def process_figures(command: Sequence[str]) -> dict[str, Any]:
-    """Wall time, CPU time and peak memory of a process and those that it waits for, as the system accounts for them.
+    """Wall time, CPU time and peak memory of a process and its children, as the system accounts for them.
 
     Exits, with what the process said, if it fails. Linux counts into the peak what the process that starts it has
     resident at that moment, so call it from one that has not loaded much.

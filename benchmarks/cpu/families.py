@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def recorded_families(output: Path | None, part: str) -> set[str]:
-    """Those of which a file has a part; what failed is tried again."""
+    """Families of which a file has a part; a failed family is tried again."""
     if output is None or not output.exists():
         return set()
     rows = map(json.loads, output.read_text(encoding="utf-8").splitlines())
@@ -83,7 +83,7 @@ def cases(lengths: list[int]) -> list[str]:
 
 
 def _checked(model_type: str) -> dict[str, Any]:
-    """A family's row of checks, with the reasons of those that failed."""
+    """A family's row of checks, with the reasons of failed checks."""
     with tempfile.TemporaryDirectory() as folder:
         outcomes = _outcomes("checks", [model_type, "--models", folder], of=_CHECKS)
     return {"benchmark": "cpu.families", "model_type": model_type, "checked": now(), "checks": outcomes}

@@ -65,7 +65,7 @@ def base_config(model_type: str, *, layers: int) -> PreTrainedConfig:
     """The configuration of a model type in base shape.
 
     Args:
-        model_type: of those that are supported.
+        model_type: a supported one.
         layers: how many.
     """
     from transformers import AutoConfig

@@ -93,7 +93,7 @@ def openvino_targets(*lengths: int) -> tuple[Target, ...]:
 
 
 def load(model: str, models: Path) -> Run:
-    """One of them, from what `save_models` saved."""
+    """Load one of the models that `save_models` saved."""
     if model in (BUNDLE, OPENVINO, OPENVINO_BFLOAT16):
         import hdruntime
 

@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def targets(lengths: Sequence[int], models: Sequence[str]) -> list[Target]:
-    """Those of all models that run and whose rivals do."""
+    """Targets of all models that run and whose rivals run."""
     found = []
     for ours, theirs in RIVALS.items():
         if ours in models and ours != "bundle":
@@ -174,7 +174,7 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
 
 
 def _write_texts(folder: Path, lengths: Sequence[int]) -> None:
-    """The timed texts, and those whose vectors are compared, with PyTorch's vectors."""
+    """The timed texts, and the texts whose vectors are compared, with PyTorch's vectors."""
     from hdexport.bench.peers.inputs import Texts
     from hdruntime.bundle.reader import open_bundle
 

@@ -51,7 +51,7 @@ _SHORTEST = 20
 _BATCH_SIZES = (1, 2, 4, 8, 32)
 _LARGEST_BATCH = max(_BATCH_SIZES)
 _CALL_TOKENS = 40_000
-"""That each of the two calls of a case works on, over all its repetitions."""
+"""Tokens that each of the two calls of a case works on, over all its repetitions."""
 
 _CHOOSE = "choose a batch size"
 _WARM_UP_TEXTS = 8
@@ -213,7 +213,7 @@ def _sentence_transformer(checkpoint: Path, threads: int) -> Callable[[list[str]
 
 
 def _fastest_batch_size(encode: Callable[[list[str], int], object], texts: Sequence[str]) -> dict[str, Any]:
-    """On runs of neighbours in length, whose batches are as little padded as those of all texts."""
+    """On runs of neighbours in length, whose batches are as little padded as the batches of all texts."""
     by_length = sorted(texts, key=len)
     starts = range(_LARGEST_BATCH, len(by_length), 5 * _LARGEST_BATCH) if len(by_length) > _LARGEST_BATCH else [0]
     some = [text for start in starts for text in by_length[start : start + _LARGEST_BATCH]]

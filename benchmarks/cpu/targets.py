@@ -56,7 +56,7 @@ _VALUES_COMPARED = 16
 """Tokens of each answer that are compared, spread over the text."""
 
 _RESIDENT = "resident_mb"
-"""What a case may print besides: resident memory again and again, kept of the first round."""
+"""Key for resident memory again and again, which a case may print besides; the first round's is kept."""
 
 _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "nncf")
 
@@ -66,7 +66,7 @@ Run = Callable[[Ids], npt.NDArray[np.float32]]
 
 
 class Figure(str, Enum):
-    """What is measured of a case."""
+    """A measured figure of a case."""
 
     LATENCY = "latency"
     CPU_TIME = "CPU time"
@@ -76,7 +76,7 @@ class Figure(str, Enum):
     OVERHEAD = "overhead"
     """A ratio that a case takes itself, of interleaved calls: processes differ by more."""
     COSINE_LOSS = "cosine loss"
-    """What the worst cosine of a case's vectors with PyTorch's lacks to 1."""
+    """1 less the worst cosine of a case's vectors with PyTorch's."""
     KEPT = "MB kept"
     """Resident memory after a long text, above what was resident before."""
 
@@ -162,7 +162,7 @@ def chosen(options: argparse.Namespace, comparison: Mapping[str, Any]) -> dict[s
 
 
 def child_arguments(options: argparse.Namespace) -> list[str]:
-    """Arguments of a child process: those of this one, and where the models are."""
+    """Arguments of a child process: this process' own, and where the models are."""
     return [*sys.argv[1:], "--models", str(options.models)]
 
 

@@ -46,7 +46,7 @@ def cases(short: int, long: int) -> list[str]:
 
 
 def targets(short: int, long: int) -> tuple[Target, ...]:
-    """Those of a segment, and of documents of two lengths."""
+    """Targets of a segment, and of documents of two lengths."""
     shorter, longer = f"{_STREAM} {short}", f"{_STREAM} {long}"
     return (
         Target(BUNDLE, HUGGING_FACE, Figure.LATENCY, _LATENCY),

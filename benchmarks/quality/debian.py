@@ -120,7 +120,7 @@ def _pages(packages: Mapping[str, str], cache: Path) -> tuple[list[Page], dict[s
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Those of at least ten words, spaces and lines alike."""
+    """Paragraphs of at least ten words, without distinction of spaces and line ends."""
     paragraphs = (paragraph.split() for paragraph in text.split("\n\n"))
     return [" ".join(words) for words in paragraphs if len(words) >= _FEWEST_WORDS]
 

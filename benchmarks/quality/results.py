@@ -17,7 +17,7 @@ from hdexport.quality.ranking import Mean, mean_of, reciprocal_ranks
 
 BASELINE = "truncated"
 PRECISIONS_RUNNER = "openvino"
-"""The runner that has variants in other precisions than float32, and not those of positions."""
+"""The runner that has variants in other precisions than float32, and none with other positions."""
 
 TITLES = {"python": "Python's help", "debian": "Debian's documentation"}
 """Titles of the corpora."""
@@ -72,7 +72,7 @@ class Line:
 
     @property
     def is_of_precisions(self) -> bool:
-        """Whether it tells what precisions do, and not what positions do."""
+        """Whether the line tells what precisions do, and not what positions do."""
         return self.facts.runner == PRECISIONS_RUNNER
 
     def mrr(self, kind: str) -> Mean:
@@ -80,7 +80,7 @@ class Line:
         return mean_of(self._scores(kind), self._documents(kind))
 
     def difference(self, other: Line, kind: str) -> Mean:
-        """MRR@10 less that of another variant, paired by query.
+        """MRR@10 less another variant's, paired by query.
 
         Raises:
             ValueError: the other's documents and queries differ.

@@ -288,7 +288,7 @@ def _encodings(
     try:
         return tokenizer.encode([texts[index] for index in window], overflow=Overflow.TRUNCATE, prompt=prompt)
     except InputError:
-        # It counts from the start of the window, which says nothing to the caller.
+        # The message counts from the start of the window, which says nothing to the caller.
         for index in window:
             try:
                 tokenizer.encode([texts[index]], overflow=Overflow.TRUNCATE, prompt=prompt)

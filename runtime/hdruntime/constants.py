@@ -58,4 +58,4 @@ TENSORRT_RTX_ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 """GPU architectures that TensorRT-RTX (1.7) builds for: GeForce, RTX and A100, but neither Hopper nor B200."""
 
 TENSORRT_RTX_ON_REQUEST = ("sm75",)
-"""Those that TensorRT-RTX leaves out unless asked: they slow an engine down on the others."""
+"""Architectures that TensorRT-RTX leaves out unless asked: they slow an engine down on the others."""

@@ -54,7 +54,7 @@ class Fork:
         )
         self._process.start()
         child_begins.close()
-        # It has opened the terminal, which may be closed here.
+        # The child has opened the terminal, which may be closed here.
         begins.recv()
         assert self._process.pid is not None
         self.pid = self._process.pid

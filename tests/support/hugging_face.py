@@ -131,7 +131,7 @@ class HuggingFace:
         first_row = 2 if self.model.config.model_type in (*AFTER_PADDING_ROW, "esm") else 0
         self.checkpoint_rows = table.copy()
         if self.model.config.model_type == "big_bird":
-            # It pads texts to a multiple of the block, and the padding has positions.
+            # BigBird pads texts to a multiple of the block, and the padding has positions.
             max_len += -max_len % self.model.config.block_size
             self.model.config.max_position_embeddings = max_len
         rows = extended_rows(table[first_row:], max_len, alpha=alpha).astype(np.float32)
@@ -144,7 +144,7 @@ class HuggingFace:
         table = self.model.embed_positions.weight.detach().numpy()
         self.checkpoint_rows = table.copy()
         if self.model.config.model_type == "led":
-            # It pads texts to a multiple of the window, and the padding has positions.
+            # LED pads texts to a multiple of the window, and the padding has positions.
             max_len += -max_len % max(self.model.config.attention_window)
         else:
             self.model.config.max_position_embeddings = max_len
@@ -208,7 +208,7 @@ class HuggingFace:
         if self.model.config.model_type in ("deberta", "deberta-v2") and self.task == "text-classification":
             self._read_first(attention_mask)
         if self.model.config.model_type == "qwen3" and self.task == "text-classification":
-            # It reads the last token whose id is not that of padding, whatever the mask says.
+            # Qwen3 reads the last token whose id is not that of padding, whatever the mask says.
             inputs["input_ids"] = np.where(attention_mask == 1, input_ids, self.model.config.pad_token_id)
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})

@@ -133,7 +133,7 @@ class Setup:
 
     Attributes:
         is_own: whether the model was trained with it; else it takes the place of dense attention.
-        inputs: of the graph, in addition to those of every model.
+        inputs: of the graph, in addition to every model's inputs.
         padding: how far rows may be padded; None for any length.
         remark: what the user has to know; None for nothing.
         memories: of the model that was adapted; their specs are among the inputs. None where it remembers nothing.
@@ -195,7 +195,7 @@ class Decisions(Protocol):
         Args:
             decisions: those outputs, in order, of a batch.
             row: of the text in the batch.
-            tokens: those of the row that PyTorch is given.
+            tokens: the row's tokens that PyTorch is given.
         """
 
     def take_wrong(self) -> list[str]:
@@ -256,7 +256,7 @@ class AttentionKind:
 
         Args:
             spec: value of ``--attention``, if the kind reads it.
-            options: the command's options; those that it declared are None where they were not given.
+            options: the command's options; options that the kind declared are None where they were not given.
 
         Raises:
             NotUnderstoodError: the value is not of the form that it begins like.
@@ -303,7 +303,7 @@ class AttentionKind:
         return ()
 
     def boundaries(self, record: Any) -> Boundaries | None:
-        """Lengths that a verification must visit beyond those of every model, if any."""
+        """Lengths that a verification must visit beyond every model's, if any."""
         return None
 
     def keys_of_layers(self, record: Any, manifest: Manifest, tokens: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The kinds of attention there are, and those of a bundle."""
+"""The kinds of attention there are, and the kinds of a bundle."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _OURS: tuple[AttentionKind, ...] = (
 
 @functools.cache
 def kinds() -> tuple[AttentionKind, ...]:
-    """Every kind: ours, and those that installed packages register as entry points of ``hdexport.attention``."""
+    """Every kind: ours, and kinds that installed packages register as entry points of ``hdexport.attention``."""
     points = sorted(importlib.metadata.entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
     loaded = (_loaded(point) for point in points)
     return (*_OURS, *(kind for kind in loaded if kind is not None))
@@ -100,7 +100,7 @@ def attention_from_spec(spec: str | None, options: Mapping[str, Any] | None = No
 
     Args:
         spec: value of ``--attention``, for example ``window:256,global:1``; None where it was not given.
-        options: those that kinds declare, by their names in Python: ``{"max_global": 32}``.
+        options: options that kinds declare, by their names in Python: ``{"max_global": 32}``.
 
     Returns:
         name of a kind -> its request, for the kinds that have one.

@@ -95,6 +95,6 @@ def _factors(mask: torch.Tensor | PairCounts | None, tokens: int, base: int) -> 
         # Without windows all rows are one row of memory.
         rows = mask[:, :, :1] if mask.stride(2) == 0 else mask
         seen = rows if rows.dtype == torch.bool else rows == 0
-        # One factor per text: that of the queries that no window cuts off at an end.
+        # One factor per text: the factor of queries that no window cuts off at an end.
         keys = seen.sum(-1, keepdim=True).amax(2, keepdim=True)
     return torch.log(keys.float().clamp(min=1)).div(math.log(base)).clamp(min=1)

@@ -94,7 +94,7 @@ def attention_of_model(
     query_scale: LogScale | None,
     progress: Progress,
 ) -> dict[str, Setup]:
-    """The model's attention, its own or the requested one; reports what the latter does to the answers."""
+    """The model's attention, its own or the requested one; reports what the requested one does to the answers."""
     subject = Subject(
         model=model,
         family=checkpoint.family,

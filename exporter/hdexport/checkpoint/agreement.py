@@ -41,7 +41,7 @@ _OPTIONAL_PARTS = ("embeddings_project",)
 _NUM_LABELS = "num_labels"
 """The number of labels, which transformers counts in ``id2label``, and reads here if the file has no ``id2label``."""
 
-_BYTES_PER_WEIGHT = 4  # float32, whatever the file has
+_BYTES_PER_WEIGHT = 4  # float32, also where the file has another type
 
 
 @dataclass(frozen=True, kw_only=True)

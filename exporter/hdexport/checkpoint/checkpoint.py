@@ -112,7 +112,7 @@ class Checkpoint:
 
     @property
     def task_remark(self) -> str | None:
-        """What whoever did not name a task is told about `task`; None where the checkpoint says what it was made for.
+        """Remark on `task` for a user who named no task; None where the checkpoint says what it was made for.
 
         Raises:
             ModelError: as of `task`.
@@ -174,7 +174,7 @@ class Checkpoint:
 
     @property
     def usual_len(self) -> int:
-        """Tokens of the longest input, unless it is said: all positions, or those of a usual segment.
+        """Tokens of the longest input, unless it is said: all positions, or a usual segment's tokens.
 
         Raises:
             ModelError: ``config.json`` does not say.

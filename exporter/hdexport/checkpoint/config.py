@@ -31,7 +31,7 @@ _LIMITS = {
 """Key of ``config.json`` -> the most of what transformers makes one by one, before it looks at any weight."""
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-"""Attributes of every configuration in transformers, whatever their keys in the file are."""
+"""Attributes of every configuration in transformers, by any key in the file."""
 
 _EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
@@ -104,7 +104,7 @@ def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str
     except MemoryError:
         raise
     except Exception as error:
-        # Each configuration has checks of its own, and those that it lacks fail somewhere in its code.
+        # Each configuration has checks of its own; where it lacks one, its code fails somewhere.
         raise ModelError(
             f"{file} does not describe a {config['model_type']}: {shown(error)}\n"
             "Correct that value, or download the model's config.json again."

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> dict[str, StoredWeight]:
-    """The weights that transformers makes of those in the files; no weight is read.
+    """The weights that transformers makes of the files' weights; no weight is read.
 
     Args:
         stored: name -> type and shape of each weight in the files.

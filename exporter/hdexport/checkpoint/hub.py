@@ -81,12 +81,12 @@ def local_snapshot(model: HubModel) -> Path | None:
     try:
         return Path(hub.snapshot_download(model.name, revision=model.revision, local_files_only=True))
     except (HFValidationError, OSError):
-        # That it is not in the cache is an OSError to the client.
+        # The client raises OSError for a model that is not in the cache.
         return None
 
 
 def _without_weights(path: Path, *, allow_pickle: bool) -> list[Path]:
-    """The folders of a snapshot whose weights are missing: the encoder's, and those of dense layers."""
+    """The folders of a snapshot whose weights are missing: the encoder's, and dense layers'."""
     encoder = encoder_folder(path) or path
     layers = [path / module.folder for module in sentence_modules(path) if module.kind == "Dense"]
     return [folder for folder in (encoder, *layers) if not _has_weights(folder, allow_pickle=allow_pickle)]

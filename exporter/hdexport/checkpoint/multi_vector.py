@@ -121,8 +121,8 @@ class LateInteraction:
     """A model that gives a vector for each token.
 
     Attributes:
-        layers: what follows the encoder, for each token: ``Dense`` and ``Normalize``; of Stanford's ColBERT the latter
-            alone, after `PROJECTION`.
+        layers: the layers after the encoder, for each token: ``Dense`` and ``Normalize``; in Stanford's ColBERT,
+            ``Normalize`` alone, after `PROJECTION`.
         is_stanford: whether `PROJECTION` is among the encoder's weights.
         lengths: of queries and documents, and the expansion of queries.
         prompts: name -> prompt, prefixes of old checkpoints included.
@@ -344,7 +344,7 @@ def _mask(path: Path, modules: list[SentenceModule]) -> _Mask:
 
 
 def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate, values: Mapping[str, Any]) -> _Lengths:
-    """What the Transformer's file says, else what PyLate's does: see `values`, all of the latter."""
+    """The settings of the Transformer's file, else PyLate's; see `values`, all of PyLate's."""
     file = path / transformer.folder / "sentence_bert_config.json"
     own = _object(file)
     found = {name: values[name] for name in ("query_length", "document_length") if values.get(name) is not None}

@@ -104,7 +104,7 @@ def pair_template(
     try:
         plain = _wording(render("", _SENTINELS["query"], _SENTINELS["document"]))
     except Exception as error:
-        # A template fails with whatever it raises.
+        # A template may raise any error.
         if isinstance(error, (MemoryError, ModelError)):
             raise
         raise ModelError(

@@ -73,7 +73,7 @@ def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
 
 
 def _of_words(tokenizer: Any) -> Tokenizer:
-    """Words of a vocabulary between spaces; those that are never split are found in other text, as amino acids are."""
+    """Words of a vocabulary between spaces; words that are never split are found in other text, as amino acids are."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
     converted = Tokenizer(models.WordLevel(tokenizer.get_vocab(), unk_token=tokenizer.unk_token))

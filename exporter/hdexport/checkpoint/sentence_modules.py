@@ -71,7 +71,7 @@ class PoolingSettings:
     Attributes:
         modes: names, whose results are concatenated.
         include_prompt: whether a prompt's tokens are pooled, too.
-        following: the modules after the pooling, without those that matter in training alone.
+        following: the modules after the pooling, without modules that matter in training alone.
     """
 
     modes: tuple[str, ...]

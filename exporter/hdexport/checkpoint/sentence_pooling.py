@@ -58,7 +58,7 @@ class SentencePooling(Head):
         Args:
             token_embeddings: [batch, tokens, hidden_size], float32.
             attention_mask: [batch, tokens], int64, 1 for real tokens.
-            pooled_mask: the same, 1 for those that are pooled; None for all of them.
+            pooled_mask: the same, 1 for tokens that are pooled; None for all real tokens.
 
         Returns:
             [batch, width], float32.
@@ -173,7 +173,7 @@ _POOLS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
     "weightedmean": _by_position,
     "lasttoken": _last,
 }
-"""Mode -> (tokens' vectors [batch, tokens, width], mask of those that are pooled, mask of real tokens) -> vectors."""
+"""Mode -> (tokens' vectors [batch, tokens, width], mask of pooled tokens, mask of real tokens) -> vectors."""
 
 
 def token_layers(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> TokenLayers | None:

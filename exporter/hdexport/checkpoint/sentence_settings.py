@@ -1,4 +1,4 @@
-"""The settings of sentence-transformers in a checkpoint; those that a bundle cannot honour are refused by name."""
+"""The settings of sentence-transformers in a checkpoint; settings that a bundle cannot honour are refused by name."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _HARMLESS = {
     "tokenizer_args": ("model_max_length",),
     "processor_kwargs": ("model_max_length",),
 }
-"""Setting of the module Transformer that changes no result -> those of its keys for which that holds; None for all."""
+"""Setting of the module Transformer -> its keys that change no result; None for all keys."""
 
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
 
@@ -324,7 +324,7 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
 
 
 def _without_template(values: Mapping[str, Any], call: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the module Transformer but for those that :func:`_pair_template` honours."""
+    """Settings of the module Transformer, without the settings that :func:`_pair_template` honours."""
     honoured: dict[str, Callable[[str, Any], bool]] = {
         "modality_config": lambda key, value: (
             key == "message" and isinstance(value, dict) and {**value, "format": ""} == {**call, "format": ""}

@@ -48,7 +48,7 @@ class SpladePooling(Head):
         self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         """The weights alone; see `Head.outputs`."""
-        # Not all logits in float32 where their maximum does: those of a long text take gigabytes.
+        # Not all logits in float32 where their maximum does: a long text's logits take gigabytes.
         return (self(states, attention_mask if pooled_mask is None else pooled_mask),)
 
     def forward(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class SpladePooling(Head):
         return self._weights(kept.amax(dim=1).float())
 
     def _weights(self, logits: torch.Tensor) -> torch.Tensor:
-        """In place: those of all tokens are large."""
+        """In place: all tokens' weights are large."""
         weights = logits.relu_().log1p_()
         return weights.log1p_() if self.activation == "log1p_relu" else weights
 
@@ -87,7 +87,7 @@ def _sum(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def splade_pooling(path: Path, *, hidden_size: int | None = None, allow_pickle: bool = False) -> SpladePooling:
-    """The pooling of a checkpoint; that of SPLADE v2 and later, the largest weight, where it has none of its own.
+    """The pooling of a checkpoint, by default SPLADE v2's and later ones', the largest weight.
 
     Args:
         path: a checkpoint with a masked language model's head, of sentence-transformers or without its files.

@@ -28,7 +28,7 @@ _MOST_TRIED = 1000
 
 _CONFIG = "tokenizer_config.json"
 _VOCABULARIES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "bpe.codes")
-"""Names that files of tokenizers have, whatever their class reads."""
+"""Names of tokenizers' files, for any class."""
 
 _OF_SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 """Package by which SentencePiece's models are read -> its module."""
@@ -58,7 +58,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         return None
     _check_ids(checkpoint, tokenizer, vocab_size)
     # Not a copy of the checkpoint's file: transformers lets tokenizer_config.json overrule it (do_lower_case, say), and
-    # the runtime's ids must be those that the model was verified and fine-tuned with.
+    # the runtime's ids must be the ids that the model was verified and fine-tuned with.
     tokenizer.backend_tokenizer.save(str(directory / _FILE), pretty=False)
     return TokenizerInfo(
         file=_FILE,

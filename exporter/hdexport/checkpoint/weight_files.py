@@ -28,7 +28,7 @@ class StoredWeight:
     """A weight as a file has it.
 
     Attributes:
-        dtype: its type: that of PyTorch where it is a floating-point number, else as the file names it.
+        dtype: its type: PyTorch's where it is a floating-point number, else as the file names it.
         shape: its axes.
     """
 
@@ -160,7 +160,7 @@ def _unpickled(file: Path, device: str) -> dict[str, torch.Tensor]:
     except OSError as error:
         raise _unreadable(file, error) from error
     except Exception as error:
-        # Unpickling a damaged file raises whatever its bytes happen to ask for.
+        # Unpickling a damaged file raises any error that its bytes happen to ask for.
         raise ModelError(
             f"{file} cannot be read as weights: {type(error).__name__}: {shown(error)}\nDownload the model again."
         ) from error

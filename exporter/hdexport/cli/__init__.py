@@ -123,7 +123,7 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
     options.command_line = command_line(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     for package in ("hdexport", "hdruntime", "hdplugins"):
-        # Not those of torch, transformers and httpx, which log too much.
+        # Not the loggers of torch, transformers and httpx, which log too much.
         logging.getLogger(package).setLevel(
             logging.DEBUG if debug else logging.INFO if options.verbose else logging.WARNING
         )

@@ -1,4 +1,4 @@
-"""The parser of a command: its errors are those of hdexport, and options may stand anywhere and be misspelt."""
+"""The parser of a command: its errors are hdexport's, and options may stand anywhere and be misspelt."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
     counts = {}
     try:
         for graph in bundle.manifest.graphs:
-            # Including those in the branches of If and the bodies of loops.
+            # Including nodes in the branches of If and the bodies of loops.
             nodes = read_graph(bundle, graph).graph.all_nodes()
             names = (f"{node.domain}::{node.op_type}".removeprefix("::") for node in nodes)
             counts[graph.file] = dict(Counter(names).most_common())

@@ -100,7 +100,7 @@ def _nowhere() -> TextIO:
 
 
 def _fill_closed_descriptors() -> None:
-    """Open those of the descriptors 0 to 2 that are closed: else one of our files gets the number, and C++'s prints."""
+    """Open closed descriptors among 0 to 2: else one of our files gets the number, and C++'s prints."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -93,7 +93,7 @@ class EngineBuilder:
         graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl, longest=longest)
         architectures = sorted({name for target in self._targets for name in target.architectures})
         has_kernels = write_kernels(graph, directory, dtype=dtype, architectures=architectures, progress=progress.step)
-        # It shares the weights beside it. TensorRT reads it once; the bundle does not keep it.
+        # The lowered graph shares the weights beside it. TensorRT reads it once; the bundle does not keep it.
         lowered = directory / _LOWERED_FILE
         ir.save(graph, lowered)
         (directory / ENGINES_FOLDER).mkdir(exist_ok=True)

@@ -71,7 +71,7 @@ class EngineTarget:
 def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
     """The TensorRT flavours that the targets name.
 
-    A named flavour is built or the build fails; ``auto`` takes those that can build on this machine and logs why.
+    A named flavour is built or the build fails; ``auto`` takes flavours that can build on this machine and logs why.
 
     Args:
         targets: values of `TARGETS`.

@@ -90,7 +90,7 @@ def build_engine(
         except EngineError as refusal:
             if not is_rtx or watch.is_stopped:
                 raise
-            # What refuses the graph whatever the option is raises its own error here.
+            # TensorRT may refuse the graph with either option: that error is raised here.
             serialized, plugins = serialize(user_allocation=False)
             logger.warning("The engine cannot be captured into CUDA graphs. %s", refusal)
     passport = Passport(
@@ -211,7 +211,7 @@ def _polygraphy_profile(backend: ModuleType, network: Any, shape: ProfileShape) 
 
 
 def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, int, int]:
-    """(min, opt, max) of an axis of an input; TensorRT has -1 for those whose size varies."""
+    """(min, opt, max) of an axis of an input; TensorRT has -1 for an axis whose size varies."""
     size = tensor.shape[axis]
     if axis == 0:
         return shape.batch

@@ -87,7 +87,7 @@ def forget_short_texts(model: PreTrainedModel) -> None:
 
     A text that is short enough for dense attention makes it a dense model permanently; so does this, and its
     ``forward``, which sentence-transformers calls without the hooks of a module, turns it back first. Modules that are
-    made on the way back follow the configuration, and with it the positions that there are now; those that were there
+    made on the way back follow the configuration, and with it the positions that there are now; modules made before
     do not.
     """
     if block_sparse(model.config) is None:

@@ -24,7 +24,7 @@ _GENERATES = {
 
 @functools.cache
 def _model_types(auto_class: str) -> frozenset[str]:
-    """Those that an auto class loads; none where the installed library has no such class."""
+    """Model types that an auto class loads; none where the installed library has no such class."""
     import transformers.models.auto.modeling_auto as auto
 
     return frozenset(getattr(auto, f"MODEL_FOR_{auto_class}_MAPPING_NAMES", ()))

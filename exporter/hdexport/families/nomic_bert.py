@@ -22,7 +22,7 @@ _KEYS = {
     "n_inner": "intermediate_size",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-"""Keys of the code that NomicBERT was published with -> those of transformers, which passes over the former."""
+"""Keys of the code that NomicBERT was published with -> transformers' keys; transformers passes over the others."""
 
 _POSITIONS, _BASE = 2048, 10000.0
 """The values of NomicBERT's own code, where a file does not say."""

@@ -118,7 +118,7 @@ def _forward(
 
 
 def check_buckets(attention: Any) -> None:
-    """Refuse an attention of the library's whose buckets are not those of distances.
+    """Refuse an attention of the library's whose buckets are not buckets of distances.
 
     Raises:
         ModelError: they are not.
@@ -137,7 +137,7 @@ def _scores_by_distance(attention: Any) -> torch.nn.Parameter:
     """What an attention adds to the scores of each distance it tells apart: [1, heads, 1, 2 * reach + 1].
 
     Raises:
-        ModelError: its buckets are not those of distances.
+        ModelError: its buckets are not buckets of distances.
     """
     check_buckets(attention)
     reach = attention.relative_attention_max_distance

@@ -96,9 +96,9 @@ class _Layer(torch.nn.Module):
         return states.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def _segment_scores(self, query: torch.Tensor) -> torch.Tensor:
-        """[batch, heads, tokens]: what keys of other segments have more than those of a query's own.
+        """[batch, heads, tokens]: terms of other segments' keys, less the terms of keys of the query's own segment.
 
-        What those of its own have is added to all keys alike in the original, which changes no weight.
+        The original adds a term to keys of the own segment, too: to all keys alike, which changes no weight.
         """
         difference = self.segments[1] - self.segments[0]
         return ((query + self.segment_bias[:, None]) * difference[:, None]).sum(-1)

@@ -1,4 +1,4 @@
-"""The ONNX graphs of a bundle, as the exporter reads them: damaged ones, and those of another model, are refused."""
+"""The ONNX graphs of a bundle, as the exporter reads them: damaged graphs, and another model's, are refused."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class _Tracer:
 
 
 def _finish(kind: str, traced: _Traced, layer: torch.nn.Module, inputs: list[torch.Tensor]) -> Any:
-    """Mark the end of a layer; its weights go into the mark, so that they are distinguished whatever their names."""
+    """Mark the end of a layer; its weights go into the mark, which distinguishes them under any names."""
     outputs = _mark(kind, traced.number, [*inputs, *_weights(layer)], like=_tensors(traced.results))
     return pytree.tree_unflatten(_with_tensors(traced.results, outputs), traced.result_structure)
 

@@ -86,7 +86,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
 
 
 def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Arguments by name: random ids, masks of ones, and whatever else is 0."""
+    """Arguments by name: random ids, masks of ones, and 0 for all others."""
     generator = torch.Generator().manual_seed(0)
     tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
     ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)

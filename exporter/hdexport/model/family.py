@@ -31,7 +31,7 @@ class ModelClasses:
     models: Mapping[Task, type[PreTrainedModel]]
 
     def register(self) -> None:
-        """Make transformers' Auto classes know them, so that checkpoints load as those of other types do.
+        """Make transformers' Auto classes know them, so that checkpoints load as other types' checkpoints do.
 
         Raises:
             ModelError: transformers has classes for the type.
@@ -98,8 +98,8 @@ class _OfCheckpoints:
             of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
         token_width: width of what the encoder gives for a token, by the configuration.
         runs_decoders: whether ``is_decoder`` is honoured, by attention to earlier tokens only; else it is refused.
-        adapters: names of the adapters among a checkpoint's own weights, by its configuration; a bundle has one. Those
-            in folders beside the weights are merged whatever the family.
+        adapters: names of the adapters among a checkpoint's own weights, by its configuration; a bundle has one.
+            Adapters in folders beside the weights are merged in every family.
         choose_adapter: makes a loaded model use one of them, in place.
     """
 

@@ -66,7 +66,7 @@ class GraphModule(torch.nn.Module):
         attended_mask: torch.Tensor | None = None,
         **others: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Run the model; the outputs are those of `outputs`, in order.
+        """Run the model; the results are the `outputs`, in order.
 
         ``position_ids`` are for asking PyTorch about shifted positions; a graph has no such input.
         """

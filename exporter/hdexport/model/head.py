@@ -24,7 +24,7 @@ class Head(torch.nn.Module):
         Args:
             states: [batch, tokens, width], what the model gave, in its dtype.
             attention_mask: [batch, tokens], int64, 1 for real tokens.
-            pooled_mask: the same, 1 for those that are pooled; None for all of them.
+            pooled_mask: the same, 1 for tokens that are pooled; None for all real tokens.
 
         Returns:
             float32 each.

@@ -67,7 +67,7 @@ def state_memory(part: str, size: int, *, bound: int | None = None) -> InputSpec
     Args:
         part: what it is.
         size: of the vector.
-        bound: of one number that counts tokens, the most with those of a call; None for others.
+        bound: of one number that counts tokens, the most tokens with a call's own; None for others.
     """
     return InputSpec(
         name=memory_name(part),

@@ -26,7 +26,7 @@ def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, *
     """
     import transformers
 
-    # Classes of encoders change the configuration that they are given to that of an encoder.
+    # Classes of encoders change the configuration that they are given to an encoder's.
     config = copy.deepcopy(config)
     model: PreTrainedModel
     task = model_task(task)

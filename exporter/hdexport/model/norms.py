@@ -1,4 +1,4 @@
-"""Normalisations that compute in float32, whatever the type of their neighbours."""
+"""Normalisations that compute in float32 beside neighbours of any type."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 _WEIGHTS_AROUND_ZERO = ("Gemma3RMSNorm",)
-"""The library's normalisations by the root mean square whose factor is 1 and the weight."""
+"""The library's normalisations by the root mean square whose factor is the weight plus 1."""
 
 _WEIGHTS_IF_ANY = ("EmbeddingGemma2RMSNorm", "NeoMMERMSNorm")
-"""Those whose weight is the factor; without one, they have none, and compute in float32 themselves."""
+"""Normalisations whose weight, if there is one, is the factor; without a weight, they compute in float32 themselves."""
 
 
 class _Float32LayerNorm(torch.nn.Module):

@@ -50,7 +50,7 @@ DEFAULT_ALPHA = 0.4
 """The weight of the coarse position, as in bert4keras' ``hierarchical_position=True``."""
 
 LONGEST = 2**24
-"""Most positions whatever the scheme: PyTorch's embeddings keep an id per position, 128 MiB at this length."""
+"""Most positions in any scheme: PyTorch's embeddings keep an id per position, 128 MiB at this length."""
 
 FOLDED_LIMIT_BYTES = 64 * 2**20
 """The largest table, in its stored dtype, that is written out row by row.
@@ -71,7 +71,7 @@ class Scheme(str, Enum):
     INTERPOLATE = "interpolate"
     """Between the checkpoint's rows, which each text longer than the table spreads over its own length."""
     INTERPOLATE_STATIC = "interpolate:static"
-    """Between the checkpoint's rows, which are spread over the longest input whatever a text's length."""
+    """Between the checkpoint's rows, which are spread over the longest input, for texts of any length."""
     GROUP = "group"
     """The checkpoint's rows, each for a group of neighbouring tokens; how many is by a text's own length."""
     NONE = "none"
@@ -79,7 +79,7 @@ class Scheme(str, Enum):
 
 
 TABLES = tuple(scheme for scheme in Scheme if scheme not in (Scheme.INTERPOLATE, Scheme.GROUP))
-"""Schemes that a table of `max_len` rows can hold, whatever the length of a text."""
+"""Schemes that a table of `max_len` rows can hold for texts of any length."""
 
 
 class Form(str, Enum):
@@ -134,7 +134,7 @@ def extend_table(
         dtype: of the result; default the table's. New rows are computed in float64 and rounded once.
 
     Returns:
-        [first_row + max_len, width]. Its first ``first_row + min(base, max_len)`` rows are those of
+        [first_row + max_len, width]. Its first ``first_row + min(base, max_len)`` rows are the rows of
         ``table.astype(dtype)``, bit for bit, unless the scheme stretches them.
 
     Raises:
@@ -177,7 +177,7 @@ def factor_table(
 ) -> FactoredTable:
     """The same positions as `extend_table`'s, to the rounding of `dtype`, in about ``2 * base`` rows.
 
-    Arguments and errors are those of `extend_table`; the scheme is hierarchical or tiling.
+    Arguments and errors are `extend_table`'s; the scheme is hierarchical or tiling.
     """
     base = _check_table(table, first_row)
     check_options(scheme=scheme, alpha=alpha, max_len=max_len, base=base)

@@ -1,4 +1,4 @@
-"""The precision of a graph: its types, and what stays in float32 whatever they are."""
+"""The precision of a graph: its types, and the parts that stay in float32 with any types."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LAYERS = "full_attention"
 """Layers whose positions are stretched, where a model has several kinds of them.
 
-Windowed layers see no further in a long text than in those of training.
+Windowed layers see no further in a long text than in texts of training.
 """
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions from tables: cosines and sines of every position, in float32 whatever the model's type.
+"""Rotary positions from tables: cosines and sines of every position, in float32 with models of any type.
 
 A family whose model has the library's rotary embedding calls `use_rotary_tables` from its `adapt`::
 
@@ -51,7 +51,7 @@ _LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 class RotaryTable(torch.nn.Module):
     """Cosines and sines of positions from 0.
 
-    Angles are rounded to the type of the frequencies, as the library rounds them: those of float32 are off by up to
+    Angles are rounded to the type of the frequencies, as the library rounds them: float32 angles are off by up to
     2.4e-4 at position 8191, and the model was trained with them. Their cosines and sines are computed in float64.
 
     Args:
@@ -188,7 +188,7 @@ def _table(rotary: Any, kind: str, positions: int) -> RotaryTable:
 
 
 def _layout(rotary: Any, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """How the library lays out a kind's cosines: that which gives the first of them.
+    """The library's layout of a kind's cosines: the layout that gives the first of them.
 
     Raises:
         ModelError: none does.

@@ -21,7 +21,7 @@ from typing import Literal
 
 
 class Task(str, Enum):
-    """What a bundle does; the names are those of Hugging Face optimum, where it has one."""
+    """The task of a bundle, by the name in Hugging Face optimum, where it has one."""
 
     FEATURE_EXTRACTION = "feature-extraction"
     SENTENCE_SIMILARITY = "sentence-similarity"

@@ -59,7 +59,7 @@ class QualityResult:
     Attributes:
         trained: positions of the truncated texts and of pieces.
         texts: number of documents that were searched.
-        long_texts: number of those of more tokens than `trained`.
+        long_texts: number of documents of more tokens than `trained`.
         median_tokens: of the long ones.
         longest_tokens: of the longest.
         cut_texts: bundle -> texts that are longer than it takes, and were cut there.
@@ -91,10 +91,10 @@ def measure_quality(
 
     Args:
         bundles: of one model, at least one.
-        texts: all are searched; those of more than `trained` tokens are asked for.
+        texts: all are searched; texts of more than `trained` tokens are asked for.
         sentences: the most later sentences of a text.
-        trained: positions that texts are truncated to and split at; None for those that the bundles' models were
-            trained with.
+        trained: positions that texts are truncated to and split at; None for the positions that the bundles' models
+            were trained with.
         backend: that runs the bundles.
         precision: what it computes in on a CPU.
         line: shows progress.
@@ -143,7 +143,7 @@ def measure_quality(
 
 
 def findings(result: QualityResult) -> Iterator[str]:
-    """What whole texts change, one sentence per bundle and kind of query, those that truncation cannot answer first."""
+    """Change by whole texts, one sentence per bundle and kind of query; kinds that truncation cannot answer first."""
     for kind, what in _ASKED.items():
         for score in result.scores:
             if (score.kind, score.way) != (kind, Way.WHOLE):
@@ -176,7 +176,7 @@ def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
 
 
 def _model(manifest: Manifest) -> tuple[object, ...]:
-    """Equal for bundles of one model, whatever its positions and precision, tuned or not."""
+    """Equal for bundles of one model, with any positions and precision, tuned or not."""
     return manifest.model_type, manifest.vocab_size, manifest.num_layers, manifest.num_heads, manifest.hidden_size
 
 

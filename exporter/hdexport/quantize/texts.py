@@ -43,8 +43,8 @@ _SHORT_TEXTS = (2, 3, 4, 5, 6, 8, 11, 16, 23, 33, 47, 65)
 """Tokens of short texts, whose activations are unlike those of long ones: few tokens share all attention."""
 
 _SENTENCE = re.compile(r"(?:^|(?<=[.!?]))[^.!?]+[.!?](?=\s)")
-"""It begins only where another may have ended: elsewhere, each letter of a text without full stops would be tried, and
-400 KB take an hour."""
+"""A sentence begins only where another may have ended: elsewhere, each letter of a text without full stops would be
+tried, and 400 KB take an hour."""
 
 _WORDS = range(2, 31)
 """Words of a sentence. Among short texts, sentences that end with a full stop are unlike texts that are cut."""
@@ -149,7 +149,7 @@ def _most_tokens(number: int) -> int:
 
 
 def _parted(texts: Sequence[_Text]) -> tuple[list[_Text], list[_Text]]:
-    """Those that calibrate, and those that are checked."""
+    """Texts that calibrate, and texts that are checked."""
     checked = list(texts[_CHECK_EVERY - 1 :: _CHECK_EVERY])
     others = [text for number, text in enumerate(texts) if number % _CHECK_EVERY != _CHECK_EVERY - 1]
     return others, checked or others
@@ -178,7 +178,7 @@ def _is_sentence(text: str) -> bool:
 
 
 def _beginning(text: IntArray, length: int) -> IntArray:
-    """It ends as the whole does."""
+    """The first tokens of a text, with the text's last token at the end."""
     return np.concatenate([text[: length - 1], text[-1:]])
 
 

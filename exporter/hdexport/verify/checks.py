@@ -116,7 +116,7 @@ class Verification:
 
     @property
     def all_checks(self) -> tuple[Check, ...]:
-        """Those of ids, and those of texts."""
+        """Checks of ids, and checks of texts."""
         return (*self.checks, *self.texts)
 
     @property
@@ -193,7 +193,7 @@ def _case_record(case: Case) -> dict[str, object]:
 
 
 def _tolerance(checks: Sequence[Check]) -> str:
-    """That of all checks of a graph: the longest names what larger values were held to."""
+    """The tolerance of all checks of a graph: the longest text names the tolerance of larger values."""
     return max((check.tolerance for check in checks), key=len)
 
 

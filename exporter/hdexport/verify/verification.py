@@ -46,7 +46,7 @@ _INFORMATION_TOKENS = 1024
 """Tokens of the text that shows how good an attention is."""
 
 _WRITTEN_TOKENS = 16_384
-"""That the texts for int8 graphs are cut from."""
+"""Tokens that the texts for int8 graphs are cut from."""
 
 
 def verify_bundle(
@@ -187,10 +187,10 @@ def _layers_to_leave_out(bundle: Bundle, reference: Reference, sets: Sequence[Gr
 def _readers(
     bundle: Bundle, reference: Reference, sets: Sequence[GraphSet]
 ) -> Iterator[tuple[Reference, list[GraphSet]]]:
-    """Which graphs are checked on what: int8 graphs on what they are calibrated for, real text where there is any.
+    """Graphs with the reference that checks them: int8 graphs on texts like the calibration's, real ones if possible.
 
-    Random ids have activations outside of its ranges, which says how rare such texts are and not whether graphs are
-    right; and they show most mistakes of float graphs, because every token differs.
+    Random ids have activations outside of the calibrated ranges, which says how rare such texts are and not whether
+    graphs are right; and they show most mistakes of float graphs, because every token differs.
     """
     rounded = [each for each in sets if each.precision is Precision.INT8]
     exact = [each for each in sets if each not in rounded and each.backend is None]
@@ -227,7 +227,7 @@ def _information(bundle: Bundle, reference: Reference, report: Callable[[str], N
 
 
 def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
-    """Those of attention, of chunks of feed-forward networks, of blocks of pooled tokens and of the scale of queries.
+    """Boundaries of attention, chunks of feed-forward networks, blocks of pooled tokens and the scale of queries.
 
     The last is for a model whose table is longer than it was trained; the grid has the checkpoint's own limit.
     """

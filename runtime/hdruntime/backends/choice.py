@@ -211,7 +211,7 @@ def _first_that_runs(
 
 
 def _gpu_backends(bundle: Bundle) -> list[Backend]:
-    """Those that ``auto`` tries, in this order."""
+    """Backends on a GPU that ``auto`` tries, in this order."""
     return [*(backend for backend in _FLAVOUR if _engines(bundle, backend)), Backend.ONNXRUNTIME_CUDA]
 
 

@@ -40,12 +40,12 @@ precision: docs/openvino.md has the numbers of all. What takes more memory for t
 in float32, which take twice as much for a text."""
 
 _AS_FAST_IN_FLOAT32 = frozenset({"BlockSparseAttention", "ChunkAttention", "DenseAttention"})
-"""Those of them with which it is slower in float32, or hardly faster, at 2048 tokens and more. Blocks took 0.84 and
+"""Operators with which OpenVINO is slower in float32, or hardly faster, at 2048 tokens and more. Blocks took 0.84 and
 0.92 of ONNX Runtime's CPU time at 4096 and 8192 tokens on an AMD EPYC and 1.05 and 0.99 on an Intel Xeon, with twice
 the memory."""
 
 CPU_BACKENDS = (Backend.ONNXRUNTIME, Backend.OPENVINO)
-"""Those that need no NVIDIA GPU; members compare equal to their names."""
+"""Backends that need no NVIDIA GPU; members compare equal to their names."""
 
 _PREFERS_OPENVINO = ("x86_64", "amd64")
 """Processors, as Python names them, where ``auto`` takes OpenVINO. The sample model in float32 took 0.83, 0.90, 1.03

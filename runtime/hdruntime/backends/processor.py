@@ -14,7 +14,7 @@ _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert"})
 """Flags as Linux names them, any of which OpenVINO 2026.4.1 computes in bfloat16 with."""
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni"})
-"""Those that multiply and add int8 in one instruction."""
+"""Flags of processors that multiply and add int8 in one instruction."""
 
 
 def has_bfloat16() -> bool:

@@ -76,7 +76,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
     except MalformedJsonError as error:
         raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
     except UnknownChoiceError as error:
-        # It may be one that was added since, without a new format.
+        # A later version may have added the choice without a new format.
         raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}\n{_IF_NEWER}") from None
     except JsonMismatchError as error:
         raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}") from None

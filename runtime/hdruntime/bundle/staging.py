@@ -213,7 +213,7 @@ def _move_into_place(partial: Path, destination: Path, kind: DirectoryKind, *, f
                 raise OutputExistsError(f"{destination} was created by another process in the meantime.") from error
             raise
         return
-    # It may have appeared or changed while the block ran.
+    # The destination may have appeared or changed while the block ran.
     require_replaceable(destination, kind, force=force)
     if not _exchange(partial, destination):
         _replace_in_two_steps(partial, destination)

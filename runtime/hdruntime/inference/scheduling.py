@@ -328,7 +328,7 @@ class _Run:
             self._waiting = self._packed(chain(rows, *self._waiting))
             return True
         if batch.had_company or self._in_flight:
-            # It may fit when no other batch is in flight.
+            # The batch may fit when no other batch is in flight.
             self._most_in_flight = 1
             self._waiting.appendleft(rows)
             return True

@@ -23,7 +23,7 @@ from hdruntime.ray.worker import Loaded, WindowWorker
 logger = logging.getLogger(__name__)
 
 _WINDOWS_A_WORKER = 2
-"""One that runs, and one that waits for it to end."""
+"""One window that runs, and one that waits for the first to end."""
 
 _HELD_A_WORKER = 4
 """Windows in the driver's memory for each worker: those, and results that wait for an earlier one."""

@@ -19,7 +19,7 @@ from hdruntime.text.tokenization import Encoding
 SENTENCE_EMBEDDING = "sentence_embedding"
 
 _POOLINGS = ("mean", "max", "lasttoken")
-"""Those that a document's segments determine, and of its tokens' vectors, one after the other."""
+"""Poolings that a document's segments determine, from its tokens' vectors, one after the other."""
 
 _WHY_NOT = {"cls": "the first token, which sees the first segment only"}
 

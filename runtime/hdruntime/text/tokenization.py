@@ -25,12 +25,12 @@ class Overflow(str, Enum):
     """What happens to a text of more tokens than the bundle accepts."""
 
     ERROR = "error"
-    """It is refused."""
+    """The text is refused."""
     TRUNCATE = "truncate"
-    """Its end is cut off, or its beginning, as the checkpoint's tokenizer does: of a pair that of the longer text; of a
-    pair in a chat template what is before the template's end, whichever text that is."""
+    """The text's end is cut off, or its beginning, as the checkpoint's tokenizer does: in a pair, the longer text is
+    cut; in a pair in a chat template, the part before the template's end, whichever text that is."""
     SPLIT = "split"
-    """It is run in pieces, whose results are put together; see :mod:`hdruntime.text.splitting`."""
+    """The text is run in pieces, whose results are put together; see :mod:`hdruntime.text.splitting`."""
     RECUR = "recur"
     """Every text is streamed, by bundles that remember the segments before; see :meth:`hdruntime.Session.stream`."""
 

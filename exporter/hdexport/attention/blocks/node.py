@@ -116,7 +116,7 @@ def through_blocks(
     Except for attention, tokens are computed one by one, so the order is changed once, and not in every layer.
 
     Args:
-        spec: what the attention is. Where its blocks are those of the padded batch, the order stays.
+        spec: the attention. Where its blocks are the padded batch's, the order stays.
         hidden_states: [batch, tokens, width]; the result has as many rows, in the order given.
         attention_mask: [batch, tokens], 0 for padding.
         layers: (hidden states, token mask as the operator wants it) -> hidden states, [batch, tokens, ...].

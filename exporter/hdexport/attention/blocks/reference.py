@@ -119,7 +119,7 @@ def _text(setup: BlockSetup, real: torch.Tensor, extra: int) -> _Text:
     """
     spec, tokens = setup.spec, len(real)
     places = real.nonzero().flatten().tolist() or [0]
-    # Blocks count from the text's first token, and end with its last, or they are those of the batch.
+    # Blocks count from the text's first token, and end with its last, or they are the batch's blocks.
     start, end = (places[0], places[-1] + 1) if spec.last_block is LastBlock.ROW else (0, tokens)
     count = -(-(end - start) // spec.block_size)
     block_of_token = torch.full((extra + tokens,), count)

@@ -370,7 +370,7 @@ def _tables(
 def _global_embeddings(
     request: BlockRequest, model: PreTrainedModel, first_special_id: Callable[[], int | None]
 ) -> npt.NDArray[np.float32]:
-    """[global tokens, width]: those of a file, or what the model's own embeddings give ids at positions 0, 1, ..."""
+    """[global tokens, width]: a file's, or the model's own embeddings of ids at positions 0, 1, ..."""
     import torch
 
     from hdexport.attention.model_parts import states_before_layers

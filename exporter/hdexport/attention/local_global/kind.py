@@ -1,4 +1,4 @@
-"""Local attention with sides, as a kind: that of LongT5."""
+"""Local attention with sides, LongT5's, as a kind."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LocalGlobalKind(AttentionKind):
         return [window + sides] * record.layers
 
     def reference_copies(self, record: LocalGlobalAttention, family: Family, heads: int) -> int:
-        """Those of tokens with sides; windows are linear in tokens."""
+        """Copies of tokens' scores with sides; windows are linear in tokens."""
         return -(-_SIDE_COPIES * heads // record.side_tokens) if record.side_tokens else 0
 
     def describe(self, record: LocalGlobalAttention) -> Iterator[tuple[str, str]]:

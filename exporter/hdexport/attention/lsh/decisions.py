@@ -58,7 +58,7 @@ class HashDecisions:
         self._wrong = 0
 
     def watch(self, model: onnx_ir.Model) -> None:
-        """Buckets as outputs of each node's body, and with that of the graph; see `Decisions`."""
+        """Buckets as outputs of each node's body, and with the body of the graph; see `Decisions`."""
         import onnx_ir as ir
 
         # A body's name begins with the operator's.
@@ -101,11 +101,11 @@ class HashDecisions:
         return [f"{wrong} tokens in a bucket of a smaller product"] if wrong else []
 
     def begin_layer(self, layer: int | None = None, *, tokens: torch.Tensor | None = None) -> None:
-        """The module that is used next is that of this layer; None for the one after the last.
+        """This layer's module is used next; None for the layer after the last one.
 
         Args:
-            layer: its number among those that hash.
-            tokens: [tokens], bool, those of the text that it is given; None for all.
+            layer: its number among the layers that hash.
+            tokens: [tokens], bool, True for the tokens of the text that the layer is given; None for all.
         """
         self._layer = self._layer + 1 if layer is None else layer
         self._tokens = torch.ones(0) if tokens is None else tokens
@@ -128,7 +128,7 @@ class HashDecisions:
 
         Args:
             vectors: [1, heads, tokens, head_dim], also of what is padded after the text.
-            found: [1, heads, rounds * tokens], buckets, those of a round after those of the one before.
+            found: [1, heads, rounds * tokens], buckets, one round's after the other's.
             mask: [1, tokens], 0 for padding, which has a bucket of its own.
         """
         followed = self._followed[self._layer]

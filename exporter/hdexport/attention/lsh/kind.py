@@ -122,7 +122,7 @@ class LshKind(AttentionKind):
         return Boundaries(lengths=frozenset(lengths), first=min(sizes) + 1, second=3 * record.multiple + 1, alone=True)
 
     def keys_of_layers(self, record: LshAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """Those of a query's chunks, in every round."""
+        """Keys in a query's chunks, in every round."""
         keys = {"lsh": 0, "local": 0}
         if record.hashed is not None and record.hashes is not None:
             keys["lsh"] = record.hashes.rounds * record.hashed.keys

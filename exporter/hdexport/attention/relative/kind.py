@@ -1,4 +1,4 @@
-"""Relative attention, as a kind: that of XLNet and Transformer-XL."""
+"""Relative attention, XLNet's and Transformer-XL's, as a kind."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RelativeKind(AttentionKind):
         return setup.record if isinstance(setup, RelativeSetup) else None
 
     def problems(self, record: RelativeAttention, manifest: Manifest) -> Iterator[str]:
-        """The memory is that of the inputs."""
+        """The memory among the inputs."""
         if record.memory != manifest.most_memory:
             yield f".memory is {record.memory}, and the inputs have memories of {manifest.most_memory} tokens"
 

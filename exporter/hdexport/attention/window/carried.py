@@ -48,7 +48,7 @@ class CarriedMask:
     """
 
     differs_by_layer: ClassVar[bool] = True
-    """For `hdexport.graph.repeated_layers`: no layer's nodes are those of another one."""
+    """For `hdexport.graph.repeated_layers`: no two layers have the same nodes."""
 
     window: Window
     token_kind: torch.Tensor

@@ -55,7 +55,7 @@ def find_global_rows(token_kind: torch.Tensor, bound: int) -> GlobalRows:
         token_kind: [batch, tokens], int32, 2 for global tokens; at most `bound` of them per text.
         bound: slots to find them in, 1 or more; a constant of the graph.
     """
-    # TopK needs at least as many values as it returns, whatever the length of the text: hence the padding.
+    # TopK needs at least as many values as it returns, at any length of the text: hence the padding.
     kinds = torch.nn.functional.pad(token_kind.float(), (0, bound))
     top, index = torch.topk(kinds, bound, dim=1)
     filled = top == _GLOBAL
@@ -116,7 +116,7 @@ def absorbs_projections(head_dim: int, *, slots: int) -> bool:
     """Whether `attend_through_projections` is less work than to project all tokens for `attend_to_all`.
 
     Multiplications per token, with h = heads * head_dim: 2 h^2 for the projections and 2 slots h for the attention;
-    against 2 heads slots h. With fewer slots than a head is wide, the latter is less, and so is the memory: heads *
+    against 2 heads slots h. With fewer slots than a head is wide, the latter are fewer, and so is the memory: heads *
     slots scores take the place of h numbers of keys and of values. Four layers of Longformer's base shape, one text of
     4096 tokens, ONNX Runtime 1.31 on one core of an AMD EPYC, best of four runs, seconds and (megabytes of growth):
 
@@ -130,7 +130,7 @@ def absorbs_projections(head_dim: int, *, slots: int) -> bool:
 
     Args:
         head_dim: width of a head.
-        slots: queries that the graph has place for; those of a text with fewer global tokens are computed as well.
+        slots: queries that the graph has place for; all are computed, also for a text with fewer global tokens.
     """
     return slots < head_dim
 

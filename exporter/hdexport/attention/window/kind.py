@@ -219,11 +219,11 @@ class WindowKind(AttentionKind):
         return [min(tokens, (left + right) * 3 // 2) for left, right in record.sides()]
 
     def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
-        """They do; Longformer's own give 0, there and here."""
+        """Masked tokens attend; with Longformer's own attention they give 0, there and here."""
         return True
 
     def leading_global_tokens(self, record: WindowAttention) -> int:
-        """Those of a window in place of dense attention."""
+        """Global tokens of a window in place of dense attention."""
         return 0 if record.converted is None else record.converted.global_tokens
 
     def peer_remark(self, record: WindowAttention) -> str | None:
@@ -259,7 +259,7 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
     from hdexport.model.surgery import PositionsByLength
 
     config, family = subject.model.config, subject.family
-    # Those of all families that windows are given to; rotary ones would have to turn keys before they are carried.
+    # All families that windows are given to learn positions; rotary ones would turn keys before they are carried.
     assert family.learned_positions
     if window.global_tokens:
         raise InputError(
@@ -299,7 +299,7 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
 def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
     """The input ``global_attention_mask``, by which callers mark global tokens.
 
-    Where a caller marks none, global tokens are those of transformers' classes: the question in question answering, the
+    Where a caller marks none, tokens are global as in transformers' classes: the question in question answering, the
     first token in classification of texts, and else none.
 
     Raises:

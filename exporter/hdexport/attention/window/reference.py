@@ -77,7 +77,7 @@ class _Pairs(PairCounts):
 
 
 def use_window_masks(model: PreTrainedModel, window: Window, memories: Memories | None = None) -> None:
-    """Make a model's own attention that of a window, in place.
+    """Give a model's own attention a window, in place.
 
     Args:
         model: whose attention is reached through the library's attention interface.

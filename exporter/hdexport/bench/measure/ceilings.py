@@ -50,7 +50,7 @@ def measured_ceilings(device: str, dtype: str = "float32", threads: int | None =
     """Measure both ceilings, in a second or two.
 
     The product's is the fastest run of some large products, by PyTorch and, in float32 on a CPU, by ONNX Runtime: on an
-    AMD EPYC of 2025 the latter's are more than twice as fast, and a ceiling must not be exceeded. The copy's is the
+    AMD EPYC of 2025, ONNX Runtime's are more than twice as fast, and a ceiling must not be exceeded. The copy's is the
     fastest run of one copy larger than any cache, the bytes read and written both counted.
 
     Args:

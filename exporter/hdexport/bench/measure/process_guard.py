@@ -2,7 +2,7 @@
 
 `hdexport.bench.measure.processes` runs it as ``python -I -S process_guard.py LIFELINE COMMAND...``, on the standard
 library alone, so that it starts in milliseconds. LIFELINE is the reading end of a pipe whose other end only the waiting
-process has: when that process closes it or dies, by whatever signal, the pipe ends. The guard ends as the command did.
+process has: when that process closes it or dies, by any signal, the pipe ends. The guard ends as the command did.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _KILLED_WITHIN_SECONDS = 30.0
 """A killed process that waits for a device may take a while to end."""
 
 _STDOUT_BYTES = 16 * 2**20
-"""That are read from the end: the JSON is in the last line."""
+"""Bytes that are read from the end: the JSON is in the last line."""
 
 _STDERR_BYTES = 2**16
 _REASON_LINES = 3
@@ -56,7 +56,7 @@ class Outcome:
         status: what the process says with a ``status`` in its output, or what its end says.
         output: the JSON object of the last line that it printed; None unless it ended by itself and printed one.
         reason: what happened where the status is not ``ok``: the ``reason`` in its output, or its last words.
-        peak_rss_bytes: the most resident memory of the process and those that it started together, seen every 50 ms;
+        peak_rss_bytes: the most resident memory of the process and its children together, seen every 50 ms;
             a page that several share counts for each. 0 where it was never seen, or there is no ``/proc``.
     """
 
@@ -73,7 +73,7 @@ def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_b
 
     Args:
         time_limit_s: seconds until it is killed, which is ``timeout``.
-        memory_limit_bytes: resident memory, of the process and those that it starts together, above which it is
+        memory_limit_bytes: resident memory, of the process and its children together, above which it is
             killed, which is ``OOM``. It is never more than most of what the machine has free, which None stands for.
             A process that the kernel kills for want of memory, or that says so itself, is ``OOM`` too; any other bad
             end is ``failed``.

@@ -1,4 +1,4 @@
-"""A function that runs in a process of its own; whatever it raises is a result.
+"""A function that runs in a process of its own; any error that it raises is a result.
 
 ``python -m hdexport.bench.measure.remote NAME FOLDER`` is that process: the folder holds the call, and gets its result.
 """

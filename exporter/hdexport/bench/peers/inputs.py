@@ -17,7 +17,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.inference.inputs import checked_inputs
 
 _STREAM_TOKENS = 16_381
-"""That texts are cut from; a prime number, so that no two rows of a batch begin at the same place."""
+"""Tokens that texts are cut from; a prime number, so that no two rows of a batch begin at the same place."""
 
 _QUESTION_TOKENS = 8
 """Before the separator, if a bundle marks the tokens of questions."""

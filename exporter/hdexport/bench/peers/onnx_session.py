@@ -67,7 +67,7 @@ class OnnxPeer(Peer):
         return export_remark(manifest, self.example_tokens)
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load the file; of its outputs those of the manifest are requested, and token types default to zeros.
+        """Load the file; the manifest's outputs are requested, and token types default to zeros.
 
         Raises:
             BackendUnavailableError: there is no ONNX Runtime for the case's device.

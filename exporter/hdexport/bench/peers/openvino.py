@@ -63,7 +63,7 @@ class OpenVino(Peer):
 
     name = "openvino"
     precision: ClassVar[Precision] = Precision.FLOAT32
-    """That it is asked for; ``auto`` leaves it to OpenVINO."""
+    """Precision that OpenVINO is asked for; ``auto`` leaves it to OpenVINO."""
 
     def unavailable(self, manifest: Manifest) -> str | None:
         packages = ("openvino", "torch", "transformers", "safetensors")
@@ -117,7 +117,7 @@ class OpenVinoDefault(OpenVino):
 
 
 def check_cpu(device: str) -> None:
-    """Refuse a GPU: those that other peers run on are NVIDIA's.
+    """Refuse a GPU: the GPUs that other peers run on are NVIDIA's.
 
     Raises:
         BackendUnavailableError: with the option that helps.

@@ -59,7 +59,7 @@ def _quantise(source: Path, path: Path, texts: Texts) -> None:
     longest = min(_LONGEST_TEXT, texts.max_len)
     lengths = [max(1, longest * (number % 8 + 1) // 8) for number in range(_TEXTS)]
     shown = [{name: rows[name] for name in names} for rows in texts.alone(lengths)]
-    # It draws its progress there.
+    # NNCF draws its progress on stdout.
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             quantised = nncf.quantize(

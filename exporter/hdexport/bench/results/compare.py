@@ -70,14 +70,14 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """What is common to all cases: the machine, or what they all share.
+    """A change that all cases have in common: the machine's, or of something that they all share.
 
     Attributes:
-        ratio: median of the latencies after over those before.
+        ratio: median of latency after over latency before.
         standard_error: of its logarithm.
         cases: of how many.
-        is_divided_out: whether it is that of peers whose software did not change, so that it is the machine's, and
-            ratios of latencies are given without it.
+        is_divided_out: whether the drift is of peers whose software did not change: it is the machine's, and ratios of
+            latencies are given without it.
     """
 
     ratio: float
@@ -186,7 +186,7 @@ def _drift(
     used = of_peers if is_divided_out else pairs
     if not used:
         return None
-    # The median's variance is pi/2 that of the mean, for normal noise.
+    # The median's variance is pi/2 the mean's, for normal noise.
     variance = math.pi / 2 * statistics.fmean(pair.variance for pair in used) / len(used)
     return Drift(
         ratio=math.exp(statistics.median(pair.log_ratio for pair in used)),

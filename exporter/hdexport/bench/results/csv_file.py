@@ -26,7 +26,7 @@ COLUMNS = (
     *_ERROR,
     *_ROOFLINE,
 )
-"""In their order; those of a case that has no such figure are empty."""
+"""Names of the columns, in order; a column is empty for a case without its figure."""
 
 _UNAVAILABLE = "unavailable"
 """In the column ``status`` of a series that could not run; its ``batch`` and ``tokens`` are empty."""

@@ -57,7 +57,7 @@ def caution(result: BenchResult) -> str | None:
 
 
 def model_names(result: BenchResult) -> list[str]:
-    """Names of the models, without repeats; of results that do not record them, those of the bundles' directories."""
+    """Names of the models, without repeats; names of the bundles' directories where results record no names."""
     return list(dict.fromkeys(series.model or Path(series.bundle).name for series in result.series))
 
 

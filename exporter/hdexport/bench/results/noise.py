@@ -18,7 +18,7 @@ FALSE_ALARMS = 0.01
 """Probability that a comparison of two runs of the same thing shows a change of latency at all."""
 
 _POOLED_WEIGHT = 4
-"""Degrees of freedom by which a case's own spread is drawn to that of all: two or three rounds alone say little."""
+"""Degrees of freedom by which a case's spread is drawn to all cases' spread: two or three rounds alone say little."""
 
 
 @dataclass(frozen=True, kw_only=True)

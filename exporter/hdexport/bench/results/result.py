@@ -205,7 +205,7 @@ class BenchResult:
         return next((case for case in self.cases if (case.series, case.batch, case.tokens) == wanted), None)
 
     def ratio_to_first(self, case: CaseResult) -> Ratio | None:
-        """A case's latency over that of `first_series` at its batch size and length; None where one is missing."""
+        """A case's latency over `first_series`' at its batch size and length; None where one is missing."""
         first = None if self.first_series is None else self.case(self.first_series, case.batch, case.tokens)
         if first is None or first.latency is None or case.latency is None:
             return None

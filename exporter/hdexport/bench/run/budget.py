@@ -56,7 +56,7 @@ class Probe:
 
 
 class Found(NamedTuple):
-    """What a search found; the fields are those of `LargestBatch`."""
+    """The result of a search, with the fields of `LargestBatch`."""
 
     batch: int
     peak_bytes: int | None
@@ -156,7 +156,7 @@ def _next_batch(
     most = min(most_texts, largest * _FASTEST_GROWTH)
     if too_large is not None:
         most = too_large - max(1, too_large // _RESOLUTION)
-        # The prediction closes in at once if memory is linear; every other try halves, whatever memory is like.
+        # The prediction closes in at once if memory is linear; every other try halves, however memory grows.
         if halves or least > most:
             return (largest + too_large) // 2
     if len(fitted) < 2:

@@ -38,7 +38,7 @@ class BenchOptions:
         lengths: tokens of a text; None for 512, doubled up to the longest that a bundle takes.
         batches: texts of a call.
         peers: names of `PEERS`; None for all.
-        backends: names of `Backend`; None for those that each bundle has a graph or an engine for.
+        backends: names of `Backend`; None for each that a bundle has a graph or an engine for.
         precisions: names of `Precision` that bundles compute in on a CPU; None for ``auto`` and, of bundles that have
             such a graph, ``int8``.
         rounds: processes that each case is given, one after the other, the other cases in between.
@@ -96,7 +96,7 @@ class Plan:
     """All that will run, and what will not.
 
     Attributes:
-        series: in the order of the tables, those that cannot run here included.
+        series: in the order of the tables, also series that cannot run here.
         lengths: tokens, rising.
         batches: texts, as given.
         threads: CPU threads of every process.
@@ -196,7 +196,7 @@ def _subject(group: Sequence[Bundle], options: BenchOptions) -> Subject:
 
 
 def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[Backend]:
-    """Those that a bundle was built for; the first is what others are compared with."""
+    """Backends that a bundle was built for; the first is the one that others are compared with."""
     has_openvino = any(graph.lowering == OPENVINO_LOWERING for graph in bundle.manifest.graphs)
     on_gpu = [] if machine.gpu is None else [Backend.ONNXRUNTIME_CUDA]
     engines = [Backend(engine.flavour) for engine in bundle.manifest.engines]
@@ -204,7 +204,7 @@ def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[Backend]:
 
 
 def _own_precisions(bundle: Bundle, backend: Backend) -> list[Precision]:
-    """Those that a bundle has graphs for; a session takes those with graphs of their own by name only."""
+    """Precisions that a bundle has graphs for; a session takes precisions with graphs of their own by name only."""
     lowering = _CPU_LOWERINGS.get(backend)
     own = [each for each in OPTION_OF_GRAPHS if lowering is not None and has_graph(bundle, lowering, precision=each)]
     return [Precision.AUTO, *own]

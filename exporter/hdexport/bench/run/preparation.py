@@ -70,7 +70,7 @@ def make_artefact(subject: Subject, folder: Path, peer: str, device: str) -> Pre
 def _answers(
     reference: Reference, inputs: Mapping[str, npt.NDArray[np.int64]], batch: int
 ) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
-    # They are of one length and have no padding, so that alone they answer as together, whatever the attention is.
+    # All rows are of one length and have no padding: alone they answer as together, whatever the attention is.
     for row in range(batch):
         outputs = reference.batch({name: ids[row : row + 1] for name, ids in inputs.items()})
         yield {name: values[0] for name, values in outputs.items()}

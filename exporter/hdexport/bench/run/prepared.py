@@ -185,5 +185,5 @@ def _max_len(subject: Subject, plan: Plan) -> int:
 
 
 def _device_and_dtype(planned: PlannedSeries) -> tuple[str, str]:
-    """On a CPU everything computes in float32, whatever the type of the weights."""
+    """On a CPU everything computes in float32, also with weights of another type."""
     return (planned.device, planned.bundle.manifest.dtype) if planned.device == "cuda" else ("cpu", "float32")

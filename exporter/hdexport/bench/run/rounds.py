@@ -28,7 +28,7 @@ _LEAST_RUNS = 10
 """Timed runs of a case, over all its rounds."""
 
 _LEAST_SECONDS = 1.0
-"""That they take together."""
+"""Least duration of a case's timed runs together."""
 
 _SEARCH_LIMITS = 3
 """A search for the largest batch starts no process after this many time limits of one."""

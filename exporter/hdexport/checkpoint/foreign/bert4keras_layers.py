@@ -134,7 +134,7 @@ _SHARED_LAYER = {
     ),
     "FeedForward-Norm": tuple(f"LayerNorm_1/{part}" for part in _NORM),
 }
-"""Part of a layer's name -> names of its arrays, in a layer of BERT and in that of ALBERT."""
+"""Part of a layer's name -> names of its arrays, in a layer of BERT and in a layer of ALBERT."""
 
 
 def _variables_of(layer: str) -> list[str] | None:

@@ -47,7 +47,7 @@ class _Stored:
     Attributes:
         file: their file, for messages.
         shapes: Google's name -> shape.
-        floating: names of those that hold floating-point numbers.
+        floating: names of variables of floating-point numbers.
         read: gives one's value.
         others: names that are none of Google's.
     """

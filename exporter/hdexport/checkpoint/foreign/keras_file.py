@@ -98,7 +98,7 @@ def _counted(layers: Any) -> dict[str, list[list[np.ndarray]]]:
 
 
 def _arrays(layer: Any) -> Iterator[np.ndarray]:
-    """The arrays of a layer, before those of layers within it, by their attributes' names."""
+    """The arrays of a layer, before the arrays of layers within it, by their attributes' names."""
     own = layer.get("vars", {})
     for number in sorted(own, key=int):
         yield np.asarray(own[number])
@@ -108,6 +108,6 @@ def _arrays(layer: Any) -> Iterator[np.ndarray]:
 
 
 def _attribute_order(name: str) -> tuple[int, str]:
-    # bert4keras' attention makes its layers in this order; a feed-forward network's are in that of the alphabet.
+    # bert4keras' attention makes its layers in this order; a feed-forward network's are in alphabetical order.
     order = ("q_dense", "k_dense", "v_dense", "o_dense")
     return (order.index(name) if name in order else -1, name)

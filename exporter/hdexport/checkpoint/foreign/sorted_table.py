@@ -64,7 +64,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of a block; the list of those with whole keys behind them is for searching, and not needed."""
+    """The entries of a block; the list of entries with whole keys behind them is for searching, and not needed."""
     if len(block) < 4:
         raise DamagedError("a block has no entries")
     end = len(block) - 4 * (int.from_bytes(block[-4:], "little") + 1)

@@ -106,7 +106,7 @@ class TensorBundle:
         self._shards = self._checked_shards(_number(header, 1))
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor's numbers; those of bfloat16 as float32, which holds them exactly.
+        """A tensor's numbers; numbers of bfloat16 as float32, which holds them exactly.
 
         Raises:
             ModelError: its type is not read, it is stored in slices, or its bytes were changed.

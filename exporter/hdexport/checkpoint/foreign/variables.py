@@ -20,7 +20,7 @@ class Variable:
 
     Attributes:
         google: its name in a checkpoint of TensorFlow.
-        hugging_face: that of the weight.
+        hugging_face: the weight's name in transformers.
         axes: of its shape in the checkpoint.
         transposed: whether the weight has these exchanged, as kernels do.
         identity: whether it may be missing: it is then the matrix of ones on the diagonal, or a bias of zeros.
@@ -38,9 +38,9 @@ class Variables:
     """The variables of a model.
 
     Attributes:
-        encoder: those that every checkpoint has.
-        heads: ending of a class in transformers -> those of its head, of which a checkpoint has all or none. The first
-            that is there says what the model was made for; "" says nothing.
+        encoder: variables that every checkpoint has.
+        heads: ending of a class in transformers -> variables of its head, of which a checkpoint has all or none. The
+            first head that is there says what the model was made for; "" says nothing.
         layer_scope: what precedes the number in the names of layers' variables.
         class_prefix: of the classes in transformers.
         computed: weights in transformers that no checkpoint of TensorFlow has, because they follow from its

@@ -53,7 +53,7 @@ class AdaptiveEmbedding(torch.nn.Module):
 
 
 class AdaptiveSoftmax(torch.nn.Module):
-    """The probability of a token: that of its cluster, times that within it.
+    """The probability of a token: its cluster's, times the token's within the cluster.
 
     The first cluster shares its softmax with one logit for each of the others. Weights are named as in transformers 4.
 

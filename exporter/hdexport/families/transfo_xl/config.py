@@ -22,7 +22,7 @@ class TransfoXLConfig(PreTrainedConfig):
         mem_len: tokens of earlier calls that each layer remembers.
         clamp_len: distance from which on all are treated alike; 0 or less for none.
         same_length: whether all tokens see `mem_len` tokens, themselves included; else all that are there.
-        proj_share_all_but_first: whether the projections of clusters are those of the embeddings, where `tie_projs`
+        proj_share_all_but_first: whether the clusters' projections are the embeddings' projections, where `tie_projs`
             does not say it for each.
         untie_r: whether each layer has its biases u and v; else all share them.
     """

@@ -1,7 +1,7 @@
-"""Pool wide values of tokens in blocks of tokens: those of all tokens of a text are never in memory at once.
+"""Pool wide values of tokens in blocks of tokens: a text's values are never in memory all at once.
 
 SPLADE pools logits [batch, tokens, vocabulary], 500 MB for a text of 4096 tokens and a vocabulary of 30522. In a loop,
-each turn makes those of one block and keeps their maximum, [batch, vocabulary], or adds their sums, [batch, sums,
+each turn makes one block's logits and keeps their maximum, [batch, vocabulary], or adds their sums, [batch, sums,
 vocabulary].
 
 For ONNX Runtime and OpenVINO only: TensorRT-RTX 1.7.1 ends with an internal error where it plans such a loop.
@@ -77,7 +77,7 @@ def _products(model: onnx_ir.Model) -> list[_Pooled]:
 
 
 def _before(pool: onnx_ir.Node) -> _Pooled | None:
-    """What a node pools; None where that is no product with a weight, or of another axis than that of tokens."""
+    """The product that a node pools; None where that is no product with a weight, or the axis is not the tokens'."""
     factors, pooled = _pooled_by(pool)
     if pooled is None:
         return None
@@ -232,7 +232,7 @@ def _factors(
     end: onnx_ir.Value,
     wanted: onnx_ir.Value,
 ) -> onnx_ir.Value:
-    """[batch, sums, size], those of the tokens from `first` to `end`; 0 before `wanted`."""
+    """[batch, sums, size], the factors of the tokens from `first` to `end`; 0 before `wanted`."""
     import onnx_ir as ir
 
     assert factors.dtype is not None

@@ -110,7 +110,7 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
 
     Left out is what cannot be larger than something watched: what only moves, an activation function's results, and an
     attention's, which are averages of its values. Within an attention its scores are looked at, which are products of
-    two activations; in texts of more than `_MOST_QUERIES` tokens, those of some queries with all keys.
+    two activations; in texts of more than `_MOST_QUERIES` tokens, some queries' scores with all keys.
 
     Args:
         model: a portable float16 graph, with the bodies of its functions.
