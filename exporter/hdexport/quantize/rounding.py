@@ -48,7 +48,7 @@ _BLOCK = 128
 
 @dataclass
 class Statistics:
-    """What is known of an activation [tokens, channels] after some texts.
+    """Statistics of an activation [tokens, channels] over some texts.
 
     Attributes:
         lowest: [channels], float64.
@@ -75,7 +75,7 @@ class Statistics:
 
         Args:
             activation: of a text.
-            weight: of each of its tokens in sums; the lowest and highest values are those of all.
+            weight: of each of its tokens in sums; the lowest and highest values are all tokens'.
         """
         rows = activation.reshape(-1, activation.shape[-1])
         self.lowest = np.minimum(self.lowest, rows.min(0))

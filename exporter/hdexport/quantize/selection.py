@@ -34,14 +34,14 @@ _LEAST_COSINE = 0.999
 lose more: they should reach 0.998."""
 
 _WARNED_COSINE = 0.998
-"""Below it a user is told."""
+"""A user is told of a worst cosine below it."""
 
 _LEAST_TOKEN_COSINE = 0.996
 """Likewise of the worst token's vector, which verification holds to 0.995: sessions in OpenVINO round the rest, too,
 and another token is the worst then."""
 
 _FEW_TOKENS = 16
-"""A text of fewer is held to what its tokens are: little cancels in the mean of so few."""
+"""Texts of fewer tokens are held to the bound for tokens: little cancels in the mean of so few."""
 
 _MOST_FLOAT = 1 / 3
 """Part of the multiplications that are left float at most; more would not be worth a graph of their own."""
@@ -98,7 +98,7 @@ def kept_float(
                 holds = False
                 logger.info("int8 with %d float: a text of %d tokens does not hold", len(kept), len(texts[number]))
                 if not is_last:
-                    order.insert(0, order.pop(place))  # What fails first tells soonest.
+                    order.insert(0, order.pop(place))  # The text that fails first tells soonest.
                     break
         return _Judgement(holds, cosines)
 
@@ -124,7 +124,7 @@ def kept_float(
 
 @dataclass(frozen=True)
 class _Judgement:
-    """What was found of texts.
+    """A finding about texts.
 
     Attributes:
         holds: whether all are near enough.
@@ -153,9 +153,9 @@ def _stages(ranked: Sequence[str], products: Mapping[str, CalibratedProduct]) ->
 def _by_loss(
     graph: SwitchedGraph, products: Mapping[str, CalibratedProduct], texts: Sequence[IntArray], most_tokens: int
 ) -> list[str]:
-    """The weights, first those that change answers most, for their multiplications, when each is int8 alone.
+    """The weights, first the weights that change answers most, for their multiplications, when each is int8 alone.
 
-    A product's own error does not tell: answers hardly see that of what attention gives to the following product.
+    A product's own error does not tell: answers hardly see the part of it that attention passes to the next product.
     """
     left, shown = min(_SHOWN_TOKENS, _RUN_TOKENS // len(products), most_tokens), []
     for text in sorted(texts, key=len, reverse=True):
@@ -174,7 +174,7 @@ def _by_loss(
 
 
 def _losses(found: FloatArray, exact: FloatArray) -> npt.NDArray[np.float64]:
-    """[vectors], of all axes but the last: what the difference's square is of the exact vector's."""
+    """[vectors], over all axes but the last: the difference's square by the exact vector's square."""
     squares = np.maximum((exact.astype(np.float64) ** 2).sum(-1), np.finfo(np.float32).tiny)
     losses: npt.NDArray[np.float64] = np.ravel(((found - exact) ** 2).sum(-1) / squares)
     return losses

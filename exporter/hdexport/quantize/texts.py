@@ -40,7 +40,7 @@ _CHECK_EVERY = 4
 """Every so many texts are not calibrated with but checked."""
 
 _SHORT_TEXTS = (2, 3, 4, 5, 6, 8, 11, 16, 23, 33, 47, 65)
-"""Tokens of short texts, whose activations are unlike those of long ones: few tokens share all attention."""
+"""Tokens of short texts, whose activations are unlike long texts' activations: few tokens share all attention."""
 
 _SENTENCE = re.compile(r"(?:^|(?<=[.!?]))[^.!?]+[.!?](?=\s)")
 """A sentence begins only where another may have ended: elsewhere, each letter of a text without full stops would be

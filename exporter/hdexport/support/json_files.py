@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint: read, whatever is in them, with errors of ours."""
+"""JSON files of a checkpoint, with any content: read, with errors of ours."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ QUERIES = 8
 
 
 MOST_OTHERS = 1024
-"""Texts in a softmax beside those that were run; with their sentences, 32 MB of scores."""
+"""Texts in a softmax beside the texts that were run; with their sentences, 32 MB of scores."""
 
 
 class Contrast(Objective):
@@ -35,7 +35,7 @@ class Contrast(Objective):
     sentences of short ones; each once where only new positions are trained, which short texts do not use.
 
     Args:
-        corpus: the texts; those with fewer than two sentences are left out.
+        corpus: the texts; texts with fewer than two sentences are left out.
         tokenizer: the checkpoint's.
         base: positions of the checkpoint; sentences are cut to them.
         learns_short: whether weights are trained that short texts use.
@@ -92,7 +92,7 @@ class Contrast(Objective):
         numbers: torch.Tensor,
         random: np.random.Generator,
     ) -> torch.Tensor:
-        """The loss of the long texts; what others add to the gradient has the value 0.
+        """The loss of the long texts; other texts add to the gradient with the value 0.
 
         Args:
             live: indices of the texts that were run, long ones first.
@@ -115,7 +115,7 @@ class Contrast(Objective):
         has_query = torch.arange(QUERIES) < self._numbers[seen, None]  # [seen, queries]
         right = torch.arange(len(seen))[:, None].expand_as(has_query)[has_query]
         scores = all_queries[seen][has_query] @ all_texts[seen].T / TEMPERATURE  # [all queries, seen]
-        # Texts that were seen stand for those that were not, so that losses of all steps can be compared.
+        # Seen texts stand for unseen ones, so that losses of all steps can be compared.
         stand_for = math.log((len(self._all) - 1) / max(1, len(seen) - 1))
         scores = scores + torch.where(torch.arange(len(seen)) == right[:, None], 0.0, stand_for)
         losses = torch.nn.functional.cross_entropy(scores, right, reduction="none")

@@ -1,4 +1,4 @@
-"""Losses on the tokens of long texts: those of a teacher that reads windows, and masked ones."""
+"""Losses on the tokens of long texts: a teacher's that reads windows, and masked tokens' losses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MASKED_SHARE = 0.15
 
 
 class Objective(ABC):
-    """A loss of documents, which may remember what it has seen.
+    """A loss of documents, which may remember the documents that it has seen.
 
     Attributes:
-        documents: those that are learnt from.
+        documents: the documents to learn from.
     """
 
     documents: Sequence[Document]
@@ -32,14 +32,14 @@ class Objective(ABC):
     def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:
         """The sum of the losses of some documents, a float32 scalar.
 
-        Args:
+        student: the model that is trained.
             student: what is trained.
             indices: of the documents.
             seed: of all that is drawn.
         """
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What it remembers."""
+        """The memory of the loss."""
         return {}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:

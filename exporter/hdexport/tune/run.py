@@ -40,7 +40,7 @@ _PACKAGES = ("hdexport", "torch", "transformers")
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What was done.
+    """The outcome of a tuning.
 
     Attributes:
         extension: the record in the new checkpoint's ``config.json``.
@@ -56,11 +56,11 @@ class Tuned:
 def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     """Tune a checkpoint, or continue.
 
-    The checkpoint appears at ``options.output`` when it is complete. Until then, what is learnt is kept beside it, and
-    the same call continues from there.
+    The checkpoint appears at ``options.output`` when it is complete. Until then, the state of the tuning is kept beside
+    it, and the same call continues from there.
 
     Raises:
-        HdexportError: one of `hdruntime.errors`; nothing is written then but what is kept.
+        HdexportError: one of `hdruntime.errors`; then only the state beside the output is written.
     """
     progress = progress or Progress()
     options.check()

@@ -37,7 +37,7 @@ _MOST_NORM = 1.0
 
 @dataclass
 class Outcome:
-    """What was done, in all runs of the command.
+    """The outcome of all runs of the command.
 
     Attributes:
         losses: of each step, the mean over its texts.
@@ -62,7 +62,7 @@ def train(
 
     Raises:
         NonFiniteOutputError: a loss or a gradient is NaN or infinite; the state before it is kept.
-        HdexportError: what is kept is damaged, or cannot be written.
+        HdexportError: the kept state is damaged, or cannot be written.
     """
     training = _Training(student, objective, options, folder)
     if training.outcome.steps or training.micro:

@@ -37,7 +37,7 @@ def open_at_once(sets: Sequence[GraphSet], manifest: Manifest, limit_bytes: int)
     Each session has a copy of the weights. The fewer parts there are, the less often PyTorch answers the same cases.
 
     Args:
-        sets: what is verified.
+        sets: the graphs to verify.
         manifest: of the bundle.
         limit_bytes: memory for the weights of a part.
     """
@@ -78,7 +78,7 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
 
 
 def scores_bytes(graphs: GraphSet, case: Case, manifest: Manifest, *, cuts_padding: bool = True) -> int:
-    """Memory of one layer's attention scores, in a graph or in PyTorch, whichever takes more.
+    """Memory of one layer's attention scores, in a graph or in PyTorch: the larger of both.
 
     Args:
         graphs: what runs.

@@ -1,8 +1,8 @@
 """A bundle's answers to texts, beside the answers of the checkpoint's own library by its plain call.
 
-The other checks begin with ids, and PyTorch's model is given what the bundle's settings say. What the files of a
-checkpoint say of texts shows here alone: which end of a text is cut, and where; which tokens are global when nobody
-marks any; prompts, pooling, and the function that makes scores.
+The other checks begin with ids, and PyTorch's model is given inputs by the bundle's settings. Mistakes in a
+checkpoint's settings of texts show here alone: which end of a text is cut, and where; which tokens are global when
+nobody marks any; prompts, pooling, and the function that makes scores.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Texts = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class _Answers:
-    """What was answered to a text or a pair.
+    """The answer to a text or a pair.
 
     Attributes:
         text: its name.
@@ -98,7 +98,7 @@ def with_texts(
     checkpoint's; where the bundle attends in another way on purpose, the reference's model takes its place.
 
     Args:
-        found: what was found of ids. A verification by the quick grid imports no sentence-transformers, which takes as
+        found: results for ids. A verification by the quick grid imports no sentence-transformers, which takes as
             long as all else.
         bundle: any bundle; one without a tokenizer has nothing to compare.
         reference: PyTorch's model, and the checkpoint.
@@ -229,7 +229,7 @@ def _encoding(tokenizer: TextTokenizer, texts: Texts) -> hdruntime.Encoding:
 
 
 def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: str) -> Iterator[_Answers]:
-    """The class of sentence-transformers beside that of hdruntime, both with their defaults but the length."""
+    """sentence-transformers' class and hdruntime's, both with their defaults but the length."""
     import sentence_transformers
     import torch
 

@@ -177,7 +177,7 @@ def _run_of_openvino(manifest: Manifest, models: Sequence[Any], precision: Preci
         chosen = compiled[-1 if is_unpadded(manifest, feeds) else 0]
         names = {name for value in chosen.inputs for name in value.names}
         found = chosen.create_infer_request().infer({name: array for name, array in feeds.items() if name in names})
-        # What is found is in memory of the request.
+        # The results are in memory of the request.
         return {name: np.array(found[value]) for value in chosen.outputs for name in value.get_names()}
 
     return run

@@ -21,7 +21,7 @@ class Grid(str, Enum):
     """Which cases a verification goes through."""
 
     QUICK = "quick"
-    """About ten, each a boundary: what a build can afford."""
+    """About ten cases, each a boundary: as many as a build can afford."""
     FULL = "full"
     """Every length of `grid_lengths`, each with every batch and padding."""
 
@@ -57,7 +57,7 @@ def grid_lengths(
     boundaries: Sequence[Boundaries] = (),
     longest: int = LONGEST_CHECKED,
 ) -> list[int]:
-    """The lengths to check: around the smallest, those of attention and the checkpoint's limits, and the longest.
+    """The lengths to check: around the smallest, attention's and the checkpoint's limits, and the longest.
 
     Args:
         base: positions of the checkpoint, n: the grid holds n - 1, n, n + 1 and 2 n.
@@ -116,7 +116,7 @@ def _full_cases(tokens: int) -> Iterator[Case]:
 
 
 def _short_cases(last: int) -> Iterator[Case]:
-    """What shows wrong batches and masks shows them in short texts, which take PyTorch no time."""
+    """Short texts, which show wrong batches and masks, and take PyTorch no time."""
     yield _alone(1)
     if last == 1:
         return

@@ -44,7 +44,7 @@ _MOST_BYTES = 256 * 2**20
 """Memory of the largest value that the longest text may make."""
 
 _INFINITE = 0x7C00
-"""Bits of float16's infinity; those of NaN are more."""
+"""Bits of float16's infinity; the bits of NaN are more."""
 
 _SLICE = 2**22
 """Weights that are looked at in one go."""
@@ -54,7 +54,7 @@ _ADVICE = "Build with --bf16, whose range is that of float32."
 
 @dataclass(frozen=True, kw_only=True)
 class RangeCheck:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         record: for the manifest; None where the bundle is not float16.
@@ -167,7 +167,7 @@ def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
 
 
 def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
-    """Weights and constants that are infinite or NaN in float16, but what takes the place of masked values."""
+    """Weights and constants that are infinite or NaN in float16, without the constants that replace masked values."""
     import onnx_ir as ir
 
     seen = set()

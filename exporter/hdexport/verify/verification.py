@@ -37,7 +37,7 @@ _ON_GPU = (Backend.ONNXRUNTIME_CUDA, Backend.TENSORRT, Backend.TENSORRT_RTX, Bac
 
 _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: the first touch of more takes seconds. With the
-full grid it is half of what is free."""
+full grid it is half of the free memory."""
 
 _LONGEST_WHOLE = 1024
 """Tokens of the longest text that the quick grid leaves no layer out of."""
@@ -65,18 +65,18 @@ def verify_bundle(
     The quick grid leaves layers that repeat others with other weights out of long texts: short texts check those
     weights, and the full grid checks all lengths with all layers.
 
-    Where the logits over a vocabulary do not fit in the memory, they are compared at some tokens, and what they are
-    projected from at all of them. What does not fit either is not checked. Both are said.
+    Where the logits over a vocabulary do not fit in the memory, they are compared at some tokens, and the states that
+    they are projected from at all tokens. If those do not fit either, they are not checked. Both are said.
 
     Args:
         bundle: the bundle.
         reference: PyTorch's answers.
         grid: the cases.
-        precisions: what sessions on a CPU compute in, each held to tolerances of its own; None for those that
-            `graph_sets` chooses, and for what runs on a GPU.
+        precisions: that sessions on a CPU compute in, each held to tolerances of its own; None for the precisions that
+            `graph_sets` chooses, and for graphs that run on a GPU.
         backend: the only one that is compared; None for each that runs here.
         longest: lengths above it are left out.
-        limit_bytes: memory that a case may take besides the weights; None for what suits the grid.
+        limit_bytes: memory that a case may take besides the weights; None for the grid's default.
         report: called with one line per check, and per thing that is not checked.
 
     Returns:
@@ -248,7 +248,7 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
 
 
 class _Outcomes:
-    """What is found; each finding is reported at once."""
+    """The findings; each is reported at once."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
