@@ -8,9 +8,9 @@ random weights, on which speed does not depend. PyTorch's model is the library's
 where it has that, with as many positions as the bundle. Both give one text's vectors, which must agree.
 
 A model of one layer is built in float32 and verified, built in float16 and verified, and built for TensorRT-RTX, which
-needs no GPU. What fails is recorded with its reason. These checks want no quiet machine, and have rows of their own.
+needs no GPU. Failures are recorded with their reasons. These checks want no quiet machine, and have rows of their own.
 
-What the output has already is left out, so an interrupted run continues; --again does it once more.
+Rows that the output has already are left out, so an interrupted run continues; --again does them once more.
 `python docs/generate_models.py` makes docs/models.md of the output.
 """
 
@@ -38,7 +38,7 @@ _TIME_LIMIT_S = 1800.0
 _CHECKED_TOKENS = 640  # past the 512 positions of most families
 _CHECKS = ("verified", "fp16", "engine")
 _PARTS = {"checks": "checks", "latency": "ratios"}
-"""Part -> what its rows have."""
+"""Part -> content of its rows."""
 
 
 def main() -> int:
@@ -78,7 +78,7 @@ def recorded_families(output: Path | None, part: str) -> set[str]:
 
 
 def cases(lengths: list[int]) -> list[str]:
-    """What is timed: the bundle and the library's model at each length."""
+    """The timed cases: the bundle and the library's model at each length."""
     return [f"{model} {tokens}" for tokens in lengths for model in (BUNDLE, HUGGING_FACE)]
 
 
@@ -90,7 +90,7 @@ def _checked(model_type: str) -> dict[str, Any]:
 
 
 def _measured(model_type: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A family's row of latencies. What a child process cannot do stands in it as the reason."""
+    """A family's row of latencies. If a child process fails, its reason stands in the row."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [model_type, "--models", folder, "--layers", str(options.layers)]
         arguments += ["--lengths", *map(str, options.lengths)]

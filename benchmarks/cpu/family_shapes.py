@@ -58,7 +58,7 @@ _OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "xlnet": {"d_inner": 3072, "mem_len": None},
     "xmod": {"default_language": "en_XX"},
 }
-"""What a family's configuration calls otherwise, or does not say by default."""
+"""Sizes that a family's configuration calls otherwise, or does not say by default."""
 
 
 def base_config(model_type: str, *, layers: int) -> PreTrainedConfig:

@@ -187,7 +187,7 @@ def _planned_for(graph: Any, bundle: Path, tokens: int) -> int:
 
 
 class _Messages(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps logged messages."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Random models of a long-document architecture in base shape, and ways to run them: what windows and blocks share."""
+"""Random models of a long-document architecture in base shape, and ways to run them: common to windows and blocks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def save_models(
 
 
 def openvino_cases(*lengths: int) -> list[str]:
-    """What is timed through OpenVINO: bfloat16 where the CPU computes in it."""
+    """The cases that are timed through OpenVINO: bfloat16 where the CPU computes in it."""
     has_bfloat16 = "BF16" in require("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     models = [OPENVINO, OPENVINO_BFLOAT16] if has_bfloat16 else [OPENVINO]
     return [f"{model} {tokens}" for tokens in lengths for model in models]

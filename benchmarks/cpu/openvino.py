@@ -2,12 +2,12 @@
 
 Usage: python -m benchmarks.cpu.openvino [--tokens 128 512 2048 4096] [--rounds 5] [--output FILE]
 
-OpenVINO's cases are what its users do: `openvino.convert_model` of the Hugging Face model in float32, the same as it
+OpenVINO's cases are its users' ways: `openvino.convert_model` of the Hugging Face model in float32, the same as it
 runs by default (in bfloat16 on a CPU that has it), and NNCF's static int8 of it. The bundle's int8 in ONNX Runtime, for
 machines without OpenVINO, is to be faster than its float32 there. ONNX Runtime's own case is a plain export with its
 dynamic quantisation. The input is text: the topics of Python's own help.
 
-"cosine loss" is what the worst cosine with PyTorch lacks to 1, over text vectors (the mean of the tokens') of 24 texts
+"cosine loss" is 1 less the worst cosine with PyTorch, over text vectors (the mean of the tokens') of 24 texts
 of up to 512 tokens, none of which calibrates anything; it is a figure of each model at the shortest length.
 """
 
@@ -207,7 +207,7 @@ def _load(model: str, folder: Path, longest: int) -> Run:
 
 
 def load_openvino(folder: Path, model: str) -> Run:
-    """What the peer `model` of `hdexport bench` prepared, in float32 if it is `openvino`, else as OpenVINO runs it."""
+    """The file that the peer `model` of `hdexport bench` made, in float32 for `openvino`, else as OpenVINO runs it."""
     from hdexport.bench.peers.openvino import MODEL_FILE
     from hdruntime.optional import require
 

@@ -1,4 +1,4 @@
-"""What the runtime costs on a CPU: a call, many texts of mixed lengths, and loading.
+"""The cost of the runtime on a CPU: a call, many texts of mixed lengths, and loading.
 
 Usage: python -m benchmarks.cpu.runtime_overhead [--texts 500] [--positions 8192] [--rounds 5] [--output FILE]
 
@@ -57,7 +57,7 @@ _CHOOSE = "choose a batch size"
 _WARM_UP_TEXTS = 8
 _TEXTS_COMPARED = 50
 
-# Nothing of ours measures here: what it imports, `import hdruntime` would find imported.
+# No code of ours measures here: it would import modules that `import hdruntime` then finds imported.
 _LOAD = """
 import json, sys, time
 
@@ -185,7 +185,7 @@ def _interleaved(call: Call, bare: Call, *, times: int) -> dict[str, Any]:
         sys.exit("The session's answer is not that of the bare call.")
     runs, overheads = [], []
     for number in range(times):
-        # What runs second finds the first one's leavings in the caches.
+        # The second finds the first one's leavings in the caches.
         if number % 2:
             expected_ms = timed(bare)[1]
             runs.append(timed(call)[1:])

@@ -1,7 +1,7 @@
-"""What the CPU benchmarks share: every case runs in a process of its own, all cases once per round.
+"""Code that the CPU benchmarks share: every case runs in a process of its own, all cases once per round.
 
 Ratios are taken within a round; their median is printed with the smallest and largest, and the exit status is 1 if a
-target is missed. A script that calls `run_cases` is also what its child processes run, with ``--case NAME``; such a
+target is missed. A child process runs the same script that calls `run_cases`, with ``--case NAME``; such a
 process prints what `figures_of` returns.
 """
 
@@ -78,7 +78,7 @@ class Figure(str, Enum):
     COSINE_LOSS = "cosine loss"
     """1 less the worst cosine of a case's vectors with PyTorch's."""
     KEPT = "MB kept"
-    """Resident memory after a long text, above what was resident before."""
+    """Resident memory after a long text, above the resident memory before."""
 
 
 _KEYS = {
@@ -118,7 +118,7 @@ def run_cases(
     """Compare all cases and report, or, in a child process, measure one; the result is the exit status.
 
     Args:
-        case_figures: from the options, among which `case` and `models`, what the process of one case prints.
+        case_figures: from the options, among which `case` and `models`, the line that the process of one case prints.
         comparison: from the options, what `compare` is given besides; it saves what all cases read in the empty folder
             `models`.
     """
@@ -171,7 +171,7 @@ def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64, least_seconds: f
 
     Args:
         ids: [1, tokens], the text.
-        warm_up_tokens: length of the pieces of the text that are run first, so that what grows afterwards is the long
+        warm_up_tokens: length of the pieces of the text that are run first, so that later growth is the long
             text's and not the weights'.
         least_seconds: that the timed runs take together; there are 3 at least.
     """
@@ -219,7 +219,7 @@ def compare(
         alike_answers: case -> (the case whose answer its own must be like, the smallest cosine of both); likewise.
 
     Returns:
-        What is written as JSON.
+        The content of the JSON.
     """
     if with_growth(lambda: None)[1] is None:
         sys.exit("This system does not report how far a process's memory grows. Run it on Linux.")

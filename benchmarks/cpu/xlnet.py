@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def cases(short: int, long: int) -> list[str]:
-    """What is timed."""
+    """The timed cases."""
     return [BUNDLE, HUGGING_FACE, f"{_STREAM} {short}", f"{_STREAM} {long}"]
 
 

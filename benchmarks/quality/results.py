@@ -25,7 +25,7 @@ TITLES = {"python": "Python's help", "debian": "Debian's documentation"}
 
 @dataclass(frozen=True)
 class Facts:
-    """What results must share to be compared.
+    """Facts that results must share to be compared.
 
     Attributes:
         corpus: its name.
@@ -72,7 +72,7 @@ class Line:
 
     @property
     def is_of_precisions(self) -> bool:
-        """Whether the line tells what precisions do, and not what positions do."""
+        """Whether the line is about precisions, and not about positions."""
         return self.facts.runner == PRECISIONS_RUNNER
 
     def mrr(self, kind: str) -> Mean:

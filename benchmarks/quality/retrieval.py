@@ -9,7 +9,7 @@ its corpus, and its rank counts. There are three kinds, as in `hdexport quality`
 
 * name: the document's title, which its first 512 tokens mostly repeat;
 * first: its first sentence, taken out of the document;
-* later: sentences from after its 512th token, taken out of it: what a model that reads 512 tokens never sees.
+* later: sentences from after its 512th token, taken out of it: a model that reads 512 tokens never sees them.
 
 Every finished variant is a line of FILE, with the rank of every query; variants that FILE has are not run again, so the
 command may be stopped and repeated. `python -m benchmarks.quality.tables FILE` shows the results.
@@ -116,7 +116,7 @@ class Variant:
 
 
 def main() -> int:
-    """Run what is missing in the output."""
+    """Run the variants that the output lacks."""
     options = _options()
     from hdexport.checkpoint import default_model, find_checkpoint
 
@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def variants(options: argparse.Namespace) -> list[Variant]:
-    """What is compared, the baseline first."""
+    """The variants to compare, the baseline first."""
     if options.runner == PRECISIONS_RUNNER:
         whole = Variant(scheme="hierarchical", alpha=0.05, log_n=True)
         return [

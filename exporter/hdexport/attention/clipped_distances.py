@@ -1,4 +1,4 @@
-"""What kinds share whose queries see every key, with terms of their distance that are clipped at a reach."""
+"""Common parts of kinds whose queries see every key, with terms of their distance that are clipped at a reach."""
 
 from __future__ import annotations
 

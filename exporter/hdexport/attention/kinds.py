@@ -126,8 +126,8 @@ def attention_setups(requests: Mapping[str, Any], subject: Subject) -> dict[str,
     """The attention that a model has, or gets: name of a kind -> setup, for the kinds that are in it.
 
     Raises:
-        ModelError: the model cannot be given what was requested.
-        InputError: what was requested does not fit the model.
+        ModelError: the model cannot be given the requested attention.
+        InputError: the request does not fit the model.
     """
     found = {kind.name: kind.setup(requests.get(kind.name), subject) for kind in kinds()}
     setups = {name: setup for name, setup in found.items() if setup is not None}
@@ -161,10 +161,10 @@ def _check_scaled(setups: Mapping[str, Setup], subject: Subject) -> None:
 
 
 def attention_records(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode]) -> Iterator[dict[str, Any]]:
-    """What a manifest says of each kind that is in a graph, as JSON has it.
+    """The manifest's record of each kind that is in a graph, as JSON has it.
 
     Args:
-        setups: what the graph was traced with, by the kinds' names.
+        setups: the setups that the graph was traced with, by the kinds' names.
         nodes: of our operators in the portable graph, in its order.
     """
     for kind in kinds():
@@ -195,7 +195,7 @@ def check_unseen_tokens(setups: Mapping[str, Setup], nodes: Sequence[OperatorNod
 
 @dataclass(frozen=True)
 class Attention:
-    """A kind in a bundle, and what the manifest says of it."""
+    """A kind in a bundle, and the manifest's record of it."""
 
     kind: AttentionKind
     record: Any

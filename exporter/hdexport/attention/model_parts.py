@@ -57,7 +57,7 @@ def layer_stack(model: PreTrainedModel) -> torch.nn.Module:
 
 
 def states_before_layers(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
-    """What the layers are given for a text: [tokens, width].
+    """The layers' input for a text: [tokens, width].
 
     Args:
         model: in evaluation mode.
@@ -97,7 +97,7 @@ def _forward(
     **kwargs: Any,
 ) -> Any:
     output = None
-    # The library's own model has a tensor, one with our operators what its dense layers would share.
+    # The library's own model has a tensor; a model with our operators has the object that its dense layers would share.
     key_mask = attention_mask if isinstance(attention_mask, torch.Tensor) else attention_mask.key_mask
 
     def layers(states: torch.Tensor, mask: Any) -> torch.Tensor:

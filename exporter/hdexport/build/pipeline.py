@@ -36,8 +36,8 @@ logger = logging.getLogger(__package__)
 def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     """Build a bundle.
 
-    The bundle appears at ``options.output`` when it is complete and verified; after an error, what was there before is
-    still there.
+    The bundle appears at ``options.output`` when it is complete and verified; after an error, a bundle that was there
+    before is still there.
 
     Returns:
         The bundle's manifest.

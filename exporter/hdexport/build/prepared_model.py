@@ -1,4 +1,4 @@
-"""A checkpoint's model, changed to what is traced: more positions, the attention that was asked for, our operators."""
+"""A checkpoint's model, changed for the trace: more positions, the attention that was asked for, our operators."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def graph_module(
     pools_prompts: bool,
     sees_all: bool,
 ) -> GraphModule:
-    """What is traced: the model with our operators, in its precision, and what follows it for the task.
+    """The module to trace: the model with our operators, in its precision, and the task's modules after it.
 
     Args:
         model: with its final positions.

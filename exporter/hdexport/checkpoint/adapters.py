@@ -40,7 +40,7 @@ _LORA = re.compile(r"(?P<module>.+)\.lora_(?:(?P<embedding>embedding)_)?(?P<fact
 _UNDERSTOOD = {
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
     "modules_to_save",
-    # What was trained, and how: the weights' names say it, too.
+    # Facts about the training: the weights' names say them, too.
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "inference_mode"),
     *("auto_mapping", "base_model_name_or_path", "megatron_core", "peft_version", "revision", "task_type"),
     # How the library runs it.

@@ -48,7 +48,7 @@ _SEGMENT = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint's directory and what its ``config.json`` says.
+    """A checkpoint's directory and the content of its ``config.json``.
 
     Attributes:
         path: the directory.
@@ -58,7 +58,7 @@ class Checkpoint:
         family: the model family.
         origin: the directory that the user has. It is `path`, unless the checkpoint was converted from another format:
             `path` then lasts as long as this object.
-        remarks: what the conversion chose or left out, a line each.
+        remarks: choices and omissions of the conversion, a line each.
         adapter: name of the adapter that is merged into the weights or chosen among them; None for none.
         takes_texts: whether its tokenizer is read.
     """

@@ -1,4 +1,4 @@
-"""``config.json`` of a checkpoint: what it must say before anything is made from it."""
+"""``config.json`` of a checkpoint: the checks before anything is made from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIMITS = {
     **dict.fromkeys(("num_hidden_groups", "inner_group_num"), MOST_LAYERS),
     "num_labels": _MOST_LABELS,
 }
-"""Key of ``config.json`` -> the most of what transformers makes one by one, before it looks at any weight."""
+"""Key of ``config.json`` -> most parts that transformers makes one by one, before it looks at any weight."""
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """Attributes of every configuration in transformers, by any key in the file."""
@@ -85,8 +85,8 @@ def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str
 
     Args:
         path: the checkpoint's directory.
-        config: what `read_config` gave.
-        newer_keys: what the file says with keys that transformers does not know, with those that it knows.
+        config: the result of `read_config`.
+        newer_keys: settings that the file has by keys that transformers does not know, by keys that it knows.
 
     Raises:
         ModelError: a value is of the wrong type, or no model has it.
@@ -155,7 +155,7 @@ def file_key(settings: PreTrainedConfig, name: str) -> str:
 
 
 def _check_values(file: Path, config: dict[str, Any]) -> None:
-    """Refuse what would be read, wrongly or for ever, before transformers has checked a type."""
+    """Refuse values that would be read, wrongly or for ever, before transformers has checked a type."""
     architectures = config.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
@@ -203,7 +203,7 @@ def _check_size(file: Path, key: str, value: object) -> None:
 
 
 def _refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> None:
-    """Refuse what a supported family's config can also ask for and no graph of ours would compute."""
+    """Refuse settings of a supported family's config that no graph of ours would compute."""
     if config.get("is_decoder") and not family.runs_decoders:
         raise ModelError(
             f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are "

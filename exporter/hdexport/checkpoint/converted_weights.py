@@ -43,7 +43,7 @@ def as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> 
 
 
 def _converted(name: str, weight: StoredWeight, converter: Any) -> dict[str, StoredWeight]:
-    """What a converter makes of a weight.
+    """The weights that a converter makes of a weight.
 
     Args:
         name: with the converter's first target in the place of its source.

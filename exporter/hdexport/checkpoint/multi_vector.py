@@ -1,6 +1,6 @@
 """Models of late interaction, a vector for each token, as sentence-transformers, PyLate and Stanford's ColBERT save.
 
-What ``sentence_transformers.MultiVectorEncoder`` (6.2) makes of each format is what a bundle gives.
+A bundle gives the same vectors as ``sentence_transformers.MultiVectorEncoder`` (6.2) with each format.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Expansion:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lengths:
-    """What the module Transformer says about queries and documents."""
+    """The module Transformer's settings of queries and documents."""
 
     query_length: Size | None = None
     document_length: Size | None = None
@@ -97,7 +97,7 @@ class _PyLate:
 
 @dataclass(frozen=True, kw_only=True)
 class _StanfordConfig:
-    """What is read of `_STANFORD_CONFIG`."""
+    """Keys of `_STANFORD_CONFIG` that are read."""
 
     query_token_id: str | None = None
     doc_token_id: str | None = None
@@ -355,7 +355,7 @@ def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate, values: Ma
         found["query_expansion"] = {
             "strategy": "fixed",
             "attend": bool(saved.attend_to_mask_tokens if attend is None else attend),
-            # PyLate's length of a query is what it is brought to.
+            # PyLate brings a query to its length.
             "length": found.pop("query_length", _QUERY_TOKENS),
         }
     lengths: _Lengths = _read(file, found | {name: own[name] for name in vars(_Lengths()) if name in own}, _Lengths)

@@ -23,7 +23,7 @@ EMBEDDING_ALPHA = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class PositionChoice:
-    """What a build takes.
+    """The choice of a build.
 
     Attributes:
         scheme: where the rows after the checkpoint's come from.
@@ -59,7 +59,7 @@ def choose_positions(
     attention_scale: AttentionScale | None = None,
     attention: Mapping[str, Any],
 ) -> PositionChoice:
-    """Choose what is left open.
+    """Choose where the user leaves it open.
 
     Args:
         checkpoint: whose positions are extended.

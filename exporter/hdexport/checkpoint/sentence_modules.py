@@ -180,7 +180,7 @@ def reads_and_writes(file: Path, *, default: str = "sentence_embedding") -> set[
 
     Args:
         file: with its settings; it may be missing.
-        default: what is read where the file does not say.
+        default: the name where the file says none.
 
     Raises:
         ModelError: the file cannot be read.

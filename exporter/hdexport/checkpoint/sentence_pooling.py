@@ -192,7 +192,7 @@ def token_layers(path: Path, *, hidden_size: int, allow_pickle: bool = False) ->
 
 
 def late_interaction_layers(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> TokenLayers:
-    """What a model of late interaction applies to each token, with its weights.
+    """The layers that a model of late interaction applies to each token, with its weights.
 
     Args:
         path: of the checkpoint.
@@ -282,12 +282,12 @@ def _pooling_layers(
 def _layer(
     kind: str, folder: Path, width: int, *, reads: str = _SENTENCE, writes: str, allow_pickle: bool
 ) -> tuple[torch.nn.Module, int]:
-    """A layer that takes vectors of a width, and the width of what it gives.
+    """A layer that takes vectors of a width, and the width of its results.
 
     Args:
         kind: ``Dense``, ``LayerNorm`` or ``Normalize``.
         folder: with its settings.
-        width: of what it takes.
+        width: of its inputs.
         reads, writes: sentence-transformers' names of the vectors that it takes and gives.
         allow_pickle: also read weights that are stored as a pickle.
     """
@@ -387,9 +387,9 @@ def _check_weights(
     Args:
         folder: of the layer.
         weights: that were found.
-        sizes: key of the configuration -> value; the first is the width of what the layer takes.
+        sizes: key of the configuration -> value; the first is the width of the layer's inputs.
         expected: name -> shape.
-        width: of what the layer is given.
+        width: of the layer's inputs.
     """
     if not all(type(size) is int and size > 0 for size in sizes.values()):
         said = " and ".join(f"{name} {shown(size)}" for name, size in sizes.items())

@@ -24,7 +24,7 @@ _SUMS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class _Config:
-    """What is read of the pooling's ``config.json``; other keys change nothing."""
+    """Keys of the pooling's ``config.json`` that are read; other keys change nothing."""
 
     pooling_strategy: Literal["max", "sum"] = "max"
     activation_function: Literal["relu", "log1p_relu"] = "relu"
@@ -61,7 +61,7 @@ class SpladePooling(Head):
         Returns:
             [batch, vocab_size], float32, not negative; 0 for a row without such tokens.
         """
-        # Padding counts as a logit of 0, whose weight is 0: a product would make NaN of what it may hold.
+        # Padding counts as a logit of 0, whose weight is 0: a product would make NaN of a NaN in the padding.
         kept = torch.where(mask.unsqueeze(-1) > 0, logits, 0.0)
         if self.strategy == "sum":
             return _sum(self._weights(kept.float()), mask)

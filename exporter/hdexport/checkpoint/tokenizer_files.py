@@ -44,7 +44,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         directory: where the file goes.
 
     Returns:
-        What the runtime must know of it, or None where the checkpoint has no tokenizer; its bundle then takes ids.
+        The runtime's settings for it, or None where the checkpoint has no tokenizer; its bundle then takes ids.
 
     Raises:
         ModelError: the tokenizer's files cannot be read, or it knows ids that the model has no embeddings for.
@@ -142,7 +142,7 @@ def _files(path: Path, kind: Any) -> list[Path]:
     of_class = getattr(kind, "vocab_files_names", {})
     names = {argument: name for argument, name in of_class.items() if name != _FILE}
     if of_class and not names:
-        # What transformers reads for a class of that file alone.
+        # The file that transformers reads for a class of that file alone.
         names = {"vocab_file": "tokenizer.model"}
     there = [path / name for name in names.values() if (path / name).is_file()]
     is_named = kind is not None and (path / _CONFIG).is_file()

@@ -1,4 +1,4 @@
-"""The files that hold a checkpoint's weights: which they are, and what is in them."""
+"""The files that hold a checkpoint's weights, and the weights in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StoredWeight:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it can be computed with as it is; what is of 8 bits needs scales that are stored elsewhere."""
+        """Whether it can be computed with as it is; weights of 8 bits need scales that are stored elsewhere."""
         return self.dtype in _FLOATING
 
 
@@ -110,7 +110,7 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
         listed = ", ".join(shown(Path(name)) for name in missing[:3]) or "all the files"
         raise ModelError(f"{directory} lacks {listed}, which {index.name} names.\nDownload the model again.")
     for name in names:
-        # The suffix decides how a file is read, and what does not end in .safetensors is read as a pickle.
+        # The suffix decides how a file is read: a file that does not end in .safetensors is read as a pickle.
         if name.endswith(".bin") and not allow_pickle:
             raise pickles_refused(directory)
         if not name.endswith((".safetensors", ".bin")):

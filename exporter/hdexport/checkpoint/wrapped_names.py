@@ -20,8 +20,8 @@ class Unwrapping:
     """How names in a file become the model's.
 
     Attributes:
-        prefix: what a wrapper put before them; empty where it put nothing.
-        instead: what a model with a head has in that place.
+        prefix: put before them by a wrapper; empty where it put nothing.
+        instead: the prefix that a model with a head has in that place.
     """
 
     prefix: str = ""

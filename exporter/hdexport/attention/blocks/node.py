@@ -35,7 +35,7 @@ def block_sparse_node(
         query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         listed_blocks: [1 or heads, rows, listed], int32, for the modes ``table`` and ``lists``.
-        spec: what the attention is.
+        spec: the attention.
         scale: factor of the scores.
     """
     attributes: dict[str, Any] = _attributes(spec) | {"scale": float(scale)}
@@ -57,7 +57,7 @@ class BlockMask:
     """What block-sparse layers are given for a mask.
 
     Attributes:
-        spec: what the attention is.
+        spec: the attention.
         token_mask: [batch, tokens], int32, 0 for padding.
         query_scale: [batch, 1, 1, 1], float32, factors of the queries; None for none.
     """
@@ -85,7 +85,7 @@ def block_query_factors(
     that ``etc`` puts in front are no tokens of a text, and are not counted.
 
     Args:
-        spec: what the attention is.
+        spec: the attention.
         query_scale: factor of the queries, by the keys that they see.
         attention_mask: [batch, tokens], 0 for padding, of the text as it was given.
         ordinary_keys: that a query of an ordinary block sees at most, in a text that is not attended to densely.
@@ -167,7 +167,7 @@ def _wrapped(place: torch.Tensor, tokens: int) -> torch.Tensor:
 def _with_global_tokens(
     spec: BlockSparse, hidden_states: torch.Tensor, token_mask: torch.Tensor, global_embeddings: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put the global tokens first; what is left of their last block is padding."""
+    """Put the global tokens first; the rest of their last block is padding."""
     batch = hidden_states.shape[0]
     unused = _global_blocks(spec) * spec.block_size - spec.global_tokens
     rows = torch.nn.functional.pad(global_embeddings.to(hidden_states.dtype), (0, 0, 0, unused))

@@ -100,7 +100,7 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
         block_size: tokens of a block.
 
     Returns:
-        [1 or heads, blocks, most], -1 behind what a block lists.
+        [1 or heads, blocks, most], -1 behind a block's entries.
 
     Raises:
         InputError: the file holds other arrays, or lists invalid blocks, or partial blocks.
@@ -122,7 +122,7 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
 
 
 def _drawn_from(block: int, blocks: int, block_size: int) -> Integers:
-    """What the row of a block is drawn from, in the order by which a seed decides."""
+    """The blocks that a block's row is drawn from, in the order by which a seed decides."""
     inner = np.arange(1, blocks - 1)  # all but the first and the last, which everyone sees
     end = _DRAWN_FROM_TOKENS // block_size - 1 if 2 * block_size < _DRAWN_FROM_TOKENS else blocks - 1
     if block <= 2:

@@ -1,4 +1,4 @@
-"""Block-sparse attention in words: what was requested, and what a manifest says."""
+"""Block-sparse attention in words: the request, and the record in a manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LISTED_BLOCKS_FILE = "listed_blocks.npy"
 """In a bundle: the operator's table of each layer."""
 
 GLOBAL_EMBEDDINGS_FILE = "global_embeddings.npy"
-"""In a bundle: what the layers are given for ETC's global tokens."""
+"""In a bundle: the layers' inputs for ETC's global tokens."""
 
 
 class Pattern(str, Enum):
@@ -34,7 +34,7 @@ class Pattern(str, Enum):
     ETC = "etc"
     """Global tokens in front of the text, and the window."""
     BLOCKS = "blocks"
-    """What a list says."""
+    """The blocks that a list says."""
 
 
 class Mode(str, Enum):

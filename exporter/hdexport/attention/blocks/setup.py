@@ -48,9 +48,9 @@ class BlockSetup(Setup):
     """Block-sparse attention with all that it needs.
 
     Attributes:
-        spec: what the manifest says of it.
+        spec: the manifest's record of it.
         listed_blocks: [layers, 1 or heads, rows, listed], int32, the operator's table of each layer, or None.
-        global_embeddings: [global tokens, width], float32, what the layers are given for ETC's global tokens, or None.
+        global_embeddings: [global tokens, width], float32, the layers' inputs for ETC's global tokens, or None.
         query_scale: factor of the queries; None for none.
     """
 
@@ -178,7 +178,7 @@ def bigbird(
 ) -> BlockSparse:
     """BigBird's attention, by default as Hugging Face evaluates it.
 
-    Its rule for what is attended to densely: texts that are no longer than the two global blocks, the three of the
+    Its rule for dense attention: texts that are no longer than the two global blocks, the three of the
     window, and twice the random ones.
 
     Args:
@@ -261,7 +261,7 @@ def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
 def _array_of_bundle(bundle: Bundle, name: str, dtype: str, *, axes: int) -> npt.NDArray[Any]:
     path = bundle.file(name)
     try:
-        # A copy of what is mapped: see `load_arrays`.
+        # A copy of mapped arrays: see `load_arrays`.
         values = np.array(load_arrays(path))
     except Exception as error:  # what NumPy raises of damaged files has no class in common
         raise BundleCorruptError(
@@ -280,7 +280,7 @@ def _contradicts(bundle: Bundle, name: str, found: str, expected: str) -> Bundle
 
 
 def _check_own(request: BlockRequest, own: BlockSparse | None, model_type: str) -> None:
-    """Refuse what a BigBird's own attention cannot be made; `own` is None where this checkpoint is dense."""
+    """Refuse a pattern that a BigBird's own attention cannot get; `own` is None where this checkpoint is dense."""
     if own is None:
         raise ModelError(
             f"The checkpoint's attention_type is original_full: {model_type} trained densely.\n"

@@ -30,7 +30,7 @@ class DenseAttention:
 
 
 class DenseKind(AttentionKind):
-    """Dense attention is what the library's attention interface gives where no other kind is in the way."""
+    """Dense attention: the library's attention interface gives it where no other kind is in the way."""
 
     name = "dense"
     record_type = DenseAttention

@@ -91,7 +91,7 @@ class FavorKind(AttentionKind):
         return dataclasses.replace(_setup(record, is_own=False), remark=remark, query_scale=subject.query_scale)
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> FavorAttention | None:
-        """What the graph was traced with."""
+        """The record that the graph was traced with."""
         return setup.record if isinstance(setup, FavorSetup) else None
 
     def problems(self, record: FavorAttention, manifest: Manifest) -> Iterator[str]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _SIDE_COPIES = 10
-"""Copies of a layer's scores with sides in PyTorch's own code, for each head; measured, with what windows take: 2006 MB
-for 8192 tokens, 12 heads and sides of 16."""
+"""Copies of a layer's scores with sides in PyTorch's own code, for each head; measured, with the windows' memory: 2006
+MB for 8192 tokens, 12 heads and sides of 16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class LocalGlobalSetup(Setup):
     """Local attention with sides in a model.
 
     Attributes:
-        record: what the manifest says of it.
+        record: the manifest's record of it.
     """
 
     record: LocalGlobalAttention
@@ -51,7 +51,7 @@ class LocalGlobalKind(AttentionKind):
         return None if record is None else LocalGlobalSetup(is_own=True, record=record)
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> LocalGlobalAttention | None:
-        """What the graph was traced with."""
+        """The record that the graph was traced with."""
         return setup.record if isinstance(setup, LocalGlobalSetup) else None
 
     def read(self, record: LocalGlobalAttention, bundle: Bundle) -> LocalGlobalSetup:

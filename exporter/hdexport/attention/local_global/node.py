@@ -52,7 +52,7 @@ def local_global_node(
 
 @dataclass(frozen=True)
 class LocalTokens:
-    """What the layers of a model share for a batch of texts.
+    """The values that the layers of a model share for a batch of texts.
 
     Attributes:
         token_mask: [batch, tokens], int32, 0 for padding.

@@ -1,4 +1,4 @@
-"""Local attention with sides in words: what a manifest says."""
+"""Local attention with sides in words: the record in a manifest."""
 
 from __future__ import annotations
 

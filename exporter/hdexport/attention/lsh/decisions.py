@@ -45,7 +45,7 @@ class HashDecisions:
     """What `hdexport.attention.kind.Decisions` asks for.
 
     Args:
-        record: what the attention is.
+        record: the attention.
         rotations: [heads, head_dim, rounds, directions].
         dtype: of the bundle.
     """
@@ -127,7 +127,7 @@ class HashDecisions:
         """[1, heads, rounds * tokens], the buckets of the graph in place of the library's.
 
         Args:
-            vectors: [1, heads, tokens, head_dim], also of what is padded after the text.
+            vectors: [1, heads, tokens, head_dim], also of the padding after the text.
             found: [1, heads, rounds * tokens], buckets, one round's after the other's.
             mask: [1, tokens], 0 for padding, which has a bucket of its own.
         """
@@ -169,7 +169,7 @@ class HashDecisions:
 
 
 def _buckets(graph: onnx_ir.Graph) -> onnx_ir.Value:
-    """What a body sorts by, also where that is in its loop."""
+    """The values that a body sorts by, also where they are in its loop."""
     import onnx_ir as ir
 
     for node in graph:

@@ -26,7 +26,7 @@ def recall(model: PreTrainedModel, setup: LshSetup, input_ids: torch.Tensor) -> 
 
     Args:
         model: whose attention is the library's Reformer's; see `hdexport.attention.lsh.reference`.
-        setup: what the attention is.
+        setup: the attention.
         input_ids: [1, tokens].
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

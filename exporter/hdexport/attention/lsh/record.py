@@ -1,4 +1,4 @@
-"""LSH attention in words: what was requested, and what a manifest says."""
+"""LSH attention in words: the request, and the record in a manifest."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LshAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class LshRequest:
-    """LSH attention as requested; None for what was not given.
+    """LSH attention as requested; None for a field that was not given.
 
     Attributes:
         chunk: tokens of a chunk.

@@ -91,8 +91,8 @@ def attend_through_projections(
     """`attend_to_all` over keys K x + b and values V x + c of hidden states x, none of which are computed.
 
     q . (K x + b) = (K^T q) . x + q . b, and q . b is the same for all keys, so the softmax does not see it; and
-    sum p (V x + c) = V (sum p x) + c, because the weights p sum to 1. What is left to project is one vector per query
-    and head, not one per token; see `absorbs_projections`.
+    sum p (V x + c) = V (sum p x) + c, because the weights p sum to 1. So one vector per query and head is projected,
+    not one per token; see `absorbs_projections`.
 
     Args:
         query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.
@@ -145,7 +145,7 @@ def overwrite_rows(merged: torch.Tensor, rows: torch.Tensor, where: GlobalRows) 
     """Put the global tokens' rows in place.
 
     Args:
-        merged: [batch, tokens, heads, head_dim], what the windows gave.
+        merged: [batch, tokens, heads, head_dim], the windows' results.
         rows: [batch, slots, heads, head_dim].
         where: the tokens that the slots are of.
 

@@ -57,7 +57,7 @@ _DEFAULT_BOUND, _DEFAULT_BOUND_OF_QUESTIONS = 16, 64
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRequest:
-    """What was requested.
+    """The request.
 
     Attributes:
         window: in place of dense attention; None where the model keeps its own.
@@ -233,7 +233,7 @@ class WindowKind(AttentionKind):
         return "does not use windows: its attention is dense, and its answers are those of the model before --attention"
 
     def describe(self, record: WindowAttention) -> Iterator[tuple[str, str]]:
-        """Windows, and what they took the place of."""
+        """Windows, and the attention that they replaced."""
         if record.layers:
             counts = Counter(record.sides())
             equal = all(left == right for left, right in counts)
@@ -249,7 +249,7 @@ class WindowKind(AttentionKind):
 
 
 def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
-    """What layers with such a window carry from segment to segment.
+    """The memories that layers with such a window carry from segment to segment.
 
     Raises:
         InputError: something in the model or its window is about a whole text.

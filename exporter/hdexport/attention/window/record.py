@@ -1,4 +1,4 @@
-"""Windowed attention in words: what was requested, and what a manifest says."""
+"""Windowed attention in words: the request, and the record in a manifest."""
 
 from __future__ import annotations
 

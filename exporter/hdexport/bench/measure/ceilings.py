@@ -1,4 +1,4 @@
-"""What a machine reaches at best: the rate of large matrix products and the bandwidth of large copies."""
+"""The best rates of a machine: of large matrix products, and the bandwidth of large copies."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def times_ms(call: Callable[[], Any], *, device: str, least_s: float = _LEAST_SE
     """Latencies of a call that is repeated: by the clock on a CPU, by `replayed_ms` on a GPU.
 
     Args:
-        call: what is timed.
+        call: the call to time.
         device: ``cpu`` or ``cuda``.
         least_s: the timed runs together take about that, and are 3 at least.
     """
@@ -109,7 +109,7 @@ def replayed_ms(call: Callable[[], Any], *, least_s: float = _LEAST_SECONDS) -> 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(_WARM_UP_RUNS):  # compiles, and allocates what is cached
+        for _ in range(_WARM_UP_RUNS):  # compiles, and allocates cached memory
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()

@@ -25,7 +25,7 @@ from hdexport.support.memory import free_bytes, resident_bytes_of, says_out_of_m
 logger = logging.getLogger(__name__)
 
 _MOST_OF_FREE_MEMORY = 0.9
-"""What a process may take by default: beyond it, the kernel might kill a process of another user."""
+"""Memory that a process may take by default: beyond it, the kernel might kill a process of another user."""
 
 _POLL_SECONDS = 0.05
 """Between two looks at resident memory."""
@@ -53,7 +53,7 @@ class Outcome:
     """How a process ended.
 
     Attributes:
-        status: what the process says with a ``status`` in its output, or what its end says.
+        status: the ``status`` in the process' output, or else the kind of its end.
         output: the JSON object of the last line that it printed; None unless it ended by itself and printed one.
         reason: what happened where the status is not ``ok``: the ``reason`` in its output, or its last words.
         peak_rss_bytes: the most resident memory of the process and its children together, seen every 50 ms;
@@ -95,7 +95,7 @@ def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_b
 
 @contextlib.contextmanager
 def own_output() -> Iterator[IO[str]]:
-    """Standard output for the block alone: what frameworks print meanwhile, also from C++, goes to standard error."""
+    """Standard output for the block alone: other output of frameworks, also from C++, goes to standard error."""
     sys.stdout.flush()
     with open(os.dup(1), "w", encoding="utf-8") as output:
         os.dup2(2, 1)
@@ -167,7 +167,7 @@ class _Memory:
         self.peak_bytes = max(self.peak_bytes, resident)
         if resident <= limit_bytes:
             return False
-        # Compilers that were forked share most of what they have: only the exact count may condemn.
+        # Compilers that were forked share most of their memory: only the exact count may condemn.
         return len(self._pids) == 1 or resident_bytes_of(self._pids, shared_once=True) > limit_bytes
 
     def _look_up(self) -> None:

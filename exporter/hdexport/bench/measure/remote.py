@@ -43,7 +43,7 @@ def run_function(
         memory_limit_bytes: likewise.
 
     Returns:
-        how the process ended, and what the function returned if that is ``ok``.
+        how the process ended, and the function's result if that is ``ok``.
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _CALL).write_bytes(pickle.dumps(call))
@@ -89,10 +89,10 @@ def _reason(error: Exception) -> str:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    # After the call, whose memory may be what is measured.
+    # After the call, whose memory may be the measured one.
     from hdexport.checkpoint.temporary_directory import remove_converted
 
     remove_converted()
     sys.stderr.flush()
-    # The result is written. What frameworks do when Python ends takes time, and can crash.
+    # The result is written. Frameworks' work at the end of Python takes time, and can crash.
     os._exit(code)

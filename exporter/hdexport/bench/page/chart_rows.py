@@ -20,7 +20,7 @@ _LEAST_FACTOR = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class ChartRows:
-    """What a chart draws.
+    """The rows that a chart draws.
 
     Attributes:
         points: one row per case with the figure: ``i`` is the number of its series, ``y`` where its value stands,

@@ -79,6 +79,6 @@ class Texts:
 
     @functools.cached_property
     def _frame(self) -> tuple[npt.NDArray[np.int64], ...]:
-        """What every text begins with, what its middle is cut from, and what it ends with."""
+        """The ids that every text begins with, that its middle is cut from, and that it ends with."""
         (ids,), kind = sample_ids(self._bundle, [_STREAM_TOKENS])
         return (ids[:1], ids[1:-1], ids[-1:]) if kind == ENGLISH else (ids[:0], ids, ids[:0])

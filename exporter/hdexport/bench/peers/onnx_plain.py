@@ -61,7 +61,7 @@ class OnnxPlain(OnnxPeer):
 def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.NDArray[np.int64]]) -> str | None:
     """Export a model with dynamic batch and tokens, as PyTorch's documentation shows.
 
-    If the exporter of torch.export fails, the one of TorchScript is used. It records what the code did with one short
+    If the exporter of torch.export fails, the one of TorchScript is used. It records the code's steps for one short
     text; nothing checks whether the graph is right for others.
 
     Args:

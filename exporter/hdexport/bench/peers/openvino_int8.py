@@ -32,7 +32,7 @@ _LONGEST_TEXT = 512
 
 
 class OpenVinoInt8(OpenVino):
-    """See `OpenVino`; what is not quantised is computed in OpenVINO's default precision."""
+    """See `OpenVino`; nodes that are not quantised compute in OpenVINO's default precision."""
 
     name = "openvino-int8"
     precision = Precision.INT8
@@ -66,6 +66,6 @@ def _quantise(source: Path, path: Path, texts: Texts) -> None:
                 model, nncf.Dataset(shown), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(shown)
             )
         except Exception as error:
-            # What its graph cannot be quantised for fails with dozens of types.
+            # A graph that NNCF cannot quantise fails with dozens of types of errors.
             raise ExportError(f"nncf.quantize cannot quantise the model: {first_cause(error)}") from error
     openvino.save_model(quantised, path, compress_to_fp16=False)

@@ -64,7 +64,7 @@ def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: st
 
 
 def _remark(path: Path, manifest: Manifest) -> str | None:
-    """What the graph lacks of the bundle's computation, inputs and outputs."""
+    """The parts of the bundle's computation, inputs and outputs that the graph lacks."""
     import onnx
 
     positions = manifest.positions

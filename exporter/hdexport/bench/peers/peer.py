@@ -1,4 +1,4 @@
-"""What a peer is: whether it can run a model here, what it needs for that, and what it looks like when it is open."""
+"""A peer: whether it can run a model here, the artefact that it needs for that, and its open form."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OpenCase:
     Attributes:
         call: runs its batch.
         half_precision: whether it computes in half precision, or with weights that were rounded to it.
-        precision: what it computes in on a CPU.
+        precision: the precision that it computes in on a CPU.
         allocator_bytes: peak of PyTorch's allocator on the GPU since the process began; None elsewhere.
         engine_bytes: what TensorRT says its engine and contexts take on the GPU now; None elsewhere.
         close: gives memory back.
@@ -60,7 +60,7 @@ class OpenCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a peer's preparation made: for `CaseSpec.artefact`, and for readers."""
+    """The result of a peer's preparation: for `CaseSpec.artefact`, and for readers."""
 
     artefact: Path
     remark: str | None = None
@@ -93,10 +93,10 @@ class Peer(ABC):
         return attention_remark(manifest)
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
-        """Make what it runs: here, the checkpoint with the bundle's positions.
+        """Make the artefact: here, the checkpoint with the bundle's positions.
 
         Args:
-            folder: where to; it also holds what other peers made of the same subject, which is shared.
+            folder: where to; it also holds files of other peers for the same subject, which are shared.
             device: ``cpu`` or ``cuda``.
 
         Raises:

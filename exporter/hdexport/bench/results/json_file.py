@@ -1,4 +1,4 @@
-"""`bench.json`: what a benchmark found, written whole and read with every value checked."""
+"""`bench.json`: the result of a benchmark, written whole and read with every value checked."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _MEASURE_AGAIN = "measure again with: hdexport bench BUNDLE -o DIR"
 
 @dataclass(frozen=True, kw_only=True)
 class _AnySchema:
-    """What a result of any version has."""
+    """The keys of a result of any version."""
 
     schema_version: int
     cases: list[object]

@@ -1,4 +1,4 @@
-"""What a benchmark found, as dataclasses that `bench.json` holds.
+"""The result of a benchmark, as dataclasses that `bench.json` holds.
 
 docs/bench.md describes every field, with its unit and what None means; a test compares the two.
 """
@@ -98,7 +98,7 @@ class PeakMemory:
 
     @property
     def peak_bytes(self) -> int | None:
-        """What the case needs of the memory that is scarce: the GPU's where it ran on one, else resident memory."""
+        """The case's part of the scarce memory: the GPU's where it ran on one, else resident memory."""
         return self.rss_bytes if self.vram_bytes is None else self.vram_bytes
 
 
@@ -119,7 +119,7 @@ class OutputError:
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """What the model must at least do, and what this machine could have done in the time."""
+    """The least work of the model, and the machine's best in the time."""
 
     flops: int
     dense_flops: int
@@ -147,7 +147,7 @@ class CaseResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What the machine reached: the best of the start of the run and of its end."""
+    """Rates that the machine reached: the best of the start of the run and of its end."""
 
     device: str
     dtype: str

@@ -46,7 +46,7 @@ class Probe:
 
     Attributes:
         status: how it ended.
-        peak_bytes: what it took; None where it did not get to its end.
+        peak_bytes: the memory that it took; None where it did not get to its end.
         reason: what happened where the status is not ``ok``.
     """
 
@@ -113,7 +113,7 @@ def largest_batch(
         time_limit_s: no further try begins after it.
 
     Returns:
-        the batch, what it took, whether it is the limit, and what ended the search. It is the limit if the next larger
+        the batch, its memory, whether it is the limit, and why the search ended. It is the limit if the next larger
         one does not fit, or, of batches of 40 and more, one that is at most 5 % larger.
     """
     fitted: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""What a benchmark will run: the ways to run each model, at which lengths and batches, and what cannot run here."""
+"""The plan of a benchmark: the ways to run each model, at which lengths and batches, and ways that cannot run here."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSeries:
-    """A series, and what runs it.
+    """A series, and its runner.
 
     Attributes:
-        series: what the result says of it.
+        series: its entry in the result.
         bundle: the bundle that is run, or whose model a peer runs.
         subject: the model in PyTorch.
         device: ``cpu`` or ``cuda``.
-        precision: what a bundle is asked to compute in on a CPU.
+        precision: the precision that a bundle is asked to compute in on a CPU.
     """
 
     series: Series
@@ -100,7 +100,7 @@ class Plan:
         lengths: tokens, rising.
         batches: texts, as given.
         threads: CPU threads of every process.
-        notes: what a reader has to know.
+        notes: for the reader.
     """
 
     series: tuple[PlannedSeries, ...]
@@ -218,7 +218,7 @@ def _backend_series(
     machine: ThisMachine,
     bundles: Sequence[Bundle],
 ) -> list[PlannedSeries]:
-    """A backend with a bundle; on a GPU, where the graph or the engine says what it computes in, once."""
+    """A backend with a bundle; on a GPU, once, where the graph or the engine decides the precision."""
     on_cpu = backend in _CPU_LOWERINGS
     names = [other.path.name for other in bundles]
     name = bundle.path.name if names.count(bundle.path.name) == 1 else str(bundle.path)

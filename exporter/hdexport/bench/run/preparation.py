@@ -1,4 +1,4 @@
-"""What cases need before they run, each made in a process of its own: inputs, PyTorch's answers, what peers run."""
+"""Files that cases need, each made in a process of its own before they run: inputs, PyTorch's answers, artefacts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write_expected(subject: Subject, folder: Path, shapes: Sequence[tuple[int, i
 
 
 def make_artefact(subject: Subject, folder: Path, peer: str, device: str) -> Prepared:
-    """What a peer prepares."""
+    """A peer's artefact."""
     return PEERS[peer].prepare(subject, folder, device=device)
 
 

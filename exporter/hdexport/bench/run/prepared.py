@@ -34,7 +34,7 @@ _TIME_LIMIT_S = 3600.0
 
 
 class Preparation:
-    """What was made for a plan.
+    """The files that were made for a plan.
 
     Args:
         folder: an empty one, for everything that is made.
@@ -70,13 +70,13 @@ class Preparation:
             self._make_artefact(planned)
 
     def measure_ceilings(self) -> None:
-        """Measure what this machine can do; of several measurements the best counts, because others may disturb one."""
+        """Measure this machine's rates; of several measurements the best counts, because others may disturb one."""
         for device, dtype in self._devices:
             self._measure_ceilings(device, dtype)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be made, and what that costs the reader."""
+        """The files that could not be made, and the cost of that to the reader."""
         return tuple(self._notes)
 
     @property
@@ -89,7 +89,7 @@ class Preparation:
         return self._ceilings.get(_device_and_dtype(planned))
 
     def work_of(self, planned: PlannedSeries, batch: int, tokens: int) -> Work | None:
-        """What a case has to compute; None where it could not be counted."""
+        """The work of a case; None where it could not be counted."""
         return self._work.get(planned.subject, {}).get((batch, tokens))
 
     def inputs(self, planned: PlannedSeries, batch: int, tokens: int) -> Path:
@@ -108,7 +108,7 @@ class Preparation:
         return path if path.exists() else None
 
     def made(self, planned: PlannedSeries) -> Prepared | None:
-        """What a peer's preparation made; None of other series, and if it failed."""
+        """The result of a peer's preparation; None for other series, and if it failed."""
         return self._artefacts.get(planned.series.name, (None, None))[1]
 
     def failure(self, planned: PlannedSeries) -> str | None:

@@ -113,7 +113,7 @@ def google_files(directory: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         directory: for which `has_google_config` holds, with weights of PyTorch.
 
     Returns:
-        Name of a file -> its text or JSON value; and what was chosen, a line each.
+        Name of a file -> its text or JSON value; and the choices that were made, a line each.
 
     Raises:
         ModelError: a file cannot be read, or its values are wrong.

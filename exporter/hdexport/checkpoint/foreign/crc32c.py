@@ -1,4 +1,4 @@
-"""CRC-32C, by which TensorFlow guards what it stores: hundreds of megabytes per second without a compiled package.
+"""CRC-32C, by which TensorFlow guards its files: hundreds of megabytes per second without a compiled package.
 
 A checksum is linear over GF(2) in the data. So the data is cut into lanes, which NumPy advances together, four bytes
 per step, and the lanes' checksums are joined by the linear map of "as many zero bytes as a lane has".

@@ -33,7 +33,7 @@ class FoundFiles:
 
     Attributes:
         config: the configuration's.
-        values: what it holds.
+        values: its content.
         weights: the index of a TensorFlow checkpoint, or a Keras file.
     """
 

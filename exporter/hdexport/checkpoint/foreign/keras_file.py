@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"(?P<kind>.+?)(?:_(?P<number>\d+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class KerasLayers:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         named: name of a layer -> its arrays, in their order; layers without weights have none.

@@ -41,7 +41,7 @@ class Variables:
         encoder: variables that every checkpoint has.
         heads: ending of a class in transformers -> variables of its head, of which a checkpoint has all or none. The
             first head that is there says what the model was made for; "" says nothing.
-        layer_scope: what precedes the number in the names of layers' variables.
+        layer_scope: the part before the number in the names of layers' variables.
         class_prefix: of the classes in transformers.
         computed: weights in transformers that no checkpoint of TensorFlow has, because they follow from its
             configuration.
