@@ -38,11 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the installed ``hdexport`` is this function.
 
     Args:
-        arguments: what follows ``hdexport`` on the command line; default ``sys.argv[1:]``.
+        arguments: the words after ``hdexport`` on the command line; default ``sys.argv[1:]``.
 
     Returns:
         The exit code: 0 done, 1 a known error, 2 done but rows failed; 130 interrupted, 143 terminated, 129 hung up,
-        141 where what was requested could not be printed because its reader went away.
+        141 where the requested output could not be printed because its reader went away.
     """
     if "_ARGCOMPLETE" in os.environ:
         _complete(os.environ["COMP_LINE"])

@@ -68,7 +68,7 @@ class JobReport(ABC):
 
 @contextlib.contextmanager
 def job_report(choice: str) -> Iterator[JobReport]:
-    """What shows progress.
+    """The display of progress.
 
     Args:
         choice: ``bar``, ``lines``, ``json``, ``none``, or ``auto``: ``bar`` on a terminal, else ``lines``.

@@ -31,7 +31,7 @@ class EngineOptions:
 
     Attributes:
         flavours: flavours of TensorRT to build an engine for; empty for no engine.
-        attention_impl: what computes windowed attention, our plugin or TensorRT itself.
+        attention_impl: which code computes windowed attention, our plugin or TensorRT itself.
         profiles: optimisation profiles of every engine, whose sizes of memories come from the bundle; empty for those
             of `default_profiles`.
         architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; empty for its default.
@@ -72,7 +72,7 @@ class EngineBuilder:
         Args:
             portable: the bundle's portable graph, read from ``directory``, where its weights lie.
             directory: of the bundle.
-            manifest: what is known of the bundle, engines and files aside: the dtype of the graph's weights, and
+            manifest: facts about the bundle, engines and files aside: the dtype of the graph's weights, and
                 the sizes of its memories.
             progress: receives each step.
 

@@ -30,7 +30,7 @@ from hdruntime.whole_files import write_whole
 logger = logging.getLogger(__name__)
 
 _PROFILE_COMPLAINT = re.compile(r"values for profile (\d+) violate shape constraints: (.*?)(?: In |$)", re.DOTALL)
-"""TensorRT's message where a graph cannot take a profile's shapes; what follows are places in its sources."""
+"""TensorRT's message where a graph cannot take a profile's shapes; places in its sources follow."""
 
 _NO_FUSED_ATTENTION = "Attention operation was not supported by a dedicated kernel"
 
@@ -193,7 +193,7 @@ def _send_messages_to_logging() -> None:
     G_LOGGER.use_python_logging_system = True
     G_LOGGER.colors = False
     G_LOGGER.module_severity = G_LOGGER.WARNING
-    # Polygraphy also raises what it logs as an error, and so do we.
+    # Polygraphy also raises errors that it logs, and so do we.
     logging.getLogger("Polygraphy").addFilter(_below_error)
 
 

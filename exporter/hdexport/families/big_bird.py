@@ -30,7 +30,7 @@ class SelfAttention(torch.nn.Module):
 
     Args:
         original: one of the library's two attention modules of a BigBird, or BigBird-Pegasus'.
-        spec: what the attention is; None where it is dense.
+        spec: the attention; None where it is dense.
         listed_blocks: int32, [1 or heads, rows, listed], for the mode ``table``.
     """
 
@@ -105,7 +105,7 @@ def forget_short_texts(model: PreTrainedModel) -> None:
 
 
 def own_blocks(model: Any, setup: BlockSetup | None) -> tuple[BlockSparse | None, Sequence[torch.Tensor | None]]:
-    """What the attention is, None where it is dense, and the table of each layer, if any."""
+    """The attention, None where it is dense, and the table of each layer, if any."""
     layers = model.config.num_hidden_layers
     return (None, [None] * layers) if setup is None else (setup.spec, setup.tables(layers))
 
@@ -123,11 +123,11 @@ def run_layers(
 
 
 class _Attention(torch.nn.Module):
-    """`SelfAttention` and what follows it, without the original's seed, in which all layers differ.
+    """`SelfAttention` and its output layer, without the original's seed, in which all layers differ.
 
     Args:
         original: a ``BigBirdAttention``.
-        spec: what the attention is; None where it is dense.
+        spec: the attention; None where it is dense.
         listed_blocks: as `SelfAttention` takes it.
     """
 

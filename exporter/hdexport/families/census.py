@@ -19,7 +19,7 @@ _GENERATES = {
     "CAUSAL_LM": "it attends to earlier tokens only, to generate text",
     "MULTIMODAL_LM": "it generates text from text and more",
 }
-"""Auto class -> what its models do."""
+"""Auto class -> the task of its models."""
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def is_text_encoder(model_type: str) -> bool:
 
 
 def what_it_is(model_type: str) -> str | None:
-    """What a model type does that is no encoder of texts, as a clause; None of one that is, or that nobody knows."""
+    """The work of a model type that is no encoder of texts, as a clause; None for an encoder, or an unknown type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if model_type not in CONFIG_MAPPING_NAMES or is_text_encoder(model_type):

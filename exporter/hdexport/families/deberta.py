@@ -32,7 +32,7 @@ _FARTHEST = 2**22
 
 
 class _SelfAttention(torch.nn.Module):
-    """The original's projections around our operator, with tables of what they make of the rows of distances.
+    """The original's projections around our operator, with tables of the projected rows of distances.
 
     Args:
         original: of either version.
@@ -83,7 +83,7 @@ def _number_of_terms(attention: Any) -> int:
 
 
 def _tables(attention: Any, embeddings: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the rows of distances are as keys and as queries: [heads, rows, head_dim] each, zeros for no such term.
+    """The rows of distances as keys and as queries: [heads, rows, head_dim] each, zeros for no such term.
 
     Args:
         attention: of the library.
@@ -159,7 +159,7 @@ def _plain_norms(model: torch.nn.Module) -> None:
 def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, **others: torch.Tensor) -> Any:
     """A classifier's forward: it reads the first real token, wherever padding is.
 
-    The original reads what stands at index 0. With padding on the left that is padding, not a token of the text.
+    The original reads the token at index 0. With padding on the left that is padding, not a token of the text.
     """
     states = model.deberta(input_ids, attention_mask=attention_mask, **others).last_hidden_state
     is_first = attention_mask * (attention_mask.cumsum(1) == 1)  # [batch, tokens]
@@ -177,7 +177,7 @@ def _adapt(model: PreTrainedModel) -> None:
         for layer in encoder.layer:
             original = layer.attention.self
             layer.attention.self = _SelfAttention(original, _tables(original, embeddings), rows)
-    # The layers' tables hold what was made of them.
+    # The layers' tables hold the projected rows.
     encoder.get_rel_embedding = lambda: None
     encoder.get_rel_pos = lambda *_: None
     encoder.get_attention_mask = lambda mask: create_bidirectional_mask(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LongformerTokens:
-    """What the layers of a model share about its tokens.
+    """The facts about a model's tokens that its layers share.
 
     Attributes:
         kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.

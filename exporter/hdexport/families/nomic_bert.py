@@ -43,7 +43,7 @@ _COMPUTED = {
     "scale_attn_by_inverse_layer_idx": False,
     "use_rms_norm": False,
 }
-"""What that code could also compute, and the only value with which transformers' computes the same."""
+"""Setting of NomicBERT's own code -> the only value with which transformers' code computes the same."""
 
 
 def _newer_keys(config: Mapping[str, Any]) -> dict[str, Any]:

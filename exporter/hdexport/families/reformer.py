@@ -33,7 +33,7 @@ class _SelfAttention(torch.nn.Module):
 
     Args:
         original: an ``LSHSelfAttention``, or a ``LocalSelfAttention``.
-        record: what the attention is.
+        record: the attention.
     """
 
     def __init__(self, original: Any, record: LshAttention) -> None:
@@ -73,7 +73,7 @@ class _Layer(torch.nn.Module):
 
     Args:
         original: a ``ReformerLayer``.
-        record: what its attention is.
+        record: the attention.
     """
 
     def __init__(self, original: Any, record: LshAttention) -> None:

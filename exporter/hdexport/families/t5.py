@@ -70,8 +70,8 @@ class Layer(torch.nn.Module):
 
     Args:
         original: the library's.
-        attention: takes the normalised states [batch, tokens, hidden_size], float32, and what `run_layers` is given for
-            a mask; what it returns is added to the states.
+        attention: takes the normalised states [batch, tokens, hidden_size], float32, and the mask of `run_layers`; its
+            result is added to the states.
     """
 
     def __init__(self, original: Any, attention: torch.nn.Module) -> None:
@@ -88,7 +88,7 @@ class Layer(torch.nn.Module):
 
 
 def wide_states(stack: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    """What the first layer of an encoder is given for ids [batch, tokens]: [batch, tokens, hidden_size], float32."""
+    """The input of the first layer of an encoder for ids [batch, tokens]: [batch, tokens, hidden_size], float32."""
     embedded: torch.Tensor = stack.embed_tokens(input_ids)
     return embedded.float()
 
@@ -110,7 +110,7 @@ def run_layers(stack: Any, hidden_states: torch.Tensor, mask: Any) -> BaseModelO
 def _forward(
     model: PreTrainedModel, stack: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
 ) -> BaseModelOutput:
-    """The encoder's forward without what the library's does in float16: clamping states if one of them is infinite."""
+    """The encoder's forward without the library's step for float16: clamping states if one of them is infinite."""
     states = wide_states(stack, input_ids)
     # The configuration of the whole model says who attends; UMT5's encoder has a copy.
     mask = create_bidirectional_mask(config=model.config, inputs_embeds=states, attention_mask=attention_mask)
@@ -134,7 +134,7 @@ def check_buckets(attention: Any) -> None:
 
 
 def _scores_by_distance(attention: Any) -> torch.nn.Parameter:
-    """What an attention adds to the scores of each distance it tells apart: [1, heads, 1, 2 * reach + 1].
+    """The terms that an attention adds to the scores of each distance it tells apart: [1, heads, 1, 2 * reach + 1].
 
     Raises:
         ModelError: its buckets are not buckets of distances.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hdexport.attention.relative.kind import RelativeSetup
 
 _SUMMARIES = ("last", "first", "mean")
-"""What a classifier reads of a text, by ``summary_type``: one of its tokens, or the mean of all."""
+"""The vector that a classifier reads of a text, by ``summary_type``: one of its tokens', or the mean of all."""
 
 
 def _projection(weight: torch.Tensor, *, is_output: bool = False) -> torch.nn.Linear:
@@ -36,7 +36,7 @@ def _projection(weight: torch.Tensor, *, is_output: bool = False) -> torch.nn.Li
 
 
 class _Layer(torch.nn.Module):
-    """A layer: relative attention to what it remembers and to the text, and a feed-forward network.
+    """A layer: relative attention to its memory and to the text, and a feed-forward network.
 
     Args:
         original: an ``XLNetLayer``.
@@ -170,7 +170,7 @@ def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
 
 
 def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
-    """Hand the library's model what it remembers; it sees all of that, so what is not there is cut off before."""
+    """Hand the library's model its memory; it sees all of that, so tokens that are not there are cut off before."""
     base: Any = model.base_model
     memories, size = setup.memories, setup.record.memory
     assert memories is not None

@@ -46,7 +46,7 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 def _adapted(output: Any, language: str, _: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """The original's sum of states and what the language makes of them, which finds the rows of each language."""
+    """The original's sum of states and the language's adapter's, which finds the rows of each language."""
     residual = states
     if output.adapter_layer_norm is not None:
         states = output.adapter_layer_norm(states)

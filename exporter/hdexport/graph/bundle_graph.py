@@ -23,7 +23,7 @@ def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = Non
     """Read a graph; its weights stay in their files until they are read.
 
     Args:
-        bundle: what lists the graph.
+        bundle: that lists the graph.
         graph: which one.
         directory: where a copy of the bundle's files is, if that is to be read.
 

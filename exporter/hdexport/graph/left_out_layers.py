@@ -64,7 +64,7 @@ def layer_results(model: onnx_ir.Model) -> LayerResults | None:
 
 
 def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bool:
-    """Leave the repeated layers out of a graph, in place: each returns what the layer before it returned.
+    """Leave the repeated layers out of a graph, in place: each returns the result of the layer before it.
 
     Returns:
         Whether the graph has all values by their names; it is unchanged where it has not.
@@ -106,7 +106,7 @@ def leave_layers_out_of_openvino(model: Any, results: LayerResults) -> bool:
 
 @contextlib.contextmanager
 def layers_left_out_of_pytorch(module: torch.nn.Module, repeated: Collection[int]) -> Iterator[Callable[[], int]]:
-    """While this holds, some calls of a model's layers return what the call before them returned.
+    """While this holds, some calls of a model's layers return the result of the call before them.
 
     Args:
         module: one call of it calls the layers.

@@ -132,7 +132,7 @@ def _root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silence what the exporter logs about packages that no model of ours needs, such as torchvision."""
+    """Silence the exporter's messages about packages that no model of ours needs, such as torchvision."""
     exporter_logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = exporter_logger.level
     exporter_logger.setLevel(logging.ERROR)

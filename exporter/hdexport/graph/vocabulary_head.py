@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HEAD_INPUT = "head_input"
-"""Name of what the last projection is given, [batch, tokens, width]: it is an output where logits are sampled."""
+"""Name of the last projection's input, [batch, tokens, width]: it is an output where logits are sampled."""
 
 SAMPLED_TOKENS = "sampled_tokens"
 """Input of a sampled graph: [samples], int64, the tokens whose logits are wanted, the same ones in each row."""
@@ -31,7 +31,7 @@ def sampled_head(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[list[
         tokens: [samples], int64.
 
     Returns:
-        what the projection was given, [batch, tokens, width], once the model has run: a list of one.
+        the projection's input, [batch, tokens, width], once the model has run: a list of one.
     """
     given: list[torch.Tensor] = []
 

@@ -13,7 +13,7 @@ and thereby n * n positions of which the first n are the checkpoint's own. Putti
 
     q_{(i-1) n + j} = p_j + a / (1 - a) (p_i - p_1)
 
-which is what this module computes: it is a table of n rows (by j) plus a table of shifts (by i), the shift of
+which this module computes: it is a table of n rows (by j) plus a table of shifts (by i), the shift of
 i = 1 is exactly zero, and so the first n rows need no arithmetic and keep every bit.
 
 Interpolation and grouping (Zhu et al., LongEmbed, arXiv 2404.12096) reuse the checkpoint's rows by the length of each
@@ -56,7 +56,7 @@ FOLDED_LIMIT_BYTES = 64 * 2**20
 """The largest table, in its stored dtype, that is written out row by row.
 
 A folded table costs one lookup per token, a factored one two and an addition, so folding is preferred while the
-table is not what makes a bundle large: 64 MiB is below the vocabulary table of a base-size encoder
+table is a small part of a bundle: 64 MiB is below the vocabulary table of a base-size encoder
 (30 522 x 768 in float32: 89 MiB). It admits 16 384 positions of width 1024 (a large model) in float32.
 """
 
@@ -219,7 +219,7 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
         base: usable rows of the checkpoint's table.
 
     Raises:
-        InputError: it says what arrived, what fits and what to type.
+        InputError: its message says which number arrived, which fits and the option to type.
     """
     if max_len < 1:
         raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number, 1 or more.")

@@ -34,7 +34,7 @@ class Precision(str, Enum):
 def cast_model(model: torch.nn.Module, precision: Precision) -> None:
     """Cast a model's weights in place; normalisations and buffers stay in float32.
 
-    Buffers hold what was computed, not learned: a rotary frequency that is rounded to float16 turns the token at
+    Buffers hold computed numbers, not learned ones: a rotary frequency that is rounded to float16 turns the token at
     position 4096 by a radian too much or too little.
 
     Args:

@@ -45,7 +45,7 @@ _LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda table: table.repeat_interleave(2, dim=-1),  # pairs are neighbours
     lambda table: table,  # the attention knows where they are
 )
-"""What the library makes of a value per pair, for all numbers of a head that turn."""
+"""The library's layouts of a value per pair, for all numbers of a head that turn."""
 
 
 class RotaryTable(torch.nn.Module):
@@ -97,7 +97,7 @@ def turned(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
 def use_rotary_tables(model: PreTrainedModel) -> None:
     """Replace the library's rotary embeddings by tables, in place.
 
-    The tables have as many positions as the model's configuration says by now, which is what the bundle serves. All
+    The tables have as many positions as the model's configuration now says, and as the bundle serves. All
     layers share them. Token i has position i, wherever padding is, as in the library.
 
     Args:
@@ -146,7 +146,7 @@ class _LibraryTables(torch.nn.Module):
     """Answers as a rotary embedding of the library, in float32 and from tables.
 
     The library asks for one kind of layer after the other in the order of a set, which is another in every process.
-    What is asked first of a batch is answered for all kinds, in one order, so that a checkpoint always becomes the same
+    The first request for a batch is answered for all kinds, in one order, so that a checkpoint always becomes the same
     graph.
 
     Args:

@@ -53,7 +53,7 @@ class FactoredPositionEmbedding(torch.nn.Module):
 
 
 class _TextMask:
-    """Which tokens of the current batch are real: noted on the way in, for what is given positions only.
+    """Which tokens of the current batch are real: noted on the way in, for modules that are given positions only.
 
     Not a module, so that nothing takes a batch for a part of the model.
     """
@@ -202,7 +202,7 @@ def extend_positions(
         itemsize: bytes of a number in the graph to come, for the choice between the folded and the factored form.
 
     Returns:
-        What was done, as the manifest records it.
+        The changes, as the manifest records them.
 
     Raises:
         InputError: the options do not fit; see `hdexport.model.positions.check_options`.

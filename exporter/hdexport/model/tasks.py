@@ -1,4 +1,4 @@
-"""The tasks: which model and head a checkpoint is loaded with, and what the exporter does for its answers."""
+"""The tasks: the model and head that a checkpoint is loaded with, and the exporter's work for its answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Task(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskTraits:
-    """What the exporter knows about a task; the runtime has `hdruntime.bundle.tasks`.
+    """The exporter's facts about a task; the runtime has `hdruntime.bundle.tasks`.
 
     Attributes:
         auto_class: class of ``transformers`` that loads a checkpoint for it; None where it is `made_of` another.
@@ -109,7 +109,7 @@ def model_task(task: Task) -> Task:
 
 
 def infer_task(architectures: list[str], *, is_sentence_transformer: bool) -> Task:
-    """What a checkpoint was made for.
+    """The task that a checkpoint was made for.
 
     Args:
         architectures: the class names in its ``config.json``.

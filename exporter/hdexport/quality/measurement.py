@@ -37,7 +37,7 @@ class Score:
 
     Attributes:
         bundle: its directory.
-        precision: what its session computed in.
+        precision: its session's.
         way: how long texts were read.
         kind: of the queries.
         mrr: MRR@10.
@@ -54,7 +54,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityResult:
-    """What was measured.
+    """The result of a measurement.
 
     Attributes:
         trained: positions of the truncated texts and of pieces.
@@ -96,7 +96,7 @@ def measure_quality(
         trained: positions that texts are truncated to and split at; None for the positions that the bundles' models
             were trained with.
         backend: that runs the bundles.
-        precision: what it computes in on a CPU.
+        precision: the precision that it computes in on a CPU.
         line: shows progress.
 
     Raises:

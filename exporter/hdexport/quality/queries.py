@@ -89,7 +89,7 @@ def collection_of(
 
 
 def unread_from(offsets: Sequence[Sequence[tuple[int, int]]], trained: int) -> list[int | None]:
-    """Where each text goes on after what a model with its trained positions reads; None for a text that ends before.
+    """Where each text goes on after the trained positions of a model; None for a text that ends before.
 
     Args:
         offsets: [texts], of each text [tokens, 2], start and end in characters, special tokens included.

@@ -1,4 +1,4 @@
-"""What the modules of Python's standard library say of themselves: prose, dialogues, tables and drawings in letters."""
+"""Docstrings of Python's standard library: prose, dialogues, tables and drawings in letters."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def activation_scale(
     weights and `v` its variance: the least is where both are the same, but every channel's range must fit.
 
     Args:
-        statistics: of the activation, of the parts of what is split.
+        statistics: of the activation, by its parts.
         weights: [channels, outputs] each, all that it is multiplied with.
         split: which parts the channels are.
     """

@@ -79,7 +79,7 @@ def kept_float(
         bundle: with the float graphs.
         products: weight's name -> product.
         texts: [tokens] each, that nothing was calibrated with.
-        progress: what shows it.
+        progress: shows it.
     """
     graph = SwitchedGraph(bundle, float_graph(bundle), products)
     exact = graph.answers((), texts)

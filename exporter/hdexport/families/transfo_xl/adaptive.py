@@ -81,7 +81,7 @@ class AdaptiveSoftmax(torch.nn.Module):
         """The log-probability of one token per state.
 
         Args:
-            states: [batch, tokens, d_model], what the tokens are predicted from.
+            states: [batch, tokens, d_model], the states that the tokens are predicted from.
             tokens: [batch, tokens], int64.
 
         Returns:

@@ -17,8 +17,8 @@ class TransfoXLConfig(PreTrainedConfig):
     Attributes:
         cutoffs: first ids of the clusters of rarer tokens, in ascending order.
         d_embed: width of the embeddings of the most frequent tokens.
-        div_val: what the width is divided by from one cluster to the next; 1 for one table of one width.
-        pre_lnorm: whether layers normalise what they are given; else what they give.
+        div_val: divisor of the width from one cluster to the next; 1 for one table of one width.
+        pre_lnorm: whether layers normalise their inputs; else their outputs.
         mem_len: tokens of earlier calls that each layer remembers.
         clamp_len: distance from which on all are treated alike; 0 or less for none.
         same_length: whether all tokens see `mem_len` tokens, themselves included; else all that are there.
@@ -72,7 +72,7 @@ class TransfoXLConfig(PreTrainedConfig):
         return [0, *self.cutoffs, self.vocab_size]
 
     def validate_architecture(self) -> None:
-        """Refuse what no Transformer-XL is, or what its code never computed.
+        """Refuse configurations of no Transformer-XL, or of one that its code never computed.
 
         Raises:
             ValueError: it says what arrived and what fits.

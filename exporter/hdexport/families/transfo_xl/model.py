@@ -24,12 +24,12 @@ LAST, STARTED = "last", "started"
 """Memories of a model that scores: the last token's state, [batch, d_model], and 1 once it is there, [batch, 1]."""
 
 Mems = Mapping[str, torch.Tensor]
-"""What is remembered, float32: [batch, memory, d_model] by the number of its layer, "0", and more by name."""
+"""The memories, float32: [batch, memory, d_model] by the number of its layer, "0", and more by name."""
 
 
 @dataclass
 class TransfoXLOutput(ModelOutput):
-    """States, [batch, tokens, d_model], and what the next call is given."""
+    """States, [batch, tokens, d_model], and the memories for the next call."""
 
     last_hidden_state: torch.Tensor | None = None
     mems: dict[str, torch.Tensor] | None = None
@@ -37,7 +37,7 @@ class TransfoXLOutput(ModelOutput):
 
 @dataclass
 class TransfoXLScores(ModelOutput):
-    """Log-probabilities, [batch, tokens], float32, and what the next call is given."""
+    """Log-probabilities, [batch, tokens], float32, and the memories for the next call."""
 
     log_probabilities: torch.Tensor | None = None
     mems: dict[str, torch.Tensor] | None = None
@@ -63,7 +63,7 @@ class _FeedForward(torch.nn.Module):
 
 
 class _Attention(torch.nn.Module):
-    """Attention of the text to what is remembered and to itself.
+    """Attention of the text to the memory and to itself.
 
     Attributes:
         distances: of all texts, where the operator attends; None for PyTorch's attention.
@@ -262,7 +262,7 @@ class TransfoXLLMHeadModel(_TransfoXL):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, mems: Mems | None = None, **_: Any
     ) -> TransfoXLScores:
-        """Score a segment: log p(token | those before it, and what is remembered).
+        """Score a segment: log p(token | the tokens and the memory before it).
 
         Args:
             input_ids: [batch, tokens], int64.

@@ -33,10 +33,10 @@ class _Pooled:
     """A product with a weight whose tokens are pooled.
 
     Attributes:
-        nodes: in the order of the graph: the product, elementwise operators, what pools, and a Cast of what it gives.
+        nodes: in the order of the graph: the product, elementwise operators, the pool, and a Cast of its result.
         sequences: [batch, tokens, ...], all that they read beside constants and `factors`.
-        pool: what pools: a maximum, or a product from the left.
-        factors: [batch, sums, tokens], what it multiplies by; None for a maximum.
+        pool: the node that pools: a maximum, or a product from the left.
+        factors: [batch, sums, tokens], the product's; None for a maximum.
         result: [batch, width] or [batch, sums, width], all that other nodes read of them.
     """
 
@@ -48,10 +48,10 @@ class _Pooled:
 
 
 def pool_in_blocks(model: onnx_ir.Model) -> int:
-    """Replace what pools the tokens of a product with a weight by loops over blocks of tokens, in place.
+    """Replace pools over the tokens of a product with a weight by loops over blocks of tokens, in place.
 
-    What pools is a maximum over the tokens, or a product with factors for each token, which sums. Between the product
-    with the weight and what pools it are elementwise operators alone, whose other inputs are constants and one value
+    A pool is a maximum over the tokens, or a product with factors for each token, which sums. Between the product
+    with the weight and the pool are elementwise operators alone, whose other inputs are constants and one value
     for each token. A batch of up to 256 tokens in all is one block.
 
     Args:
@@ -117,7 +117,7 @@ def _before(pool: onnx_ir.Node) -> _Pooled | None:
 
 
 def _pooled_by(pool: onnx_ir.Node) -> tuple[onnx_ir.Value | None, onnx_ir.Value | None]:
-    """The factors that a node pools with, if any, and what it pools, [batch, tokens, width]; None if it is no pool."""
+    """The factors of a pool, if any, and its input, [batch, tokens, width]; None for a node that is no pool."""
     import onnx_ir as ir
 
     first, second = pool.inputs[0], pool.inputs[1] if len(pool.inputs) > 1 else None
@@ -185,7 +185,7 @@ def _replace_by_loop(pooled: _Pooled, *, name: str) -> None:
 
 
 def _body(pooled: _Pooled, *, size: onnx_ir.Value, last: onnx_ir.Value, name: str) -> onnx_ir.Graph:
-    """A block's turn: its number, whether to go on and what was pooled before -> the last two of these, after it."""
+    """A block's turn: its number, whether to go on and the earlier blocks' pool -> the last two, after this block."""
     import onnx_ir as ir
 
     graph, result = pooled.pool.graph, pooled.result

@@ -1,4 +1,4 @@
-"""Turn ``Scan`` into ``Loop``: OpenVINO takes what a Scan's body reads from around it for states, and refuses it."""
+"""Turn ``Scan`` into ``Loop``: OpenVINO takes outer values that a Scan's body reads for states, and refuses it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _replace(scan: onnx_ir.Node, *, name: str) -> None:
         after.type, after.shape = before.type, before.shape
     for node in (length, trips, loop):
         graph.insert_before(scan, node)
-    # A body may end with what its Scan gives.
+    # A body may end with a result of its Scan.
     graph.outputs[:] = [
         loop.outputs[scan.outputs.index(value)] if value in scan.outputs else value for value in graph.outputs
     ]

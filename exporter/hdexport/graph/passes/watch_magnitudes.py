@@ -95,7 +95,7 @@ class Watched:
         output: name of the output that holds the largest magnitude, float32 []. Infinity shows in it; NaN may not, for
             ONNX Runtime takes the largest of the others.
         node: name of the portable graph's node that computes the value.
-        operator: what that node does, ``MatMul``; in an attention, whose products are watched, its name.
+        operator: operator of that node, ``MatMul``; for an attention, whose products are watched, its name.
         module: of PyTorch's model, as `hdexport.graph.passes.module_names` has it.
     """
 
@@ -116,8 +116,8 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
         model: a portable float16 graph, with the bodies of its functions.
 
     Returns:
-        What is watched, in graph order, and the names of outputs that hold, for each of the graph's own, the sum of its
-        magnitudes: NaN where there is NaN in it.
+        The watched values, in graph order, and the names of outputs that hold, for each of the graph's own, the sum of
+        its magnitudes: NaN where there is NaN in it.
     """
     import onnx.parser
     import onnx_ir as ir
@@ -151,7 +151,7 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
 
 
 def _label(graph: onnx_ir.Graph) -> None:
-    """Write into each node what it is, for inlining to copy."""
+    """Write into each node its name, operator and module, for inlining to copy."""
     for node, module in module_names(graph).items():
         operator = operator_of(node).name if node.domain == ONNX_DOMAIN else node.op_type
         node.metadata_props.update({_NODE: node.name or "", _OPERATOR: operator, _MODULE: module})

@@ -54,7 +54,7 @@ def widen_to_float32(model: onnx_ir.Model) -> int:
 
 
 def _widen_rows(reader: onnx_ir.Node, weight: onnx_ir.Value) -> None:
-    """Cast what a node of the main graph reads from a weight."""
+    """Cast the weight that a node of the main graph reads."""
     import onnx_ir as ir
 
     read = reader.outputs[0]
