@@ -1,4 +1,4 @@
-"""What the classes behind the interface of sentence-transformers share: a session, and a tokenizer with its limit."""
+"""Common parts of the classes with the interface of sentence-transformers: a session, a tokenizer and its limit."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Length = Literal["bundle", "model"]
-"""Names of numbers of tokens: all that a bundle serves, and what the model's own library cuts texts to."""
+"""Names of numbers of tokens: all that a bundle serves, and the length that the model's own library cuts texts to."""
 
 _WINDOW_TEXTS = 4096
 _WINDOW_CHARACTERS = 2_000_000
-"""What is tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
+"""Texts that are tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
 
 class BundleModel:
-    """A loaded bundle with a tokenizer; also a context manager. What pickles it loads the bundle again in its process.
+    """A loaded bundle with a tokenizer; also a context manager. Unpickling loads the bundle again in the new process.
 
     Args:
         bundle: what :func:`open_bundle` returned.
-        max_seq_length: see the property; None for its default.
+        bundle: the result of :func:`open_bundle`.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
 
     Attributes:
-        prompts: name -> what goes before a text; by default the model's own.
+        prompts: name -> the text before a text; by default the model's own.
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
 
     Raises:
@@ -141,7 +141,7 @@ class BundleModel:
 
         Args:
             tokens: a number, ``"bundle"``, or ``"model"`` or None for the model's own.
-            own_length: the model's own number of such texts; None for that of all its texts.
+            own_length: the model's own number of such texts; None for the number of all its texts.
         """
         most = self._session.max_len
         if tokens == "bundle":
@@ -175,8 +175,8 @@ class BundleModel:
             output: that is asked for.
             prompt: before every text.
             batch_size: texts that are tokenised at a time; None for a usual number.
-            name: what an error calls the texts: ``sentences[3]: ...``.
-            finished: what is run in place of what the tokenizer gave.
+            name: the texts' in an error: ``sentences[3]: ...``.
+            finished: the encodings that are run in place of the tokenizer's.
         """
         for window in _windows(texts, batch_size or _WINDOW_TEXTS):
             encodings = [finished(each) for each in _encodings(tokenizer, texts, window, prompt, name)]
@@ -253,7 +253,7 @@ class TwoSidedModel(BundleModel):
 def progress(
     total: int, description: str, *, shown: bool | None, logger: logging.Logger
 ) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, which advances by what its function is given.
+    """A bar on stderr, which advances by the number that its function is given.
 
     ``shown`` None is for where the logger is at INFO or DEBUG.
     """

@@ -187,7 +187,7 @@ def _given(layer: Layer, first: _State, others: Sequence[_State]) -> list[_State
 
 
 def insert_after(value: ir.Value, op_type: str) -> None:
-    """Let everything that reads a value read what a new node makes of it."""
+    """Let everything that reads a value read a new node's result in its place."""
     readers = tuple(value.uses())
     changed = ir.node(op_type, [value])
     changed.outputs[0].shape, changed.outputs[0].dtype = value.shape, value.dtype

@@ -63,8 +63,8 @@ def save_chat_reranker(
     Args:
         directory: where to.
         template: the tokenizer's chat template; None for none: the tokenizer reads pairs.
-        score: ``logits``: the logit of "yes" less that of "no", or ``yes``: of "yes" alone, of a generator; or
-            ``classifier``: of a classifier's head.
+        score: ``logits``: the logit of "yes" less the logit of "no", or ``yes``: of "yes" alone, both of a generator;
+            or ``classifier``: of a classifier's head.
         tied: whether the vocabulary's head is the table of embeddings.
         rendering: options of ``apply_chat_template`` that the checkpoint asks for.
         options: of `sentence_transformers.CrossEncoder`.

@@ -59,7 +59,7 @@ class Clipped(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Shared(Clipped):
-    """A node that has its tables as initializers, as those of T5 and MPNet are."""
+    """A node that has its tables as initializers, as T5's and MPNet's nodes have."""
 
     @property
     def constants(self) -> dict[str, np.ndarray]:
@@ -141,7 +141,7 @@ def inputs_of(node: Clipped, kinds: np.ndarray) -> dict[str, np.ndarray]:
 def model_of(nodes: Sequence[Clipped], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
     """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
 
-    The inputs are those of the operator; their axes are called batch and tokens, those of numbers and rows by distance
+    The inputs are the operator's; their axes are called batch and tokens, the axes of numbers and rows by distance
     are numbers, or, for nodes that differ in their reach, names.
     """
     first = nodes[0]

@@ -1,4 +1,4 @@
-"""What an attention operator's definition answers, worked out once for all that is compared with it."""
+"""An attention operator's answers by its definition, worked out once for all comparisons."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ _CONTEXT.set_forkserver_preload(
 
 
 class Fork:
-    """A process that calls a function, and whose exit code is what that returns.
+    """A process that calls a function, and whose exit code is the function's result.
 
-    For what a new process would spend its time importing, PyTorch above all, while the claim is about something else:
+    For claims about a process and not its imports, PyTorch's above all, which take a new process its time:
     that it is killed, that its disk is full, that its stderr is a terminal. It is forked by a process that does nothing
     else: a fork of the tests' own would wait for threads of Arrow or Ray that it does not have.
 
@@ -73,11 +73,11 @@ class Fork:
         self._process.join()
 
     def errors(self) -> str:
-        """What it has written to stderr so far."""
+        """Its stderr so far."""
         return os.pread(self._stderr.fileno(), 2**20, 0).decode()
 
     def finished(self, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-        """Wait for its end; what it printed.
+        """Wait for its end; its stderr.
 
         Args:
             timeout: in seconds, after which this fails.

@@ -1,4 +1,4 @@
-"""Models of function bodies, run by ONNX Runtime and built by TensorRT-RTX: what the tests of operators share."""
+"""Models of function bodies, run by ONNX Runtime and built by TensorRT-RTX, for the tests of operators."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def operators_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Counter[str]:
 
 
 def nodes_within(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Its nodes, and those of its branches and loops."""
+    """Its nodes, and the nodes of its branches and loops."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -162,7 +162,7 @@ def planned_bytes(model: onnx.ModelProto, folder: Path, *longest: int, profiles:
         model: as `growth_bytes` takes it in a file.
         folder: for the file.
         longest: lengths; two texts of them, with a memory of 512 tokens, are the largest batch.
-        profiles: of an engine, 1 to 3; the first is that of the longest texts.
+        profiles: of an engine, 1 to 3; the first is the longest texts'.
     """
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
     path = folder / "model.onnx"

@@ -66,7 +66,7 @@ _ENCODER_CLASSES = {
     "longt5": transformers.LongT5EncoderModel,
     **dict.fromkeys(("mt5", "t5", "umt5"), transformers.AutoModelForTextEncoding),
 }
-"""Model types whose AutoModel has a decoder as well -> what loads the encoder alone."""
+"""Model types whose AutoModel has a decoder as well -> the class that loads the encoder alone."""
 
 _OUTPUTS_OF_TASK = {
     "feature-extraction": ("last_hidden_state",),
@@ -208,7 +208,7 @@ class HuggingFace:
         if self.model.config.model_type in ("deberta", "deberta-v2") and self.task == "text-classification":
             self._read_first(attention_mask)
         if self.model.config.model_type == "qwen3" and self.task == "text-classification":
-            # Qwen3 reads the last token whose id is not that of padding, whatever the mask says.
+            # Qwen3 reads the last token whose id is not padding's, even against the mask.
             inputs["input_ids"] = np.where(attention_mask == 1, input_ids, self.model.config.pad_token_id)
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})

@@ -30,7 +30,7 @@ _GUARD = 256
 """Elements before and after every buffer that a kernel writes, which it must leave alone."""
 
 _UNSET_BYTE = 0xFF
-"""What workspaces are filled with: NaN as floating-point numbers, -1 as integers."""
+"""Values that workspaces are filled with: NaN as floating-point numbers, -1 as integers."""
 
 
 class Interpreter:
@@ -44,7 +44,7 @@ class Interpreter:
         self._pool.shutdown()
 
     def run(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """What a function answers there."""
+        """A function's answer there."""
         return self._pool.submit(function, *arguments).result()
 
     def attention(
@@ -98,7 +98,7 @@ def _patch_the_language_once_a_launch() -> None:
     def patch_if_not_yet(package: Any, builder: Any, scope: Any) -> None:
         if "_is_interpreted" not in vars(package):
             patch(package, builder, scope)
-            # As long as the patches: a launch takes back what its scope has set.
+            # As long as the patches: a launch takes back settings of its scope.
             scope.set_attr(package, "_is_interpreted", True)
 
     interpreter._patch_builtin = patch_if_not_yet

@@ -51,7 +51,7 @@ def run(
 class WordPool:
     """Does windows without a session: the vector of a text is made of its checksum, "nan" is a bad text.
 
-    For what does not depend on what runs the rows.
+    For tests that do not depend on the process that runs the rows.
     """
 
     window_characters = 2**17

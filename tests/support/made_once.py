@@ -19,7 +19,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 
 _KEPT = _ROOT / ".pytest_cache" / "made-once"
-"""Folders of what outlives a run, by the sources that it was made from; `make clean` removes them."""
+"""Folders of files that outlive a run, by the sources that they were made from; `make clean` removes them."""
 
 _NOT_OF_BUILDS = ("bench", "cli", "doctor", "quality", "tune", "verify", "jobs", "ray", "triton_repository")
 """Modules and packages of ours that decide nothing of the files of an unverified build."""
@@ -38,8 +38,8 @@ def made_once(
     Other callers wait meanwhile. If making it fails, nothing is left, and the next caller tries again.
 
     Args:
-        factory: of pytest; its base directory is that of one worker, the workers' lie side by side.
-        name: says all that decides what is in it, for nothing compares contents.
+        factory: of pytest; its base directory is one worker's, the workers' lie side by side.
+        name: says all that decides the content, for nothing compares contents.
         make: fills the directory, which is there and empty.
         is_kept: whether later runs find it, too, until a source of builds or a library changes. A clean clone has
             nothing of earlier runs.
@@ -73,7 +73,7 @@ def _kept_folder() -> Path:
 
 
 def sources_digest(root: Path = _ROOT) -> str:
-    """A hash of all that decides what an unverified build of a tiny checkpoint writes."""
+    """A hash of all that decides the files of an unverified build of a tiny checkpoint."""
     digest = hashlib.sha256(f"{sys.version} {[version(library) for library in _LIBRARIES]}".encode())
     for file in sorted(_sources(root)):
         digest.update(f"{file.relative_to(root)}\n".encode())

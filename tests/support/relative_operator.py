@@ -130,7 +130,7 @@ def inputs_of(node: Relative, kinds: np.ndarray, tokens: int, *, spare: int = 0)
 def model_of(nodes: Sequence[Relative], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
     """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
 
-    The inputs are those of the operator; their axes are called batch, tokens, keys and distances.
+    The inputs are the operator's; their axes are called batch, tokens, keys and distances.
     """
     first = nodes[0]
     heads, size = first.heads, first.head_dim

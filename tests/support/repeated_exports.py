@@ -39,7 +39,7 @@ def one_table_of_operators() -> Iterator[None]:
         patch.setattr(
             _decomp,
             "create_onnx_friendly_decomposition_table",
-            # A caller removes from it what it has done.
+            # A caller removes operators from it.
             lambda operators: dict(make_table(frozenset(operators))),
         )
         yield

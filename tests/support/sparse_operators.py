@@ -1,4 +1,4 @@
-"""What tests need of a sparse operator: nodes, their keys in view counted by hand, and what is particular to it.
+"""The needs of tests of a sparse operator: nodes, their keys in view counted by hand, and its particular cases.
 
 Sliding windows are here; each other operator has a module, and `support.sparse_descriptions` has them all.
 """
@@ -101,7 +101,7 @@ class Layer(ABC):
         return self.body().name
 
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
-        """What the portable graph holds for it."""
+        """The operator's function in the portable graph."""
         face = self.operator.face("onnx_function")
         described: dict[str, Any] = {"grouped": self.is_grouped} if self.operator.groups_heads else {}
         return face.function_of_node(
@@ -160,7 +160,7 @@ class SparseLayer(Layer):
     @property
     @abstractmethod
     def lengths(self) -> list[int]:
-        """Texts around what the node counts in, 1 token, and primes."""
+        """Texts around the node's units, 1 token, and primes."""
 
     @abstractmethod
     def keys_by_hand(self, kinds: np.ndarray, vectors: np.ndarray, head: int, query: int) -> list[int]:
@@ -178,7 +178,7 @@ class SparseLayer(Layer):
         return states["key"]
 
     def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """PyTorch's answer in the states' dtype, whose error is what a kernel is measured by."""
+        """PyTorch's answer in the states' dtype, whose error a kernel's is measured by."""
         return self.by_definition(states, feeds)
 
 
@@ -228,7 +228,7 @@ class Window(SparseLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What tests of all sparse operators ask of one."""
+    """An operator's description for tests of all sparse operators."""
 
     layers: Sequence[SparseLayer]  # the nodes whose bodies are compared with the definition at every length
     # nodes and masks, [batch, tokens], for which the definition is worked out by hand

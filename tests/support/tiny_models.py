@@ -40,8 +40,8 @@ VOCAB_SIZE = 120
 COPIES = {"camembert": "roberta", "data2vec-text": "roberta", "xlm-roberta": "roberta"}
 """Model types whose code in transformers is a copy of another's.
 
-Their graphs are the other's, node for node, as test_families.py shows; so what is done to a graph, to its precision or
-its attention, is tested with the other alone.
+Their graphs are the other's, node for node, as test_families.py shows; so changes of a graph, of its precision or
+its attention, are tested with the other alone.
 """
 
 LABELS = ("negative", "neutral", "positive")
@@ -293,7 +293,7 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
 
     Args:
         directory: where to; made when missing.
-        model_type: of those that are supported.
+        model_type: a supported one.
         task: decides the head.
         changes: values of the config that differ from the tiny defaults.
     """
@@ -313,7 +313,7 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
     config = AutoConfig.for_model(model_type, **sizes)
     model = model_from_config(config, family=family, task=task).eval()
     with torch.no_grad():
-        # Initialisation leaves biases at 0 and normalisations at 1, and with them what a mix-up of these would show.
+        # Initialisation leaves biases at 0 and normalisations at 1, which would hide a mix-up of these.
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.1)

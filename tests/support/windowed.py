@@ -1,4 +1,4 @@
-"""What a model that was given windows has to answer: Hugging Face's model under a mask of every pair of tokens."""
+"""The right answer of a model with windows: Hugging Face's model under a mask of every pair of tokens."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ more than 2^-19, which is 1/2000, float16's own precision, of a usual weight of 
 
 
 class IntoStates(torch.nn.Module):
-    """A linear layer, the results of which are states in float32, or their normalised values.
+    """A linear layer whose results are states in float32, or become states by a normalisation.
 
     Args:
         original: the library's; its weights are changed.

@@ -25,7 +25,7 @@ class Memories(Protocol):
     """
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
-        """Run one segment of each row, and remember what it leaves. A failed run ends the use of these memories.
+        """Run one segment of each row, and remember it. A failed run ends the use of these memories.
 
         Args:
             inputs: every input of the manifest but its memories, checked; a row without real tokens is not computed, or
@@ -56,7 +56,7 @@ class Runner(Protocol):
 
     Attributes:
         backend: the backend of this runner.
-        precision: what it computes in; ``auto`` on a GPU, where the graph or the engine decides.
+        precision: the precision that it computes in; ``auto`` on a GPU, where the graph or the engine decides.
         prefers_equal_lengths: batches without padding run faster than padded ones of the same size.
         batch_tokens: tokens of a batch, including padding, beyond which throughput no longer grows.
         most_in_flight: batches that one caller keeps in flight, so that one is copied while another is computed.

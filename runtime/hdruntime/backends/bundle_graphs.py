@@ -26,7 +26,7 @@ def chosen_graph(
         bundle: an opened bundle.
         lowerings: best first.
         where: the device that runs it, for the message.
-        precision: what it is to compute in; those without graphs of their own take the one that every bundle has.
+        precision: the precision to compute in; a precision without graphs of its own takes every bundle's graph.
 
     Raises:
         BundleCorruptError: the bundle has no such graph.

@@ -1,4 +1,4 @@
-"""What runners of ONNX graphs have in common."""
+"""Common parts of runners of ONNX graphs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class BundleRunner(abc.ABC):
             inputs: without memories.
             outputs: names of the requested outputs.
             memories: name of an input -> its value, of the runner's own type.
-            left: name of an output -> what it is written to, likewise.
+            left: name of an output -> the value that it is written to, likewise.
         """
 
 

@@ -97,7 +97,7 @@ def open_runner(
             TensorRT engines first, then ONNX Runtime on the GPU, then OpenVINO and ONNX Runtime on the CPU. The choice
             and its reason are logged, as a warning if a GPU stays unused.
         threads: CPU threads of one run; None leaves the number to the backend.
-        precision: what a CPU computes in; backends on a GPU refuse all but ``auto``.
+        precision: the precision that a CPU computes in; backends on a GPU refuse all but ``auto``.
         device: ``cpu``, ``cuda`` or ``cuda:N`` leave only the backends there; else OpenVINO's name of a device.
         rebuild: build an engine if the bundle has none that runs on this machine's GPU.
         gpu: options of backends on a GPU, by default ``GpuOptions()``.
@@ -150,7 +150,7 @@ def why_unavailable(
     Args:
         bundle: an opened bundle.
         backend: requested by name.
-        precision: what a backend on a CPU is to compute in.
+        precision: the precision that a backend on a CPU is to compute in.
         machine: the machine to run on, by default this one.
     """
     if backend in CPU_BACKENDS:
@@ -216,7 +216,7 @@ def _gpu_backends(bundle: Bundle) -> list[Backend]:
 
 
 def _unused_gpu(bundle: Bundle, machine: ThisMachine, chosen: str) -> str:
-    """The warning for an unused GPU: what is missing, and what to type."""
+    """The warning for an unused GPU: the missing packages, and the command to type."""
     assert machine.gpu is not None
     refusals = {backend: _reasons_against(bundle, backend, machine) for backend in _gpu_backends(bundle)}
     return "\n".join([

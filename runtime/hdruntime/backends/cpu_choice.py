@@ -36,8 +36,8 @@ _FASTER_IN_OPENVINO = frozenset({
     "BlockSparseAttention", "ChunkAttention", "DenseAttention", "SlidingWindowAttention",
 })  # fmt: skip
 """Operators with which OpenVINO was measured to be faster than ONNX Runtime by more than a tenth, in float32 or in half
-precision: docs/openvino.md has the numbers of all. What takes more memory for that is not among them, but for windows
-in float32, which take twice as much for a text."""
+precision: docs/openvino.md has the numbers of all. Operators that take more memory for that are not among them, except
+windows in float32, which take twice as much for a text."""
 
 _AS_FAST_IN_FLOAT32 = frozenset({"BlockSparseAttention", "ChunkAttention", "DenseAttention"})
 """Operators with which OpenVINO is slower in float32, or hardly faster, at 2048 tokens and more. Blocks took 0.84 and
@@ -55,7 +55,7 @@ and 1.07 of ONNX Runtime's time at 128, 512, 2048 and 4096 tokens, in bfloat16 0
 
 @dataclass(frozen=True, kw_only=True)
 class CpuOptions:
-    """What the backends on a CPU are loaded with; as of :func:`hdruntime.load`."""
+    """Options that the backends on a CPU are loaded with; as of :func:`hdruntime.load`."""
 
     threads: int | None
     precision: Precision
@@ -72,7 +72,7 @@ def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tup
 
     Args:
         bundle: an opened bundle.
-        precision: what it is to compute in.
+        precision: the precision to compute in.
     """
     if precision is Precision.BFLOAT16:
         return Backend.OPENVINO, f"the only one in {precision.value} on a CPU"

@@ -31,7 +31,7 @@ _DEVICE = "cuda"
 """ONNX Runtime's name for the memory of a GPU."""
 
 _SDPA_KERNELS = 1 + 2 + 16
-"""Flash, memory-efficient and plain attention, whatever ONNX Runtime's environment variables say: the graph's choice of
+"""Flash, memory-efficient and plain attention, against ONNX Runtime's environment variables: the graph's choice of
 masks relies on them. TensorRT's old kernels, which it would prefer for some shapes, know no Hopper."""
 
 

@@ -1,4 +1,4 @@
-"""What a session on a CPU computes in, and which precisions have graphs of their own."""
+"""Precisions of a session on a CPU, and the precisions that have graphs of their own."""
 
 from __future__ import annotations
 

@@ -49,16 +49,16 @@ class UnknownChoiceError(JsonMismatchError):
 
 
 def from_json(text: str | bytes, kind: type[Value], *, name: str) -> Value:
-    """Read a dataclass; keys that it does not know are ignored, and those with a default may be missing.
+    """Read a dataclass; keys that it does not know are ignored, and keys with a default may be missing.
 
     Args:
         text: JSON, strictly: UTF-8 without lone surrogates, finite numbers.
         kind: a dataclass whose annotations msgspec understands.
-        name: what the value is called in messages.
+        name: of the value, in messages.
 
     Raises:
         MalformedJsonError: another text.
-        UnknownChoiceError: a string is not among those of its `Literal` or enum.
+        UnknownChoiceError: a string is not one of its `Literal` or enum.
         JsonMismatchError: a key is missing, or a value is of another type or out of its range.
     """
     try:

@@ -90,7 +90,7 @@ _IF_NEWER = "If a newer hdexport built it: pip install -U hdexport"
 
 @dataclass(frozen=True, kw_only=True)
 class _AnyFormat:
-    """What a manifest of any format has."""
+    """The fields of a manifest of any format."""
 
     format_version: int
 

@@ -20,7 +20,7 @@ _COPY_AGAIN = "Rebuild or copy the bundle again."
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was opened: where it is and what it says about itself."""
+    """A bundle that was opened: its place and its manifest."""
 
     path: Path
     manifest: Manifest
@@ -56,7 +56,7 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
         BundleCorruptError: the manifest is malformed, or a file is missing, changed, or outside the bundle.
     """
     manifest = _read_manifest(Path(path))
-    # Neither another working directory nor a link that is switched changes what was opened.
+    # A change of the working directory, or of a link, does not change which bundle was opened.
     path = Path(path).resolve()
     for relative in _named_files(manifest):
         if relative not in manifest.files:

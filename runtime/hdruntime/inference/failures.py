@@ -27,7 +27,7 @@ def raise_failures(bundle: Bundle, result: BatchResult, numbers: Sequence[int]) 
     """Raise for a batch with failed rows, named by the caller's numbers if there is more than one row.
 
     Args:
-        bundle: what was run.
+        bundle: the bundle that ran.
         result: of the batch.
         numbers: the caller's number of each row of the call, ascending.
 

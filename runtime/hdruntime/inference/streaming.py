@@ -147,7 +147,7 @@ class Lanes:
         """Run documents; each is asked for when a row is free for it.
 
         Yields:
-            the segments: those of a document in order, those of different documents interleaved.
+            the segments: a document's in order, different documents' interleaved.
 
         Raises:
             BackendError: the backend failed, or the session is closed.
@@ -278,7 +278,7 @@ class DocumentStream:
 
     Args:
         lanes: of one row.
-        document: what is run.
+        document: the document to run.
     """
 
     def __init__(self, lanes: Lanes, document: Columns) -> None:

@@ -51,8 +51,8 @@ class JobOptions(WindowOptions):
         vectors: how vectors are written.
         skip_failed: leave failed rows out of the output.
         force: replace the output if it exists.
-        restart: discard what an unfinished job has kept, instead of continuing it.
-        precision: what the session computes in that runs the job, as :func:`hdruntime.load` was asked for it. A job is
+        restart: discard the rows that an unfinished job has kept, instead of continuing it.
+        precision: the precision of the session that runs the job, as :func:`hdruntime.load` was asked for it. A job is
             not continued in another one.
     """
 
@@ -74,11 +74,11 @@ class Job:
         without_rows: the other inputs, which do not belong to its identity.
         output: the file it writes; `STDOUT` for the standard output.
         options: with the columns of the inputs and the model's number of dimensions resolved.
-        task: what it writes for a row.
+        task: its results for a row.
         fields: the output's columns: id, kept columns, the task's, tokens, error.
         metadata: of the output, for formats that can hold it.
         identity: another run must have the same to continue it.
-        done: what it did, if it is done already and its output is there.
+        done: the job's outcome, if it is done already and its output is there.
     """
 
     files: tuple[InputFile, ...]
@@ -168,7 +168,7 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
         on_progress: called when the job begins or continues, after every window, and when all rows are done.
 
     Returns:
-        what the job did, including rows of earlier runs, also if it was done already.
+        the job's outcome, including rows of earlier runs, also if it was done already.
 
     Raises:
         InputError: a file cannot be read to its end; or as `plan_job`.

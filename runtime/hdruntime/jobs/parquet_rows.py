@@ -35,7 +35,7 @@ class Undecodable:
     """In place of a string that is not UTF-8, since Parquet writers do not check strings, or of a time too late.
 
     Attributes:
-        reason: what a message says of the column.
+        reason: the column's, for a message.
     """
 
     reason: str

@@ -244,7 +244,7 @@ def _require_file(path: Path, status: os.stat_result) -> None:
 
 
 def _local_files(text: str) -> tuple[Sequence[Place], bool]:
-    """The files, and whether the name is that of one file."""
+    """The files, and whether the name is one file's."""
     path = Path(text)
     if path.is_dir():
         below = sorted(file for file in path.rglob("*") if not _is_hidden(file.relative_to(path)))

@@ -102,7 +102,7 @@ class RowEncoder:
         return dataclasses.replace(Encoding.of_ids(ids), is_cut=is_cut)
 
     def _check(self, ids: Sequence[int]) -> None:
-        """Refuse what would fail a whole batch: an id beyond the vocabulary, no question where it is marked."""
+        """Refuse rows that would fail a whole batch: an id beyond the vocabulary, no question where it is marked."""
         manifest = self._session.manifest
         if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
             checked_inputs({manifest.ids: [ids]}, manifest, max_len=len(ids), memory=0)

@@ -48,7 +48,7 @@ def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position |
     Args:
         files: from `find_inputs`.
         columns: which columns are read.
-        start: `end` of the previous row; what comes before is not read again. None: the beginning.
+        start: `end` of the previous row; earlier bytes are not read again. None: the beginning.
 
     Raises:
         InputError: a file cannot be read to its end.

@@ -126,7 +126,7 @@ class Vectors:
 
 
 def _parts(joined: npt.NDArray[Any], sizes: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
-    """What was joined of so many entries each, apart again."""
+    """Joined lists of so many entries each, apart again."""
     return np.split(joined, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
 

@@ -40,7 +40,7 @@ class WindowOptions(ResultOptions):
     Attributes:
         batch_tokens: maximum tokens per batch, padding included; a longer row runs alone. None: the backend's default.
         batch_size: maximum rows per batch; None: any number.
-        overflow: what happens to a row with too many tokens. A row of ids is truncated at its end; it cannot be split.
+        overflow: the treatment of a row with too many tokens. A row of ids is truncated at its end; it cannot be split.
             With ``recur`` every row is streamed, see :meth:`hdruntime.Session.stream_all`.
         segment: tokens of a segment of a streamed row; None: as of :meth:`hdruntime.Session.stream`.
         stride: tokens that each piece of a split text repeats from the previous piece.

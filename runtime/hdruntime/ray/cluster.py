@@ -43,7 +43,7 @@ class Places:
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The module ``ray``, connected to a cluster; what this started ends with the block, and nothing else.
+    """The module ``ray``, connected to a cluster; processes that this started end with the block, and nothing else.
 
     Args:
         address: ``auto`` for the cluster that this machine is a node of, or ``host:port`` of its head; None or "" for

@@ -98,7 +98,7 @@ class RayPool:
     """About how many characters a window should have; inside the block, as many as suit the workers' backend."""
 
     loaded: Loaded | None = None
-    """What the latest worker said when it was ready."""
+    """The report of the latest worker when it was ready."""
 
     def __init__(
         self,

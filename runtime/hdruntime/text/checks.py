@@ -16,7 +16,7 @@ Choice = TypeVar("Choice", bound=Enum)
 
 
 def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
-    """Refuse texts without tokens, and those of more tokens than the bundle accepts.
+    """Refuse texts without tokens, and texts of more tokens than the bundle accepts.
 
     Args:
         lengths: tokens of each text.
@@ -38,7 +38,7 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
 
     Args:
         inputs: any number of strings.
-        name: what an error calls them.
+        name: their name in an error.
         may_be_one: whether one string is a list of one.
 
     Raises:
@@ -57,12 +57,12 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
 
 
 def listed(inputs: object, *, name: str, of: str, example: str) -> list[Any]:
-    """What a caller gave several of, in the order given.
+    """The items that a caller gave several of, in the order given.
 
     Args:
         inputs: a list, an iterator, an array, or a column of a data frame.
-        name: what an error calls it.
-        of: what it holds, as an error says it.
+        name: its name in an error.
+        of: its items, as an error calls them.
         example: how one of them is given.
 
     Raises:

@@ -27,7 +27,7 @@ from hdruntime.text.sentences import sentence_spans
 from hdruntime.text.splitting import SplitEncoding
 
 SENTENCES = "sentences"
-"""The rule whose chunks are those of :mod:`hdruntime.text.sentences`."""
+"""The rule whose chunks are sentences by :mod:`hdruntime.text.sentences`."""
 
 _OVERLAP = 256
 """Default tokens that consecutive macro chunks share; at most a quarter of a macro chunk."""

@@ -61,7 +61,7 @@ class OpenVinoRunner(EqualLengthRunner):
     Args:
         bundle: the runner takes its graphs for OpenVINO.
         threads: CPU threads of one run; None for OpenVINO's choice.
-        precision: what it computes in.
+        precision: the precision to compute in.
         device: OpenVINO's name of a device; None for the CPU.
 
     Raises:
@@ -157,7 +157,7 @@ class _Model:
         self._has_run = False
         self._is_closed = False
         with self._loading() as path:
-            # At once, so that what becomes of the file changes nothing; by path, so that OpenVINO finds and maps
+            # At once, so that later changes of the file change nothing; by path, so that OpenVINO finds and maps
             # model.onnx.data beside it.
             self._model = core.read_model(os.fspath(path))
         inputs, outputs = _interface(self._model.inputs), _interface(self._model.outputs)
@@ -238,7 +238,7 @@ def _options(device: str, precision: Precision, threads: int | None, *, has_bflo
     if device == CPU:
         options["PERFORMANCE_HINT"] = "LATENCY"
         options["CPU_RUNTIME_CACHE_CAPACITY"] = _KEPT_KERNELS
-        # Each process pins its first thread to the first core and so on: those of several processes share cores.
+        # Each process pins its first thread to the first core and so on: threads of several processes share cores.
         options["ENABLE_CPU_PINNING"] = False
         if threads is not None:
             options["INFERENCE_NUM_THREADS"] = threads
