@@ -40,8 +40,8 @@ class BundleModel:
     """A loaded bundle with a tokenizer; also a context manager. Unpickling loads the bundle again in the new process.
 
     Args:
-        bundle: what :func:`open_bundle` returned.
         bundle: the result of :func:`open_bundle`.
+        max_seq_length: see the property; None for its default.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
 
     Attributes:

@@ -8,8 +8,8 @@
         scores = encoder.predict([("what is read?", "long documents"), ("who reads?", "nobody")])  # float32 [pairs]
         best = encoder.rank("what is read whole?", ["short texts", "long documents"], top_k=1)
 
-Prompts, the length that pairs are cut to and the activation function are the model's own. ``CrossEncoder`` there
-differs: only activation functions that are given as such need PyTorch, `CrossEncoder.max_seq_length` can
+Prompts, the length that pairs are cut to and the activation function are the model's own. Differences from
+``CrossEncoder`` there: only activation functions that are given as such need PyTorch, `CrossEncoder.max_seq_length` can
 be lifted to the bundle's limit, and documents that are longer can be read in pieces.
 """
 

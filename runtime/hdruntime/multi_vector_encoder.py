@@ -9,8 +9,8 @@
         documents = encoder.encode_document(["long documents", "short ones"])
         scores = encoder.similarity(queries, documents)  # MaxSim, float32 [queries, documents]
 
-Prompts, lengths, the expansion of queries and the tokens that are left out are the model's own. ``MultiVectorEncoder``
-there differs: results here are NumPy arrays unless tensors are asked for, which alone need PyTorch, and
+Prompts, lengths, the expansion of queries and the tokens that are left out are the model's own. Differences from
+``MultiVectorEncoder`` there: results are NumPy arrays unless tensors are asked for, which alone need PyTorch, and
 `MultiVectorEncoder.document_length` can be lifted to the bundle's limit.
 """
 

@@ -9,8 +9,8 @@
         documents = encoder.encode_document(["long documents", "short ones"])
         scores = encoder.similarity(queries, documents)  # float32 [queries, documents]
 
-Prompts, the length that texts are cut to, truncation and similarity are the model's own. ``SentenceTransformer``
-differs: results here are NumPy arrays unless tensors are asked for, which alone need PyTorch, and
+Prompts, the length that texts are cut to, truncation and similarity are the model's own. Differences from
+``SentenceTransformer``: results are NumPy arrays unless tensors are asked for, which alone need PyTorch, and
 `SentenceEncoder.max_seq_length` can be lifted to the bundle's limit.
 """
 

@@ -10,8 +10,8 @@
         scores = encoder.similarity(queries, documents)  # float32 [queries, documents]
         words = encoder.decode(documents[0], top_k=10)  # [("documents", 1.9), ...]
 
-``SparseEncoder`` there differs: results here are `SparseVector` unless tensors are asked for, which alone
-need PyTorch, and `SparseEncoder.max_seq_length` can be lifted to the bundle's limit.
+Differences from ``SparseEncoder`` there: results are `SparseVector` unless tensors are asked for, which alone need
+PyTorch, and `SparseEncoder.max_seq_length` can be lifted to the bundle's limit.
 """
 
 from __future__ import annotations

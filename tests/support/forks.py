@@ -33,8 +33,8 @@ class Fork:
     """A process that calls a function, and whose exit code is the function's result.
 
     For claims about a process and not its imports, PyTorch's above all, which take a new process its time:
-    that it is killed, that its disk is full, that its stderr is a terminal. It is forked by a process that does nothing
-    else: a fork of the tests' own would wait for threads of Arrow or Ray that it does not have.
+    that it is killed, that its disk is full, that its stderr is a terminal. A process that does nothing else forks it:
+    a fork of the tests' own would wait for threads of Arrow or Ray that it does not have.
 
     Args:
         call: a function of a module that can be imported.

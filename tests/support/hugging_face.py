@@ -181,14 +181,14 @@ class HuggingFace:
         base.set_attention_type(self.model.config.attention_type)
 
     def _summarise_last(self, attention_mask: np.ndarray) -> None:
-        """Make XLNet's classifier read the last real token, by the library's own option; it reads the last of all."""
+        """Make XLNet's classifier read the last real token, by the library's own option, instead of the last of all."""
         summary = self.model.sequence_summary
         last = [np.flatnonzero(row)[-1] for row in attention_mask]
         summary.summary_type = "cls_index"
         summary.forward = functools.partial(type(summary).forward, summary, cls_index=torch.tensor(last))
 
     def _read_first(self, attention_mask: np.ndarray) -> None:
-        """Make DeBERTa's classifier read the first real token; it reads the first of all, which may be padding."""
+        """Make DeBERTa's classifier read the first real token, instead of the first of all, which may be padding."""
         pooler = self.model.pooler
         first = torch.tensor([np.flatnonzero(row)[0] for row in attention_mask])
         pooler.forward = lambda states: type(pooler).forward(pooler, states[torch.arange(len(first)), first][:, None])

@@ -21,7 +21,7 @@ def quiet_pytorch() -> None:
 def one_table_of_operators() -> Iterator[None]:
     """Every export reads the sources of 500 functions, a quarter of its time, for a table that is always the same.
 
-    It also asks PyTorch for all of its operators, 50 times, and which of them to take apart.
+    The export also asks PyTorch for all of its operators, 50 times, and which of them to take apart.
     """
     import torch._export.utils
     import torch.export.exported_program

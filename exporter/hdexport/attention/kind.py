@@ -104,7 +104,7 @@ class Subject:
             to: the attention that it was to get, for the message.
 
         Raises:
-            ModelError: it says why not, and which families can be.
+            ModelError: the message says why not, and for which families attention can be exchanged.
         """
         if self.family.why_not_converted is not None:
             raise ModelError(

@@ -79,7 +79,7 @@ class BuildOptions:
         """Refuse numbers of tokens that no bundle has.
 
         Raises:
-            InputError: one is out of range.
+            InputError: a number is out of range.
         """
         if self.ffn_chunk is not None and not 1 <= self.ffn_chunk <= LONGEST:
             raise InputError(

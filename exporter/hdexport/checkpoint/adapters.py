@@ -114,7 +114,7 @@ def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = 
         allow_pickle: also read ``adapter_model.bin``.
 
     Raises:
-        ModelError: it is not LoRA, does something that is not known here, or does not fit the model.
+        ModelError: the adapter is not LoRA, does something that is not known here, or does not fit the model.
     """
     import torch
 

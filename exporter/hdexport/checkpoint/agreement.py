@@ -66,7 +66,7 @@ class Agreement:
         Without the model: of a wrong number of layers none can be made in reasonable time.
 
         Raises:
-            ModelError: they differ.
+            ModelError: the numbers of layers differ.
         """
         numbers = {int(match[1] or match[2]) for name in self.stored if (match := _LAYER.match(name))}
         layers = self.settings.num_hidden_layers

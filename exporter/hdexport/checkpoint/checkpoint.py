@@ -56,7 +56,7 @@ class Checkpoint:
         source: where it came from: the directory's name, or ``organisation/name@commit``.
         config: the parsed ``config.json``.
         family: the model family.
-        origin: the directory that the user has. It is `path`, unless the checkpoint was converted from another format:
+        origin: the directory that the user has: `path`, unless the checkpoint was converted from another format:
             `path` then lasts as long as this object.
         remarks: choices and omissions of the conversion, a line each.
         adapter: name of the adapter that is merged into the weights or chosen among them; None for none.
@@ -78,7 +78,7 @@ class Checkpoint:
         """The task that the checkpoint was made for.
 
         Raises:
-            ModelError: it was saved from a class of sentence-transformers that is not supported.
+            ModelError: the checkpoint was saved from a class of sentence-transformers that is not supported.
         """
         if leaves_tokens_out(self.path):
             return Task.TOKEN_SIMILARITY
@@ -200,7 +200,7 @@ class Checkpoint:
             name: of the adapter; None for none, which is remarked where there are some.
 
         Raises:
-            InputError: it has no such adapter; the message lists those there are.
+            InputError: the checkpoint has no such adapter; the message lists its adapters.
         """
         own = self.family.adapters(self.config)
         if name is not None:

@@ -174,8 +174,8 @@ def late_interaction(path: Path) -> LateInteraction:
         path: of the checkpoint.
 
     Raises:
-        ModelError: it is no model of late interaction, a module or a setting is not supported, or a file cannot be
-            read.
+        ModelError: the checkpoint is no model of late interaction, a module or a setting is not supported, or a file
+            cannot be read.
     """
     if not is_late_interaction(path):
         raise ModelError(

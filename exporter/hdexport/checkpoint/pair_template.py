@@ -131,7 +131,7 @@ def _prompted(render: _Render) -> Wording | None:
 
 def _wording(rendered: str, *, has_prompt: bool = False) -> Wording:
     counts = {slot: rendered.count(text) for slot, text in _SENTINELS.items()}
-    # A prompt may be left out: it then changes nothing.
+    # A prompt may be left out, which then changes nothing.
     if not has_prompt:
         counts["prompt"] = 0
     wrong = next((slot for slot, count in counts.items() if count > 1 or (count == 0 and slot != "prompt")), None)

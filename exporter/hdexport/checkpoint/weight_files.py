@@ -85,7 +85,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     """The weights in a safetensors file or, checked to hold nothing else, in a pickle.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the file cannot be read.
     """
     safetensors = require("safetensors")
     from safetensors.torch import load_file

@@ -57,7 +57,7 @@ def build_engine(
         target: the TensorRT that builds, and the GPUs it builds for.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
         profiles: the shapes that the engine takes, at least one.
-        precision: of the graph's weights, e.g. ``float16``. It is recorded, not set: the network is strongly
+        precision: of the graph's weights, e.g. ``float16``: recorded, not set, because the network is strongly
             typed.
         version_compatible: build a TensorRT engine that later versions and TensorRT's lean runtime also run. The
             lean runtime is not put into the engine: code from a bundle is never run.

@@ -33,8 +33,8 @@ def _model_types(auto_class: str) -> frozenset[str]:
 def is_text_encoder(model_type: str) -> bool:
     """Whether a model type of transformers encodes texts.
 
-    It does if there is a class that predicts masked tokens, or one for encoding text, or if it has a head on tokens or
-    texts and generates nothing.
+    A type does if there is a class that predicts masked tokens, or one for encoding text, or if it has a head on tokens
+    or texts and generates nothing.
     """
     if any(model_type in _model_types(name) for name in _OF_TEXT):
         return True

@@ -121,7 +121,7 @@ def rows_of_distances(*, buckets: int, most: int) -> torch.Tensor:
         most: the distance that these buckets are for, or the number of such rows.
 
     Raises:
-        ModelError: it does not leave a row for the farthest distances of each direction.
+        ModelError: the table has no row for the farthest distances of each direction.
     """
     span, far = (buckets, most) if buckets > 0 else (most, most)
     while far <= _FARTHEST:
@@ -157,7 +157,7 @@ def _plain_norms(model: torch.nn.Module) -> None:
 
 
 def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, **others: torch.Tensor) -> Any:
-    """A classifier's forward: it reads the first real token, wherever padding is.
+    """A classifier's forward, which reads the first real token, wherever padding is.
 
     The original reads the token at index 0. With padding on the left that is padding, not a token of the text.
     """
@@ -192,7 +192,7 @@ def _of_config(config: Mapping[str, Any]) -> Family:
     """By whether tokens have positions besides distances.
 
     Raises:
-        ModelError: its heads are mixed with each other, or it is of the first version and has such positions.
+        ModelError: the heads are mixed with each other, or the model is of the first version and has such positions.
     """
     if config.get("talking_head"):
         raise ModelError(

@@ -158,7 +158,7 @@ def attention_windows(config: Any) -> list[int] | int:
     """The windows that a checkpoint of Longformer's kind was trained with: both sides of a token together.
 
     Raises:
-        ModelError: they had gaps, which the library's code does not leave and would answer wrong without.
+        ModelError: the windows had gaps, which the library's code does not leave; its answers would be wrong.
     """
     dilation = getattr(config, "attention_dilation", None)
     steps = dilation if isinstance(dilation, (list, tuple)) else [1 if dilation is None else dilation]

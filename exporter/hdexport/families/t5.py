@@ -121,7 +121,7 @@ def check_buckets(attention: Any) -> None:
     """Refuse an attention of the library's whose buckets are not buckets of distances.
 
     Raises:
-        ModelError: they are not.
+        ModelError: its buckets are others.
     """
     buckets, reach = attention.relative_attention_num_buckets, attention.relative_attention_max_distance
     # Half of the buckets are for each direction, and half of these for single distances.

@@ -74,7 +74,7 @@ class _Layer(torch.nn.Module):
         """
         seen = hidden_states if memory is None else torch.cat([memory.to(hidden_states.dtype), hidden_states], dim=1)
         query = self._heads(self.query(hidden_states))
-        # The positions depend on constants only: a runtime computes them once. They are cut to the text after that.
+        # The positions depend on constants only: a runtime computes them once. The slice of the text follows.
         positions = self.position(waves.to(hidden_states.dtype)).unflatten(1, (self.heads, -1)).transpose(0, 1)
         attended = relative_node(
             query,
@@ -136,7 +136,7 @@ def _classify(
     attention_mask: torch.Tensor,
     token_type_ids: torch.Tensor | None = None,
 ) -> Any:
-    """A classifier's forward: it reads real tokens only, wherever padding is."""
+    """A classifier's forward, which reads real tokens only, wherever padding is."""
     from transformers.modeling_outputs import SequenceClassifierOutput
 
     states = model.transformer(

@@ -67,7 +67,7 @@ def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bo
     """Leave the repeated layers out of a graph, in place: each returns the result of the layer before it.
 
     Returns:
-        Whether the graph has all values by their names; it is unchanged where it has not.
+        Whether the graph has all values by their names; a graph that has not is unchanged.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass

@@ -37,7 +37,7 @@ def check_rope_factor(factor: float, family: Family, *, model_type: str, max_len
 
     Raises:
         InputError: positions are learned, or no text is longer than the trained ones.
-        ModelError: they are computed in a way that has no base here.
+        ModelError: positions are computed in a way that has no base here.
     """
     if family.learned_positions:
         raise InputError(

@@ -89,7 +89,7 @@ class PositionsByLength(torch.nn.Module):
         """Look up each token's position.
 
         Args:
-            rows: [1 or batch, tokens]; only the number of tokens is looked at. It may exceed the text's, where the
+            rows: [1 or batch, tokens]; only the number of tokens is looked at, which may exceed the text's, where the
                 library pads on its own.
 
         Returns:

@@ -209,7 +209,7 @@ def round_weight(statistics: Statistics, activation: ActivationScale, weight: Fl
     scale = activation.scale.astype(np.float64)
     exact = weight * scale[:, None]
     steps = np.maximum(_steps(exact), _SMALLEST * scale.min() / _LARGEST)
-    # The activation's own rounding is noise in each channel, 1/12 of a step's square: it also keeps this invertible.
+    # The activation's own rounding is noise in each channel, 1/12 of a step's square, and keeps `together` invertible.
     together = statistics.covariance / np.outer(scale, scale) + np.eye(len(scale)) / 12
     damping = _DAMPING * np.diagonal(together).mean()
     values = _rounded(exact / steps, together + damping * np.eye(len(scale)))

@@ -114,7 +114,7 @@ class GpuMemoryWatch:
             return
         self._device_peak = max(self._device_peak, used)
         for process in processes:
-            # The driver for Windows' desktops does not know a process's memory: it is None there.
+            # The driver for Windows' desktops does not know a process's memory: NVML says None there.
             if process.pid == os.getpid() and process.usedGpuMemory is not None:
                 self._own_peak = max(self._own_peak or 0, process.usedGpuMemory)
 

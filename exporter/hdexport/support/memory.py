@@ -60,8 +60,8 @@ def resident_bytes_of(pids: Iterable[int], *, shared_once: bool = False) -> int:
 
     Args:
         pids: their ids.
-        shared_once: count pages that several processes share, such as a library's, once and not for each. It is exact
-            and slow: the kernel looks at every page, and the processes wait if they ask for memory meanwhile.
+        shared_once: count pages that several processes share, such as a library's, once and not for each. This count is
+            exact and slow: the kernel looks at every page, and the processes wait if they ask for memory meanwhile.
     """
     return sum(map(_share_bytes if shared_once else _statm_bytes, pids))
 

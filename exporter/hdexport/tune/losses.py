@@ -32,8 +32,8 @@ class Objective(ABC):
     def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:
         """The sum of the losses of some documents, a float32 scalar.
 
-        student: the model that is trained.
-            student: what is trained.
+        Args:
+            student: the model that is trained.
             indices: of the documents.
             seed: of all that is drawn.
         """

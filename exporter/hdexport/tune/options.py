@@ -130,7 +130,7 @@ class TuneOptions:
         """Refuse numbers that nothing can be trained with.
 
         Raises:
-            InputError: it says which.
+            InputError: the message says which number.
         """
         for name, value in (("--minutes", self.minutes), ("--lr", self.rate)):
             if value is not None and not 0 < value < float("inf"):

@@ -46,7 +46,7 @@ class TuneFolder:
         """The state that was saved last; None for none.
 
         Raises:
-            HdexportError: it is damaged.
+            HdexportError: the state is damaged.
         """
         if not self.has_state:
             return None

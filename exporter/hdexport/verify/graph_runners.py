@@ -54,7 +54,7 @@ def runner(
     A graph whose decisions are asked for gives them as further outputs, and runs as it is. So does a graph without
     its repeated layers.
 
-    The threads of ONNX Runtime do not spin while they wait: that would keep the cores from PyTorch's, which runs
+    The threads of ONNX Runtime do not spin while they wait: spinning would keep the cores from PyTorch's, which runs
     between two cases.
     """
     if graphs.backend is not None:
@@ -95,7 +95,7 @@ def sampled_runner(
 ) -> Iterator[Run | None]:
     """Run graphs with logits at a few tokens, which they take as the input `SAMPLED_TOKENS`, [samples].
 
-    They are the same graphs except for the tokens that their last projection is given, and run as they are: padding is
+    The graphs are the same except for the tokens that their last projection is given, and run as they are: padding is
     not cut off as the runtime does. None where that projection is not found, and on a GPU.
     """
     if graphs.backend is not None:

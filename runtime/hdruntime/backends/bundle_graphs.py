@@ -30,7 +30,7 @@ def chosen_graph(
 
     Raises:
         BundleCorruptError: the bundle has no such graph.
-        BackendUnavailableError: it has none of the precision's own.
+        BackendUnavailableError: the bundle has no graph of the precision's own.
     """
     by_lowering = {graph.lowering: graph for graph in _of_precision(bundle, precision)}
     for lowering in lowerings:

@@ -109,7 +109,7 @@ def open_runner(
     Raises:
         InputError: the backend is unknown.
         BackendUnavailableError: the requested backend cannot run here, or cannot run this bundle.
-        BackendError: it could not load the bundle, or a rebuild failed.
+        BackendError: the backend could not load the bundle, or a rebuild failed.
     """
     chosen = None if backend == _AUTO else _backend_of_name(backend)
     gpu = gpu or GpuOptions()

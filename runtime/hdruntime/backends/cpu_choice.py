@@ -132,7 +132,7 @@ def cpu_runner(bundle: Bundle, backend: Backend, cpu: CpuOptions) -> Runner:
     """The runner of ``onnxruntime`` or ``openvino``.
 
     Raises:
-        BackendError: it cannot run here, or cannot run this bundle.
+        BackendError: the backend cannot run here, or cannot run this bundle.
     """
     if backend is Backend.OPENVINO:
         against = _against_openvino(bundle, cpu.precision)
@@ -152,7 +152,7 @@ def require_no_device(backend: Backend, cpu: CpuOptions) -> None:
     """Refuse a device of OpenVINO's for another backend.
 
     Raises:
-        BackendUnavailableError: one is given.
+        BackendUnavailableError: a device is given.
     """
     if cpu.device is not None:
         raise BackendUnavailableError(

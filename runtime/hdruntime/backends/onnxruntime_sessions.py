@@ -139,7 +139,7 @@ def open_session(
 
     Raises:
         BackendError: ONNX Runtime cannot load the graph.
-        OutOfMemoryError: there is too little memory for it.
+        OutOfMemoryError: there is too little memory for the session.
         BundleCorruptError: the graph differs from its manifest.
     """
     import onnxruntime

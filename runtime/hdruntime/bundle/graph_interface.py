@@ -25,7 +25,7 @@ def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs:
         outputs: likewise.
 
     Raises:
-        BundleCorruptError: they differ; the message has both.
+        BundleCorruptError: the graph differs from the manifest; the message has both.
     """
     for kind, listed, found in (
         ("inputs", bundle.manifest.inputs, inputs),

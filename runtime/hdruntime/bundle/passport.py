@@ -185,7 +185,7 @@ def read_passport(bundle: Bundle, engine: EngineFile) -> Provenance:
     """The facts that the passport beside an engine adds to the manifest.
 
     Raises:
-        BundleCorruptError: it is not JSON, or lacks a key that this version needs.
+        BundleCorruptError: the passport is not JSON, or lacks a key that this version needs.
     """
     path = bundle.file(engine.passport)
     try:

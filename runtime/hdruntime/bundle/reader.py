@@ -84,7 +84,7 @@ def read_config(bundle: Bundle) -> dict[str, Any]:
     """The checkpoint's ``config.json``, if the bundle contains it; else {}.
 
     Raises:
-        BundleCorruptError: it is not a JSON object.
+        BundleCorruptError: the file holds no JSON object.
     """
     if CONFIG_FILE not in bundle.manifest.files:
         return {}

@@ -106,7 +106,7 @@ def check_query(query: str, tokenizer: TextTokenizer, options: PairOptions) -> N
     """Refuse a query that leaves no room for the pieces of documents.
 
     Raises:
-        InputError: it has as many tokens as a piece, or more; or it is not a string.
+        InputError: the query has as many tokens as a piece, or more, or is not a string.
     """
     if options.overflow != Overflow.SPLIT:
         return

@@ -93,7 +93,7 @@ class Scheduler:
         """The runner.
 
         Raises:
-            BackendError: it is closed, or this process is a fork of the process that opened it.
+            BackendError: the session is closed, or this process is a fork of the process that opened it.
         """
         runner = self._runner
         if runner is None:
@@ -217,7 +217,7 @@ class Scheduler:
         """Wait for a batch, count its tokens and find its bad rows.
 
         Raises:
-            BackendError: it failed.
+            BackendError: the batch failed.
         """
         outputs, mask = batch.results(), batch.attention_mask
         return self._finished(batch.rows, mask, outputs, self.runner.computed_tokens(mask))

@@ -71,7 +71,7 @@ def checked_segment(segment: int | None, manifest: Manifest, *, max_len: int) ->
         max_len: most tokens that a call accepts.
 
     Raises:
-        InputError: it is less than 1 or more than the bundle accepts, or the bundle remembers nothing.
+        InputError: the segment is less than 1 or more than the bundle accepts, or the bundle remembers nothing.
     """
     if not manifest.memories:
         raise InputError(

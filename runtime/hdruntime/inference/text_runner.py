@@ -57,7 +57,7 @@ class TextRunner:
         """The bundle's tokenizer.
 
         Raises:
-            InputError: it has none.
+            InputError: the bundle has no tokenizer.
         """
         if self._tokenizer is None:
             raise InputError(f"The bundle {self.bundle.path} has no tokenizer; give it input_ids.")

@@ -190,8 +190,8 @@ class OpenFolder:
         """The descriptor of a file.
 
         Raises:
-            HdexportError: it is a link, not a regular file, or has another hard link.
-            OSError: it cannot be opened.
+            HdexportError: the file is a link, not a regular file, or has another hard link.
+            OSError: the file cannot be opened.
         """
         try:
             # O_NONBLOCK: do not wait for the other end of a pipe.

@@ -129,7 +129,7 @@ def column_of_spans(late_chunking: str) -> str | None:
     """The column that an option of late chunking names; None if it is a rule.
 
     Raises:
-        InputError: it is empty, or a rule with an invalid number.
+        InputError: the option is empty, or a rule with an invalid number.
     """
     if not late_chunking:
         raise InputError("--late-chunking is empty.\nType tokens:256, sentences, or the name of a column.")

@@ -46,7 +46,7 @@ class VectorOptions:
         """The output column for a column of vectors.
 
         Raises:
-            InputError: it has fewer dimensions.
+            InputError: the vectors have fewer dimensions.
         """
         if is_of_tokens(field):
             of_token = self.field(field.with_type(field.type.value_type))

@@ -47,7 +47,7 @@ def session_in_worker(
 
     Raises:
         BundleNotFoundError: the node has no bundle at that path.
-        BundleError: it has another bundle.
+        BundleError: the node has another bundle.
         BackendUnavailableError: the backend needs a GPU, and Ray gave the process none.
         HdexportError: as :func:`hdruntime.load` does.
     """

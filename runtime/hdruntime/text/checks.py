@@ -42,7 +42,7 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
         may_be_one: whether one string is a list of one.
 
     Raises:
-        InputError: they are something else, such as a mapping, whose keys are no texts, or one of them is no string.
+        InputError: the inputs are something else, such as a mapping, whose keys are no texts, or one is no string.
     """
     if isinstance(inputs, str) and may_be_one:
         return [inputs]
@@ -66,7 +66,7 @@ def listed(inputs: object, *, name: str, of: str, example: str) -> list[Any]:
         example: how one of them is given.
 
     Raises:
-        InputError: it is one string, has keys or columns, has no order, or holds nothing that can be listed.
+        InputError: `inputs` is one string, has keys or columns, has no order, or holds nothing that can be listed.
     """
     if isinstance(inputs, str):
         raise InputError(f"{name} is one string; it must be a list of {of}: {example}")

@@ -82,7 +82,7 @@ def stacked(vectors: Sequence[SparseVector]) -> npt.NDArray[np.float32]:
     """float32 [vectors, dimensions], with their zeros.
 
     Raises:
-        InputError: they are not of one size.
+        InputError: the vectors are not of one size.
     """
     sizes = sorted({vector.dimensions for vector in vectors})
     if len(sizes) > 1:

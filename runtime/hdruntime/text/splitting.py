@@ -53,7 +53,7 @@ class SplitPooling(str, Enum):
 
 
 SUM: Literal["sum"] = "sum"
-"""Their sum: of weights that the model itself sums over the tokens of a text. It is nothing that callers choose."""
+"""Their sum, for weights that the model itself sums over the tokens of a text. Callers cannot choose it."""
 
 PiecePooling = SplitPooling | Literal["sum"]
 

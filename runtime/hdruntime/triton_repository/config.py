@@ -22,7 +22,7 @@ _GRAPH_ROWS = 8
 _DTYPES = {"int64": "TYPE_INT64", "int32": "TYPE_INT32", "float32": "TYPE_FP32"}
 
 _PLATFORMS = {Backend.TENSORRT: "tensorrt_plan", Backend.ONNXRUNTIME: "onnxruntime_onnx"}
-"""Triton's older name of a backend. It takes a list of profiles only where this one is given, too."""
+"""Triton's older name of a backend, without which Triton takes no list of profiles."""
 
 
 def triton_config(bundle: Bundle, engine: EngineFile | None, *, name: str, file: str) -> Message:

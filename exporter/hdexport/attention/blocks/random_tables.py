@@ -127,7 +127,7 @@ def _drawn_from(block: int, blocks: int, block_size: int) -> Integers:
     end = _DRAWN_FROM_TOKENS // block_size - 1 if 2 * block_size < _DRAWN_FROM_TOKENS else blocks - 1
     if block <= 2:
         return inner[block + 1 : end]
-    # As the paper's code has it: these may draw the blocks beside them, which they see anyway, once more.
+    # As the paper's code has it: these rows may draw the blocks beside them, which they see anyway, once more.
     if block >= blocks - 3 or block - 2 > end:
         return inner[:end]
     before, behind = inner[: block - 2], inner[block + 1 : end]

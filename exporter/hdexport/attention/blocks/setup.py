@@ -82,7 +82,7 @@ class BlockSetup(Setup):
         """The table of each layer, as a tensor.
 
         Raises:
-            BundleCorruptError: there is one for another number of layers.
+            BundleCorruptError: the tables are for another number of layers.
         """
         import torch
 

@@ -100,7 +100,7 @@ class FavorKind(AttentionKind):
             yield f".epsilon is {record.epsilon}, which is not between 0 and 1"
 
     def read(self, record: FavorAttention, bundle: Bundle) -> FavorSetup:
-        """All of it is in the record, or in the checkpoint."""
+        """The setup from the record and the checkpoint, which hold all of it."""
         return _setup(record, is_own=not record.converted)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:

@@ -55,7 +55,7 @@ class LocalGlobalKind(AttentionKind):
         return setup.record if isinstance(setup, LocalGlobalSetup) else None
 
     def read(self, record: LocalGlobalAttention, bundle: Bundle) -> LocalGlobalSetup:
-        """All of it is in the record."""
+        """The setup from the record, which holds all of it."""
         return LocalGlobalSetup(is_own=True, record=record)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:

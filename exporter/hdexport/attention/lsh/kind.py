@@ -95,7 +95,7 @@ class LshKind(AttentionKind):
             yield ".hashes.buckets has an odd number"
 
     def read(self, record: LshAttention, bundle: Bundle) -> LshSetup:
-        """All of it is in the record."""
+        """The setup from the record, which holds all of it."""
         setup = LshSetup(is_own=False, record=record) if record.converted else _own(record)
         return dataclasses.replace(setup, dtype=bundle.manifest.dtype)
 

@@ -71,7 +71,7 @@ class RelativeKind(AttentionKind):
             yield f".memory is {record.memory}, and the inputs have memories of {manifest.most_memory} tokens"
 
     def read(self, record: RelativeAttention, bundle: Bundle) -> RelativeSetup:
-        """All of it is in the record, and in the inputs."""
+        """The setup from the record and the inputs, which hold all of it."""
         return _setup(record, bundle.manifest.memories, bundle.manifest.max_len)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:

@@ -179,7 +179,7 @@ class WindowKind(AttentionKind):
             yield f".converted.dilation has {len(window.dilation)} values for {manifest.num_heads} heads"
 
     def read(self, record: WindowAttention, bundle: Bundle) -> WindowSetup:
-        """All of it is in the record, and in the inputs."""
+        """The setup from the record and the inputs, which hold all of it."""
         manifest = bundle.manifest
         inputs = tuple(spec for spec in manifest.inputs if spec.role in (Role.MARKS, Role.MEMORY))
         memories = Memories(manifest.memories) if manifest.memories else None

@@ -34,7 +34,7 @@ _LOOK_UP_SECONDS = 0.25
 """Between two looks for processes that were started meanwhile."""
 
 _LOOK_UP_SHARE = 100
-"""Looking takes at most 1/100 of the time: it reads a file of every process of the machine."""
+"""Looking takes at most 1/100 of the time, because each look reads a file of every process of the machine."""
 
 _KILLED_WITHIN_SECONDS = 30.0
 """A killed process that waits for a device may take a while to end."""
@@ -74,7 +74,7 @@ def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_b
     Args:
         time_limit_s: seconds until it is killed, which is ``timeout``.
         memory_limit_bytes: resident memory, of the process and its children together, above which it is
-            killed, which is ``OOM``. It is never more than most of what the machine has free, which None stands for.
+            killed, which is ``OOM``. The limit is never more than most of the free memory, which None stands for.
             A process that the kernel kills for want of memory, or that says so itself, is ``OOM`` too; any other bad
             end is ``failed``.
     """

@@ -26,7 +26,7 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
         folder: the extended checkpoint is made there once, for all peers.
 
     Raises:
-        HdexportError: it cannot be read or extended.
+        HdexportError: the checkpoint cannot be read or extended.
     """
     from hdexport.checkpoint import find_checkpoint
     from hdexport.extend import ExtendOptions, extend

@@ -44,7 +44,7 @@ def staged_export(folder: Path) -> AbstractContextManager[Path]:
 
 
 def check_provider(device: str) -> None:
-    """Refuse a GPU that the installed ONNX Runtime does not use: it would run on the CPU instead.
+    """Refuse a GPU that the installed ONNX Runtime does not use: ONNX Runtime would run on the CPU instead.
 
     Raises:
         BackendUnavailableError: with the command that installs the right one.

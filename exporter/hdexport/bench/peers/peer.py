@@ -85,7 +85,7 @@ class Peer(ABC):
             inputs: name -> [batch, tokens].
 
         Raises:
-            HdexportError: it cannot be loaded.
+            HdexportError: the artefact cannot be loaded.
         """
 
     def remark(self, manifest: Manifest) -> str | None:
@@ -100,7 +100,7 @@ class Peer(ABC):
             device: ``cpu`` or ``cuda``.
 
         Raises:
-            HdexportError: it could not be made; nothing is left half-written.
+            HdexportError: the artefact could not be made; nothing is left half-written.
         """
         return Prepared(artefact=checkpoint_folder(subject, folder))
 

@@ -32,7 +32,7 @@ def read_result(path: Path) -> BenchResult:
         path: the file, or the folder that holds it as `bench.json`.
 
     Raises:
-        InputError: it is missing, invalid, damaged, or of a newer hdexport; the message names the key.
+        InputError: the file is missing, invalid, damaged, or of a newer hdexport; the message names the key.
     """
     path = path / JSON_FILE if path.is_dir() else path
     text = _text(path)

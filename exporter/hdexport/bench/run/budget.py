@@ -68,7 +68,7 @@ def bytes_from(text: str) -> int:
     """An amount of memory in bytes, as users type it: ``24GB``, ``512 MB``, ``8GiB`` or ``24e9``.
 
     Raises:
-        InputError: it is not one.
+        InputError: the text is not such an amount.
     """
     match = _AMOUNT.fullmatch(text.strip())
     factor = _UNITS.get(match[2].upper()) if match else None
@@ -113,8 +113,8 @@ def largest_batch(
         time_limit_s: no further try begins after it.
 
     Returns:
-        the batch, its memory, whether it is the limit, and why the search ended. It is the limit if the next larger
-        one does not fit, or, of batches of 40 and more, one that is at most 5 % larger.
+        the batch, its memory, whether it is the limit, and why the search ended. A batch is the limit if the next
+        larger one does not fit, or, of batches of 40 and more, one that is at most 5 % larger.
     """
     fitted: list[tuple[int, int]] = []
     too_large: int | None = None

@@ -20,7 +20,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: i
         rows: outputs of one text each, name -> array without the batch axis; `batch` of them.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as scratch:
         folder = Path(scratch) / "rows"

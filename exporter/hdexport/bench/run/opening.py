@@ -24,7 +24,7 @@ def open_case(spec: CaseSpec) -> OpenCase:
     """Load the runner of a case; packages are imported as far as that runner needs them.
 
     Raises:
-        HdexportError: it cannot be loaded; see `hdruntime.load`, or the peer.
+        HdexportError: the runner cannot be loaded; see `hdruntime.load`, or the peer.
     """
     with np.load(spec.inputs) as file:
         inputs = {name: file[name] for name in file.files}

@@ -25,7 +25,7 @@ def measured(spec: CaseSpec) -> CaseFigures:
     whose timed runs need not take any time is a probe of memory, and its first call is timed.
 
     Raises:
-        HdexportError: it cannot be opened or run; so do the errors of a peer's packages.
+        HdexportError: the case cannot be opened or run; a peer's packages may raise their own errors.
     """
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(GpuMemoryWatch()) if spec.device == "cuda" else None

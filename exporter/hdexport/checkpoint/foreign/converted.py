@@ -162,7 +162,7 @@ def _chosen(layout: Variables, stored: _Stored) -> tuple[list[Variable], str]:
     """The variables that are converted, and the class that they make.
 
     Raises:
-        ModelError: one is missing.
+        ModelError: a variable is missing.
     """
     chosen = list(layout.encoder)
     ending = "Model"

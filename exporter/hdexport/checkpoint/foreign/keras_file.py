@@ -50,7 +50,7 @@ def read_keras_file(file: Path) -> KerasLayers:
     """All layers of a file.
 
     Raises:
-        ModelError: it is damaged, or was not written by Keras.
+        ModelError: the file is damaged, or was not written by Keras.
         MissingDependencyError: h5py is not installed.
     """
     h5py = require("h5py")

@@ -35,7 +35,7 @@ def tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, di
         lowercase: whether texts are lowercased first.
 
     Raises:
-        ModelError: it is no such model, of another algorithm, or lacks a special token.
+        ModelError: the file is no such model, of another algorithm, or lacks a special token.
     """
     try:
         fields = fields_of(file.read_bytes())

@@ -23,7 +23,7 @@ class Variable:
         hugging_face: the weight's name in transformers.
         axes: of its shape in the checkpoint.
         transposed: whether the weight has these exchanged, as kernels do.
-        identity: whether it may be missing: it is then the matrix of ones on the diagonal, or a bias of zeros.
+        identity: whether the variable may be missing: then it is ones on the diagonal, or a bias of zeros.
     """
 
     google: str

@@ -13,7 +13,7 @@ class NezhaConfig(BertConfig):
 
     Attributes:
         max_relative_position: the distance, in tokens, that all beyond it count as.
-        max_position_embeddings: tokens that it was trained with; it has no table of positions.
+        max_position_embeddings: tokens that it was trained with; NEZHA has no table of positions.
     """
 
     model_type = "nezha"
@@ -28,7 +28,7 @@ class NezhaConfig(BertConfig):
         """Refuse what no NEZHA is.
 
         Raises:
-            ValueError: it says what arrived and what fits.
+            ValueError: the message says which value arrived and which fits.
         """
         super().validate_architecture()
         if self.max_relative_position < 1:

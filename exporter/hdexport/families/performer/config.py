@@ -88,7 +88,7 @@ class PerformerConfig(PreTrainedConfig):
         """Refuse settings that are not computed here, and configurations of no Performer.
 
         Raises:
-            ValueError: it says what arrived and what fits.
+            ValueError: the message says which value arrived and which fits.
         """
         for name in ("dim_head", "ff_mult"):
             if getattr(self, name) < 1:

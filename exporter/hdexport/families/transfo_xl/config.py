@@ -75,7 +75,7 @@ class TransfoXLConfig(PreTrainedConfig):
         """Refuse configurations of no Transformer-XL, or of one that its code never computed.
 
         Raises:
-            ValueError: it says what arrived and what fits.
+            ValueError: the message says which value arrived and which fits.
         """
         for name in ("d_embed", "d_head", "d_inner", "div_val"):
             if getattr(self, name) < 1:

@@ -90,7 +90,7 @@ class _Attention(torch.nn.Module):
             self.qkv_net.weight[part * self.width : (part + 1) * self.width] for part in range(3)
         )
         text = normalised.narrow(1, seen.shape[1] - tokens, tokens)
-        # The positions depend on constants only: a runtime computes them once. They are cut to the text after that.
+        # The positions depend on constants only: a runtime computes them once. The slice of the text follows.
         positions = self.r_net(waves.to(states.dtype)).unflatten(1, (self.config.n_head, -1)).transpose(0, 1)
         query, key, value = (
             self._heads(text, of_query),

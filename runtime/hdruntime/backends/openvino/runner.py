@@ -69,7 +69,7 @@ class OpenVinoRunner(EqualLengthRunner):
         BackendUnavailableError: OpenVINO does not find the device, the device does not compute in the precision, or the
             bundle has no such graph.
         BackendError: OpenVINO cannot load the graph.
-        OutOfMemoryError: there is too little memory for it.
+        OutOfMemoryError: there is too little memory for the graphs.
         BundleCorruptError: the graph differs from its manifest.
     """
 
@@ -144,7 +144,7 @@ class _Model:
 
     Raises:
         BackendError: OpenVINO cannot read the graph.
-        OutOfMemoryError: there is too little memory for it.
+        OutOfMemoryError: there is too little memory for the graph.
         BundleCorruptError: the graph differs from its manifest.
     """
 
@@ -168,7 +168,7 @@ class _Model:
 
         Raises:
             BackendError: OpenVINO cannot compile it.
-            OutOfMemoryError: there is too little memory for it.
+            OutOfMemoryError: there is too little memory for the graph.
         """
         with self._loading():
             compiled = self._core.compile_model(self._model, self._device, self._options)
