@@ -115,7 +115,7 @@ def _measured(model_type: str, options: argparse.Namespace) -> dict[str, Any]:
                 lengths=options.lengths,
             )
         except SystemExit as stopped:
-            # What `compare` says of a process that ends badly, and of a wrong answer.
+            # The message of `compare` on a process that ends badly, and on a wrong answer.
             reason = str(stopped.code)
             return {"benchmark": "cpu.families", "model_type": model_type, "failed": reason}
     return result

@@ -38,7 +38,7 @@ from hdruntime.backends.openvino.devices import chosen_device, new_core
 _KEEPERS = ("bundle-onnxruntime", "bundle-openvino", "bundle-arena", "onnxruntime", "openvino")
 _ARENA = "without-arena"
 _LENGTHS = (16, 128, 512, 1024, 2048)
-"""In tokens, of the calls with and without the arena, besides the long text."""
+"""Tokens of the calls with and without the arena, besides the long text."""
 
 _SHORT_LENGTHS = (16, 128)
 """Tokens of the short texts, in turn."""
@@ -73,7 +73,7 @@ def flat_targets() -> list[Target]:
 
 
 def grown_by(run: Run, calls: int) -> dict[str, Any]:
-    """What resident memory grows by in the last fifth of calls with texts of random lengths."""
+    """The growth of resident memory in the last fifth of calls with texts of random lengths."""
     lengths = np.random.default_rng(0).integers(1, _MOST_RANDOM_TOKENS + 1, calls)
     resident, latencies, cpu = [], [], []
     for number, tokens in enumerate(lengths, start=1):

@@ -37,7 +37,7 @@ HEAD_DIM = 64
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
-    """What all three models have."""
+    """Settings of all three models."""
     parser.add_argument("--hidden-size", type=int, default=768, help="of heads of 64")
     parser.add_argument("--layers", type=int, default=4)
 

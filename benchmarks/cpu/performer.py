@@ -23,7 +23,7 @@ _FAVOR = "favor"
 _TOLERANCE = 1e-3
 _WARM_UP_TOKENS = 1024
 _LINEAR = 5.5
-"""For four times the tokens; 16 would be quadratic."""
+"""Most times as long for four times the tokens; 16 would be quadratic."""
 
 
 def main() -> int:

@@ -182,7 +182,7 @@ def _interleaved(call: Call, bare: Call, *, times: int) -> dict[str, Any]:
     for _ in range(3):
         ours, theirs = call(), bare()
     if any((ours[name] != theirs[name]).any() for name in theirs):
-        sys.exit("The session's answer is not that of the bare call.")
+        sys.exit("The session's answer is not the bare call's.")
     runs, overheads = [], []
     for number in range(times):
         # The second finds the first one's leavings in the caches.
@@ -213,7 +213,7 @@ def _sentence_transformer(checkpoint: Path, threads: int) -> Callable[[list[str]
 
 
 def _fastest_batch_size(encode: Callable[[list[str], int], object], texts: Sequence[str]) -> dict[str, Any]:
-    """On runs of neighbours in length, whose batches are as little padded as the batches of all texts."""
+    """Measured on runs of neighbours in length, whose batches are as little padded as the batches of all texts."""
     by_length = sorted(texts, key=len)
     starts = range(_LARGEST_BATCH, len(by_length), 5 * _LARGEST_BATCH) if len(by_length) > _LARGEST_BATCH else [0]
     some = [text for start in starts for text in by_length[start : start + _LARGEST_BATCH]]

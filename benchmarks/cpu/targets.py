@@ -62,7 +62,7 @@ _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "nn
 
 Ids = npt.NDArray[np.int64]
 Run = Callable[[Ids], npt.NDArray[np.float32]]
-"""From ids, [1, tokens], to vectors, [1, tokens, hidden]."""
+"""A model's run: from ids, [1, tokens], to vectors, [1, tokens, hidden]."""
 
 
 class Figure(str, Enum):
@@ -119,7 +119,7 @@ def run_cases(
 
     Args:
         case_figures: from the options, among which `case` and `models`, the line that the process of one case prints.
-        comparison: from the options, what `compare` is given besides; it saves what all cases read in the empty folder
+        comparison: from the options, the arguments of `compare`; it saves files that all cases read in the empty folder
             `models`.
     """
     parser.add_argument("--rounds", type=int, default=5)

@@ -243,7 +243,7 @@ def _fenced(text: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where packages are kept unless another folder is named."""
+    """The folder where packages are kept unless another one is named."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hdexport-benchmarks" / "debian"
 
 

@@ -32,7 +32,7 @@ class Facts:
         digest: of its documents and queries.
         model: its name.
         max_len: tokens of the extended bundles.
-        runner: what computed them.
+        runner: that computed them.
     """
 
     corpus: str
@@ -62,7 +62,7 @@ class Line:
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> Line:
-        """From a line of the file."""
+        """Read a line of the file."""
         return Line(Facts(**line["facts"]), line["variant"], line["build"], line["ranks"], line)
 
     @property

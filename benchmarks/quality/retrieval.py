@@ -97,7 +97,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """As tables have it."""
+        """The variant's name in tables."""
         return self._name_in_float32 + (f", {self.precision}" if self.precision != "float32" else "")
 
     @property

@@ -37,7 +37,7 @@ _SHORTEST_CHARACTERS = 2500
 """Shorter pages have fewer than 512 tokens."""
 
 _BAR = re.compile(r"^( *)\| ?", re.MULTILINE)
-"""What pydoc puts before the lines of a class."""
+"""The part that pydoc puts before the lines of a class."""
 
 
 def main() -> int:

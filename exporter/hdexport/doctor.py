@@ -112,7 +112,7 @@ class Finding:
         part: the part of the machine.
         status: the finding.
         detail: version, name or reason.
-        fix: what to type to repair it; None where nothing is to be done.
+        fix: the command that repairs it; None where nothing is to be done.
     """
 
     part: str

@@ -96,7 +96,7 @@ class BundleModel:
     def max_seq_length(self) -> int:
         """Tokens that a text is cut to, special tokens included; the first text that is cut causes a warning.
 
-        By default it is what ``hdexport build --max-len`` asked for, else the model's own number. Set it to another
+        By default it is the value of ``hdexport build --max-len``, else the model's own number. Set it to another
         number, to ``"model"`` for the model's own, or to ``"bundle"`` for all that the bundle serves.
 
         Raises:
@@ -114,7 +114,7 @@ class BundleModel:
         return self._tokenizer.whole
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the session: another process loads the bundle again, from the directory where it lies."""
+        """All attributes but the session: another process loads the bundle again, from the directory where it lies."""
         return {name: value for name, value in vars(self).items() if name != "_session"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ class BundleModel:
 
     def _check_call(self, batch_size: int | None, device: object) -> None:
         if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for what is fastest.")
+            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for the fastest.")
         self._check_device(device)
 
     def _check_device(self, device: object) -> None:
@@ -245,7 +245,7 @@ class TwoSidedModel(BundleModel):
         return self.encode(inputs, prompt_name, prompt, *arguments, **self._options_of_side(side), **options)
 
     def _options_of_side(self, side: str) -> dict[str, Any]:
-        """What `encode` takes for queries or documents beside their prompt."""
+        """Options of `encode` for queries or documents beside their prompt."""
         return {}
 
 

@@ -53,7 +53,7 @@ class CrossEncoder(BundleModel):
     """A loaded bundle that scores pairs of texts. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or what :func:`open_bundle` returned; its task is text-classification.
+        bundle: its directory, or the result of :func:`open_bundle`; its task is text-classification.
         max_length: see `max_seq_length`; None for its default.
         activation_fn: makes scores of logits: ``sigmoid``, ``softmax``, ``identity``, or a function of PyTorch's
             tensors, as ``torch.nn.Sigmoid()``. None: the model's own, else ``sigmoid`` for one label and ``identity``

@@ -46,7 +46,7 @@ class MultiVectorEncoder(TwoSidedModel):
     """A loaded bundle that gives a vector for each token. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or what :func:`open_bundle` returned; its task is token-similarity.
+        bundle: its directory, or the result of :func:`open_bundle`; its task is token-similarity.
         query_length, document_length: see the properties; None for their defaults.
         max_seq_length: the same for texts that are neither; None for its default.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.

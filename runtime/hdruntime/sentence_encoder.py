@@ -59,7 +59,7 @@ class SentenceEncoder(BundleModel):
     """A loaded bundle that encodes texts. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or what :func:`open_bundle` returned.
+        bundle: its directory, or the result of :func:`open_bundle`.
         pooling: ``mean``, ``cls``, ``max``, ``lasttoken``, ``weightedmean`` or ``mean_sqrt_len_tokens`` of the token
             vectors, for a bundle of the task feature-extraction (default
             ``mean``). One of the task sentence-similarity has its model's own pooling, and takes None.
@@ -286,7 +286,7 @@ def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooli
         chosen = Pooling(pooling)
     except ValueError:
         valid = ", ".join(f"'{each.value}'" for each in Pooling)
-        raise InputError(f"pooling is {pooling!r}; it must be {valid}, or None for what the bundle has.") from None
+        raise InputError(f"pooling is {pooling!r}; it must be {valid}, or None for the bundle's own.") from None
     if not is_needed:
         raise InputError(
             f"pooling is {chosen.value!r}, but this bundle pools as its model does.\n"

@@ -244,8 +244,8 @@ class Session(BatchSession):
     ) -> list[list[Entity]]:
         """The entities of every text, for bundles of token-classification.
 
-        The groups are those that transformers' pipeline makes. A text that is split is one text: each token has its
-        label from the piece in which it sees most of the text, and an entity on both sides of a cut is one, which the
+        Entities are grouped as by transformers' pipeline. A text that is split is one text: each token has its label
+        from the piece in which it sees most of the text, and an entity on both sides of a cut is one, which the
         pipeline cuts.
 
         Args:

@@ -48,7 +48,7 @@ class SparseEncoder(TwoSidedModel):
     """A loaded bundle that gives sparse vectors. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or what :func:`open_bundle` returned; its task is sparse-similarity.
+        bundle: its directory, or the result of :func:`open_bundle`; its task is sparse-similarity.
         max_active_dims: most values of a vector that are kept, the largest; None for the model's own number, which
             mostly is all.
         max_seq_length: see the property; None for its default.
@@ -264,7 +264,7 @@ def _checked_vectors(embeddings: Any) -> list[SparseVector]:
 
 
 def _dense(embeddings: Any) -> Any:
-    """With their zeros; a vector alone stays alone."""
+    """Dense vectors of sparse ones; a vector alone stays alone."""
     if not _is_sparse(embeddings):
         return embeddings.to_dense() if hasattr(embeddings, "to_dense") else embeddings
     return embeddings.dense() if isinstance(embeddings, SparseVector) else stacked(embeddings)

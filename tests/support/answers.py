@@ -45,10 +45,10 @@ def assert_answers(
     Args:
         bundle: a `TinyBundle`, or a `TracedModel`.
         feeds: its inputs; the attention mask says which tokens are real.
-        expected: name of each output -> values of all tokens; those at padding are not looked at.
+        expected: name of each output -> values of all tokens; values at padding are not looked at.
         atol: largest error of a value.
         cosine: compare directions instead, by this smallest cosine.
-        graphs: ``portable``, ``session`` or both; of a `TracedModel`, what PyTorch computes.
+        graphs: ``portable``, ``session`` or both; of a `TracedModel`, PyTorch's results.
         case: names the case in a failure.
     """
     if bundle.manifest.dtype == "bfloat16":

@@ -47,7 +47,7 @@ class Clipped(Layer):
         return (texts, self.heads, queries, 2 * self.reach + 1)
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
-        """As of every operator."""
+        """Keys in view, as for every operator."""
         feeds = {
             "scores_by_distance": torch.zeros(self.numbers_shape(1, tokens)),
             "values_by_distance": torch.zeros(2 * self.reach + 1, tokens),

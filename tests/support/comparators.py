@@ -1,4 +1,4 @@
-"""Comparisons that tests assert with; what each must refuse is in test_comparators.py."""
+"""Comparisons that tests assert with; test_comparators.py has the answers that each must refuse."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Disentangled(Layer):
         return ("key_mask", "position_keys", "position_queries", *self.constants)
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
-        """As of every operator."""
+        """Keys in view, as for every operator."""
         table = torch.zeros(self.heads, self.number_rows, 1)
         feeds = {
             "key_mask": torch.ones(1, tokens, dtype=torch.bool),

@@ -23,7 +23,7 @@ _kept: OrderedDict[tuple[object, ...], np.ndarray] = OrderedDict()
 def exact_answer(
     node: Layer, inputs: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float64, **changes: Any
 ) -> np.ndarray:
-    """By the definition, computed in that dtype; `changes` are attributes and inputs.
+    """The answer by the definition, computed in that dtype; `changes` are attributes and inputs.
 
     The same node with the same bytes is not asked again: a definition in float64 takes most of the time of a test.
     """

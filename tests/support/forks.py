@@ -60,7 +60,7 @@ class Fork:
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, minus the signal that killed it; None while it runs."""
+        """The process' exit code, minus the signal that killed it; None while it runs."""
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
@@ -73,7 +73,7 @@ class Fork:
         self._process.join()
 
     def errors(self) -> str:
-        """Its stderr so far."""
+        """The process' stderr so far."""
         return os.pread(self._stderr.fileno(), 2**20, 0).decode()
 
     def finished(self, timeout: float = 600) -> subprocess.CompletedProcess[str]:

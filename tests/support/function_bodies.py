@@ -122,7 +122,7 @@ def operators_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Counter[str]:
 
 
 def nodes_within(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Its nodes, and the nodes of its branches and loops."""
+    """A graph's nodes, and the nodes of its branches and loops."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

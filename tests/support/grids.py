@@ -1,4 +1,4 @@
-"""Which cases of a grid every run tries."""
+"""The cases of a grid that every run tries."""
 
 from __future__ import annotations
 

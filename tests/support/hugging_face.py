@@ -158,7 +158,7 @@ class HuggingFace:
         encoder.embed_positions = table
 
     def _extend_reformer(self, max_len: int, alpha: float) -> None:
-        """In float64, too, but for hashes: in float32 its -1e5 for a token's own key leaves weights two decimals."""
+        """In float64, too, but for hashes: the -1e5 for a token's own key leaves float32 weights two decimals."""
         config, embeddings = self.model.config, self.model.base_model.embeddings
         with torch.inference_mode():
             every = torch.arange(config.max_position_embeddings)[None]

@@ -58,14 +58,14 @@ class Interpreter:
         return self.run(_sorted, hashes, buckets, spans)
 
     def plan(self, token_kind: torch.Tensor, *, global_bound: int) -> torch.Tensor:
-        """What `plan_keys` writes for [batch, tokens]: [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
+        """The plan of `plan_keys` for [batch, tokens]: [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
         return self.run(_plan, token_kind, global_bound)
 
 
 def guarded(
     run: Callable[..., None], inputs: Inputs, sizes: Mapping[str, int]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """What `run` wrote into an output and workspaces, and that it wrote to nothing else."""
+    """The values that `run` wrote into an output and workspaces, and that it wrote to nothing else."""
     query = next(iter(inputs.values()))
     guarded_out = torch.full((query.numel() + 2 * _GUARD,), torch.nan, dtype=query.dtype)
     out = guarded_out[_GUARD:-_GUARD].view(query.shape)

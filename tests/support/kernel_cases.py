@@ -37,7 +37,7 @@ from support.lsh_operator import Lsh
 from support.sparse_operators import PADDINGS, SparseLayer, Window, token_kinds
 
 _DTYPES = ("float32", "float16")
-"""Not bfloat16: Triton 3.9's interpreter multiplies its bit patterns as integers."""
+"""Types without bfloat16: Triton 3.9's interpreter multiplies its bit patterns as integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> 
 def right_answers(
     layer: SparseLayer, inputs: Inputs, dtype: torch.dtype = torch.float64, **changes: Any
 ) -> torch.Tensor:
-    """By the definition."""
+    """The answer by the definition."""
     states = [inputs[name].nan_to_num().to(dtype) for name in layer.operator.state_names]
     return layer.by_definition(states, inputs, **changes)
 

@@ -1,4 +1,4 @@
-"""What several tests read and is slow to make, made once for all workers of a run, or for all runs."""
+"""Files that several tests read and that are slow to make, made once for all workers of a run, or for all runs."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Relative(Layer):
         ]
 
     def looked_at(self, tokens: int, global_tokens: int = 0, *, memory: int = 0, **changes: torch.Tensor) -> int:
-        """As of every operator; `memory` tokens are remembered."""
+        """Keys in view, as for every operator; `memory` tokens are remembered."""
         kinds = np.ones(memory + tokens, np.int32)
         return self.heads * sum(len(self.keys_by_hand(kinds, tokens, query)) for query in range(tokens))
 

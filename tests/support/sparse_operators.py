@@ -174,7 +174,7 @@ class SparseLayer(Layer):
         """
 
     def keys_of(self, states: Mapping[str, np.ndarray]) -> np.ndarray:
-        """What queries, the first states, are multiplied with: [batch, heads, tokens, head_dim]."""
+        """The factor of queries, the first states: [batch, heads, tokens, head_dim]."""
         return states["key"]
 
     def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -244,7 +244,7 @@ class Description:
     wrong: Callable[[Any], Sequence[SparseLayer]]  # of a measured node, nodes that must not pass for it
     # of a node and an order, how many nodes of some types its body has
     counts: Callable[[Any, BlockOrder], Mapping[str, int]]
-    names: Mapping[SparseLayer, str]  # nodes and what their bodies are called
+    names: Mapping[SparseLayer, str]  # nodes and the names of their bodies
     bodiless: Sequence[tuple[SparseLayer, str]]  # nodes and the message that refuses a body for them
     # nodes that share a model of two bodies, and the error allowed, as measured
     chain: tuple[Sequence[SparseLayer], float]
@@ -359,7 +359,7 @@ WINDOWS = Description(
         (Window(left=1, right=1, dilation=(1, -2)), _NO_STEP),
         (Window(left=1, right=1, bound=-1), _NEGATIVE),
     ],
-    # Measured 1.7e-6: three layers hold what one holds.
+    # Measured 1.7e-6: three layers hold as much as one.
     chain=(
         (
             Window(left=3, right=3, bound=5),

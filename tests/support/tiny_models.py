@@ -320,7 +320,7 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
             elif "relative_attention_bias" in name:
                 parameter.normal_(std=1.0)
             elif "norm" in name.lower() or name.endswith("lambdas"):
-                least = -0.5 if model_type == "gemma3_text" else 0.5  # what it adds to 1
+                least = -0.5 if model_type == "gemma3_text" else 0.5  # the term that it adds to 1
                 parameter.uniform_(least, least + 1)
                 if "q_norm" in name and model_type == "embedding_gemma2_text":
                     parameter /= 4  # which scales its scores: its heads have 16 numbers

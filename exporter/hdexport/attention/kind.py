@@ -185,7 +185,7 @@ class Decisions(Protocol):
         """Make a graph give its decisions, in place, as further outputs, int64, whose names begin with `DECISION`."""
 
     def watch_openvino(self, model: Any) -> None:
-        """Do to an ``openvino.Model``, read from a lowered graph, what `watch` does to a graph."""
+        """Change an ``openvino.Model``, read from a lowered graph, as `watch` changes a graph."""
 
     def follow(
         self, decisions: Sequence[npt.NDArray[np.int64]], *, row: int, tokens: slice
@@ -193,7 +193,7 @@ class Decisions(Protocol):
         """While this holds, PyTorch's model decides about one text as the graph did.
 
         Args:
-            decisions: those outputs, in order, of a batch.
+            decisions: the watched outputs, in order, of a batch.
             row: of the text in the batch.
             tokens: the row's tokens that PyTorch is given.
         """
@@ -283,7 +283,7 @@ class AttentionKind:
         return None
 
     def problems(self, record: Any, manifest: Manifest) -> Iterator[str]:
-        """What in a record contradicts something else in it or in the manifest; each begins with a key, ``.mode``."""
+        """Contradictions within a record, or to the manifest; each begins with a key, ``.mode``."""
         yield from ()
 
     def read(self, record: Any, bundle: Bundle) -> Setup:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Layers = Callable[[torch.Tensor, Any], torch.Tensor]
-"""(hidden states, what every attention is to get for a mask) -> hidden states."""
+"""(hidden states, the mask for every attention) -> hidden states."""
 
 _RECORDING = "hdexport-recording"
 """Name under which the library's attention interface knows the recorder."""
@@ -82,7 +82,7 @@ def wrap_layers(model: PreTrainedModel, around: Callable[[torch.Tensor, torch.Te
     Args:
         model: whose attention is reached through the library's attention interface.
         around: (hidden states [batch, tokens, width], mask [batch, tokens], bool, the layers) -> hidden states [batch,
-            tokens, hidden_size]. The layers take hidden states and what every attention is to get for a mask.
+            tokens, hidden_size]. The layers take hidden states and the mask for every attention.
     """
     stack = layer_stack(model)
     stack.forward = functools.partial(_forward, stack.forward, around)

@@ -16,7 +16,7 @@ class SpecReader:
 
     Args:
         spec: the whole value of ``--attention``, for messages.
-        parts: what of it is read; None for no part.
+        parts: the parts of it that are read; None for no part.
         names: that a part may have.
         sign: between a part's name and its value.
         example: a whole value, for messages.

@@ -79,7 +79,7 @@ def lowered_graphs(
     That for ONNX Runtime on a GPU and that for texts without padding are only written where they differ.
 
     Args:
-        portable: what `portable_graph` wrote.
+        portable: the result of `portable_graph`.
         directory: of the bundle.
         dtype: of the portable graph.
         layers: of the model.

@@ -72,7 +72,7 @@ def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
         names: of its adapters.
 
     Raises:
-        InputError: the checkpoint has no such adapter; the message lists those there are.
+        InputError: the checkpoint has no such adapter; the message lists its adapters.
     """
     for known in names:
         if _plain(known) == _plain(name):

@@ -52,7 +52,7 @@ class Checkpoint:
 
     Attributes:
         path: the directory.
-        name: what to call the model.
+        name: the model's, in messages and bundles.
         source: where it came from: the directory's name, or ``organisation/name@commit``.
         config: the parsed ``config.json``.
         family: the model family.
@@ -91,7 +91,7 @@ class Checkpoint:
             raise ModelError(
                 f"{self.path / 'config_sentence_transformers.json'} has model_type {shown(saved_from)}; "
                 f"SentenceTransformer, {' and '.join(_TASK_OF_CLASS)} are supported.\n"
-                "Build what its Transformer gives: --task feature-extraction or --task fill-mask"
+                "Build its Transformer alone: --task feature-extraction or --task fill-mask"
             )
         return infer_task(
             list(self.config.get("architectures") or []),
@@ -194,7 +194,7 @@ class Checkpoint:
         return settings
 
     def with_adapter(self, name: str | None) -> Checkpoint:
-        """This checkpoint with an adapter in what `load` gives.
+        """This checkpoint with an adapter in the models of `load`.
 
         Args:
             name: of the adapter; None for none, which is remarked where there are some.
@@ -228,7 +228,7 @@ class Checkpoint:
             raise ModelError(
                 f"{self.path} is scored by logits of a {self.config['model_type']} (LogitScore); those of "
                 f"{', '.join(generator_model_types())} are supported.\n"
-                "Build what its Transformer gives: --task feature-extraction"
+                "Build its Transformer alone: --task feature-extraction"
             )
         run_as = self.run_as(task)
         self._check_task(run_as)
@@ -283,7 +283,7 @@ class Checkpoint:
             )
         raise ModelError(
             f"The task {task.value} of a {self.config['model_type']} {self.family.why_not_other_tasks}.\n"
-            f"Build what its encoder gives: --task {tasks[0].value}"
+            f"Build its encoder alone: --task {tasks[0].value}"
         )
 
 
@@ -353,7 +353,7 @@ def _read(path: Path, *, name: str, source: str) -> Checkpoint:
         path, remarks, kept = converted.path, (*remarks, *converted.remarks), (kept, converted.kept)
         adapter, converted = converted.adapter or adapter, arranged(path)
     remarks += tuple(
-        f"{head.name} is left out: a bundle gives what that classifier takes, and not what it says."
+        f"{head.name} is left out: a bundle gives the vectors that the classifier takes, and not its labels."
         for head in sorted(path.glob(_SETFIT_HEAD))
     )
     config = read_config(path, family_of=family_of)

@@ -150,7 +150,7 @@ def _label(value: object) -> object:
 
 
 def file_key(settings: PreTrainedConfig, name: str) -> str:
-    """The key in ``config.json`` of what every configuration has: DistilBERT's layers are ``n_layers``."""
+    """The key in ``config.json`` of an attribute of every configuration: DistilBERT's layers are ``n_layers``."""
     return str(settings.attribute_map.get(name, name))
 
 
@@ -162,7 +162,7 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
     ):
         raise ModelError(
             f"{file} has architectures {shown(architectures)}, which is not a list of names.\n"
-            'Set it to what the model is, e.g. "architectures": ["BertModel"], or leave it out.'
+            'Set it to the name of the model\'s class, e.g. "architectures": ["BertModel"], or leave it out.'
         )
     for key, value in _values(config):
         if isinstance(value, float) and not math.isfinite(value):
@@ -178,7 +178,7 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
     for key, most in _LIMITS.items():
         value = config.get(key)
         if isinstance(value, (int, float)) and value > most:
-            raise ModelError(f"{file} has {key} {value}; the most is {most}.\nSet it to what the weights have.")
+            raise ModelError(f"{file} has {key} {value}; the most is {most}.\nSet it to the number in the weights.")
 
 
 def _values(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:

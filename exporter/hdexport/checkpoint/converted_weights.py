@@ -1,4 +1,4 @@
-"""Weights by the names and shapes that transformers loads them with, where those in the files are of other code.
+"""Weights by the names and shapes that transformers loads them with, where the files have other code's names.
 
 transformers renames and splits the weights of some model types while it loads them: NomicBERT's ``attn.Wqkv`` is three
 projections there. Its own rules are applied to names and shapes alone.

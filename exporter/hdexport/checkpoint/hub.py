@@ -46,7 +46,7 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
     """The model's files, downloaded where they are not in the cache yet.
 
     Args:
-        model: what to download. Files of a commit that are in the cache are not requested again: commits do not change.
+        model: the model. Files of a commit that are in the cache are not requested again: commits do not change.
         allow_pickle: also download ``*.bin`` into the folders without safetensors.
 
     Returns:
@@ -67,14 +67,14 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
 
 
 def cached_snapshot(model: HubModel) -> Path | None:
-    """Where the files of a commit are in the cache; None where they are missing, or the revision is not a commit."""
+    """The cached files of a commit; None where they are missing, or the revision is not a commit."""
     if model.revision is None or not _COMMIT.fullmatch(model.revision):
         return None
     return local_snapshot(model)
 
 
 def local_snapshot(model: HubModel) -> Path | None:
-    """Where the files of a model are in the cache, as of its last download; None where they are missing."""
+    """The cached files of a model, as of its last download; None where they are missing."""
     hub = require("huggingface_hub")
     from huggingface_hub.errors import HFValidationError
 

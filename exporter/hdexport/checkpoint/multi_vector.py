@@ -36,7 +36,7 @@ _CONFIG = "config_sentence_transformers.json"
 _STANFORD_CONFIG = "artifact.metadata"
 
 _MODEL_TYPES = ("MultiVectorEncoder", "ColBERT")
-"""What `_CONFIG` of sentence-transformers and of PyLate calls them."""
+"""Names in `_CONFIG` of sentence-transformers and of PyLate."""
 
 _STANFORD = "HF_ColBERT"
 """The architecture of Stanford's ColBERT."""
@@ -79,7 +79,7 @@ class _Lengths:
 
 @dataclass(frozen=True, kw_only=True)
 class _PyLate:
-    """What PyLate writes to `_CONFIG`; other keys change nothing here."""
+    """Keys that PyLate writes to `_CONFIG`; other keys change nothing here."""
 
     model_type: str | None = None
     query_prefix: str | None = None
@@ -191,7 +191,7 @@ def multi_vector_settings(model: LateInteraction, tokenizer: Any, *, path: Path)
     """A model's settings, its words as ids of a tokenizer.
 
     Args:
-        model: what `late_interaction` found.
+        model: the result of `late_interaction`.
         tokenizer: the checkpoint's, in transformers.
         path: of the checkpoint, for messages.
 
@@ -286,7 +286,7 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...], values: Mapping[s
         raise ModelError(
             f"{path} chains the modules {', '.join(module.kind for module in chain)}; for vectors of tokens, a "
             "Transformer followed by Dense, Normalize and one MultiVectorMask is supported.\n"
-            "Build what its Transformer gives: --task feature-extraction"
+            "Build its Transformer alone: --task feature-extraction"
         )
     prefixes = {"query": saved.query_prefix, "document": saved.document_prefix}
     prompts = {name: text or "" for name, text in (saved.prompts or {}).items()}
@@ -326,7 +326,7 @@ def _check_vectors(file: Path, kind: str) -> None:
     if (found := reads_and_writes(file, default=default)) != {TOKENS}:
         raise ModelError(
             f"{file} reads and writes {', '.join(sorted(map(shown, found)))}; of a model of late interaction, only "
-            f"{TOKENS} is supported.\nBuild what its Transformer gives: --task feature-extraction"
+            f"{TOKENS} is supported.\nBuild its Transformer alone: --task feature-extraction"
         )
 
 

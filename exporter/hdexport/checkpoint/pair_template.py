@@ -158,7 +158,7 @@ def _check(render: _Render, template: PairTemplate, prompt: str, query: str, doc
         rendered = f"{type(error).__name__}: {error}"
     if rendered != template.write(query, document, prompt=prompt).text:
         raise ModelError(
-            "The checkpoint's chat template does not write all texts in the same way, and a bundle has what stands "
-            f"around them: the query {shown(query)}, the document {shown(document)} and the prompt {shown(prompt)} "
+            "The checkpoint's chat template does not write all texts in the same way, and a bundle has only the text "
+            f"around them: the query {shown(query)}, the document {shown(document)}, the prompt {shown(prompt)} "
             f"are written as {shown(rendered)}.\n{_ADVICE}"
         )

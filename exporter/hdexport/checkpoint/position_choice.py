@@ -1,4 +1,4 @@
-"""Which positions, and which factor of the queries, a build takes where the user leaves that open."""
+"""The positions, and the factor of the queries, that a build takes where the user leaves them open."""
 
 from __future__ import annotations
 

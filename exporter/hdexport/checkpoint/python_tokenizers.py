@@ -77,7 +77,7 @@ def _of_words(tokenizer: Any) -> Tokenizer:
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
     converted = Tokenizer(models.WordLevel(tokenizer.get_vocab(), unk_token=tokenizer.unk_token))
-    # What Python's str.split() takes for a space.
+    # The characters that Python's str.split() takes for spaces.
     converted.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\x1c-\x1f]+"), behavior="removed")
     whole = getattr(tokenizer, "unique_no_split_tokens", [])
     converted.add_tokens([AddedToken(word, normalized=False) for word in whole])

@@ -42,7 +42,7 @@ _MODES = {
 """Flag of ``1_Pooling/config.json`` -> the mode's name, in the order in which results are concatenated."""
 
 TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extraction"
-"""What to do about a chain that is not supported."""
+"""The advice on a chain that is not supported."""
 
 TOKENS, SCORES = "token_embeddings", "scores"
 """sentence-transformers' names of the vectors of a text's tokens, and of a cross-encoder's logits."""
@@ -101,7 +101,7 @@ class LogitScore:
 
 
 def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
-    """What ``modules.json`` of a checkpoint lists, in order; empty without the file.
+    """The modules that ``modules.json`` of a checkpoint lists, in order; empty without the file.
 
     Raises:
         ModelError: the file cannot be read, or names a folder outside of the checkpoint.

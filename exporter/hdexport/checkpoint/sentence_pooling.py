@@ -112,7 +112,7 @@ class TokenLayers(Head):
         """
         for layer in self.layers:
             token_embeddings = layer(token_embeddings)
-        # A product would make NaN of what padding may hold.
+        # A product would make NaN of a NaN in the padding.
         return torch.where(attention_mask.unsqueeze(-1) > 0, token_embeddings, 0.0)
 
 
@@ -323,7 +323,7 @@ def _layer_norm(
 def _dense(
     folder: Path, config: dict[str, Any], width: int, *, instead: str, allow_pickle: bool
 ) -> tuple[torch.nn.Module, int]:
-    # Tanh is what sentence-transformers takes where none is named; code of the checkpoint's own is not run.
+    # sentence-transformers takes Tanh where none is named; code of the checkpoint's own is not run.
     named = str(config.get("activation_function", "torch.nn.Tanh"))
     activation = named.rpartition(".")[2]
     if activation not in _ACTIVATIONS or not named.startswith("torch."):

@@ -84,7 +84,7 @@ class _Config:
 
 @dataclass(frozen=True, kw_only=True)
 class _TokensConfig(_Config):
-    """The same of a model of late interaction, whose vectors are tokens'."""
+    """The same keys for a model of late interaction, whose vectors are tokens'."""
 
     similarity_fn_name: str | None = None  # type: ignore[assignment]
 

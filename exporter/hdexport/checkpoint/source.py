@@ -1,4 +1,4 @@
-"""Where a checkpoint came from, as a bundle says it, and where it is found again by that."""
+"""The source of a checkpoint, as a bundle says it, and how it is found again by that."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class SpladePooling(Head):
         return self._weights(kept.amax(dim=1).float())
 
     def _weights(self, logits: torch.Tensor) -> torch.Tensor:
-        """In place: all tokens' weights are large."""
+        """Weights of logits, computed in place: all tokens' are large."""
         weights = logits.relu_().log1p_()
         return weights.log1p_() if self.activation == "log1p_relu" else weights
 
@@ -105,7 +105,7 @@ def splade_pooling(path: Path, *, hidden_size: int | None = None, allow_pickle: 
         raise ModelError(
             f"{path} chains the modules {', '.join(kinds)}; for sparse vectors, a Transformer with the task fill-mask "
             "followed by a SpladePooling is supported.\n"
-            "Choose a SPLADE model of that form, or build what its Transformer gives: --task feature-extraction"
+            "Choose a SPLADE model of that form, or build its Transformer alone: --task feature-extraction"
         )
     file = path / modules[1].folder / "config.json"
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _directories: weakref.WeakSet[tempfile.TemporaryDirectory[str]] = weakref.WeakSet()
-"""All that are in use."""
+"""All temporary directories in use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,6 @@ def temporary_directory(original: Path) -> tuple[Path, tempfile.TemporaryDirecto
 
 
 def remove_converted() -> None:
-    """Remove all converted checkpoints, for a process that ends without what Python does when it ends."""
+    """Remove all converted checkpoints, for a process that ends without Python's own clean-up."""
     for kept in list(_directories):
         kept.cleanup()

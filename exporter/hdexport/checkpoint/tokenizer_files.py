@@ -86,7 +86,7 @@ def first_special_id(checkpoint: Checkpoint) -> int | None:
 
 
 def read_tokenizer(path: Path) -> Any:
-    """A checkpoint's tokenizer in transformers, with what sentence-transformers changes of it; None without one.
+    """A checkpoint's tokenizer in transformers, with sentence-transformers' changes; None without one.
 
     Raises:
         ModelError: its files cannot be read, or no ``tokenizer.json`` gives its ids.
@@ -161,7 +161,7 @@ def _files(path: Path, kind: Any) -> list[Path]:
     raise ModelError(
         f"{path} holds {found} of a tokenizer; "
         + (f"transformers' {kind.__name__} reads {wanted}, or {_FILE}" if wanted else f"{_FILE} is read")
-        + f".\nPut what is missing there, or build for token ids: {_NO_TOKENIZER}"
+        + f".\nPut the missing files there, or build for token ids: {_NO_TOKENIZER}"
     )
 
 

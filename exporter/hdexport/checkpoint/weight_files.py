@@ -37,7 +37,7 @@ class StoredWeight:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it can be computed with as it is; weights of 8 bits need scales that are stored elsewhere."""
+        """Whether the weight can be computed with as it is; weights of 8 bits need scales that are stored elsewhere."""
         return self.dtype in _FLOATING
 
 

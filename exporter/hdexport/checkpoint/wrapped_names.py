@@ -54,7 +54,7 @@ def unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path)
         if len(prefixes) > 1:
             raise ModelError(
                 f"{path} holds the weights of several models, whose names begin with {' and '.join(prefixes)}.\n"
-                "Keep those of one of them: load the file, select them, and save them with save_pretrained()."
+                "Keep one model's weights: load the file, select them, and save them with save_pretrained()."
             )
         if prefixes:
             return Unwrapping(prefix=prefixes[0], instead=instead)

@@ -21,7 +21,7 @@ from hdruntime.errors import HdexportError
 from hdruntime.optional import missing_dependency
 
 COMMANDS = ("build", "rebuild", "extend", "tune", "inspect", "verify", "run", "quality", "bench", "package", "doctor")
-"""Each is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
+"""Each command is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
 
 
 class _ShowVersion(argparse.Action):

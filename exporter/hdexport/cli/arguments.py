@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from hdexport.quantize.options import Int8Options
 
 BACKENDS = tuple(backend.value for backend in Backend)
-"""Their names, as options take them."""
+"""Backends' names, as options take them."""
 
 PRECISIONS = tuple(precision.value for precision in Precision)
-"""Likewise, the precisions that a CPU computes in."""
+"""Names of the precisions that a CPU computes in."""
 
 _ABSOLUTE_PATH = re.compile(r"(?<=[=:,])/[^=:,]*?([^/=:,]*)/*(?=$|[=:,])")
 """An absolute path as a value in an argument; its last part is the group."""

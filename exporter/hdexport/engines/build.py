@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 ENGINES_FOLDER = "engines"
-"""In a bundle: one engine for each flavour, with its passport."""
+"""Folder of a bundle with one engine for each flavour, and its passport."""
 
 _LOWERED_FILE = "tensorrt.onnx"
 
@@ -46,7 +46,7 @@ class EngineOptions:
 
 
 class EngineBuilder:
-    """Builds engines; refuses what cannot be built on this machine before any work is done.
+    """Builds engines; refuses engines that cannot be built on this machine before any work is done.
 
     Args:
         options: which engines.

@@ -252,7 +252,7 @@ def _config_loader(
 
 
 def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[ProfileShape]) -> EngineError:
-    """TensorRT's complaint, and what to do."""
+    """TensorRT's complaint, and the remedy."""
     text = "\n".join(messages) or str(error)
     complaint = _PROFILE_COMPLAINT.search(text)
     if complaint:

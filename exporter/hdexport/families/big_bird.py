@@ -1,4 +1,4 @@
-"""BigBird: blocks of tokens see those around them, the first, the last, and random ones, which may count again."""
+"""BigBird: blocks of tokens see the blocks around them, the first, the last, and random ones, which may count again."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _forward(
     position_ids: torch.Tensor | None = None,
     **_: Any,
 ) -> BaseModelOutputWithPoolingAndCrossAttentions:
-    """The model's forward without what Hugging Face's attention needs: padding to blocks, masks, a switch by length."""
+    """The model's forward without steps for Hugging Face's attention: padding to blocks, masks, a switch by length."""
     hidden_states = model.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
 
     def layers(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

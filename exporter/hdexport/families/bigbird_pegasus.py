@@ -55,7 +55,7 @@ class _Layer(torch.nn.Module):
 def _forward(
     encoder: Any, spec: BlockSparse | None, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
 ) -> BaseModelOutput:
-    """The encoder's forward without what Hugging Face's attention needs; see `hdexport.families.big_bird`."""
+    """The encoder's forward without steps for Hugging Face's attention; see `hdexport.families.big_bird`."""
     hidden_states = encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape)
 
     def layers(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

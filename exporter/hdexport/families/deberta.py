@@ -163,7 +163,7 @@ def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor,
     """
     states = model.deberta(input_ids, attention_mask=attention_mask, **others).last_hidden_state
     is_first = attention_mask * (attention_mask.cumsum(1) == 1)  # [batch, tokens]
-    # A product would make NaN of what padding may hold.
+    # A product would make NaN of a NaN in the padding.
     nothing = torch.zeros((), dtype=states.dtype, device=states.device)
     first = torch.where(is_first.unsqueeze(-1) == 1, states, nothing).sum(1, keepdim=True)  # [batch, 1, width]
     return SequenceClassifierOutput(logits=model.classifier(model.pooler(first)))
@@ -189,7 +189,7 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 def _of_config(config: Mapping[str, Any]) -> Family:
-    """By whether tokens have positions besides distances.
+    """The family by whether tokens have positions besides distances.
 
     Raises:
         ModelError: the heads are mixed with each other, or the model is of the first version and has such positions.

@@ -1,4 +1,4 @@
-"""LongT5's encoder: T5's layers, whose tokens see those around them and, if transient-global, sums of blocks of all."""
+"""LongT5's encoder: T5's layers, whose tokens see near tokens and, if transient-global, sums of blocks of all."""
 
 from __future__ import annotations
 

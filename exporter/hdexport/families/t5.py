@@ -99,7 +99,7 @@ def run_layers(stack: Any, hidden_states: torch.Tensor, mask: Any) -> BaseModelO
     Args:
         stack: the library's encoder.
         hidden_states: of `wide_states`.
-        mask: what every attention is given.
+        mask: the mask of every attention.
     """
     for layer in stack.block:
         hidden_states = layer(hidden_states, mask)

@@ -22,7 +22,7 @@ class Unsupported:
 
     Attributes:
         reason: why not, as the end of a sentence.
-        nearest: what can, as the end of a sentence.
+        nearest: the nearest type that is supported, as the end of a sentence.
     """
 
     reason: str

@@ -146,7 +146,7 @@ def _classify(
     place, last = mask.cumsum(1) * mask, mask.sum(1, keepdim=True)
     read = {"last": place == last, "first": place == 1, "mean": mask == 1}[model.sequence_summary.summary_type]
     weights = (read & (mask == 1)).unsqueeze(-1).float()  # [batch, tokens, 1]
-    # A product would make NaN of what padding may hold.
+    # A product would make NaN of a NaN in the padding.
     chosen = torch.where(weights > 0, states.float(), 0.0)
     summary = chosen.sum(1) / weights.sum(1).clamp(min=1)
     head = model.sequence_summary

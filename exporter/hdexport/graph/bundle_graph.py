@@ -37,7 +37,7 @@ def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = Non
     try:
         model = cast("onnx_ir.Model", ir.load(path))
         inputs, outputs = _interface(model.graph.inputs), _interface(model.graph.outputs)
-    except Exception as error:  # what protobuf, onnx and onnx_ir raise has no class in common
+    except Exception as error:  # errors of protobuf, onnx and onnx_ir have no class in common
         raise BundleCorruptError(
             f"The graph {graph.file} of {bundle.path} cannot be read: {error}.\nBuild the bundle again."
         ) from error

@@ -92,7 +92,7 @@ def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bo
 
 
 def leave_layers_out_of_openvino(model: Any, results: LayerResults) -> bool:
-    """Do to an ``openvino.Model`` what `leave_layers_out_of_graph` does to a graph."""
+    """Change an ``openvino.Model`` as `leave_layers_out_of_graph` changes a graph."""
     values = {name: value for node in model.get_ops() for value in node.outputs() for name in value.get_names()}
     if not all(name in values for pair in results.replacements for name in pair):
         return False

@@ -131,7 +131,7 @@ def _with_tensors(values: list[Any], tensors: Sequence[torch.Tensor]) -> list[An
 
 
 def _describe_layer(layer: torch.nn.Module) -> Hashable:
-    """Its description, and which of its weights are tied: the graph has one value of them."""
+    """A layer's description, and which of its weights are tied: the graph has one value of them."""
     seen: dict[int, int] = {}
     ties = tuple(seen.setdefault(id(weight), len(seen)) for weight in _weights(layer))
     return _describe(layer), ties

@@ -124,7 +124,7 @@ def _dynamic_shapes(module: GraphModule) -> dict[str, Any]:
 
 
 def _root_cause(error: BaseException) -> str:
-    """What went wrong first; the exporter wraps it in pages of advice on changing the model's code."""
+    """The first error; the exporter wraps it in pages of advice on changing the model's code."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"

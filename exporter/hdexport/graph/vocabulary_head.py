@@ -49,7 +49,7 @@ def sampled_head(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[list[
 
 
 def sampled_graph(model: ir.Model, output: str, vocab_size: int) -> bool:
-    """Make a graph give logits [batch, samples, vocabulary], and what their projection is given, in place.
+    """Make a graph give logits [batch, samples, vocabulary], and their projection's input, in place.
 
     Args:
         model: whose output is made of its last projection by nothing but a bias and a cast.
@@ -90,7 +90,7 @@ def sampled_graph(model: ir.Model, output: str, vocab_size: int) -> bool:
 
 
 def sampled_openvino_model(model: Any, output: str, vocab_size: int) -> bool:
-    """Do to an ``openvino.Model`` what `sampled_graph` does to a graph."""
+    """Change an ``openvino.Model`` as `sampled_graph` changes a graph."""
     import numpy as np
 
     opset = require("openvino.opset13")

@@ -55,9 +55,9 @@ def _nothing_to_adapt(model: PreTrainedModel) -> None:
 
 
 def _types_of_pairs(config: Any, task: Task) -> bool:
-    """All tokens of a sentence have one type, and a table of one row leaves no choice."""
+    """Types matter in pairs only: a sentence's tokens have one type, and a table of one row leaves no choice."""
     types: int = config.to_dict().get("type_vocab_size", 0)
-    # What sentence-transformers puts after a model reads single texts.
+    # A module that sentence-transformers puts after a model reads single texts.
     return model_task(task) is task and types > 1
 
 
@@ -72,7 +72,7 @@ class OwnAttention:
         adapt: called in place of `Family.adapt`: with the model, and the kind's setup.
         remember: makes the library's own model look at the memories of the kind's setup, and leave them, in place; None
             where the kind has no memories.
-        memories: for a configuration and a task, what else a model remembers than the kind says, if it has memories.
+        memories: for a configuration and a task, other memories of a model than the kind's, if it has any.
     """
 
     kind: str
@@ -117,7 +117,7 @@ class _OfCheckpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfPositions:
-    """Where a family's models have the positions of their tokens: here a table that counts from row 0.
+    """Facts about the positions of tokens in a family's models: here a table that counts from row 0.
 
     Attributes:
         learned_positions: whether there is a table of positions; without one, as with rotary positions, any length is

@@ -98,7 +98,7 @@ def text_ends(attention_mask: torch.Tensor) -> torch.Tensor:
 
 
 def remembered(memory: torch.Tensor, states: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """The memory after a call: as many of the last tokens as there were, of those before and the call's own.
+    """The memory after a call: as many of the last tokens as there were, of the memory before and the call's own.
 
     Padding behind a text is not among them: the memory is the one that the text alone would leave.
 

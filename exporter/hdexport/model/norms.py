@@ -62,7 +62,7 @@ def float32_norm(module: torch.nn.Module) -> torch.nn.Module | None:
     """A module that takes the place of a normalisation; None for any other module.
 
     Normalisations by the root mean square are known by what all of the library's have, and nothing else has: a weight
-    without a bias, and a ``variance_epsilon``. Those that differ in that are known by name.
+    without a bias, and a ``variance_epsilon``. Normalisations that differ in that are known by name.
     """
     if isinstance(module, torch.nn.LayerNorm):
         return _Float32LayerNorm(module)

@@ -62,7 +62,7 @@ table is a small part of a bundle: 64 MiB is below the vocabulary table of a bas
 
 
 class Scheme(str, Enum):
-    """Where the rows after the checkpoint's last come from."""
+    """The source of the rows after the checkpoint's last."""
 
     HIERARCHICAL = "hierarchical"
     """Hierarchical decomposition: n rows give n * n different ones."""
@@ -270,7 +270,7 @@ def _check_table(table: np.ndarray, first_row: int) -> int:
 
 
 def _shifts(rows: np.ndarray, first: np.ndarray, alpha: float) -> np.ndarray:
-    """Like `rows`, float64: what hierarchical decomposition adds to each position of the runs 0, 1, ..."""
+    """Like `rows`, float64: the terms of hierarchical decomposition for each position of the runs 0, 1, ..."""
     return float(alpha) / (1.0 - float(alpha)) * (rows - first)
 
 

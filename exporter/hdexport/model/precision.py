@@ -21,7 +21,7 @@ class Precision(str, Enum):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The same type in PyTorch."""
+        """The type in PyTorch."""
         dtype: torch.dtype = getattr(torch, self.value)
         return dtype
 
@@ -72,7 +72,7 @@ def _check_range(model: torch.nn.Module, precision: Precision) -> None:
     if outside:
         advice = "The checkpoint holds infinite or NaN weights."
         if precision is Precision.FLOAT16:
-            advice = "Build with --bf16, whose range is that of float32."
+            advice = "Build with --bf16, which has the range of float32."
         raise ExportError(
             f"{len(outside)} weights do not fit {precision.value} (at most {largest:.6g}): "
             f"{', '.join(outside[:5])}.\n{advice}"

@@ -75,7 +75,7 @@ def stretch_rotary(model: PreTrainedModel, factor: float) -> None:
 
 
 def use_stretched_rotary(model: PreTrainedModel, factor: float) -> None:
-    """The same by the library's own code, from a changed configuration: the reference of a bundle."""
+    """Stretch rotary positions by the library's own code, from a changed configuration: the reference of a bundle."""
     base: Any = model.base_model
     _parameters(model)["rope_theta"] *= factor
     base.rotary_emb = type(base.rotary_emb)(model.config)

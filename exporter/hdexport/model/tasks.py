@@ -34,7 +34,7 @@ class Task(str, Enum):
     TOKEN_CLASSIFICATION = "token-classification"
     QUESTION_ANSWERING = "question-answering"
     TEXT_SCORING = "text-scoring"
-    """The log-probability of each token after those before it."""
+    """The log-probability of each token after the tokens before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class TaskTraits:
 
     Attributes:
         auto_class: class of ``transformers`` that loads a checkpoint for it; None where it is `made_of` another.
-        made_of: the task whose model is run, before what `hdexport.checkpoint.heads` adds; None for its own.
+        made_of: the task whose model is run, before the modules of `hdexport.checkpoint.heads`; None for its own.
         architectures: endings of names of architectures that were made for it.
         has_labels: whether the checkpoint's ``id2label`` names its logits.
         vectors: whether texts or tokens have dense vectors, by which texts are compared; None for neither.

@@ -71,7 +71,7 @@ def similarities_of_ways(
     by_trained = split_encodings(
         [document.whole for document in documents], max_len=min(trained, manifest.max_len), stride=0, is_pair=False
     )
-    # The first piece of a split text is what truncation leaves of it.
+    # The first piece of a split text is the part that truncation leaves.
     pieces = {
         Way.TRUNCATED: [split.pieces[:1] for split in by_trained],
         Way.SPLIT: [split.pieces for split in by_trained],

@@ -1,4 +1,4 @@
-"""What reading long texts whole does to retrieval with a user's bundles and texts."""
+"""The effect of reading long texts whole on retrieval with a user's bundles and texts."""
 
 from __future__ import annotations
 

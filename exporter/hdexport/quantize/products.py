@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _OF_A_LAYER = re.compile(r"\.\d+\.")
-"""In a weight's name, the number of its layer. Heads have none, nor does ``Gemm`` stand elsewhere:
+"""The number of a layer in a weight's name. Heads have none, nor does ``Gemm`` stand elsewhere:
 they read one vector of a text, and their result is the answer."""
 
 

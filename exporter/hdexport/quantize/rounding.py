@@ -199,7 +199,7 @@ def _widened(statistics: Statistics, split: Split | None) -> tuple[WideArray, Wi
 
 
 def round_weight(statistics: Statistics, activation: ActivationScale, weight: FloatArray) -> Int8Weight:
-    """Round a weight, channel by channel: the following channels take over what rounding changed in the product.
+    """Round a weight, channel by channel: the following channels make up for the change of the product by rounding.
 
     Args:
         statistics: of the activation, for which channels vary together.

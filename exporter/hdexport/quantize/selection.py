@@ -1,4 +1,4 @@
-"""Which products of an int8 graph are left float, by what each changes in the answers."""
+"""The products of an int8 graph that are left float, chosen by their changes of the answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WARNED_COSINE = 0.998
 """A user is told of a worst cosine below it."""
 
 _LEAST_TOKEN_COSINE = 0.996
-"""Likewise of the worst token's vector, which verification holds to 0.995: sessions in OpenVINO round the rest, too,
+"""The same for the worst token's vector, which verification holds to 0.995: sessions in OpenVINO round the rest, too,
 and another token is the worst then."""
 
 _FEW_TOKENS = 16
@@ -181,7 +181,7 @@ def _losses(found: FloatArray, exact: FloatArray) -> npt.NDArray[np.float64]:
 
 
 def _tokens_hold(bundle: Bundle, found: Sequence[FloatArray], exact: Sequence[FloatArray]) -> bool:
-    """Whether answers hold what verification asks of them, and vectors of tokens somewhat more."""
+    """Whether answers hold verification's tolerances, and vectors of tokens somewhat more."""
     for spec, actual, expected in zip(bundle.manifest.answers, found, exact, strict=True):
         of_tokens = spec.has_tokens_axis
         compared = compare_output(

@@ -84,7 +84,7 @@ def chosen_split(
 
     Args:
         rows: [tokens, channels], of an activation.
-        shares: [tokens], what each counts; their sum is 1.
+        shares: [tokens], the weight of each; their sum is 1.
         weights: [channels, outputs] each, that it is multiplied with.
         headroom: by how much ranges are widened for other texts.
 

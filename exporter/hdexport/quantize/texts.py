@@ -186,7 +186,7 @@ def _behind_padding(bundle: Bundle, texts: Sequence[IntArray]) -> list[tuple[int
     """A few tokens from within texts, behind every size of padding that the model's length allows, and the token that
     begins texts, alone, there and where half of a long text and all of it end.
 
-    Positions that are made of two learned ones are larger than those, most of all where one is the last.
+    Positions that are made of two learned ones are larger than learned ones, most of all where one is the last.
     """
     generator, longest = np.random.default_rng(0), bundle.manifest.max_len
     within = np.concatenate([text[1:-1] for text in texts])

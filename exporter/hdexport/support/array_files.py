@@ -24,7 +24,7 @@ def load_arrays(path: Path) -> Any:
 
 @contextlib.contextmanager
 def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
-    """Translate what NumPy raises.
+    """Translate NumPy's errors.
 
     Args:
         option: that names the file, with a space behind it, for the message.

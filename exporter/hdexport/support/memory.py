@@ -28,7 +28,7 @@ _OUT_OF_MEMORY = (
     "out of memory",
     "unable to allocate",
 )
-"""What PyTorch, ONNX Runtime, CUDA, NumPy, C++ and the kernel say where memory was short, in lower case."""
+"""Words of PyTorch, ONNX Runtime, CUDA, NumPy, C++ and the kernel where memory was short, in lower case."""
 
 # Files of control groups, versions 1 and 2: the limit, the usage, and the usage's reclaimable part.
 _GROUP_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

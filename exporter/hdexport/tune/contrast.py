@@ -126,7 +126,7 @@ class Contrast(Objective):
         return losses[is_own].sum() + (others - others.detach())
 
     def _drawn(self, live: list[int], random: np.random.Generator) -> torch.Tensor:
-        """[texts], indices of the texts of a softmax: those that were run, and of the others as many as fit."""
+        """[texts], indices of the texts of a softmax: the texts that were run, and of the others as many as fit."""
         others = self._numbers.clone()
         others[live] = 0
         drawn = torch.from_numpy(random.permutation(others.nonzero()[:, 0].numpy())[:MOST_OTHERS])

@@ -43,7 +43,7 @@ class Objective(ABC):
         return {}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Remember what another process saw."""
+        """Restore another process' memory."""
         assert not state
 
 

@@ -27,7 +27,7 @@ class Loss(str, Enum):
 
 
 class Trained(str, Enum):
-    """Which weights are trained."""
+    """The weights that are trained."""
 
     POSITIONS = "positions"
     """The rows of the position table after the checkpoint's."""

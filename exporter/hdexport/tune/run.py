@@ -196,7 +196,7 @@ def _write(
 def _identity(
     checkpoint: Checkpoint, corpus: Corpus, options: TuneOptions, loss: Loss, choice: PositionChoice
 ) -> Identity:
-    """What another run must share to continue; minutes, steps and learning rate may differ."""
+    """Options that another run must share to continue; minutes, steps and learning rate may differ."""
     weights = checkpoint.weight_files(allow_pickle=options.allow_pickle)
     return {
         "the version of hdexport": importlib.metadata.version("hdexport"),

@@ -88,7 +88,7 @@ def opened_tune_folder(output: Path, identity: Identity, *, restart: bool) -> It
     """The folder of a tuning, for this process alone; a folder in which nothing was saved is removed.
 
     Args:
-        output: what will be written.
+        output: the checkpoint to write.
         identity: of the tuning.
         restart: discard the state that is there.
 

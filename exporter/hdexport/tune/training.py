@@ -168,7 +168,7 @@ class _Training:
     def _require_finite(self, what: str, value: float) -> None:
         if math.isfinite(value):
             return
-        kept = f"What was learnt before is kept in {self._folder.path}. " if self._folder.has_state else ""
+        kept = f"The last saved state is kept in {self._folder.path}. " if self._folder.has_state else ""
         raise NonFiniteOutputError(
             f"The {what} is {value} in step {self.outcome.steps + 1}: training diverged, and nothing was written.\n"
             f"{kept}Use a lower learning rate: the same command with --lr {self._options.learning_rate / 4:g}"

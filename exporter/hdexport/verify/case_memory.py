@@ -81,7 +81,7 @@ def scores_bytes(graphs: GraphSet, case: Case, manifest: Manifest, *, cuts_paddi
     """Memory of one layer's attention scores, in a graph or in PyTorch: the larger of both.
 
     Args:
-        graphs: what runs.
+        graphs: the graphs that run.
         case: the input.
         manifest: of the bundle.
         cuts_padding: whether the runtime runs the graph, which cuts padding off.

@@ -98,7 +98,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """All outcomes.
+    """All outcomes of a verification.
 
     Attributes:
         grid: the grid of the cases.
@@ -220,7 +220,7 @@ def compare_case(
     """Compare the real tokens of each row.
 
     Args:
-        graphs: what answered.
+        graphs: the graphs that answered.
         case: the input.
         manifest: of the bundle.
         expected: of each row, PyTorch's outputs: name -> [real tokens or samples, ...], without the batch axis.

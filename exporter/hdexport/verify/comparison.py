@@ -88,7 +88,7 @@ class Rounding:
 
 
 def _across(cosine: float) -> float:
-    """By how much of its length a vector is off across it that has that cosine."""
+    """Part of its length by which a vector of that cosine is off across it."""
     return math.sqrt(2 * (1 - cosine))
 
 
@@ -113,7 +113,7 @@ SCORES = ("logits", "start_logits", "end_logits", "log_probabilities")
 """Outputs whose values are read against each other, along the last axis; all others hold vectors."""
 
 _MASKED_SCORE = 1e4
-"""By how much a score is below the largest of its row if the model masked it; it is not part of the spread."""
+"""Least difference of a masked score from the largest of its row; masked scores are not part of the spread."""
 
 
 _SLICE_VALUES = 2**18
@@ -254,7 +254,7 @@ def _compare_slices(
 
 
 def joined(parts: Sequence[Comparison]) -> Comparison:
-    """One comparison of what several found about parts of the same output; at least one."""
+    """One comparison of several about parts of the same output; at least one."""
     not_finite = [part for part in parts if part.max_abs_error == float("inf")]
     return Comparison(
         max_abs_error=max(part.max_abs_error for part in parts),

@@ -18,7 +18,7 @@ from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.tasks import TASKS
 
 _RANDOM_SAMPLES = 8
-"""Tokens of a batch whose logits are compared besides those at boundaries."""
+"""Tokens of a batch whose logits are compared besides the tokens at boundaries."""
 
 
 def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]]:
@@ -56,7 +56,7 @@ def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]
 def sampled_tokens(case: Case, base: int) -> IntArray:
     """[samples], ascending: the tokens of a batch whose logits are compared where not all of them fit in memory.
 
-    The first, middle and last of each row, those around the checkpoint's positions, and some at random.
+    The first, middle and last of each row, the tokens around the checkpoint's positions, and some at random.
 
     Args:
         case: the input.

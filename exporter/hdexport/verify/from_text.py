@@ -135,7 +135,7 @@ def _why_not(reference: Reference, theirs: str | None, task: Task, grid: Grid) -
     if task is Task.TEXT_SCORING:
         return "transformers has no such model any more"
     if reference.facts.decisions is not None:
-        return "PyTorch must follow what a graph decides"
+        return "PyTorch must follow a graph's decisions"
     if theirs is None:
         return None
     if grid is Grid.QUICK:

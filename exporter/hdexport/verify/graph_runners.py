@@ -49,7 +49,7 @@ def runner(
 ) -> Iterator[Run]:
     """Run graphs: lowered ones and engines as users do, through the runtime; the portable one as it is.
 
-    What cannot be loaded raises its error in every run, so that each case has a reason.
+    A graph that cannot be loaded raises its error in every run, so that each case has a reason.
 
     A graph whose decisions are asked for gives them as further outputs, and runs as it is. So does a graph without
     its repeated layers.

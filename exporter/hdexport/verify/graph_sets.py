@@ -44,7 +44,7 @@ class GraphSet:
 
     @property
     def name(self) -> str:
-        """In reports and in the manifest: the files, and the precision where they do not tell it."""
+        """Name in reports and in the manifest: the files, and the precision where they do not tell it."""
         if self.engine is not None:
             return self.engine.file
         files = " and ".join(graph.file for graph in self.graphs)
@@ -78,8 +78,8 @@ def graph_sets(
 
     Args:
         manifest: of the bundle.
-        asked: what to compute in; None for float32, for bfloat16 if the bundle is of half precision, which sessions
-            are then loaded with unless told otherwise, and for the precisions that it has graphs for.
+        asked: the precisions to compute in; None for float32, for bfloat16 if the bundle is of half precision, which
+            sessions are then loaded with unless told otherwise, and for the precisions that it has graphs for.
         leave_out: called with a sentence for each graph and precision that is not run.
     """
     is_half = manifest.dtype != Precision.FLOAT32.value

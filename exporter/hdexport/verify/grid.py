@@ -18,7 +18,7 @@ _BATCH_TOKENS = 65
 
 
 class Grid(str, Enum):
-    """Which cases a verification goes through."""
+    """The cases of a verification."""
 
     QUICK = "quick"
     """About ten cases, each a boundary: as many as a build can afford."""
@@ -46,7 +46,7 @@ class Case:
         return len(self.lengths)
 
     def real(self, length: int) -> slice:
-        """Where the real tokens of a row of that length are."""
+        """The place of the real tokens of a row of that length."""
         return slice(self.tokens - length, None) if self.padding == "left" else slice(0, length)
 
 

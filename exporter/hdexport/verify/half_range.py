@@ -33,7 +33,7 @@ _LIMIT = 65504.0
 """Float16's largest number."""
 
 _CLOSE = 0.25
-"""Part of the limit from which on a value is close to it: other texts may have larger ones than those looked at."""
+"""Part of the limit from which on a value is close to it: other texts may have larger values."""
 
 _SHORT_TOKENS = 32
 
@@ -49,7 +49,7 @@ _INFINITE = 0x7C00
 _SLICE = 2**22
 """Weights that are looked at in one go."""
 
-_ADVICE = "Build with --bf16, whose range is that of float32."
+_ADVICE = "Build with --bf16, which has the range of float32."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class RangeCheck:
 
     Attributes:
         record: for the manifest; None where the bundle is not float16.
-        problem: why the bundle must not be used, and what to do; None where all values fit.
+        problem: why the bundle must not be used, and the remedy; None where all values fit.
     """
 
     record: HalfRange | None = None
@@ -185,7 +185,7 @@ def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
 
 
 def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray]) -> list[_Magnitude]:
-    """In the order of the graph; its outputs last, if they are not finite."""
+    """Magnitudes in the order of the graph; its outputs last, if they are not finite."""
     watched, sums = watch_magnitudes(model)
     run = single_text_runner(bundle, model)
     outputs = [of.output for of in watched]

@@ -44,7 +44,7 @@ class Reference:
     Args:
         module: the model.
         vocab_size: ids are below it.
-        pad_token_id: what padding on the left holds.
+        pad_token_id: of padding on the left.
         positions_shift: whether padding before a text shifts its positions.
         classifies_first: whether a classifier reads the token at index 0, padding or not.
         special_ids: that no text has.
@@ -87,7 +87,7 @@ class Reference:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model of transformers, without what hdexport adds."""
+        """The model of transformers, without hdexport's additions."""
         return self._module.model
 
     @property

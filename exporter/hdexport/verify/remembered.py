@@ -37,7 +37,7 @@ class PastTexts:
 
     Args:
         specs: the memories of the bundle.
-        leaves: tokens of a past text, and of the memory -> what PyTorch leaves after it, with a batch axis.
+        leaves: tokens of a past text, and of the memory -> the memory that PyTorch leaves after it, with a batch axis.
         longest: tokens that a past text and the case's may have in all; None for any number.
     """
 
@@ -85,7 +85,7 @@ def _sizes(specs: Sequence[InputSpec]) -> tuple[int, int]:
 
 
 def there(spec: InputSpec, expected: Outputs) -> npt.NDArray[np.bool_] | slice:
-    """What of a memory's first axis is compared: the tokens that are there, or all of it.
+    """The part of a memory's first axis that is compared: the tokens that are there, or all of it.
 
     Args:
         spec: of the memory.

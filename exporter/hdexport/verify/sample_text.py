@@ -1,4 +1,4 @@
-"""Real text to run a model on: what Python's own documentation says, in the bundle's tokens."""
+"""Real text to run a model on: Python's own documentation, in the bundle's tokens."""
 
 from __future__ import annotations
 

@@ -207,8 +207,8 @@ def _that_show_decisions(sets: Iterable[GraphSet], outcomes: _Outcomes) -> Itera
     for graphs in sets:
         if graphs.precision is not Precision.FLOAT32:
             outcomes.leave_out(
-                f"{graphs.name}: not checked: PyTorch must follow what a graph decides where rounding would, and only "
-                "what computes in float32 decides as closely as can be followed"
+                f"{graphs.name}: not checked: PyTorch must follow a graph's decisions where rounding would decide, and "
+                "only graphs in float32 decide as closely as can be followed"
             )
         else:
             yield graphs

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Memories(Protocol):
-    """What some rows remember, kept where the runner computes; memories of tokens have their full size.
+    """The memories of some rows, kept where the runner computes; memories of tokens have their full size.
 
     For one thread at a time. It is freed with the last reference to it.
     """
@@ -44,7 +44,7 @@ class Memories(Protocol):
         """Tokens computed for segments with this mask, int64 [batch, tokens], including all padding."""
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Set what these rows remember to the manifest's defaults, for another document.
+        """Set these rows' memories to the manifest's defaults, for another document.
 
         Raises:
             BackendError: the backend cannot, or is closed.

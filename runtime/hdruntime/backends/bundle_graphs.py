@@ -1,4 +1,4 @@
-"""Which of a bundle's graphs a backend runs."""
+"""The choice of a bundle's graph for a backend."""
 
 from __future__ import annotations
 

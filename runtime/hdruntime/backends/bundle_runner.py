@@ -47,7 +47,7 @@ class BundleRunner(abc.ABC):
         self.max_len = manifest.max_len
 
     def most_rows(self, tokens: int) -> int:
-        """Any number; see :class:`hdruntime.backends.Runner`."""
+        """Any number of rows; see :class:`hdruntime.backends.Runner`."""
         return sys.maxsize
 
     def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:

@@ -145,7 +145,7 @@ def why_unavailable(
     precision: Precision = Precision.AUTO,
     machine: ThisMachine | None = None,
 ) -> str | None:
-    """Why a backend cannot run a bundle, and what to do about it; None if it can.
+    """Why a backend cannot run a bundle, and the remedy; None if it can.
 
     Args:
         bundle: an opened bundle.
@@ -230,8 +230,9 @@ def _require_no_options_of_cpus(backend: Backend, cpu: CpuOptions) -> None:
     require_no_device(backend, cpu)
     if cpu.precision is not Precision.AUTO:
         raise BackendUnavailableError(
-            f"{backend.value} does not take the precision {cpu.precision.value}: on a GPU a bundle computes in what it "
-            "was built in, by --fp16 or --bf16.\nLeave it out, or use the backend openvino or onnxruntime."
+            f"{backend.value} does not take the precision {cpu.precision.value}: on a GPU a bundle computes in the "
+            "precision that it was built in, by --fp16 or --bf16.\n"
+            "Leave it out, or use the backend openvino or onnxruntime."
         )
 
 
@@ -339,7 +340,7 @@ def _steps(bundle: Bundle, backend: Backend, machine: ThisMachine) -> list[str] 
         if builder is None:
             install.append(_INSTALL[flavour])
         elif not install and version_numbers(machine.versions[backend]) < version_numbers(builder):
-            # What TensorRT builds here, an older lean runtime does not run.
+            # An engine that TensorRT builds here, an older lean runtime does not run.
             return ["pip install -U 'hdexport[lean]'"]
     return [*install, shlex.join(_rebuild_command(bundle, backend, machine))]
 

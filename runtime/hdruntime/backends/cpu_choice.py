@@ -68,7 +68,7 @@ def prefers_openvino_here() -> bool:
 
 
 def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tuple[Backend, str]:
-    """What ``auto`` takes on the CPU, and why.
+    """The choice of ``auto`` on the CPU, and why.
 
     Args:
         bundle: an opened bundle.
@@ -96,7 +96,7 @@ def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tup
 
 
 def why_not_on_cpu(bundle: Bundle, backend: Backend, precision: Precision) -> str | None:
-    """Why ``onnxruntime`` or ``openvino`` cannot run a bundle here, and what to do about it; None if it can."""
+    """Why ``onnxruntime`` or ``openvino`` cannot run a bundle here, and the remedy; None if it can."""
     if backend is Backend.OPENVINO:
         against = _against_openvino(bundle, precision)
         if against is not None:
@@ -162,7 +162,7 @@ def require_no_device(backend: Backend, cpu: CpuOptions) -> None:
 
 
 def _against_openvino(bundle: Bundle, precision: Precision = Precision.AUTO) -> tuple[str, str] | None:
-    """Why OpenVINO cannot run a bundle here, and what to do about it; None if nothing speaks against it."""
+    """Why OpenVINO cannot run a bundle here, and the remedy; None if nothing speaks against it."""
     if not is_installed("openvino"):
         return "OpenVINO is not installed here", f"Install it with: {_INSTALL_OPENVINO}"
     if not has_graph(bundle, OPENVINO_LOWERING):

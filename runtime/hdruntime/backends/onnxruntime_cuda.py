@@ -56,7 +56,7 @@ class OnnxRuntimeCudaRunner(GraphRunner):
     backend = Backend.ONNXRUNTIME_CUDA
     prefers_equal_lengths = False
     batch_tokens = 16384
-    """As for engines; not measured on a GPU yet."""
+    """As many as for engines; not measured on a GPU yet."""
 
     def __init__(self, bundle: Bundle, *, gpu: GpuOptions | None = None, threads: int | None = None) -> None:
         gpu = gpu or GpuOptions()

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime on a bundle's graphs, what their runners have in common, and what their errors mean."""
+"""Sessions of ONNX Runtime on a bundle's graphs, common parts of their runners, and the meaning of their errors."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Precision(str, Enum):
     ``float32``. On a GPU, a session computes in the precision that its graph or engine was built in."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    """By OpenVINO; sums, normalisation and softmax stay in float32 where it says so."""
+    """bfloat16 in OpenVINO; sums, normalisation and softmax stay in float32 where it says so."""
     INT8 = "int8"
     """Products with weights in 8 bits, by graphs of its own: ``hdexport build --int8``."""
 

@@ -25,7 +25,7 @@ _LONGEST_SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
 _ANY_KEY = "..."
-"""What msgspec calls any key of a dict."""
+"""msgspec's name for any key of a dict."""
 
 _MOST_LEVELS = 16
 """Lists and objects inside each other; ours have seven."""

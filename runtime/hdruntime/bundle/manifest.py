@@ -261,7 +261,7 @@ class ProfileShape:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFile:
-    """A TensorRT engine; `hdruntime.bundle.passport` has what these mean.
+    """A TensorRT engine; `hdruntime.bundle.passport` explains the fields.
 
     Attributes:
         file: the engine.
@@ -332,7 +332,7 @@ class GraphVerification:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What every `Manifest.verification` is; it may have other keys beside these."""
+    """Keys of every `Manifest.verification`; it may have other keys beside these."""
 
     passed: bool = False
     grid: Literal["quick", "full"] | None = None

@@ -96,7 +96,7 @@ class _AnyFormat:
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
-    """What in a manifest contradicts something else in it, or its task; each begins with a key."""
+    """Contradictions within a manifest, or to its task; each begins with a key."""
     yield from _input_problems(manifest)
     yield from _output_problems(manifest)
     yield from _position_problems(manifest.positions, manifest.max_len)

@@ -72,7 +72,7 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
 
 
 def opened_bundle(bundle: Path | str | Bundle) -> Bundle:
-    """What `open_bundle` gives of a directory; a bundle that is open already stays as it is.
+    """The bundle of a directory by `open_bundle`; a bundle that is open already stays as it is.
 
     Raises:
         BundleError: as of `open_bundle`.
@@ -176,14 +176,14 @@ def _path_inside(directory: Path, relative: str) -> Path:
 
 
 def _blobs_of_snapshot(directory: Path) -> list[Path]:
-    """Where the files of a bundle lie that is in the cache of the Hugging Face Hub: a snapshot links to blobs."""
+    """The files of a bundle in the cache of the Hugging Face Hub, where a snapshot links to blobs."""
     return [parent.parent / "blobs" for parent in directory.parents if parent.name == "snapshots"]
 
 
 def _links_outside(directory: Path, relative: str) -> BundleCorruptError:
     return BundleCorruptError(
         f"The bundle {directory} lists {relative!r}, which is outside the bundle: it is a link, or below one.\n"
-        "Copy the bundle with what its links name: cp -rL BUNDLE COPY"
+        "Copy the bundle with the files that its links name: cp -rL BUNDLE COPY"
     )
 
 

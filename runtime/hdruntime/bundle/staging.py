@@ -111,7 +111,7 @@ def locked_directory(directory: Path, *, wait: bool) -> Iterator[None]:
 
 
 def require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) -> None:
-    """Refuse what `staged_directory` would not replace; for a check before long work.
+    """Refuse a destination that `staged_directory` would not replace; for a check before long work.
 
     Raises:
         OutputExistsError: something is at ``destination`` and may not be replaced.
@@ -178,7 +178,7 @@ def _sibling(destination: Path, kind: str) -> Path:
 
 
 def _remove_stale(destination: Path) -> None:
-    """Remove what killed processes left beside ``destination``."""
+    """Remove directories that killed processes left beside ``destination``."""
     kinds = ["partial"]
     if destination.exists():
         # A process killed between the two renames of the fallback leaves the only copy under this name.

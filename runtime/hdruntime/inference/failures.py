@@ -1,4 +1,4 @@
-"""The errors of rows without a result, which name the row and say what to do."""
+"""The errors of rows without a result, which name the row and the remedy."""
 
 from __future__ import annotations
 

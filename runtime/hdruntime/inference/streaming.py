@@ -253,7 +253,7 @@ class Streams:
         if rows is None:
             rows = self.rows_of(segment)
         if rows < 1:
-            raise InputError(f"rows is {rows}; it must be 1 or more, or None for what suits the backend.")
+            raise InputError(f"rows is {rows}; it must be 1 or more, or None for the backend's default.")
         return Lanes(self._scheduler, self._manifest, rows=rows, segment=segment, outputs=outputs)
 
     def _columns(self, document: Document, number: int | None = None) -> Columns:
@@ -300,7 +300,7 @@ class DocumentStream:
         with self._lock:
             if self._segments is None:
                 raise InputError(
-                    "This is a document whose stream was closed, and what it remembered is gone.\n"
+                    "This is a document whose stream was closed, and its memory is gone.\n"
                     "Begin again with session.stream(document)."
                 )
             try:

@@ -67,7 +67,7 @@ _ATTEMPTS = 100
 
 
 def job_folder_path(output: Path) -> Path:
-    """Where the folder of an output is; for a link, beside its target."""
+    """The folder of an output's job; for a link, beside its target."""
     target = output.resolve()
     return target.with_name(f".{target.name}.job")
 

@@ -73,7 +73,7 @@ def check_place(output: Path, *, force: bool) -> None:
 
 
 def check_job(output: Path, identity: Identity, *, force: bool, restart: bool) -> Saved | None:
-    """Refuse what `opened_job_folder` would refuse, without making or changing anything.
+    """Refuse jobs that `opened_job_folder` would refuse, without making or changing anything.
 
     Returns:
         the job's outcome, if it is done already and its output is there.
@@ -130,7 +130,7 @@ def opened_job_folder(output: Path, identity: Identity, *, restart: bool) -> Ite
 
 
 class JobFolder:
-    """What `opened_job_folder` opens.
+    """The folder that `opened_job_folder` opens.
 
     The results are one file that only grows. A commit brings it to the disk and then atomically replaces the record of
     its length and of where reading continues. So the record never describes results that are not on the disk.
@@ -290,7 +290,7 @@ class JobFolder:
         """Refuse to rely on files that were removed or replaced since they were opened."""
         if not self._files.is_in_place():
             raise HdexportError(
-                f"{self.path}, where the job keeps what is done, was removed or replaced while it ran.\n"
+                f"{self.path}, where the job keeps its rows, was removed or replaced while it ran.\n"
                 "Put it back, or run the same command again: it starts over."
             )
         if self._results is not None and not self._files.holds(RESULTS_FILE, self._results):

@@ -75,7 +75,7 @@ class InputFile:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The file's name, for messages."""
         return self.place.name
 
     def bytes_before(self, offset: int) -> int:

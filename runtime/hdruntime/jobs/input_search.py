@@ -46,7 +46,7 @@ _OTHER_VALUES = {_SPANS: ", or type tokens:256 or sentences", _ROW_ID: ", or num
 def find_inputs(
     names: Sequence[str | Path], *, columns: Columns, input_format: RowFormat | None = None, spool: Path | None = None
 ) -> list[InputFile]:
-    """The files to read, in order: those named, all below directories, and matches of patterns.
+    """The files to read, in order: the named files, files below directories, and matches of patterns.
 
     Checks everything that is known without reading all rows: the files exist, can be opened, and have the columns. A
     file without rows has `rows` 0 and no columns, even if its schema names some; it needs none.

@@ -98,7 +98,7 @@ def plan_job(
     """Do all checks that are possible before a session is loaded or a row is run.
 
     Args:
-        bundle: what will run.
+        bundle: the bundle that will run.
         inputs: files, directories, patterns and URLs, see `find_inputs`; ``-`` is the standard input, which is read
             here.
         output: a .jsonl, .parquet, .npy or .npz file; ``-`` is the standard output.
@@ -321,7 +321,7 @@ def _fields(task: TaskResults, files: Sequence[InputFile], options: JobOptions) 
 
 
 def _vectors_of_model(vectors: VectorOptions, own: SentenceSettings | None) -> VectorOptions:
-    """With the model's number of dimensions by default, as in sentence-transformers."""
+    """The options, with the model's number of dimensions by default, as in sentence-transformers."""
     return replace(vectors, truncate_dim=own.truncate_dim) if own and vectors.truncate_dim is None else vectors
 
 

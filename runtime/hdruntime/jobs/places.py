@@ -102,7 +102,7 @@ class LocalFile:
             raise
 
     def version(self) -> Version:
-        """Its current version."""
+        """The file's current version."""
         status = self.file.stat()
         stamp = (status.st_ino, status.st_ctime_ns)
         return Version(size_bytes=status.st_size, modified=status.st_mtime_ns, stamp=stamp)

@@ -1,4 +1,4 @@
-"""How far a batch job is and what happened so far, as it is reported, saved and read back."""
+"""Progress of a batch job and its counts so far, as they are reported, saved and read back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """What happened to some rows.
+    """The counts of some rows.
 
     Attributes:
         rows: how many, failed ones included.
@@ -132,7 +132,7 @@ def json_from_saved(saved: Saved) -> str:
 
 
 def saved_from_json(text: str | bytes) -> Saved:
-    """What `json_from_saved` wrote.
+    """Read the text of `json_from_saved`.
 
     Raises:
         ValueError: the text is something else.

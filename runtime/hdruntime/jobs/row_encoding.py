@@ -18,7 +18,7 @@ from hdruntime.text.splitting import SplitEncoding, in_one_piece
 from hdruntime.text.tokenization import Encoding, Overflow
 
 _CHARACTERS_PER_TOKEN = 4
-"""For English; affects only the size of windows."""
+"""Characters of a token in English; only the size of windows depends on it."""
 
 _CHUNK_ROWS = 64
 """Rows tokenised together."""

@@ -85,7 +85,7 @@ def _with_partitions(read: _Read, partitions: Mapping[str, object]) -> _Read:
 
 
 def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
-    """What `Position.checksum` would be at an offset of the file as it is now.
+    """The value of `Position.checksum` at an offset of the file as it is now.
 
     Raises:
         InputError: the file cannot be read up to there.
@@ -274,7 +274,7 @@ _READERS = {
 
 
 def _check_id(name: str | None, values: dict[str, Any]) -> str | None:
-    """The reason why a row has no id, and what to do; `name` is None where rows are numbered for want of ids."""
+    """The reason why a row has no id, and the remedy; `name` is None where rows are numbered for want of ids."""
     row_id = values.get(ID if name is None else name)
     if name is None:
         error = None if row_id is None else f"The row has the column {ID!r}, which none of the first rows has."

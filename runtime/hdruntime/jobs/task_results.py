@@ -25,7 +25,7 @@ Values = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions:
-    """What only the results of some tasks have.
+    """Options that only the results of some tasks have.
 
     Attributes:
         aggregation: how tokens are grouped to entities, for token-classification; None: one entity per token.

@@ -35,7 +35,7 @@ _WINDOW_ROWS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions(ResultOptions):
-    """How windows are run, and what their results are.
+    """How windows are run, and the form of their results.
 
     Attributes:
         batch_tokens: maximum tokens per batch, padding included; a longer row runs alone. None: the backend's default.
@@ -123,7 +123,7 @@ class Window:
 
     @property
     def end(self) -> Position:
-        """Where the next window begins."""
+        """The place where the next window begins."""
         return self.rows[-1].end
 
 

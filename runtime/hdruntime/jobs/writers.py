@@ -61,7 +61,7 @@ class ResultFormat(str, Enum):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it holds only vectors and arrays of one number per row."""
+        """Whether the format holds only vectors and arrays of one number per row."""
         return self in (ResultFormat.NPY, ResultFormat.NPZ)
 
 
@@ -362,7 +362,7 @@ def _texts(column: pa.AnyArray) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """A value as text: what JSON writes as a string without its quotation marks, anything else as JSON."""
+    """A value as text: a JSON string without its quotation marks, anything else as JSON."""
     encoded = _json_from_value(value)
     return str(json.loads(encoded)) if encoded.startswith('"') else encoded
 

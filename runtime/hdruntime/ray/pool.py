@@ -26,7 +26,7 @@ _WINDOWS_A_WORKER = 2
 """One window that runs, and one that waits for the first to end."""
 
 _HELD_A_WORKER = 4
-"""Windows in the driver's memory for each worker: those, and results that wait for an earlier one."""
+"""Windows in the driver's memory for each worker: the worker's, and results that wait for an earlier one."""
 
 _MOST_DEATHS = 3
 """The job ends with an error when so many workers died over one window, or while they loaded the bundle."""

@@ -75,7 +75,7 @@ def listed(inputs: object, *, name: str, of: str, example: str) -> list[Any]:
     if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):
         raise InputError(
             f"{name} is of type {type(inputs).__name__}, which has keys or columns; it must be a list of {of}.\n"
-            "Choose what holds them: list(data['text'])"
+            "Choose the part that holds them: list(data['text'])"
         )
     if isinstance(inputs, AnySet):
         raise InputError(

@@ -1,4 +1,4 @@
-"""From token vectors to one vector per text."""
+"""Pooling of token vectors to one vector per text."""
 
 from __future__ import annotations
 

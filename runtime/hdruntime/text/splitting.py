@@ -7,7 +7,7 @@
         whole = merged(split, outputs, specs=session.manifest.outputs, pooling=SplitPooling.MEAN)
 
 Every piece is run by itself: it has special tokens and the prompt, and pieces of a pair the whole first text.
-Nothing is carried from piece to piece. Bundles that remember what came before are streamed instead, see
+Nothing is carried from piece to piece. Bundles that remember earlier tokens are streamed instead, see
 :meth:`hdruntime.Session.stream`.
 """
 
@@ -47,13 +47,13 @@ class SplitPooling(str, Enum):
     """How the pieces' vectors are combined, or their logits if a text has one row of logits."""
 
     MEAN = "mean"
-    """Their mean, each piece weighted by its number of tokens."""
+    """The mean of the pieces' vectors, each weighted by the piece's number of tokens."""
     MAX = "max"
     """The largest value of each dimension."""
 
 
 SUM: Literal["sum"] = "sum"
-"""Their sum, for weights that the model itself sums over the tokens of a text. Callers cannot choose it."""
+"""The sum, for weights that the model itself sums over the tokens of a text. Callers cannot choose it."""
 
 PiecePooling = SplitPooling | Literal["sum"]
 
@@ -202,7 +202,7 @@ def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool)
 
 
 def _range_to_cut(whole: Encoding, sequence: int) -> tuple[int, int]:
-    """Where a text's own tokens are; the special tokens and the prompt are before them, special tokens after them."""
+    """The range of a text's own tokens: special tokens and the prompt are before it, special tokens after it."""
     sequences = whole.sequence_ids
     if sequence not in sequences:
         return 0, 0

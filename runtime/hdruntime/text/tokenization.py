@@ -110,7 +110,7 @@ class TextTokenizer:
         return cls(path, max_len=max_len, template=template, truncation_side=info.truncation_side)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its file: a tokenizer may have many megabytes."""
+        """Pickled by its file: a tokenizer may have many megabytes."""
         new = functools.partial(TextTokenizer, template=self._template, truncation_side=self._side)
         return functools.partial(new, max_len=self.max_len), (self._path,)
 
@@ -132,7 +132,7 @@ class TextTokenizer:
         """Encode texts, or pairs of texts, with their special tokens and without padding.
 
         Args:
-            texts: may be empty strings: those become special tokens only.
+            texts: may be empty strings, which become special tokens only.
             pairs: the second text of each pair, as many as ``texts``.
             overflow: ``truncate`` cuts a text, or the longer of a pair, at the tokenizer's side, and keeps the special
                 tokens; in a pair in a template, the part before the template's end. ``split`` and ``recur`` give the
@@ -270,7 +270,7 @@ def _of_template(item: Any, written: WrittenPair, ending: list[int]) -> Encoding
 
 
 def _ending(tokenizer: Any, template: PairTemplate, prompt: str) -> list[int]:
-    """The ids that a template ends with, found as sentence-transformers finds them: what two pairs' ends share."""
+    """The ids that a template ends with, found as sentence-transformers finds them: the common end of two pairs."""
     first, second = (
         tokenizer.encode(template.write(text, text, prompt=prompt).text, add_special_tokens=False).ids
         for text in ("0", "1 2 3 4")

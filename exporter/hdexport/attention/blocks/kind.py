@@ -125,7 +125,7 @@ class BlocksKind(AttentionKind):
             yield f".mode should be {known} for {record.pattern.value}, not {record.mode.value}"
 
     def read(self, record: BlockSparse, bundle: Bundle) -> BlockSetup:
-        """With the tables and embeddings that are files of the bundle."""
+        """The setup, with the tables and embeddings that are files of the bundle."""
         from hdexport.attention.blocks.setup import read_setup
 
         return read_setup(record, bundle)

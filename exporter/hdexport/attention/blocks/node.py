@@ -54,7 +54,7 @@ def block_sparse_node(
 
 @dataclass(frozen=True)
 class BlockMask:
-    """What block-sparse layers are given for a mask.
+    """The mask of block-sparse layers.
 
     Attributes:
         spec: the attention.
@@ -81,8 +81,8 @@ def block_query_factors(
 ) -> torch.Tensor:
     """The factors of the queries of texts, by the keys that most of a text's queries see.
 
-    One factor serves all queries of a text. Those of global blocks see more keys than it is made for. The global tokens
-    that ``etc`` puts in front are no tokens of a text, and are not counted.
+    One factor serves all queries of a text. Queries of global blocks see more keys than it is made for. The global
+    tokens that ``etc`` puts in front are no tokens of a text, and are not counted.
 
     Args:
         spec: the attention.

@@ -93,8 +93,8 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
 
     Args:
         path: of the arrays ``full_kv_num_blocks`` [1 or heads, blocks] and ``full_kv_indices`` [1 or heads, blocks,
-            most], integers: how many blocks each block of queries sees, and, those first, which. An axis for the batch
-            may stand in front, of size 1. ``kv_num_blocks``, of partial blocks, may be there and 0.
+            most], integers: how many blocks each block of queries sees, and, the seen ones first, which. An axis for
+            the batch may stand in front, of size 1. ``kv_num_blocks``, of partial blocks, may be there and 0.
         heads: of each layer.
         max_tokens: the longest text.
         block_size: tokens of a block.

@@ -263,7 +263,7 @@ def _array_of_bundle(bundle: Bundle, name: str, dtype: str, *, axes: int) -> npt
     try:
         # A copy of mapped arrays: see `load_arrays`.
         values = np.array(load_arrays(path))
-    except Exception as error:  # what NumPy raises of damaged files has no class in common
+    except Exception as error:  # NumPy's errors for damaged files have no class in common
         raise BundleCorruptError(
             f"The file {name} of the bundle {bundle.path} cannot be read: {error}.\nRebuild or copy the bundle again."
         ) from error
@@ -402,7 +402,7 @@ def _read_embeddings(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "an archive"
         raise InputError(
             f"--global-embeddings {file} holds {found}; this model takes float32 {list(shape)}: "
-            "[global tokens, width], what its layers are given for each global token."
+            "[global tokens, width], the input of its layers for each global token."
         )
     if not np.isfinite(values).all():
         raise InputError(f"--global-embeddings {file} holds NaN or infinity.\nTrain, or write, it again.")

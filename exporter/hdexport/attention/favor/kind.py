@@ -123,7 +123,7 @@ class FavorKind(AttentionKind):
         return Boundaries(lengths=frozenset(lengths), first=CHUNK_TOKENS + 1, second=2 * CHUNK_TOKENS + 1)
 
     def keys_of_layers(self, record: FavorAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """As many as a query and a key have features."""
+        """As many keys as a query and a key have features."""
         return [min(tokens, 2 * record.features)] * record.layers
 
     def peer_remark(self, record: FavorAttention) -> str | None:

@@ -31,7 +31,7 @@ class FavorAttention:
 
     @property
     def converted(self) -> bool:
-        """Whether it took the place of dense attention."""
+        """Whether the kind took the place of dense attention."""
         return self.seed is not None
 
 

@@ -32,7 +32,7 @@ _SORTED_BY = "sorting"
 """Name of the buckets in every body of LSHAttention, in it or in its loop."""
 
 _INLINED = re.compile(rf"{_SORTED_BY}(_\d+)?")
-"""The same where bodies are inlined, which numbers their names after the first."""
+"""The same name where bodies are inlined, which numbers names after the first."""
 
 _CLOSE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.2}
 """Type of a bundle -> by how much products may differ that rounding makes equal, relative to the vector's length.
@@ -42,7 +42,7 @@ Products of another token, direction or round differ by about the length.
 
 
 class HashDecisions:
-    """What `hdexport.attention.kind.Decisions` asks for.
+    """The decisions of LSH attention; see `hdexport.attention.kind.Decisions`.
 
     Args:
         record: the attention.

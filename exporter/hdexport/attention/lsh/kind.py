@@ -87,7 +87,7 @@ class LshKind(AttentionKind):
         """Layers need their parts, and chunks are whole."""
         for layer, parts in (("lsh", (record.hashes, record.hashed)), ("local", (record.local,))):
             if layer in record.layers and None in parts:
-                yield f".layers has layers {layer}, and what they are is missing"
+                yield f".layers has layers {layer}, and their record is missing"
         for chunks in (record.hashed, record.local):
             if chunks is not None and record.multiple % chunks.tokens:
                 yield f".multiple {record.multiple} is no multiple of a chunk's {chunks.tokens} tokens"

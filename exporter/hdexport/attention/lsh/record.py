@@ -53,7 +53,7 @@ class LshAttention:
     """Layers whose tokens are sorted by hashes and cut into chunks, and, in a Reformer, layers of chunks unsorted.
 
     Attributes:
-        layers: what each layer is.
+        layers: the kind of each layer.
         hashes: of the layers ``lsh``; None without such layers.
         hashed: the chunks of their sorted tokens; likewise.
         local: the chunks of the layers ``local``; None without such layers.

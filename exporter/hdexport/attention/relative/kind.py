@@ -97,7 +97,7 @@ class RelativeKind(AttentionKind):
         return [tokens] * record.layers
 
     def reference_copies(self, record: RelativeAttention, family: Family, heads: int) -> int:
-        """All of a layer, several times."""
+        """All scores of a layer, several times."""
         return _SCORE_COPIES * heads
 
     def peer_remark(self, record: RelativeAttention) -> str | None:
@@ -118,7 +118,7 @@ class RelativeKind(AttentionKind):
 
 
 def _memories(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
-    """What each layer was given, and which of it is there."""
+    """Each layer's memory, and which of its tokens are there."""
     if not record.memory:
         return ()
     fill = Fill.ONES if record.empty_memory_is_seen else Fill.ZEROS

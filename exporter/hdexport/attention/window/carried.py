@@ -36,7 +36,7 @@ def carried_memories(*, layers: int, width: int, tokens: int, document_tokens: i
 
 @dataclass(frozen=True)
 class CarriedMask:
-    """What windowed layers share: made once for each call, handed from layer to layer as the library's mask is.
+    """The values that windowed layers share: made once for each call, and handed on as the library's mask is.
 
     Attributes:
         window: the tokens that a token sees; without global tokens.

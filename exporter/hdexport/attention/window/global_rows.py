@@ -1,4 +1,4 @@
-"""The rows of global tokens: a few queries that attend to the whole text, put over what their windows gave.
+"""The rows of global tokens: a few queries that attend to the whole text, put over their windows' results.
 
 Everything here is standard operators, [global tokens, tokens] at most: linear in tokens for a bounded number of global
 tokens.
@@ -27,7 +27,7 @@ _MASKED_SCORE = -1.0e30
 
 @dataclass(frozen=True)
 class GlobalRows:
-    """Where the global tokens of each text are.
+    """The places of the global tokens of each text.
 
     Attributes:
         index: [batch, slots], int64. Slots beyond a text's number of global tokens repeat one of them; in a text

@@ -112,7 +112,7 @@ class WindowKind(AttentionKind):
     holds_scores = False
 
     def reads(self, spec: str) -> bool:
-        """Its parts may come in any order."""
+        """Whether a value is this kind's; its parts may come in any order."""
         return spec.partition(":")[0] in _NAMES
 
     def add_arguments(self, group: argparse._ArgumentGroup) -> None:
@@ -202,7 +202,7 @@ class WindowKind(AttentionKind):
         )
 
     def boundaries(self, record: WindowAttention) -> Boundaries | None:
-        """Where a text is no longer than a window reaches, and where windows are cut off on no side."""
+        """Boundaries where a text is no longer than a window reaches, and where windows are cut off on no side."""
         if not record.layers:
             return None
         sides = set(record.sides())

@@ -18,7 +18,7 @@ from hdplugins.operators.sliding_window_attention.reference import sliding_windo
 
 @dataclass(frozen=True)
 class WindowMask:
-    """What windowed layers share: made once, handed from layer to layer as the library's mask is.
+    """The values that windowed layers share: made once, handed from layer to layer as the library's mask is.
 
     Attributes:
         window: the tokens that a token sees.

@@ -35,7 +35,7 @@ MOST_WARM_UP_S = 10.0
 """A warm-up that has taken so long and `STABLE_RUNS` ends, stable or not."""
 
 MOST_WARM_UP_RUNS = 1000
-"""Likewise."""
+"""Most runs of a warm-up."""
 
 _PACKAGES = (
     "hdexport", "numpy", "torch", "transformers", "sentence-transformers", "optimum", "optimum-onnx", "onnxruntime",

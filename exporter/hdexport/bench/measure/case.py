@@ -58,7 +58,7 @@ class CaseSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseFigures:
-    """What one process measured.
+    """The figures of one process.
 
     Attributes:
         latencies_ms: of each timed run, in order.

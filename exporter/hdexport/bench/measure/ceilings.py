@@ -30,7 +30,7 @@ _PRODUCTS = {
 use too, a short product is more likely to run undisturbed once."""
 
 _COPY_BYTES = 2**30
-"""At least twice the last-level cache of any CPU and GPU of today."""
+"""Bytes of a copy: at least twice the last-level cache of any CPU and GPU of today."""
 
 _SHARE_OF_MEMORY = 8
 """A copy's source takes at most this part of the memory that is free."""

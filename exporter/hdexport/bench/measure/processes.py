@@ -55,7 +55,7 @@ class Outcome:
     Attributes:
         status: the ``status`` in the process' output, or else the kind of its end.
         output: the JSON object of the last line that it printed; None unless it ended by itself and printed one.
-        reason: what happened where the status is not ``ok``: the ``reason`` in its output, or its last words.
+        reason: the cause where the status is not ``ok``: the ``reason`` in its output, or its last words.
         peak_rss_bytes: the most resident memory of the process and its children together, seen every 50 ms;
             a page that several share counts for each. 0 where it was never seen, or there is no ``/proc``.
     """
@@ -210,7 +210,7 @@ def _last_json(printed: bytes) -> dict[str, Any] | None:
 
 
 def _last_words(printed: bytes) -> str:
-    """The last lines; of a traceback, the line that says what went wrong."""
+    """The last lines; of a traceback, the line that names the error."""
     lines = [line for line in printed.decode(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith((" ", "Traceback (most recent"))] or lines
     return "\n".join(line.strip()[:_REASON_CHARACTERS] for line in said[-_REASON_LINES:])

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Also if it is the cause of another error."""
+    """Whether an error or its cause says that memory was short."""
     if error is None:
         return False
     if isinstance(error, (MemoryError, OutOfMemoryError)) or says_out_of_memory(f"{type(error).__name__}: {error}"):

@@ -47,11 +47,11 @@ _NOT_COUNTED = frozenset({"Attention", "Conv", "ConvTranspose", "Einsum"})
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one batch takes, at the least.
+    """The least cost of one batch.
 
     Attributes:
-        flops: floating-point operations of all matrix products, 2 for each multiply-add; of attention operators those
-            of the queries and keys that see each other. Softmax, normalisation and activations are not counted.
+        flops: floating-point operations of all matrix products, 2 for each multiply-add; of attention operators, for
+            queries and keys that see each other. Softmax, normalisation and activations are not counted.
         dense_flops: the same, had every attention operator been dense.
         moved_bytes: a lower bound of the traffic on the memory bus: every weight, input and output once, and nothing in
             between, as if all activations stayed in caches. A table that is looked up counts one row per index, or

@@ -152,4 +152,4 @@ FIGURES = (
         is_log=False, fails_high=False, tick_format=".0%",
     ),
 )  # fmt: skip
-"""In the order of the page."""
+"""The figures, in the order of the page."""

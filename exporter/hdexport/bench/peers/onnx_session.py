@@ -20,7 +20,7 @@ from hdruntime.errors import BackendUnavailableError, ExportError
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
 MODEL_FILE = "model.onnx"
-"""In the folder of an export; weights may be beside it."""
+"""File in the folder of an export; weights may be beside it."""
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""

@@ -28,7 +28,7 @@ from hdruntime.optional import require
 
 _TEXTS = 64
 _LONGEST_TEXT = 512
-"""In tokens. The lengths of the texts are spread evenly from an eighth of it."""
+"""Tokens of the longest text; lengths are spread evenly from an eighth of it."""
 
 
 class OpenVinoInt8(OpenVino):

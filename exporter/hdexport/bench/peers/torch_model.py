@@ -45,7 +45,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     PyTorch's scaled_dot_product_attention computes the attention where transformers has it for the model.
 
     Args:
-        folder: what `checkpoint_folder` gave.
+        folder: the result of `checkpoint_folder`.
         half_precision: in the type of the bundle, else in float32.
 
     Raises:
@@ -101,7 +101,7 @@ def open_module(
         run: takes the inputs by name, tensors [batch, tokens] on the case's device.
         manifest: of the bundle whose model it is.
         inputs: name -> [batch, tokens].
-        outputs: from what `run` returns to tensors by the manifest's names.
+        outputs: from the result of `run` to tensors by the manifest's names.
         is_compiled: whether `run` compiles.
     """
     import torch

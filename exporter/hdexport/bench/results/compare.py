@@ -1,4 +1,4 @@
-"""What changed between two benchmarks beyond the noise, and what both runs have no word on."""
+"""Changes between two benchmarks beyond the noise, and facts about which either run has no word."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LEGITIMATE = ("commit", "hdexport", "gpu clock", "gpu memory clock")
 
 
 class ChangeKind(str, Enum):
-    """What of a case changed."""
+    """The figure of a case that changed."""
 
     STATUS = "status"
     LATENCY = "latency"
@@ -88,7 +88,7 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultComparison:
-    """What two benchmarks have to say of each other.
+    """The comparison of two benchmarks.
 
     Attributes:
         changes: beyond the noise; statuses first, then as in the table.
@@ -96,7 +96,7 @@ class ResultComparison:
         before_noise: of the rounds of the first.
         after_noise: of the second.
         drift: None where no case has a latency in both.
-        environment: (name, before, after) of what differs; None where one lacks it.
+        environment: (name, before, after) of each difference; None where one lacks it.
         only_before: cases of the first alone.
         only_after: cases of the second alone.
     """

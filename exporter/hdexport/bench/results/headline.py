@@ -48,7 +48,7 @@ def headline(result: BenchResult) -> str:
 
 
 def caution(result: BenchResult) -> str | None:
-    """What to say where a case has too few rounds to trust a ratio; None where all have enough."""
+    """The caution where a case has too few rounds to trust a ratio; None where all have enough."""
     rounds = min((len(case.latency.rounds_p50_ms) for case in result.cases if case.latency), default=_FEWEST_ROUNDS)
     if rounds >= _FEWEST_ROUNDS:
         return None

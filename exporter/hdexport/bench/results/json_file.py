@@ -26,7 +26,7 @@ def write_result(path: Path, result: BenchResult) -> None:
 
 
 def read_result(path: Path) -> BenchResult:
-    """Read what `write_result` wrote; keys that this version does not know are ignored.
+    """Read the file of `write_result`; keys that this version does not know are ignored.
 
     Args:
         path: the file, or the folder that holds it as `bench.json`.

@@ -47,7 +47,7 @@ class Probe:
     Attributes:
         status: how it ended.
         peak_bytes: the memory that it took; None where it did not get to its end.
-        reason: what happened where the status is not ``ok``.
+        reason: the cause where the status is not ``ok``.
     """
 
     status: Status
@@ -82,7 +82,7 @@ def bytes_from(text: str) -> int:
 
 
 def probe_case(spec: CaseSpec, *, budget_bytes: int, time_limit_s: float) -> Probe:
-    """What one call of a case takes. On a CPU its process is ended as soon as it takes more than the budget."""
+    """The memory of one call of a case. On a CPU its process is ended as soon as it takes more than the budget."""
     probe = dataclasses.replace(spec, expected=None, least_runs=1, least_seconds=0.0)
     limit = budget_bytes if spec.device == "cpu" else None
     outcome, figures = run_function(
@@ -106,7 +106,7 @@ def largest_batch(
 ) -> Found:
     """The largest batch that was seen to fit.
 
-    Memory is nearly linear in the batch: after 1 and 2 the next try is where the budget would be reached, and those
+    Memory is nearly linear in the batch: after 1 and 2 the next try is where the budget would be reached, and tries
     after it close in on where it is. Few tries, but the answer is one of them, and so is the batch that does not fit.
 
     Args:
@@ -148,7 +148,7 @@ def largest_batch(
 def _next_batch(
     fitted: Sequence[tuple[int, int]], too_large: int | None, budget_bytes: int, most_texts: int, *, halves: bool
 ) -> int | None:
-    """What to try; None if nothing is left. Only larger batches than the largest that fitted are ever tried."""
+    """The batch to try; None if nothing is left. Only larger batches than the largest that fitted are ever tried."""
     largest = fitted[-1][0] if fitted else 0
     least = largest + max(1, largest // _RESOLUTION)
     if largest >= most_texts or (too_large is not None and least >= too_large):

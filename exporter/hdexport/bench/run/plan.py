@@ -31,7 +31,7 @@ _CPU_LOWERINGS = {Backend.ONNXRUNTIME: CPU_LOWERING, Backend.OPENVINO: OPENVINO_
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What to measure.
+    """The measurements that a user asks for.
 
     Attributes:
         bundles: their directories.
@@ -87,13 +87,13 @@ class PlannedSeries:
 
     @property
     def is_available(self) -> bool:
-        """Whether it can run here."""
+        """Whether the series can run here."""
         return self.series.unavailable is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that will run, and what will not.
+    """All series, the ones that cannot run here included.
 
     Attributes:
         series: in the order of the tables, also series that cannot run here.

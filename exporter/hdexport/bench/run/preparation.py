@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def inputs_path(folder: Path, batch: int, tokens: int) -> Path:
-    """Where a batch's inputs are: an ``.npz`` of int64 [batch, tokens] arrays."""
+    """The file of a batch's inputs: an ``.npz`` of int64 [batch, tokens] arrays."""
     return folder / f"inputs-{batch}x{tokens}.npz"
 
 
 def expected_path(folder: Path, batch: int, tokens: int) -> Path:
-    """Where PyTorch's outputs for that batch are: a folder of float32 arrays, a ``.npy`` file each."""
+    """The folder of PyTorch's outputs for that batch: float32 arrays, a ``.npy`` file each."""
     return folder / f"expected-{batch}x{tokens}"
 
 

@@ -81,7 +81,7 @@ class Preparation:
 
     @property
     def ceilings(self) -> tuple[Ceilings, ...]:
-        """All that were measured."""
+        """All ceilings that were measured."""
         return tuple(self._ceilings.values())
 
     def ceilings_of(self, planned: PlannedSeries) -> Ceilings | None:

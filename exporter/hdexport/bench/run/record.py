@@ -20,7 +20,7 @@ class CaseRecord:
 
     Attributes:
         case: the series and the shape.
-        rounds: what each gave.
+        rounds: the results of each.
         end: how a round ended that gave nothing; the case then has no figures, and needs no other round.
     """
 

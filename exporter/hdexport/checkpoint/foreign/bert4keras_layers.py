@@ -13,10 +13,10 @@ from hdexport.checkpoint.foreign.keras_file import KerasLayers
 
 _DENSE = ("kernel", "bias")
 _NORM = ("beta", "gamma")
-"""In the order of a layer's arrays."""
+"""Parts of a normalisation, in the order of a layer's arrays."""
 
 _NEXT_SENTENCE = "cls/seq_relationship/output_weights"
-"""Its axes are exchanged in Google's checkpoints."""
+"""Google's name of a weight whose axes are exchanged in Google's checkpoints."""
 
 _MAPPING = "bert/encoder/embedding_hidden_mapping_in"
 _ATTENTION = ("self/query", "self/key", "self/value", "output/dense")

@@ -33,7 +33,7 @@ _OPTIMIZER = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_\d+)?|AdamWeightDecayOptimizer(_\d+)?|ExponentialMovingAverage|global_step|"
     r"beta[12]_power|loss_scale|good_steps|temperature)"
 )
-"""Names of what training keeps and a model does not need."""
+"""Names of variables that training keeps and a model does not need."""
 
 _LABELS = "output_weights"
 _LISTED = 3

@@ -163,4 +163,4 @@ def _check_size(value: object, key: str, file: Path) -> None:
         found = "no " + key if value is None else f"{key} {shown(value)}"
         raise ModelError(f"{file} has {found}; it must be a whole number, 1 or more.\nSet it to the checkpoint's.")
     if key in _COUNTS and value > MOST_LAYERS:
-        raise ModelError(f"{file} has {key} {value}; the most is {MOST_LAYERS}.\nSet it to what the checkpoint has.")
+        raise ModelError(f"{file} has {key} {value}; the most is {MOST_LAYERS}.\nSet it to the checkpoint's.")

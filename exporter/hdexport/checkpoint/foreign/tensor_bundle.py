@@ -39,7 +39,7 @@ _NAMES = {4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 17: "u
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """Where a tensor lies.
+    """The place of a tensor in a file.
 
     Attributes:
         type_number: of its type, in TensorFlow.
@@ -60,7 +60,7 @@ class StoredTensor:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it may be a weight."""
+        """Whether the tensor may be a weight."""
         return self.type_number == _BFLOAT16 or _TYPES.get(self.type_number, "").startswith("<f")
 
 

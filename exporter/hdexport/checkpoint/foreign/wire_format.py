@@ -12,7 +12,7 @@ _MOST_VARINT_BYTES = 10
 
 
 class DamagedError(ValueError):
-    """Bytes are not what their format asks for; the message is half a sentence that says how."""
+    """Bytes do not follow their format; the message is half a sentence that says how."""
 
 
 def read_varint(data: bytes, offset: int) -> tuple[int, int]:

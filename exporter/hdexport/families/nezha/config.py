@@ -25,7 +25,7 @@ class NezhaConfig(BertConfig):
     eos_token_id: int | list[int] | None = 3
 
     def validate_architecture(self) -> None:
-        """Refuse what no NEZHA is.
+        """Refuse configurations of no NEZHA.
 
         Raises:
             ValueError: the message says which value arrived and which fits.

@@ -227,7 +227,7 @@ class PerformerModel(PreTrainedModel):
             self.post_init()
 
     def attentions(self) -> list[_Attention]:
-        """Each layer's."""
+        """The attention of each layer."""
         return [module for module in self.modules() if isinstance(module, _Attention)]
 
     @torch.no_grad()

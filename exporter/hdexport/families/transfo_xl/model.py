@@ -239,7 +239,7 @@ class TransfoXLModel(_TransfoXL):
 
 
 class TransfoXLLMHeadModel(_TransfoXL):
-    """The log-probability of each token after those before it; weights as in transformers 4's class of that name."""
+    """The log-probability of each token after the tokens before; weights as in transformers 4's class of that name."""
 
     def __init__(self, config: TransfoXLConfig) -> None:
         super().__init__(config)

@@ -173,7 +173,7 @@ def _network_before(last: onnx_ir.Node) -> FeedForward:
 
 
 def _is_linear(node: onnx_ir.Node) -> bool:
-    """Whether it is the product of [batch, tokens, width] and a weight."""
+    """Whether a node is the product of [batch, tokens, width] and a weight."""
     if node.op_type != "MatMul" or node.domain:
         return False
     states, weight = node.inputs
@@ -232,7 +232,7 @@ def _why_none(nodes: Collection[onnx_ir.Node], sources: Collection[onnx_ir.Value
 
 
 class _Sizes:
-    """What all loops over values of one shape share.
+    """The nodes that all loops over values of one shape share.
 
     Args:
         network: the first of the networks.

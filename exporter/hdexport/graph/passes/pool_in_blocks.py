@@ -130,7 +130,7 @@ def _pooled_by(pool: onnx_ir.Node) -> tuple[onnx_ir.Value | None, onnx_ir.Value 
 
 
 def _is_weight(value: onnx_ir.Value | None) -> bool:
-    """Whether it is an initializer, or one transposed, as a weight that is the table of the tokens' vectors, too."""
+    """Whether a value is an initializer, or one transposed, as a weight that is the table of tokens' vectors, too."""
     node = None if value is None else value.producer()
     if node is not None and node.op_type == "Transpose":
         value = node.inputs[0]
@@ -138,7 +138,7 @@ def _is_weight(value: onnx_ir.Value | None) -> bool:
 
 
 def _widens(product: onnx_ir.Node) -> bool:
-    """Whether it makes more values of a token than it reads; others are small enough."""
+    """Whether a product makes more values of a token than it reads; others are small enough."""
     read, made = product.inputs[0], product.outputs[0]
     assert read is not None
     return read.shape is not None and made.shape is not None and int(made.shape[-1]) > int(read.shape[-1])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def scans_to_loops(model: onnx_ir.Model) -> int:
-    """Replace every Scan of a graph, those within branches and loops as well, in place.
+    """Replace every Scan of a graph, also within branches and loops, in place.
 
     A loop's body gathers its element of each sequence by its number. Sequences are read along axis 0, forwards.
 

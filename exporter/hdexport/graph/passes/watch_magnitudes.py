@@ -42,7 +42,7 @@ _NO_LARGER = frozenset({
     "Unsqueeze",
     "Where",
 })  # fmt: skip
-"""Operators whose results are no larger than what went in, which is a weight or watched where it was computed, or 1."""
+"""Operators whose results are no larger than their inputs, which are weights or were watched where computed, or 1."""
 
 _NODE, _OPERATOR, _MODULE = "hdexport.node", "hdexport.operator", "hdexport.module"
 """Metadata of nodes, which inlining copies from a node to its body."""
@@ -89,7 +89,7 @@ _SCORES_BODY = f"""
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """A float16 value of the portable graph, or those within one attention.
+    """A float16 value of the portable graph, or the values within one attention.
 
     Attributes:
         output: name of the output that holds the largest magnitude, float32 []. Infinity shows in it; NaN may not, for
@@ -108,7 +108,7 @@ class Watched:
 def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     """Rewrite a portable graph, in place, for ONNX Runtime on a CPU.
 
-    Left out is what cannot be larger than something watched: what only moves, an activation function's results, and an
+    Left out are values that cannot be larger than a watched one: moved values, an activation function's results, and an
     attention's, which are averages of its values. Within an attention its scores are looked at, which are products of
     two activations; in texts of more than `_MOST_QUERIES` tokens, some queries' scores with all keys.
 

@@ -32,7 +32,7 @@ class OpenVinoDevice:
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether it computes in bfloat16; OpenVINO emulates it on some CPUs, which do not say so."""
+        """Whether the device computes in bfloat16; OpenVINO emulates it on some CPUs, which do not say so."""
         return "BF16" in self.capabilities
 
 

@@ -54,7 +54,7 @@ keeps 457."""
 class OpenVinoRunner(EqualLengthRunner):
     """A bundle's graphs in OpenVINO, on the CPU or one of its other devices.
 
-    Batches without padding run in a graph without masks where the bundle has one, except those of one token: OpenVINO
+    Batches without padding run in a graph without masks where the bundle has one, except batches of one token: OpenVINO
     (2026.4.1) keeps the kernel of attention without a mask that it compiled for one token, and gives wrong results for
     16 and more from then on. Each graph is compiled when a batch needs it, the one for batches without padding at once.
 
@@ -207,7 +207,7 @@ class _Model:
             except (RuntimeError, MemoryError) as error:
                 raise _run_error(error, *shape) from error
             if not self._has_run:
-                # The first run lays out what compiling left in the file.
+                # The first run lays out the weights that compiling left in the file.
                 self._has_run = True
                 self._release_weights()
             if math.prod(shape) > _LARGE_RUN_TOKENS:
@@ -257,7 +257,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """What OpenVINO says, without the lines of its own source that it names."""
+    """OpenVINO's message, without the lines of its own source that it names."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith("Exception from ")]
     return " ".join(said) or type(error).__name__
