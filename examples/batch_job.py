@@ -30,7 +30,7 @@ def run(bundle: Path, texts: Path, vectors: Path, *, stop_after: int | None = No
     Args:
         bundle: a bundle that gives embeddings.
         texts: JSON Lines.
-        vectors: what to write; it appears when all rows are done.
+        vectors: the file to write; it appears when all rows are done.
         stop_after: rows after which Ctrl-C is simulated.
     """
 

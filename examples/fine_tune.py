@@ -2,7 +2,7 @@
 
     python examples/fine_tune.py MODEL OUTPUT --texts FILE.txt --steps 2000
 
-Contrastive training with PyTorch alone: the two halves of a long text belong together, those of different texts do not.
+Contrastive training with PyTorch alone: two halves of a long text belong together, halves of different texts do not.
 FILE has one long text per line; without it, the topics of Python's own help show the way.
 """
 

@@ -50,7 +50,7 @@ def search(bundle: Path, vectors: Path, question: str) -> list[tuple[str, float]
 
 
 def alike(vectors: Path, name: str) -> list[tuple[str, float]]:
-    """All other ids, the text nearest to that of an id first, and its cosine."""
+    """All other ids, the text nearest to that id's text first, and its cosine."""
     table = pq.read_table(vectors)
     row = table["id"].to_pylist().index(name)
     return _nearest(table, table["embedding"].to_numpy()[row])[1:]

@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def cases(short: int, middle: int, long: int) -> list[str]:
-    """What is timed."""
+    """The timed cases."""
     compared = [f"{model} {tokens}" for tokens in (short, middle) for model in (BUNDLE, HUGGING_FACE)]
     return [*compared, f"dense-sdpa {middle}", f"bundle {long}", *openvino_cases(short, middle)]
 

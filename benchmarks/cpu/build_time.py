@@ -1,4 +1,4 @@
-"""What a build takes, from the shell: wall time, CPU time and peak memory, against exporters that do less.
+"""The cost of a build, from the shell: wall time, CPU time and peak memory, against exporters that do less.
 
 Usage: python -m benchmarks.cpu.build_time [--shapes sample bert longformer] [--rounds 3] [--output FILE]
 
@@ -8,7 +8,7 @@ Longformer-base with 4 layers.
 
 * build: ``hdexport build --no-verify --target onnx``: both ONNX graphs, no engine.
 * plain: `torch.onnx.export` of the same PyTorch model with dynamic batch and tokens, its weights beside it. Longformer
-  takes ``dynamo=False``, for ``dynamo=True`` fails; what comes out is wrong for longer texts and fails on single ones.
+  takes ``dynamo=False``, for ``dynamo=True`` fails; the graph is wrong for longer texts and fails on single ones.
 * verified: ``hdexport build --target onnx``, which compares both graphs with PyTorch at many lengths and paddings.
 * optimum: ``optimum-cli export onnx``, if it is on the PATH; it compares one short batch, and is listed only.
 
@@ -40,10 +40,10 @@ OUTPUT = "last_hidden_state"
 _WRONG_WHEN_PLAIN = "longformer"
 _LONGFORMER_LAYERS = 4
 _TOKENS = 37
-"""Of the text that answers are compared for."""
+"""Length of the text that answers are compared for."""
 
 _BUILD = "import sys; from hdexport.cli import main; sys.exit(main())"
-"""What the command ``hdexport`` runs."""
+"""The program of the command ``hdexport``."""
 
 _PLAIN = """
 import sys
@@ -70,7 +70,7 @@ else:
     dynamic_axes = dict.fromkeys(["input_ids", "attention_mask", "last_hidden_state"], axes)
     torch.onnx.export(model, inputs, file, **names, dynamic_axes=dynamic_axes, dynamo=False)
 """
-"""The whole of what a plain export is: nothing of ours is imported, let alone measured, beside it."""
+"""The whole program of a plain export: nothing of ours is imported, let alone measured, beside it."""
 
 
 def main() -> int:
@@ -177,10 +177,10 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def process_figures(command: Sequence[str]) -> dict[str, Any]:
-    """Wall time, CPU time and peak memory of a process and those that it waits for, as the system accounts for them.
+    """Wall time, CPU time and peak memory of a process and its children, as the system accounts for them.
 
-    Exits, with what the process said, if it fails. Linux counts into the peak what the process that starts it has
-    resident at that moment, so call it from one that has not loaded much.
+    Exits, with the process' own words, if it fails. Linux counts into the peak the resident memory of the parent
+    process at that moment, so call it from a process that has not loaded much.
     """
     with tempfile.TemporaryFile("w+") as said:
         began = time.perf_counter()
@@ -196,7 +196,7 @@ def process_figures(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _answer(model: Path) -> list[float]:
-    """A few values of what an ONNX file gives for a text of `_TOKENS` tokens."""
+    """A few values of an ONNX file's answer for a text of `_TOKENS` tokens."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])

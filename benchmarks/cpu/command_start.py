@@ -4,7 +4,7 @@ Usage: python -m benchmarks.cpu.command_start [--rounds 5] [--output FILE]
 
 "help" is the slowest of ``hdexport [COMMAND] --help``, of each the fastest of three runs, so that files are in the page
 cache. "first line" is from the start of ``hdexport build`` to the first thing that it shows on a terminal. "doctor" is
-the whole command. CPU time is that of the processes together.
+the whole command. CPU time is the processes' together.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Usage: python -m benchmarks.cpu.distances [--architecture t5] [--lengths 512 409
 
 The models have base shape (hidden size 768, heads of 64, four layers) and random weights, on which speed does not
 depend: T5's feed-forward 2048, gated, and NEZHA's 3072. Hugging Face's T5 runs as transformers loads it; NEZHA, which
-transformers dropped, as our own module in PyTorch, whose tables are those of the bundle: transformers 4 held tokens x
+transformers dropped, as our own module in PyTorch, with the bundle's tables: transformers 4 held tokens x
 tokens x 64 numbers in every layer. The bundle must give PyTorch's answer.
 """
 
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def cases(short: int, middle: int, long: int) -> list[str]:
-    """What is timed."""
+    """The timed cases."""
     compared = [f"{model} {tokens}" for tokens in (short, middle) for model in (BUNDLE, HUGGING_FACE)]
     return [*compared, f"{BUNDLE} {long}"]
 

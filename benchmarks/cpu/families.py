@@ -8,9 +8,9 @@ random weights, on which speed does not depend. PyTorch's model is the library's
 where it has that, with as many positions as the bundle. Both give one text's vectors, which must agree.
 
 A model of one layer is built in float32 and verified, built in float16 and verified, and built for TensorRT-RTX, which
-needs no GPU. What fails is recorded with its reason. These checks want no quiet machine, and have rows of their own.
+needs no GPU. Failures are recorded with their reasons. These checks want no quiet machine, and have rows of their own.
 
-What the output has already is left out, so an interrupted run continues; --again does it once more.
+Rows that the output has already are left out, so an interrupted run continues; --again does them once more.
 `python docs/generate_models.py` makes docs/models.md of the output.
 """
 
@@ -38,7 +38,7 @@ _TIME_LIMIT_S = 1800.0
 _CHECKED_TOKENS = 640  # past the 512 positions of most families
 _CHECKS = ("verified", "fp16", "engine")
 _PARTS = {"checks": "checks", "latency": "ratios"}
-"""Part -> what its rows have."""
+"""Part -> content of its rows."""
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def recorded_families(output: Path | None, part: str) -> set[str]:
-    """Those of which a file has a part; what failed is tried again."""
+    """Families of which a file has a part; a failed family is tried again."""
     if output is None or not output.exists():
         return set()
     rows = map(json.loads, output.read_text(encoding="utf-8").splitlines())
@@ -78,19 +78,19 @@ def recorded_families(output: Path | None, part: str) -> set[str]:
 
 
 def cases(lengths: list[int]) -> list[str]:
-    """What is timed: the bundle and the library's model at each length."""
+    """The timed cases: the bundle and the library's model at each length."""
     return [f"{model} {tokens}" for tokens in lengths for model in (BUNDLE, HUGGING_FACE)]
 
 
 def _checked(model_type: str) -> dict[str, Any]:
-    """A family's row of checks, with the reasons of those that failed."""
+    """A family's row of checks, with the reasons of failed checks."""
     with tempfile.TemporaryDirectory() as folder:
         outcomes = _outcomes("checks", [model_type, "--models", folder], of=_CHECKS)
     return {"benchmark": "cpu.families", "model_type": model_type, "checked": now(), "checks": outcomes}
 
 
 def _measured(model_type: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A family's row of latencies. What a child process cannot do stands in it as the reason."""
+    """A family's row of latencies. If a child process fails, its reason stands in the row."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [model_type, "--models", folder, "--layers", str(options.layers)]
         arguments += ["--lengths", *map(str, options.lengths)]
@@ -115,14 +115,14 @@ def _measured(model_type: str, options: argparse.Namespace) -> dict[str, Any]:
                 lengths=options.lengths,
             )
         except SystemExit as stopped:
-            # What `compare` says of a process that ends badly, and of a wrong answer.
+            # The message of `compare` on a process that ends badly, and on a wrong answer.
             reason = str(stopped.code)
             return {"benchmark": "cpu.families", "model_type": model_type, "failed": reason}
     return result
 
 
 def _outcomes(case: str, arguments: list[str], *, of: Sequence[str]) -> dict[str, str]:
-    """Of what a process of its own does: "yes", or why not."""
+    """The outcome of each step or check in `of`, which another process runs: "yes", or why not."""
     outcome = run_process(["-m", _MODULE, "--case", case, *arguments], time_limit_s=_TIME_LIMIT_S)
     if outcome.status is Status.OK and outcome.output is not None:
         return {name: str(outcome.output[name]) for name in of}

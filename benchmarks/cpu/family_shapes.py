@@ -58,14 +58,14 @@ _OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "xlnet": {"d_inner": 3072, "mem_len": None},
     "xmod": {"default_language": "en_XX"},
 }
-"""What a family's configuration calls otherwise, or does not say by default."""
+"""Sizes that a family's configuration calls otherwise, or does not say by default."""
 
 
 def base_config(model_type: str, *, layers: int) -> PreTrainedConfig:
     """The configuration of a model type in base shape.
 
     Args:
-        model_type: of those that are supported.
+        model_type: a supported one.
         layers: how many.
     """
     from transformers import AutoConfig

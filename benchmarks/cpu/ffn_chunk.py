@@ -148,7 +148,7 @@ def _engine_bytes(options: argparse.Namespace) -> dict[str, int] | None:
 
 
 def _planned_bytes(options: argparse.Namespace) -> dict[str, int]:
-    """What TensorRT-RTX plans for a text of the most tokens, with and without feed-forward networks."""
+    """TensorRT-RTX's plan of memory for a text of the most tokens, with and without feed-forward networks."""
     import onnx_ir as ir
 
     from hdexport.graph.lowering.tensorrt import tensorrt_graph
@@ -187,7 +187,7 @@ def _planned_for(graph: Any, bundle: Path, tokens: int) -> int:
 
 
 class _Messages(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps logged messages."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def cases(short: int, long: int) -> list[str]:
-    """What is timed."""
+    """The timed cases."""
     return [f"{model} {tokens}" for tokens in (short, long) for model in (BUNDLE, HUGGING_FACE)]
 
 

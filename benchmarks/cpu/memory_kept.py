@@ -2,19 +2,19 @@
 
 Usage: python -m benchmarks.cpu.memory_kept [--tokens 4096] [--calls N] [--only CASE ...] [--rounds 5] [--output FILE]
 
-A case runs 100 short texts, one long text and 100 short ones again. "MB kept" is what is resident then, above what was
-before the long text. "bundle-arena" is ours with ONNX Runtime's arena, which a session does not use;
-"onnxruntime" a plain export with ONNX Runtime's own settings, its arena among them; "openvino" the Hugging Face model
-in OpenVINO. All compute in float32. A session gives memory back after a batch of more than 4096 tokens: with --tokens
-8192 it keeps less than with 4096.
+A case runs 100 short texts, one long text and 100 short ones again. "MB kept" is the resident memory at the end, above
+the resident memory before the long text. "bundle-arena" is ours with ONNX Runtime's arena, which a session does not
+use; "onnxruntime" a plain export with ONNX Runtime's own settings, its arena among them; "openvino" the Hugging Face
+model in OpenVINO. All compute in float32. A session gives memory back after a batch of more than 4096 tokens: with
+--tokens 8192 it keeps less than with 4096.
 
 "without-arena T" is the ratio of a call of T tokens without the arena to one with it, in CPU time: two sessions of one
 process take turns. If it were above 1.05, a session should offer the arena.
 
 With --calls N, N texts of random lengths of 1 to 512 tokens run through a session in OpenVINO instead, in two
-attentions, in float32 and, where the CPU has it, bfloat16. "MB kept" is what is resident at the end above what was
-after four fifths of the calls: next to nothing if memory has stopped growing. What is resident after each tenth of the
-calls is recorded as "resident_mb".
+attentions, in float32 and, where the CPU has it, bfloat16. "MB kept" is the resident memory at the end, above the
+resident memory after four fifths of the calls: next to nothing if memory has stopped growing. Resident memory after
+each tenth of the calls is recorded as "resident_mb".
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from hdruntime.backends.openvino.devices import chosen_device, new_core
 _KEEPERS = ("bundle-onnxruntime", "bundle-openvino", "bundle-arena", "onnxruntime", "openvino")
 _ARENA = "without-arena"
 _LENGTHS = (16, 128, 512, 1024, 2048)
-"""In tokens, of the calls with and without the arena, besides the long text."""
+"""Tokens of the calls with and without the arena, besides the long text."""
 
 _SHORT_LENGTHS = (16, 128)
-"""Of the short texts, in turn."""
+"""Tokens of the short texts, in turn."""
 
 _SHORT_TEXTS = 100
 _VOCAB_SIZE = 1000
@@ -73,7 +73,7 @@ def flat_targets() -> list[Target]:
 
 
 def grown_by(run: Run, calls: int) -> dict[str, Any]:
-    """What resident memory grows by in the last fifth of calls with texts of random lengths."""
+    """The growth of resident memory in the last fifth of calls with texts of random lengths."""
     lengths = np.random.default_rng(0).integers(1, _MOST_RANDOM_TOKENS + 1, calls)
     resident, latencies, cpu = [], [], []
     for number, tokens in enumerate(lengths, start=1):
@@ -94,7 +94,7 @@ def grown_by(run: Run, calls: int) -> dict[str, Any]:
 
 
 def targets(tokens: int) -> list[Target]:
-    """What ours may keep, and what the arena may be worth before it has to be offered."""
+    """Most memory that ours may keep, and the arena's gain above which it has to be offered."""
     return [
         Target("bundle-onnxruntime", "onnxruntime", Figure.KEPT, _KEPT),
         Target("bundle-onnxruntime", "openvino", Figure.KEPT, 1.0),
@@ -104,7 +104,7 @@ def targets(tokens: int) -> list[Target]:
 
 
 def kept_by(run: Run, tokens: int) -> dict[str, Any]:
-    """What a model keeps, its latency for short texts at the end, and how far its memory grew for the long text."""
+    """The memory that a model keeps, its latency for short texts at the end, and its growth for the long text."""
     short = [random_ids(_SHORT_LENGTHS[number % len(_SHORT_LENGTHS)], _VOCAB_SIZE) for number in range(_SHORT_TEXTS)]
     for ids in short:
         run(ids)
@@ -199,7 +199,7 @@ def _load_bundle(
     if backend == "openvino":
         session = hdruntime.load(bundle, backend, precision=precision)
     else:
-        # Sessions have no such option, because of what this measures.
+        # Sessions have no such option: this case measures why.
         onnxruntime._USES_ARENA = uses_arena
         opened = hdruntime.open_bundle(bundle)
         session = hdruntime.Session(opened, onnxruntime.OnnxRuntimeRunner(opened, spinning=spinning))
@@ -207,7 +207,7 @@ def _load_bundle(
 
 
 def _worth_of_arena(bundle: Path, tokens: int) -> dict[str, Any]:
-    """Of calls that take turns; the first of the two changes with each turn."""
+    """Figures of calls that take turns; the first of the two sessions changes with each turn."""
     # Threads that spin while they wait would keep the cores from the other session's.
     runs = {arena: _load_bundle(bundle, "onnxruntime", uses_arena=arena, spinning=False) for arena in (False, True)}
     ids = random_ids(tokens, _VOCAB_SIZE)

@@ -1,4 +1,4 @@
-"""Random models of a long-document architecture in base shape, and ways to run them: what windows and blocks share."""
+"""Random models of a long-document architecture in base shape, and ways to run them: common to windows and blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEAD_DIM = 64
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
-    """What all three models have."""
+    """Settings of all three models."""
     parser.add_argument("--hidden-size", type=int, default=768, help="of heads of 64")
     parser.add_argument("--layers", type=int, default=4)
 
@@ -76,14 +76,14 @@ def save_models(
 
 
 def openvino_cases(*lengths: int) -> list[str]:
-    """What is timed through OpenVINO: bfloat16 where the CPU computes in it."""
+    """The cases that are timed through OpenVINO: bfloat16 where the CPU computes in it."""
     has_bfloat16 = "BF16" in require("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     models = [OPENVINO, OPENVINO_BFLOAT16] if has_bfloat16 else [OPENVINO]
     return [f"{model} {tokens}" for tokens in lengths for model in models]
 
 
 def openvino_targets(*lengths: int) -> tuple[Target, ...]:
-    """Of float32 against the bundle in ONNX Runtime, and of bfloat16 against float32, where that is timed."""
+    """Targets of float32 against the bundle in ONNX Runtime, and of bfloat16 against float32, where that is timed."""
     against = {OPENVINO: (BUNDLE, 0.85), OPENVINO_BFLOAT16: (OPENVINO, 0.65)}
     cases = (case.split() for case in openvino_cases(*lengths))
     return tuple(
@@ -93,7 +93,7 @@ def openvino_targets(*lengths: int) -> tuple[Target, ...]:
 
 
 def load(model: str, models: Path) -> Run:
-    """One of them, from what `save_models` saved."""
+    """Load one of the models that `save_models` saved."""
     if model in (BUNDLE, OPENVINO, OPENVINO_BFLOAT16):
         import hdruntime
 

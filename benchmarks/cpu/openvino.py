@@ -2,12 +2,12 @@
 
 Usage: python -m benchmarks.cpu.openvino [--tokens 128 512 2048 4096] [--rounds 5] [--output FILE]
 
-OpenVINO's cases are what its users do: `openvino.convert_model` of the Hugging Face model in float32, the same as it
+OpenVINO's cases are its users' ways: `openvino.convert_model` of the Hugging Face model in float32, the same as it
 runs by default (in bfloat16 on a CPU that has it), and NNCF's static int8 of it. The bundle's int8 in ONNX Runtime, for
 machines without OpenVINO, is to be faster than its float32 there. ONNX Runtime's own case is a plain export with its
 dynamic quantisation. The input is text: the topics of Python's own help.
 
-"cosine loss" is what the worst cosine with PyTorch lacks to 1, over text vectors (the mean of the tokens') of 24 texts
+"cosine loss" is 1 less the worst cosine with PyTorch, over text vectors (the mean of the tokens') of 24 texts
 of up to 512 tokens, none of which calibrates anything; it is a figure of each model at the shortest length.
 """
 
@@ -53,7 +53,7 @@ _LATENCY, _LONG_LATENCY, _LONG_TOKENS = 0.95, 0.80, 2048
 """Targets of the ratio of latencies; the second in float32, from so many tokens on."""
 
 _COSINE_LOSS = 0.002
-"""Of bundles in bfloat16 and int8."""
+"""Largest cosine loss of bundles in bfloat16 and int8."""
 
 _SAME = {"bundle": 1e-3, "bundle-openvino": 1e-3, "openvino": 1e-3}
 _LEAST_COSINE = {
@@ -64,14 +64,14 @@ _LEAST_COSINE = {
     "openvino-int8": 0.5,
     ONNXRUNTIME_INT8: 0.5,
 }
-"""Of 16 of a text's tokens together with PyTorch's, at any length. Those of others only tell a poor answer from none:
-NNCF's scales are of texts of up to 512 tokens."""
+"""Cosine of 16 of a text's tokens together with PyTorch's, at any length. The rivals' bounds only tell a poor answer
+from none: NNCF's scales are of texts of up to 512 tokens."""
 
 _TEXTS, _LONGEST_TEXT, _FIRST_TOKEN = 24, 512, 96_000
 """Texts whose vectors are compared, and the token of the help where they begin: its first 64 topics calibrate."""
 
 _LEAST_SECONDS = 2.0
-"""Of the timed runs of a case: at 128 tokens, hundreds."""
+"""Least duration of a case's timed runs together: at 128 tokens, hundreds of runs."""
 
 
 def main() -> int:
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def targets(lengths: Sequence[int], models: Sequence[str]) -> list[Target]:
-    """Those of all models that run and whose rivals do."""
+    """Targets of all models that run and whose rivals run."""
     found = []
     for ours, theirs in RIVALS.items():
         if ours in models and ours != "bundle":
@@ -174,7 +174,7 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
 
 
 def _write_texts(folder: Path, lengths: Sequence[int]) -> None:
-    """The timed texts, and those whose vectors are compared, with PyTorch's vectors."""
+    """The timed texts, and the texts whose vectors are compared, with PyTorch's vectors."""
     from hdexport.bench.peers.inputs import Texts
     from hdruntime.bundle.reader import open_bundle
 
@@ -207,7 +207,7 @@ def _load(model: str, folder: Path, longest: int) -> Run:
 
 
 def load_openvino(folder: Path, model: str) -> Run:
-    """What the peer `model` of `hdexport bench` prepared, in float32 if it is `openvino`, else as OpenVINO runs it."""
+    """The file that the peer `model` of `hdexport bench` made, in float32 for `openvino`, else as OpenVINO runs it."""
     from hdexport.bench.peers.openvino import MODEL_FILE
     from hdruntime.optional import require
 

@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.cpu.operators [--only relative favor] [--tokens 512 2048 4096] [--rounds 3] [--output FILE]
 
 The models have base shape (hidden size 768, heads of 64) and random weights, on which speed does not depend. OpenVINO
-must give ONNX Runtime's answer. A ratio that is met is what the runtime's `auto` asks for before it takes OpenVINO: at
+must give ONNX Runtime's answer. The targets are the conditions under which the runtime's `auto` takes OpenVINO: at
 most 0.9 of the CPU time of ONNX Runtime in float32, and no more memory for the text; OpenVINO's library and the second
 copy that it has of weights are not in it.
 """
@@ -191,7 +191,7 @@ MODELS: dict[str, tuple[Callable[[argparse.Namespace], Any], str | None]] = {
     "lsh": (_reformer("lsh"), None),
     "relative": (_xlnet, None),
 }
-"""Operator, with its architecture where there are several -> what makes a checkpoint, and the kind of attention."""
+"""Operator, with its architecture where there are several -> the maker of a checkpoint, and the kind of attention."""
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Usage: python -m benchmarks.cpu.performer [--lengths 4096 16384 65536] [--rounds
 The models are one BERT of hidden size 256 (four heads of 64), one layer, and random weights, on which speed does not
 depend; the bundle has 256 features. "dense-sdpa" is PyTorch's model with dense attention, which is not run at the
 longest length: there it would take 16 times as long as at the middle one. "favor" is PyTorch's model with FAVOR+, whose
-answer the bundle must give to the shortest text. What the features cost in quality is no matter of speed; `hdexport
+answer the bundle must give to the shortest text. The features' cost in quality is no matter of speed; `hdexport
 verify` says it for a model.
 """
 
@@ -23,7 +23,7 @@ _FAVOR = "favor"
 _TOLERANCE = 1e-3
 _WARM_UP_TOKENS = 1024
 _LINEAR = 5.5
-"""For four times the tokens; 16 would be quadratic."""
+"""Most times as long for four times the tokens; 16 would be quadratic."""
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def cases(short: int, middle: int, long: int) -> list[str]:
-    """What is timed."""
+    """The timed cases."""
     compared = [f"{model} {tokens}" for tokens in (short, middle) for model in (BUNDLE, DENSE)]
     return [*compared, f"{BUNDLE} {long}", f"{_FAVOR} {short}"]
 

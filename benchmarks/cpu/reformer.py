@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def cases(short: int, middle: int, long: int) -> list[str]:
-    """What is timed."""
+    """The timed cases."""
     compared = [f"{model} {tokens}" for tokens in (short, long) for model in (BUNDLE, HUGGING_FACE)]
     return [*compared, f"{BUNDLE} {middle}"]
 

@@ -1,4 +1,4 @@
-"""What the runtime costs on a CPU: a call, many texts of mixed lengths, and loading.
+"""The cost of the runtime on a CPU: a call, many texts of mixed lengths, and loading.
 
 Usage: python -m benchmarks.cpu.runtime_overhead [--texts 500] [--positions 8192] [--rounds 5] [--output FILE]
 
@@ -41,7 +41,7 @@ TARGETS = (
     Target("load", None, Figure.LATENCY, 1500),
 )
 SAME_ANSWERS = {"embed": ("sentence-transformers", 1e-5)}
-"""Of vectors of length 1; the two differ by 2e-7."""
+"""Largest difference of vectors of length 1; the two differ by 2e-7."""
 
 _MODULE = "benchmarks.cpu.runtime_overhead"
 
@@ -51,13 +51,13 @@ _SHORTEST = 20
 _BATCH_SIZES = (1, 2, 4, 8, 32)
 _LARGEST_BATCH = max(_BATCH_SIZES)
 _CALL_TOKENS = 40_000
-"""That each of the two calls of a case works on, over all its repetitions."""
+"""Tokens that each of the two calls of a case works on, over all its repetitions."""
 
 _CHOOSE = "choose a batch size"
 _WARM_UP_TEXTS = 8
 _TEXTS_COMPARED = 50
 
-# Nothing of ours measures here: what it imports, `import hdruntime` would find imported.
+# No code of ours measures here: it would import modules that `import hdruntime` then finds imported.
 _LOAD = """
 import json, sys, time
 
@@ -182,10 +182,10 @@ def _interleaved(call: Call, bare: Call, *, times: int) -> dict[str, Any]:
     for _ in range(3):
         ours, theirs = call(), bare()
     if any((ours[name] != theirs[name]).any() for name in theirs):
-        sys.exit("The session's answer is not that of the bare call.")
+        sys.exit("The session's answer is not the bare call's.")
     runs, overheads = [], []
     for number in range(times):
-        # What runs second finds the first one's leavings in the caches.
+        # The second finds the first one's leavings in the caches.
         if number % 2:
             expected_ms = timed(bare)[1]
             runs.append(timed(call)[1:])
@@ -213,7 +213,7 @@ def _sentence_transformer(checkpoint: Path, threads: int) -> Callable[[list[str]
 
 
 def _fastest_batch_size(encode: Callable[[list[str], int], object], texts: Sequence[str]) -> dict[str, Any]:
-    """On runs of neighbours in length, whose batches are as little padded as those of all texts."""
+    """Measured on runs of neighbours in length, whose batches are as little padded as the batches of all texts."""
     by_length = sorted(texts, key=len)
     starts = range(_LARGEST_BATCH, len(by_length), 5 * _LARGEST_BATCH) if len(by_length) > _LARGEST_BATCH else [0]
     some = [text for start in starts for text in by_length[start : start + _LARGEST_BATCH]]

@@ -3,8 +3,8 @@
 Usage: python -m benchmarks.cpu.sparse_vectors [--tokens 512 --tokens 4096] [--rounds 3] [--threads 1] [--output FILE]
 
 The model is a BERT of base's shape, 768 wide with a vocabulary of 30522, with two layers, random weights and the sample
-model's tokenizer: its vectors mean nothing, and its head costs what SPLADE's does. The text is Python's own help. Every
-run has a process of its own, whose peak memory is what it took above what it had with the model loaded and a text of a
+model's tokenizer: its vectors mean nothing, and its head costs as much as SPLADE's. The text is Python's own help.
+Every run has a process of its own, whose peak memory is counted above its memory with the model loaded and a text of a
 few tokens run. All vectors must agree.
 """
 

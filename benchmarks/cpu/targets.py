@@ -1,7 +1,7 @@
-"""What the CPU benchmarks share: every case runs in a process of its own, all cases once per round.
+"""Code that the CPU benchmarks share: every case runs in a process of its own, all cases once per round.
 
 Ratios are taken within a round; their median is printed with the smallest and largest, and the exit status is 1 if a
-target is missed. A script that calls `run_cases` is also what its child processes run, with ``--case NAME``; such a
+target is missed. A child process runs the same script that calls `run_cases`, with ``--case NAME``; such a
 process prints what `figures_of` returns.
 """
 
@@ -49,36 +49,36 @@ TARGET_MISSED = 1
 """Exit status."""
 
 _TIME_LIMIT_S = 3600.0
-"""Of a case."""
+"""Time limit of a case."""
 
 _TIMED_RUNS = 3
 _VALUES_COMPARED = 16
 """Tokens of each answer that are compared, spread over the text."""
 
 _RESIDENT = "resident_mb"
-"""What a case may print besides: resident memory again and again, kept of the first round."""
+"""Key for resident memory again and again, which a case may print besides; the first round's is kept."""
 
 _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "nncf")
 
 Ids = npt.NDArray[np.int64]
 Run = Callable[[Ids], npt.NDArray[np.float32]]
-"""From ids, [1, tokens], to vectors, [1, tokens, hidden]."""
+"""A model's run: from ids, [1, tokens], to vectors, [1, tokens, hidden]."""
 
 
 class Figure(str, Enum):
-    """What is measured of a case."""
+    """A measured figure of a case."""
 
     LATENCY = "latency"
     CPU_TIME = "CPU time"
     MEMORY = "memory growth"
     PEAK = "peak memory"
-    """Of the whole process."""
+    """Peak memory of the whole process."""
     OVERHEAD = "overhead"
     """A ratio that a case takes itself, of interleaved calls: processes differ by more."""
     COSINE_LOSS = "cosine loss"
-    """What the worst cosine of a case's vectors with PyTorch's lacks to 1."""
+    """1 less the worst cosine of a case's vectors with PyTorch's."""
     KEPT = "MB kept"
-    """Resident memory after a long text, above what was resident before."""
+    """Resident memory after a long text, above the resident memory before."""
 
 
 _KEYS = {
@@ -118,8 +118,8 @@ def run_cases(
     """Compare all cases and report, or, in a child process, measure one; the result is the exit status.
 
     Args:
-        case_figures: from the options, among which `case` and `models`, what the process of one case prints.
-        comparison: from the options, what `compare` is given besides; it saves what all cases read in the empty folder
+        case_figures: from the options, among which `case` and `models`, the line that the process of one case prints.
+        comparison: from the options, the arguments of `compare`; it saves files that all cases read in the empty folder
             `models`.
     """
     parser.add_argument("--rounds", type=int, default=5)
@@ -162,7 +162,7 @@ def chosen(options: argparse.Namespace, comparison: Mapping[str, Any]) -> dict[s
 
 
 def child_arguments(options: argparse.Namespace) -> list[str]:
-    """Arguments of a child process: those of this one, and where the models are."""
+    """Arguments of a child process: this process' own, and where the models are."""
     return [*sys.argv[1:], "--models", str(options.models)]
 
 
@@ -171,7 +171,7 @@ def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64, least_seconds: f
 
     Args:
         ids: [1, tokens], the text.
-        warm_up_tokens: length of the pieces of the text that are run first, so that what grows afterwards is the long
+        warm_up_tokens: length of the pieces of the text that are run first, so that later growth is the long
             text's and not the weights'.
         least_seconds: that the timed runs take together; there are 3 at least.
     """
@@ -219,7 +219,7 @@ def compare(
         alike_answers: case -> (the case whose answer its own must be like, the smallest cosine of both); likewise.
 
     Returns:
-        What is written as JSON.
+        The content of the JSON.
     """
     if with_growth(lambda: None)[1] is None:
         sys.exit("This system does not report how far a process's memory grows. Run it on Linux.")
@@ -275,7 +275,7 @@ def check_answers(
 
 
 def cosines(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> Any:
-    """Of vectors [..., features], [...]; of a vector that is zero, NaN."""
+    """Cosines of vectors [..., features]: [...]; NaN for a vector that is zero."""
     with np.errstate(invalid="ignore"):
         return (actual * expected).sum(-1) / (np.linalg.norm(actual, axis=-1) * np.linalg.norm(expected, axis=-1))
 

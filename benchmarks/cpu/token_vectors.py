@@ -3,8 +3,9 @@
 Usage: python -m benchmarks.cpu.token_vectors [--rounds 5] [--threads 1] [--output FILE]
 
 The model is the sample model with more positions and a random projection to 128 dimensions: its vectors mean nothing,
-and cost what a ColBERT of that size costs. The documents are the topics of Python's own help. Before anything is timed,
-both must give the same vectors. CPU time is that of all threads; beside other programs it is steadier than latency.
+and cost as much as a ColBERT's of that size. The documents are the topics of Python's own help. Before anything is
+timed, both must give the same vectors. CPU time is all threads' together; beside other programs it is steadier than
+latency.
 """
 
 from __future__ import annotations

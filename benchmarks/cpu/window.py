@@ -71,7 +71,7 @@ def targets(short: int, middle: int, long: int) -> tuple[Target, ...]:
 
 
 def sample_cases(tokens: int) -> list[str]:
-    """What is timed of the sample model: bfloat16 where the CPU computes in it."""
+    """The timed cases of the sample model: bfloat16 where the CPU computes in it."""
     through_openvino = [f"sample-{case}" for case in openvino_cases(tokens)]
     return [f"sample-dense {tokens}", f"sample-windows {tokens}", *through_openvino]
 

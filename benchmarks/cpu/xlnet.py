@@ -41,12 +41,12 @@ def main() -> int:
 
 
 def cases(short: int, long: int) -> list[str]:
-    """What is timed."""
+    """The timed cases."""
     return [BUNDLE, HUGGING_FACE, f"{_STREAM} {short}", f"{_STREAM} {long}"]
 
 
 def targets(short: int, long: int) -> tuple[Target, ...]:
-    """Those of a segment, and of documents of two lengths."""
+    """Targets of a segment, and of documents of two lengths."""
     shorter, longer = f"{_STREAM} {short}", f"{_STREAM} {long}"
     return (
         Target(BUNDLE, HUGGING_FACE, Figure.LATENCY, _LATENCY),

@@ -16,7 +16,7 @@ from benchmarks.quality.debian import held_out_pages
 from hdexport.quality.queries import prose_sentences
 
 _LEAST_TOKENS, _MOST_TOKENS = 768, 1792
-"""Of a page: one and a half times to three and a half times what the sample model was trained with."""
+"""Tokens of a page: one and a half times to three and a half times the sample model's length in training."""
 
 _FEWEST_SENTENCES = 8
 _PAGES, _PAGES_OF_PACKAGE = 300, 50
@@ -28,7 +28,7 @@ class Corpus:
 
     Attributes:
         texts: name -> text.
-        versions: of what they come from.
+        versions: of the texts' sources.
     """
 
     texts: dict[str, str]

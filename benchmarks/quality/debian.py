@@ -71,7 +71,7 @@ _FRAME = re.compile(
     r"^(?:(?:Chapter|Appendix|Part)\s+)?(?:\d+|[A-Z])(?:\.\d+)*\.\s+"
     r"|\s+[—-]\s+[^—]*(?:[Dd]ocumentation|Version 2\.4|Manual v[\d.]+)$"
 )
-"""What titles of pages share: numbers of chapters, names of manuals."""
+"""Parts that titles of pages share: numbers of chapters, names of manuals."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _pages(packages: Mapping[str, str], cache: Path) -> tuple[list[Page], dict[s
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Those of at least ten words, spaces and lines alike."""
+    """Paragraphs of at least ten words, without distinction of spaces and line ends."""
     paragraphs = (paragraph.split() for paragraph in text.split("\n\n"))
     return [" ".join(words) for words in paragraphs if len(words) >= _FEWEST_WORDS]
 
@@ -131,7 +131,7 @@ def _repeats(page: Page, known: set[str]) -> bool:
 
 
 def _unpacked(package: str, cache: Path) -> tuple[Path, str]:
-    """The package's files and its version; what the cache has is not downloaded again."""
+    """The package's files and its version; files in the cache are not downloaded again."""
     cache.mkdir(parents=True, exist_ok=True)
     if not (archives := sorted(cache.glob(f"{package}_*.deb"))):
         subprocess.run(["apt-get", "download", f"{package}/bookworm"], cwd=cache, check=True, stdout=subprocess.DEVNULL)
@@ -243,7 +243,7 @@ def _fenced(text: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where packages are kept unless another folder is named."""
+    """The folder where packages are kept unless another one is named."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hdexport-benchmarks" / "debian"
 
 

@@ -18,7 +18,7 @@ from hdruntime.bundle.manifest import Backend
 
 
 class PyTorchRunner:
-    """What `hdexport verify` compares bundles with, as a `hdruntime.backends.Runner`.
+    """The reference of `hdexport verify`, as a `hdruntime.backends.Runner`.
 
     Args:
         reference: the model.
@@ -39,7 +39,7 @@ class PyTorchRunner:
         return sys.maxsize
 
     def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
-        """All, padding included."""
+        """All tokens, padding included."""
         return attention_mask.size
 
     def start(

@@ -17,22 +17,22 @@ from hdexport.quality.ranking import Mean, mean_of, reciprocal_ranks
 
 BASELINE = "truncated"
 PRECISIONS_RUNNER = "openvino"
-"""The runner that has variants in other precisions than float32, and not those of positions."""
+"""The runner that has variants in other precisions than float32, and none with other positions."""
 
 TITLES = {"python": "Python's help", "debian": "Debian's documentation"}
-"""Of the corpora."""
+"""Titles of the corpora."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What results must share to be compared.
+    """Facts that results must share to be compared.
 
     Attributes:
         corpus: its name.
         digest: of its documents and queries.
         model: its name.
         max_len: tokens of the extended bundles.
-        runner: what computed them.
+        runner: that computed them.
     """
 
     corpus: str
@@ -62,17 +62,17 @@ class Line:
 
     @staticmethod
     def of(line: Mapping[str, Any]) -> Line:
-        """From a line of the file."""
+        """Read a line of the file."""
         return Line(Facts(**line["facts"]), line["variant"], line["build"], line["ranks"], line)
 
     @property
     def precision(self) -> str:
-        """Of the session."""
+        """Precision of the session."""
         return str(self.build.get("precision", "float32"))  # results of earlier days say nothing
 
     @property
     def is_of_precisions(self) -> bool:
-        """Whether it tells what precisions do, and not what positions do."""
+        """Whether the line is about precisions, and not about positions."""
         return self.facts.runner == PRECISIONS_RUNNER
 
     def mrr(self, kind: str) -> Mean:
@@ -80,7 +80,7 @@ class Line:
         return mean_of(self._scores(kind), self._documents(kind))
 
     def difference(self, other: Line, kind: str) -> Mean:
-        """MRR@10 less that of another variant, paired by query.
+        """MRR@10 less another variant's, paired by query.
 
         Raises:
             ValueError: the other's documents and queries differ.

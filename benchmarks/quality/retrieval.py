@@ -9,7 +9,7 @@ its corpus, and its rank counts. There are three kinds, as in `hdexport quality`
 
 * name: the document's title, which its first 512 tokens mostly repeat;
 * first: its first sentence, taken out of the document;
-* later: sentences from after its 512th token, taken out of it: what a model that reads 512 tokens never sees.
+* later: sentences from after its 512th token, taken out of it: a model that reads 512 tokens never sees them.
 
 Every finished variant is a line of FILE, with the rank of every query; variants that FILE has are not run again, so the
 command may be stopped and repeated. `python -m benchmarks.quality.tables FILE` shows the results.
@@ -65,7 +65,7 @@ CHUNK = 256
 """Tokens of a chunk, of which the best counts for its document."""
 
 PRECISIONS = ("float32", "bfloat16", "int8")
-"""Of sessions in OpenVINO, the baseline first."""
+"""Precisions of sessions in OpenVINO, the baseline first."""
 
 _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "numpy", "python")
 _PAUSE_S = 30
@@ -97,7 +97,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """As tables have it."""
+        """The variant's name in tables."""
         return self._name_in_float32 + (f", {self.precision}" if self.precision != "float32" else "")
 
     @property
@@ -116,7 +116,7 @@ class Variant:
 
 
 def main() -> int:
-    """Run what is missing in the output."""
+    """Run the variants that the output lacks."""
     options = _options()
     from hdexport.checkpoint import default_model, find_checkpoint
 
@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def variants(options: argparse.Namespace) -> list[Variant]:
-    """What is compared, the baseline first."""
+    """The variants to compare, the baseline first."""
     if options.runner == PRECISIONS_RUNNER:
         whole = Variant(scheme="hierarchical", alpha=0.05, log_n=True)
         return [

@@ -2,8 +2,8 @@
 
 Usage: python -m benchmarks.quality.tables FILE [--precisions] [--against VARIANT] [--write docs/positions.md]
 
---write replaces what the page has between its two markers. Results of `--runner openvino` are tables of their own, with
---precisions: bfloat16 and int8 beside float32.
+--write replaces the part of the page between its two markers. Results of `--runner openvino` are tables of their own,
+with --precisions: bfloat16 and int8 beside float32.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def markdown(lines: Sequence[Line], *, against: str = BASELINE) -> str:
 
     Args:
         lines: results.
-        against: the variant's name. What was computed in bfloat16 or int8 is compared with itself in float32.
+        against: the variant's name. Results in bfloat16 or int8 are compared with the same variant's in float32.
     """
     comparable = [[line for line in lines if line.facts == facts] for facts in dict.fromkeys(it.facts for it in lines)]
     return "\n".join(text for table in comparable for text in _table(sorted(table, key=_order), against))
 
 
 def _order(line: Line) -> tuple[Any, ...]:
-    """First what needs no more positions; then scheme by scheme, tuned ones last."""
+    """First variants without more positions; then scheme by scheme, tuned ones last."""
     build = line.build
     schemes = ["none", *dict.fromkeys(scheme for scheme, _ in SCHEMES)]
     return (

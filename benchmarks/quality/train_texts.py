@@ -31,13 +31,13 @@ _PACKAGES = (
 """Packages of the standard library whose modules have pages, too."""
 
 _NOT_IMPORTED = ("antigravity", "idlelib", "pydoc_data", "test", "this", "turtledemo")
-"""Modules that do something when they are imported, and those that hold what is measured with."""
+"""Modules that do something when they are imported, and modules that hold texts to measure with."""
 
 _SHORTEST_CHARACTERS = 2500
 """Shorter pages have fewer than 512 tokens."""
 
 _BAR = re.compile(r"^( *)\| ?", re.MULTILINE)
-"""What pydoc puts before the lines of a class."""
+"""The part that pydoc puts before the lines of a class."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What this machine can do: each part is checked separately, with the command that repairs it."""
+"""The abilities of this machine: each part is checked separately, with the command that repairs it."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _OPTIONAL_PACKAGES = {
     "nvidia-ml-py": ("shows a job's GPU memory", "pip install nvidia-ml-py"),
     "ray": ("runs jobs on many machines", "pip install 'hdexport[ray]'"),
 }
-"""Package -> what it does for hdexport, and what installs it."""
+"""Package -> its use for hdexport, and the command that installs it."""
 
 _FLAVOURS = {
     "tensorrt": ("TensorRT", "pip install 'hdexport[tensorrt]'"),
     "tensorrt_rtx": ("TensorRT-RTX", "pip install 'hdexport[rtx]'"),
     "tensorrt_lean": ("TensorRT lean runtime", "pip install 'hdexport[lean]'"),
 }
-"""Import name -> what to call it, and what installs it."""
+"""Import name -> its name in messages, and the command that installs it."""
 
 _SHOW_GPU = "unset CUDA_VISIBLE_DEVICES; start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-"""What lets CUDA see a GPU that the driver lists."""
+"""The remedy where CUDA does not see a GPU that the driver lists."""
 
 _LOAD_TIMEOUT_S = 60
 """A native library that takes longer to load counts as broken."""
@@ -89,14 +89,14 @@ found = [chosen_device(core, name) for name in core.available_devices]
 devices = [[device.name, device.model, device.capabilities] for device in found]
 print(json.dumps({"version": version, "devices": devices, "prefers_openvino": prefers_openvino_here()}))
 """
-"""Loaded without its telemetry, and asked for what it finds."""
+"""Loaded without its telemetry, and asked for its devices."""
 
 _PRECISIONS = {"FP32": "float32", "BF16": "bfloat16", "FP16": "float16", "INT8": "int8"}
-"""OpenVINO's words for what a device computes in -> ours."""
+"""OpenVINO's words for a device's types -> ours."""
 
 
 class Status(str, Enum):
-    """What was found: ``INFO`` is a fact, ``MISSING`` a limit to what can be done, ``BROKEN`` a fault."""
+    """The finding: ``INFO`` is a fact, ``MISSING`` a limit of this machine, ``BROKEN`` a fault."""
 
     OK = "ok"
     INFO = "info"
@@ -109,10 +109,10 @@ class Finding:
     """One part of the machine.
 
     Attributes:
-        part: what was looked for.
-        status: what was found.
+        part: the part of the machine.
+        status: the finding.
         detail: version, name or reason.
-        fix: what to type to repair it; None where nothing is to be done.
+        fix: the command that repairs it; None where nothing is to be done.
     """
 
     part: str
@@ -146,7 +146,7 @@ def diagnose() -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A package that was imported and what it answered, or the last line of why it was not."""
+    """A package that was imported and its answer, or the last line of why it was not."""
 
     version: str = ""
     providers: tuple[str, ...] = ()

@@ -31,8 +31,8 @@ class ExtendOptions:
         output: the directory to write.
         max_len: number of positions; fewer than the checkpoint's cut the table.
         scheme: source of the positions after the checkpoint's.
-        alpha: weight of the coarse position in the hierarchical scheme; None for what the checkpoint's configuration
-            asks for, else 0.4, which suits training.
+        alpha: weight of the coarse position in the hierarchical scheme; None for the weight in the checkpoint's
+            configuration, else 0.4, which suits training.
         revision: on the hub: a branch, a tag or a commit.
         force: replace a checkpoint at `output`.
         allow_pickle: also read pickled weights.

@@ -50,7 +50,7 @@ class RebuildOptions:
         output: directory of the new bundle; the same directory replaces it.
         engines: which engines. The bundle's engines of other flavours are kept.
         openvino: whether graphs for OpenVINO are added, or written again.
-        int8: how the graphs for CPUs with int8 weights are made, in place of those that are there; None keeps these.
+        int8: how the graphs for CPUs with int8 weights are made, in place of the bundle's; None keeps the bundle's.
         force: replace a bundle at `output` where that is another directory.
         command: the command line, for the record.
     """
@@ -135,7 +135,7 @@ def _portable_graph(bundle: Bundle, directory: Path) -> onnx_ir.Model:
 
 
 def _graphs_to_keep(manifest: Manifest, options: RebuildOptions) -> list[GraphFile]:
-    """All but those that are written again; float graphs stay where those of int8 do not."""
+    """All graphs but the ones that are written again; float graphs stay where int8 graphs do not."""
     return [
         graph
         for graph in manifest.graphs

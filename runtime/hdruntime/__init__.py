@@ -100,7 +100,7 @@ if TYPE_CHECKING:
 
 # ONNX Runtime 1.29 and newer keeps a queue of events in the home directory, names of models and texts of errors among
 # them, and sends it to its makers. It reads this variable once, when it starts, and child processes inherit it; its
-# function disable_telemetry_events() is too late. Whoever has set it to 0 keeps that.
+# function disable_telemetry_events() is too late. A user's own setting of 0 stays.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULE_OF_NAME = {

@@ -14,7 +14,7 @@ AnyArray = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
 
 FloatingArray = npt.NDArray[np.floating[Any]]
-"""Of float32, float16 or float64, whichever the caller has."""
+"""An array of float32, float16 or float64, whichever the caller has."""
 
 IntArray = npt.NDArray[np.int64]
 

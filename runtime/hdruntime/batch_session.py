@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class BatchSession:
-    """A loaded bundle that runs arrays, encoded texts and documents; a Session adds what is made of texts."""
+    """A loaded bundle that runs arrays, encoded texts and documents; a Session adds the answers for texts."""
 
     def __init__(self, bundle: Bundle, runner: Runner, *, backend_reason: str = "") -> None:
         self._bundle = bundle
@@ -60,7 +60,7 @@ class BatchSession:
 
     @property
     def precision(self) -> Precision:
-        """What the backend computes in; ``auto`` on a GPU, where it is what the graph or the engine was built in."""
+        """The backend's precision; ``auto`` on a GPU, where the graph or the engine decides."""
         return self._precision
 
     @property
@@ -101,7 +101,7 @@ class BatchSession:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """What encodes the session's texts.
+        """The encoder of the session's texts.
 
         Raises:
             InputError: the bundle has no tokenizer.
@@ -127,7 +127,7 @@ class BatchSession:
             token_type_ids: [batch, tokens], default zeros, or, for question answering with BigBird, 0 up to the first
                 separator and 1 after it; only if the bundle has this input.
             global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
-                is that of transformers: for question answering the tokens before the first separator, for
+                is transformers': for question answering the tokens before the first separator, for
                 text-classification the first real token of a row, else none. Marks on padding are ignored.
             memories: of a recurrent model, by name, each float32 of the manifest's shape: the output that the manifest
                 names, from the previous call for the same rows. Axes ``memory`` have one size. The default is the start
@@ -150,9 +150,9 @@ class BatchSession:
     def stream(
         self, document: Document, *, segment: int | None = None, outputs: Sequence[str] | None = None
     ) -> DocumentStream:
-        """Run a document of any number of tokens in segments, which see what the model remembers of those before them.
+        """Run a document of any number of tokens in segments, which see the model's memory of the segments before.
 
-        The document is tokenised as a whole: special tokens are at its two ends only. What is remembered stays in the
+        The document is tokenised as a whole: special tokens are at its two ends only. The memory stays in the
         backend's memory.
 
         ::
@@ -164,7 +164,7 @@ class BatchSession:
         Args:
             document: a text, an encoding (``session.tokenize(texts, overflow="recur")``), or ids with special tokens.
             segment: tokens of a segment; None: 512, or the session's `max_len` if that is less.
-            outputs: names of the requested outputs, default all but what the model remembers.
+            outputs: names of the requested outputs, default all but the memories.
 
         Returns:
             an iterator over the segments, which computes each when it is asked for.
@@ -189,7 +189,7 @@ class BatchSession:
         """Run documents as :meth:`stream` does, several of them in each batch.
 
         Each row of a batch has a document of its own. When it ends, the row begins the next document, and the other
-        rows go on with theirs. The results are those of each document alone.
+        rows go on with theirs. The results equal the results of each document alone.
 
         Args:
             documents: as of :meth:`stream`; one is taken when there is a row for it.
@@ -197,7 +197,7 @@ class BatchSession:
             rows: documents at a time; None: as many as fill the backend's preferred batch.
 
         Returns:
-            an iterator over segments: those of a document in order, those of different documents interleaved. A
+            an iterator over segments: a document's in order, different documents' interleaved. A
             document whose results are NaN or infinite ends with a segment that has its error; the others go on.
 
         Raises:
@@ -284,7 +284,7 @@ class BatchSession:
         Args:
             encodings: from :meth:`tokenize`.
             batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
-            outputs: names of the requested outputs, default all but what a recurrent model remembers: every text is
+            outputs: names of the requested outputs, default all but a recurrent model's memories: every text is
                 run alone.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What the classes behind the interface of sentence-transformers share: a session, and a tokenizer with its limit."""
+"""Common parts of the classes with the interface of sentence-transformers: a session, a tokenizer and its limit."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Length = Literal["bundle", "model"]
-"""Names of numbers of tokens: all that a bundle serves, and what the model's own library cuts texts to."""
+"""Names of numbers of tokens: all that a bundle serves, and the length that the model's own library cuts texts to."""
 
 _WINDOW_TEXTS = 4096
 _WINDOW_CHARACTERS = 2_000_000
-"""What is tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
+"""Texts that are tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
 
 class BundleModel:
-    """A loaded bundle with a tokenizer; also a context manager. What pickles it loads the bundle again in its process.
+    """A loaded bundle with a tokenizer; also a context manager. Unpickling loads the bundle again in the new process.
 
     Args:
-        bundle: what :func:`open_bundle` returned.
+        bundle: the result of :func:`open_bundle`.
         max_seq_length: see the property; None for its default.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
 
     Attributes:
-        prompts: name -> what goes before a text; by default the model's own.
+        prompts: name -> the text before a text; by default the model's own.
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
 
     Raises:
@@ -96,7 +96,7 @@ class BundleModel:
     def max_seq_length(self) -> int:
         """Tokens that a text is cut to, special tokens included; the first text that is cut causes a warning.
 
-        By default it is what ``hdexport build --max-len`` asked for, else the model's own number. Set it to another
+        By default it is the value of ``hdexport build --max-len``, else the model's own number. Set it to another
         number, to ``"model"`` for the model's own, or to ``"bundle"`` for all that the bundle serves.
 
         Raises:
@@ -114,7 +114,7 @@ class BundleModel:
         return self._tokenizer.whole
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the session: another process loads the bundle again, from the directory where it lies."""
+        """All attributes but the session: another process loads the bundle again, from the directory where it lies."""
         return {name: value for name, value in vars(self).items() if name != "_session"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ class BundleModel:
 
         Args:
             tokens: a number, ``"bundle"``, or ``"model"`` or None for the model's own.
-            own_length: the model's own number of such texts; None for that of all its texts.
+            own_length: the model's own number of such texts; None for the number of all its texts.
         """
         most = self._session.max_len
         if tokens == "bundle":
@@ -175,8 +175,8 @@ class BundleModel:
             output: that is asked for.
             prompt: before every text.
             batch_size: texts that are tokenised at a time; None for a usual number.
-            name: what an error calls the texts: ``sentences[3]: ...``.
-            finished: what is run in place of what the tokenizer gave.
+            name: the texts' in an error: ``sentences[3]: ...``.
+            finished: the encodings that are run in place of the tokenizer's.
         """
         for window in _windows(texts, batch_size or _WINDOW_TEXTS):
             encodings = [finished(each) for each in _encodings(tokenizer, texts, window, prompt, name)]
@@ -198,7 +198,7 @@ class BundleModel:
 
     def _check_call(self, batch_size: int | None, device: object) -> None:
         if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for what is fastest.")
+            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for the fastest.")
         self._check_device(device)
 
     def _check_device(self, device: object) -> None:
@@ -245,7 +245,7 @@ class TwoSidedModel(BundleModel):
         return self.encode(inputs, prompt_name, prompt, *arguments, **self._options_of_side(side), **options)
 
     def _options_of_side(self, side: str) -> dict[str, Any]:
-        """What `encode` takes for queries or documents beside their prompt."""
+        """Options of `encode` for queries or documents beside their prompt."""
         return {}
 
 
@@ -253,7 +253,7 @@ class TwoSidedModel(BundleModel):
 def progress(
     total: int, description: str, *, shown: bool | None, logger: logging.Logger
 ) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, which advances by what its function is given.
+    """A bar on stderr, which advances by the number that its function is given.
 
     ``shown`` None is for where the logger is at INFO or DEBUG.
     """
@@ -288,7 +288,7 @@ def _encodings(
     try:
         return tokenizer.encode([texts[index] for index in window], overflow=Overflow.TRUNCATE, prompt=prompt)
     except InputError:
-        # It counts from the start of the window, which says nothing to the caller.
+        # The message counts from the start of the window, which says nothing to the caller.
         for index in window:
             try:
                 tokenizer.encode([texts[index]], overflow=Overflow.TRUNCATE, prompt=prompt)

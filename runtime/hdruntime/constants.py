@@ -27,7 +27,7 @@ MANIFEST_FILE = "manifest.json"
 """Name of the manifest in a bundle; a directory with this file is a bundle."""
 
 CONFIG_FILE = "config.json"
-"""In a bundle: the checkpoint's configuration."""
+"""File of a bundle with the checkpoint's configuration."""
 
 PORTABLE_LOWERING: Final = "portable"
 """``GraphFile.lowering`` of the graph that any ONNX runtime runs."""
@@ -52,10 +52,10 @@ RUNTIME_CACHE_SUFFIX = ".runtime_cache"
 """Suffix of files that the runtime leaves in a bundle; they are not part of it and may be deleted."""
 
 KERNELS_FOLDER = "kernels"
-"""In a bundle: the GPU kernels that our plugins launch; all its engines share them."""
+"""Folder of a bundle with the GPU kernels that our plugins launch; all its engines share them."""
 
 TENSORRT_RTX_ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 """GPU architectures that TensorRT-RTX (1.7) builds for: GeForce, RTX and A100, but neither Hopper nor B200."""
 
 TENSORRT_RTX_ON_REQUEST = ("sm75",)
-"""Those that TensorRT-RTX leaves out unless asked: they slow an engine down on the others."""
+"""Architectures that TensorRT-RTX leaves out unless asked: they slow an engine down on the others."""

@@ -8,9 +8,9 @@
         scores = encoder.predict([("what is read?", "long documents"), ("who reads?", "nobody")])  # float32 [pairs]
         best = encoder.rank("what is read whole?", ["short texts", "long documents"], top_k=1)
 
-Prompts, the length that pairs are cut to and the activation function are the model's own. What differs from
+Prompts, the length that pairs are cut to and the activation function are the model's own. Differences from
 ``CrossEncoder`` there: only activation functions that are given as such need PyTorch, `CrossEncoder.max_seq_length` can
-be lifted to what the bundle serves, and documents that are longer can be read in pieces.
+be lifted to the bundle's limit, and documents that are longer can be read in pieces.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CrossEncoder(BundleModel):
     """A loaded bundle that scores pairs of texts. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or what :func:`open_bundle` returned; its task is text-classification.
+        bundle: its directory, or the result of :func:`open_bundle`; its task is text-classification.
         max_length: see `max_seq_length`; None for its default.
         activation_fn: makes scores of logits: ``sigmoid``, ``softmax``, ``identity``, or a function of PyTorch's
             tensors, as ``torch.nn.Sigmoid()``. None: the model's own, else ``sigmoid`` for one label and ``identity``
@@ -62,7 +62,7 @@ class CrossEncoder(BundleModel):
 
     Attributes:
         activation_fn: as above.
-        prompts: name -> what goes before the first text of a pair; by default the model's own.
+        prompts: name -> the text before the first text of a pair; by default the model's own.
         default_prompt_name: the prompt of pairs for which none is asked for; None for no prompt.
 
     Raises:
@@ -131,8 +131,8 @@ class CrossEncoder(BundleModel):
             batch_size: most pairs of a batch. None, the default, is as fast or faster: then the number of tokens
                 decides. The answers are the same.
             show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
-            activation_fn: as of the class; None for that of the class.
-            apply_softmax: of several labels, make scores that sum to 1 of what the activation function gave.
+            activation_fn: as of the class; None for the class' own.
+            apply_softmax: of several labels, make scores that sum to 1 of the activation function's results.
             convert_to_numpy: False for a list of PyTorch tensors.
             convert_to_tensor: for one PyTorch tensor, in the CPU's memory.
             device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.

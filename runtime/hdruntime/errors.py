@@ -10,7 +10,7 @@
     ├── InputError                  the caller's ids, masks, texts, rows or options do not fit
     │   └── InputChangedError       a job's input changed after the job began
     ├── OutputExistsError           the output already exists
-    ├── DamagedJobError             what is kept of an unfinished job cannot be continued
+    ├── DamagedJobError             the kept rows of an unfinished job cannot be continued
     ├── BackendError                a backend cannot run a bundle or a batch
     │   ├── BackendUnavailableError the backend, its package or its hardware is not available
     │   ├── NonFiniteOutputError    a result holds NaN or infinity
@@ -79,7 +79,7 @@ class OutputExistsError(HdexportError):
 
 
 class DamagedJobError(HdexportError):
-    """What is kept of an unfinished job cannot be continued."""
+    """The kept rows of an unfinished job cannot be continued."""
 
 
 class BackendError(HdexportError):

@@ -25,7 +25,7 @@ class LangChainEmbeddings:
     """Embeds documents and queries, each with the prompt that the model has for it.
 
     Args:
-        encoder: what embeds.
+        encoder: that embeds.
         options: passed on to `SentenceEncoder.encode_document` and `SentenceEncoder.encode_query`.
     """
 

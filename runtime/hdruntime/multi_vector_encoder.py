@@ -9,9 +9,9 @@
         documents = encoder.encode_document(["long documents", "short ones"])
         scores = encoder.similarity(queries, documents)  # MaxSim, float32 [queries, documents]
 
-Prompts, lengths, the expansion of queries and the tokens that are left out are the model's own. What differs from
+Prompts, lengths, the expansion of queries and the tokens that are left out are the model's own. Differences from
 ``MultiVectorEncoder`` there: results are NumPy arrays unless tensors are asked for, which alone need PyTorch, and
-`MultiVectorEncoder.document_length` can be lifted to what the bundle serves.
+`MultiVectorEncoder.document_length` can be lifted to the bundle's limit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MultiVectorEncoder(TwoSidedModel):
     """A loaded bundle that gives a vector for each token. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or what :func:`open_bundle` returned; its task is token-similarity.
+        bundle: its directory, or the result of :func:`open_bundle`; its task is token-similarity.
         query_length, document_length: see the properties; None for their defaults.
         max_seq_length: the same for texts that are neither; None for its default.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
@@ -54,7 +54,7 @@ class MultiVectorEncoder(TwoSidedModel):
     Attributes:
         similarity_fn_name: ``maxsim``, or ``meanmaxsim`` for MaxSim divided by the vectors of the query; by default the
             model's own.
-        prompts: name -> what goes before a text; by default the model's own.
+        prompts: name -> the text before a text; by default the model's own.
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
 
     Raises:
@@ -106,8 +106,8 @@ class MultiVectorEncoder(TwoSidedModel):
     def query_length(self) -> int:
         """Tokens that a query is cut to, special tokens and prompt included; by default the model's own number.
 
-        Set it to another number, or to ``"bundle"`` for all that the bundle serves. What a short query is expanded to
-        stays the model's.
+        Set it to another number, or to ``"bundle"`` for all that the bundle serves. Short queries are expanded to the
+        model's own number.
 
         Raises:
             InputError: when set to more than the bundle serves, or to so few that no token of a text has room.
@@ -159,7 +159,7 @@ class MultiVectorEncoder(TwoSidedModel):
         Args:
             inputs: one text, or any number of them; an empty string is a text, too.
             prompt_name: which of `prompts` goes before every text; None for the default.
-            prompt: what goes before every text; ``prompt_name`` is then not looked at.
+            prompt: the text before every text; ``prompt_name`` is then not looked at.
             batch_size: texts that are tokenised and run at a time, for callers that need to save memory. None, the
                 default, is as fast or faster: then the number of tokens decides. The answers are the same.
             show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.

@@ -9,9 +9,9 @@
         documents = encoder.encode_document(["long documents", "short ones"])
         scores = encoder.similarity(queries, documents)  # float32 [queries, documents]
 
-Prompts, the length that texts are cut to, truncation and similarity are the model's own. What differs from
+Prompts, the length that texts are cut to, truncation and similarity are the model's own. Differences from
 ``SentenceTransformer``: results are NumPy arrays unless tensors are asked for, which alone need PyTorch, and
-`SentenceEncoder.max_seq_length` can be lifted to what the bundle serves.
+`SentenceEncoder.max_seq_length` can be lifted to the bundle's limit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SentenceEncoder(BundleModel):
     """A loaded bundle that encodes texts. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or what :func:`open_bundle` returned.
+        bundle: its directory, or the result of :func:`open_bundle`.
         pooling: ``mean``, ``cls``, ``max``, ``lasttoken``, ``weightedmean`` or ``mean_sqrt_len_tokens`` of the token
             vectors, for a bundle of the task feature-extraction (default
             ``mean``). One of the task sentence-similarity has its model's own pooling, and takes None.
@@ -71,9 +71,9 @@ class SentenceEncoder(BundleModel):
     Attributes:
         truncate_dim: as above.
         similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``; by default the model's own.
-        prompts: name -> what goes before a text; by default the model's own.
+        prompts: name -> the text before a text; by default the model's own.
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
-        model_card_data: takes what the evaluators of sentence-transformers report, and keeps nothing of it.
+        model_card_data: takes the reports of sentence-transformers' evaluators, and keeps nothing of them.
 
     Raises:
         BundleError: there is no bundle, or it is damaged or too new.
@@ -141,7 +141,7 @@ class SentenceEncoder(BundleModel):
         Args:
             sentences: one text, or any number of them; an empty string is a text, too.
             prompt_name: which of `prompts` goes before every text; None for the default.
-            prompt: what goes before every text, such as ``"query: "``; ``prompt_name`` is then not looked at.
+            prompt: the text before every text, such as ``"query: "``; ``prompt_name`` is then not looked at.
             batch_size: texts that are tokenised and run at a time, for callers that need to save memory. None, the
                 default, is as fast or faster: then the number of tokens decides. The answers are the same.
             show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
@@ -152,10 +152,10 @@ class SentenceEncoder(BundleModel):
             convert_to_tensor: for one PyTorch tensor, in the CPU's memory.
             device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
             normalize_embeddings: bring each vector to length 1.
-            truncate_dim: dimensions that are kept, before vectors are normalised; None for what the encoder keeps.
+            truncate_dim: dimensions that are kept, before vectors are normalised; None for the encoder's own number.
 
         Returns:
-            [dimensions] of one text; [sentences, dimensions] of several, in the order given. Of ``token_embeddings``
+            [dimensions] of one text; [sentences, dimensions] of several, in the order given. With ``token_embeddings``
             [tokens, hidden_size] of one text, and a list of such arrays of several.
 
         Raises:
@@ -286,7 +286,7 @@ def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooli
         chosen = Pooling(pooling)
     except ValueError:
         valid = ", ".join(f"'{each.value}'" for each in Pooling)
-        raise InputError(f"pooling is {pooling!r}; it must be {valid}, or None for what the bundle has.") from None
+        raise InputError(f"pooling is {pooling!r}; it must be {valid}, or None for the bundle's own.") from None
     if not is_needed:
         raise InputError(
             f"pooling is {chosen.value!r}, but this bundle pools as its model does.\n"

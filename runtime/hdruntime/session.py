@@ -52,7 +52,7 @@ def load(
             first, then ONNX Runtime on the GPU, then on the CPU OpenVINO, where it is installed and the bundle has its
             graph, then ONNX Runtime; it logs its choice and the reason. An unused GPU causes a warning.
         threads: CPU threads of one run; None leaves the number to the backend.
-        precision: one of :class:`Precision`: what a CPU computes in. ``auto`` is ``bfloat16`` where the CPU computes in
+        precision: one of :class:`Precision`, for a CPU. ``auto`` is ``bfloat16`` where the CPU computes in
             it, the bundle is of half precision and OpenVINO runs it, else ``float32``.
         device: ``cpu``, or ``cuda`` or ``cuda:N`` for the NVIDIA GPU of that number, leave only the backends that run
             there; or OpenVINO's name of a device, for example ``GPU`` or ``NPU``. None: any.
@@ -107,7 +107,7 @@ class Session(BatchSession):
             texts: may be empty strings.
             batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
             overflow: for a text of too many tokens: ``error``, ``truncate``, or ``split``, which embeds it in pieces.
-                ``recur`` streams every text, see :meth:`stream`, and pools all its tokens as those of one long text.
+                ``recur`` streams every text, see :meth:`stream`, and pools all its tokens as one long text's.
             stride: tokens that a piece of a split text repeats from the previous piece.
             split_pooling: combines the pieces' vectors: ``mean``, weighted by tokens, or ``max``. If all of them have
                 norm 1, the result is normalised too.
@@ -199,7 +199,7 @@ class Session(BatchSession):
 
         For bundles whose vectors are such means: of token vectors (``feature-extraction``), or of a sentence model of
         mean pooling, whose normalisation follows. One chunk of a whole text has the vector of :meth:`embed`: a chunk
-        with the text's first token includes what precedes that (a special token, and the prompt where :meth:`embed`
+        with the text's first token includes the tokens before it (a special token, and the prompt where :meth:`embed`
         pools it), a chunk with the last one includes the special token after it.
 
         A text of more than `max_len` tokens is encoded in overlapping macro chunks of so many tokens, each with special
@@ -244,8 +244,9 @@ class Session(BatchSession):
     ) -> list[list[Entity]]:
         """The entities of every text, for bundles of token-classification.
 
-        They are those of transformers' pipeline. A text that is split is one text: each token has its label from the
-        piece in which it sees most of the text, and an entity on both sides of a cut is one, which the pipeline cuts.
+        Entities are grouped as by transformers' pipeline. A text that is split is one text: each token has its label
+        from the piece in which it sees most of the text, and an entity on both sides of a cut is one, which the
+        pipeline cuts.
 
         Args:
             texts: may be empty strings.
@@ -285,7 +286,7 @@ class Session(BatchSession):
     ) -> list[list[Answer]]:
         """The best answers to questions, each from its context, for bundles of question-answering.
 
-        See :mod:`hdruntime.text.answers` for scores, and what differs from Hugging Face's pipeline.
+        See :mod:`hdruntime.text.answers` for scores, and for differences to Hugging Face's pipeline.
 
         Args:
             questions: with a token each.

@@ -10,8 +10,8 @@
         scores = encoder.similarity(queries, documents)  # float32 [queries, documents]
         words = encoder.decode(documents[0], top_k=10)  # [("documents", 1.9), ...]
 
-What differs from ``SparseEncoder`` there: results are `SparseVector` unless tensors are asked for, which alone
-need PyTorch, and `SparseEncoder.max_seq_length` can be lifted to what the bundle serves.
+Differences from ``SparseEncoder`` there: results are `SparseVector` unless tensors are asked for, which alone need
+PyTorch, and `SparseEncoder.max_seq_length` can be lifted to the bundle's limit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SparseEncoder(TwoSidedModel):
     """A loaded bundle that gives sparse vectors. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or what :func:`open_bundle` returned; its task is sparse-similarity.
+        bundle: its directory, or the result of :func:`open_bundle`; its task is sparse-similarity.
         max_active_dims: most values of a vector that are kept, the largest; None for the model's own number, which
             mostly is all.
         max_seq_length: see the property; None for its default.
@@ -57,7 +57,7 @@ class SparseEncoder(TwoSidedModel):
     Attributes:
         max_active_dims: as above.
         similarity_fn_name: ``dot``, ``cosine``, ``euclidean`` or ``manhattan``; by default the model's own, mostly dot.
-        prompts: name -> what goes before a text; by default the model's own.
+        prompts: name -> the text before a text; by default the model's own.
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
 
     Raises:
@@ -120,15 +120,15 @@ class SparseEncoder(TwoSidedModel):
         Args:
             inputs: one text, or any number of them; an empty string is a text, too.
             prompt_name: which of `prompts` goes before every text; None for the default.
-            prompt: what goes before every text; ``prompt_name`` is then not looked at.
+            prompt: the text before every text; ``prompt_name`` is then not looked at.
             batch_size: texts that are tokenised and run at a time, for callers that need to save memory. None, the
                 default, is as fast or faster: then the number of tokens decides. The answers are the same.
             show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
             convert_to_tensor: for one PyTorch tensor, [inputs, dimensions] or of one text [dimensions].
             convert_to_sparse_tensor: with ``convert_to_tensor``, False for one with its zeros.
-            save_to_cpu: results are in the CPU's memory whatever it says.
+            save_to_cpu: results are in the CPU's memory with any value.
             device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
-            max_active_dims: most values of a vector that are kept; None for what the encoder keeps.
+            max_active_dims: most values of a vector that are kept; None for the encoder's own number.
 
         Returns:
             a `SparseVector` of one text, a list of them of several, in the order given; or a tensor.
@@ -210,8 +210,8 @@ class SparseEncoder(TwoSidedModel):
             embeddings: a `SparseVector`, or a list of them.
 
         Returns:
-            ``active_dims``, the mean number of values that are not 0, and ``sparsity_ratio``, the part of those that
-            are.
+            ``active_dims``, the mean number of values that are not 0, and ``sparsity_ratio``, the part of the values
+            that are.
 
         Raises:
             InputError: an input is something else.
@@ -264,7 +264,7 @@ def _checked_vectors(embeddings: Any) -> list[SparseVector]:
 
 
 def _dense(embeddings: Any) -> Any:
-    """With their zeros; a vector alone stays alone."""
+    """Dense vectors of sparse ones; a vector alone stays alone."""
     if not _is_sparse(embeddings):
         return embeddings.to_dense() if hasattr(embeddings, "to_dense") else embeddings
     return embeddings.dense() if isinstance(embeddings, SparseVector) else stacked(embeddings)

@@ -22,7 +22,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         path: its folder has to be there.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: the file cannot be written; the file of before stays.
     """
     # A unique name: two processes may write at the same time.
     partial = path.with_name(f".{path.name}{_PARTIAL}{secrets.token_hex(4)}")
@@ -44,7 +44,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         content: bytes, or text, which is written as UTF-8.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: the file cannot be written; the file of before stays.
     """
     with whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -33,8 +33,11 @@ LISTS: dict[str, Callable[[], Any]] = {
 }
 
 OTHERS = [
-    ({"text": "read"}, r"is of type dict, which has keys or columns; .*\nChoose what holds them"),
-    (pd.DataFrame({"text": TEXTS}), r"is of type DataFrame, which has keys or columns; .*\nChoose what holds them"),
+    ({"text": "read"}, r"is of type dict, which has keys or columns; .*\nChoose the part that holds them"),
+    (
+        pd.DataFrame({"text": TEXTS}),
+        r"is of type DataFrame, which has keys or columns; .*\nChoose the part that holds them",
+    ),
     (pa.table({"text": TEXTS}), "is of type Table, which has keys or columns"),
     (set(TEXTS), r"is of type set, which has no order; .*\nSort it"),
     (b"read", r"is of type bytes; .* Decode it"),

@@ -1,4 +1,4 @@
-"""A tiny bundle's graphs give what they should at every real token."""
+"""A tiny bundle's graphs give the right answers at every real token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.hugging_face import first_real_tokens
 from support.padded_batches import cases
 
 ATOL = 2e-5
-"""Five times the largest error measured, 4e-6, and a fifth of what is promised."""
+"""Five times the largest error measured, 4e-6, and a fifth of the promised error."""
 
 GRAPHS = ("portable", "session")
 
@@ -45,10 +45,10 @@ def assert_answers(
     Args:
         bundle: a `TinyBundle`, or a `TracedModel`.
         feeds: its inputs; the attention mask says which tokens are real.
-        expected: name of each output -> values of all tokens; those at padding are not looked at.
+        expected: name of each output -> values of all tokens; values at padding are not looked at.
         atol: largest error of a value.
         cosine: compare directions instead, by this smallest cosine.
-        graphs: ``portable``, ``session`` or both; of a `TracedModel`, what PyTorch computes.
+        graphs: ``portable``, ``session`` or both; of a `TracedModel`, PyTorch's results.
         case: names the case in a failure.
     """
     if bundle.manifest.dtype == "bfloat16":
@@ -71,7 +71,7 @@ def assert_answers(
 def assert_as_hugging_face(
     bundle: Any, lengths: Iterable[int], *, sizes: Collection[int] = (3,), types: int = 2, **options: Any
 ) -> None:
-    """Every batch at every length gets Hugging Face's answers; `options` are those of `assert_answers`."""
+    """Every batch at every length gets Hugging Face's answers; `options` are `assert_answers`'."""
     for tokens, name, input_ids, attention_mask in cases(lengths, sizes=sizes):
         feeds = inputs_of(bundle, input_ids, attention_mask, types=types)
         assert_answers(bundle, feeds, bundle.hugging_face(**feeds), case=(f"{tokens} tokens", name), **options)

@@ -9,7 +9,7 @@ from unittest import mock
 
 
 def complaint_about_another_definition(family: str, dtype: str, attribute: str, change: int) -> str:
-    """What the check says where the definition's attribute is changed; it says nothing else before.
+    """The check's words where the definition's attribute is changed; it says nothing else before.
 
     For a process in which Triton interprets. That takes seconds, and so is done once.
 

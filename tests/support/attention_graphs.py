@@ -56,7 +56,7 @@ class Dense(Layer):
         return {"causal": self.causal}
 
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
-        """The same in each order."""
+        """The same function in each order."""
         return function_of_node(inputs=3 + len(self.inputs), attributes=self.node_attributes)
 
 
@@ -187,7 +187,7 @@ def _given(layer: Layer, first: _State, others: Sequence[_State]) -> list[_State
 
 
 def insert_after(value: ir.Value, op_type: str) -> None:
-    """Let everything that reads a value read what a new node makes of it."""
+    """Let everything that reads a value read a new node's result in its place."""
     readers = tuple(value.uses())
     changed = ir.node(op_type, [value])
     changed.outputs[0].shape, changed.outputs[0].dtype = value.shape, value.dtype
@@ -207,7 +207,7 @@ def states_of(batch: int, tokens: int, *, head_dim: int = 32, layer: Layer = _DE
 
 
 def answer_by_definition(layers: Sequence[Layer], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What `portable_graph` of these layers answers, [batch, tokens, hidden], computed in float64."""
+    """The answer of these layers' `portable_graph`, [batch, tokens, hidden], computed in float64."""
     tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
     tensors |= {name: feed.double() for name, feed in tensors.items() if feed.dtype == torch.float32}
     first = layers[0]

@@ -1,4 +1,4 @@
-"""What a manifest says of a kind of attention."""
+"""The manifest's record of a kind of attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Block-sparse attention as tests need it: nodes, their keys in view counted by hand, and what is particular to it."""
+"""Block-sparse attention as tests need it: nodes, their keys in view counted by hand, and its particular cases."""
 
 from __future__ import annotations
 

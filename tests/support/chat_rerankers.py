@@ -21,7 +21,7 @@ INSTRUCTED = (
     f"<Query>: {_ROLE.format('query')}\n<Document>: {_ROLE.format('document')}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n\n"
 )
-"""Of the shape that Qwen3-Reranker has: the prompt is an instruction, and takes the place of one that is there."""
+"""A template like Qwen3-Reranker's: the prompt is an instruction, and replaces the template's own instruction."""
 
 NO_SYSTEM = (
     "{% for message in messages %}"
@@ -29,7 +29,7 @@ NO_SYSTEM = (
     "{{ '<|im_start|>' + message.role + '\n' + message.content[0].text + '<|endoftext|>' }}"
     "{% endfor %}{% if add_generation_prompt %}\nScore?<|endoftext|>{% endif %}"
 )
-"""Of structured messages, with a loop over them, without a prompt; it ends with the id of padding."""
+"""A template of structured messages, with a loop over them, without a prompt; it ends with the id of padding."""
 
 DIGRESSING = "Document: " + _ROLE.format("document") + "\nIs it about " + _ROLE.format("query") + "?"
 """The document before the query, which almost ends it; prompts are left out."""
@@ -63,8 +63,8 @@ def save_chat_reranker(
     Args:
         directory: where to.
         template: the tokenizer's chat template; None for none: the tokenizer reads pairs.
-        score: ``logits``: the logit of "yes" less that of "no", or ``yes``: of "yes" alone, of a generator; or
-            ``classifier``: of a classifier's head.
+        score: ``logits``: the logit of "yes" less the logit of "no", or ``yes``: of "yes" alone, both of a generator;
+            or ``classifier``: of a classifier's head.
         tied: whether the vocabulary's head is the table of embeddings.
         rendering: options of ``apply_chat_template`` that the checkpoint asks for.
         options: of `sentence_transformers.CrossEncoder`.

@@ -42,12 +42,12 @@ class Clipped(Layer):
         return ("key_mask", "scores_by_distance", *["values_by_distance"] * self.values)
 
     def numbers_shape(self, batch: int, tokens: int) -> tuple[int, int, int, int]:
-        """Of `scores_by_distance`."""
+        """Shape of `scores_by_distance`."""
         texts, queries = (batch, tokens) if self.by_query else (1, 1)
         return (texts, self.heads, queries, 2 * self.reach + 1)
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
-        """As of every operator."""
+        """Keys in view, as for every operator."""
         feeds = {
             "scores_by_distance": torch.zeros(self.numbers_shape(1, tokens)),
             "values_by_distance": torch.zeros(2 * self.reach + 1, tokens),
@@ -59,7 +59,7 @@ class Clipped(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Shared(Clipped):
-    """A node that has its tables as initializers, as those of T5 and MPNet are."""
+    """A node that has its tables as initializers, as T5's and MPNet's nodes have."""
 
     @property
     def constants(self) -> dict[str, np.ndarray]:
@@ -141,7 +141,7 @@ def inputs_of(node: Clipped, kinds: np.ndarray) -> dict[str, np.ndarray]:
 def model_of(nodes: Sequence[Clipped], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
     """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
 
-    The inputs are those of the operator; their axes are called batch and tokens, those of numbers and rows by distance
+    The inputs are the operator's; their axes are called batch and tokens, the axes of numbers and rows by distance
     are numbers, or, for nodes that differ in their reach, names.
     """
     first = nodes[0]

@@ -52,7 +52,7 @@ def made_colbert(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
 
         save_colbert(directory / "checkpoint", name)
         if name == "unexpanded":
-            # Of the same weights and graph.
+            # A bundle of the same weights and graph.
             other = made_colbert(tmp_path_factory, "attending") / "bundle"
             with_settings_of(directory / "checkpoint", other, directory / "bundle")
             return
@@ -165,7 +165,7 @@ def _as_pylate(path: Path) -> None:
 
 
 def _as_stanford(path: Path, model: BertModel, weight: torch.Tensor) -> None:
-    """What ``HF_ColBERT`` saves: BERT's weights with their prefix, the projection beside them, and its metadata."""
+    """The files of ``HF_ColBERT``: BERT's weights with their prefix, the projection beside them, and its metadata."""
     weights = {f"bert.{name}": value.contiguous() for name, value in model.state_dict().items()}
     save_file({**weights, "linear.weight": weight}, path / "model.safetensors", metadata={"format": "pt"})
     change_json(path / "config.json", architectures=["HF_ColBERT"])

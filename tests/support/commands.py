@@ -38,7 +38,7 @@ def _as_in_a_new_process(arguments: list[str], cwd: Path | None) -> Iterator[Non
 def run_here(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A command in this process, where all that it imports is there, as if it were one.
 
-    What it raises and does not turn into a message is raised here.
+    An error that it raises and does not turn into a message is raised here.
     """
     words = list(map(str, arguments))
     stdout, stderr = io.StringIO(), io.StringIO()

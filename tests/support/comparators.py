@@ -1,4 +1,4 @@
-"""Comparisons that tests assert with; what each must refuse is in test_comparators.py."""
+"""Comparisons that tests assert with; test_comparators.py has the answers that each must refuse."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_same_directions(
 
 
 def assert_as_accurate(actual: torch.Tensor, right: torch.Tensor, pytorch: torch.Tensor) -> None:
-    """Every error is at most twice PyTorch's largest and a rounding of the dtype, and what is defined as 0 is 0."""
+    """Every error is at most twice PyTorch's largest and a rounding of the dtype, and values defined as 0 are 0."""
     assert actual.shape == right.shape, f"shape {tuple(actual.shape)}, not {tuple(right.shape)}"
     assert actual.dtype == pytorch.dtype
     assert torch.isfinite(actual).all(), f"{int((~torch.isfinite(actual)).sum())} values are not finite"
@@ -75,7 +75,7 @@ def assert_rounded_as_pytorch(
       0.6 to 0.8 % for 2 layers with r from 7 to 12. Models that amplify little show that (NeoMME 0.6 %, GTE 0.8 %).
     * Norms and sharp scores amplify it (EmbeddingGemma 1.9 %, some tokens 6 %), as the model and the text decide. That
       is in PyTorch's error as well, so no number for it is needed here.
-    * What differs between right implementations is how often they round. Kernels that keep sums in registers round less
+    * Right implementations differ in how often they round. Kernels that keep sums in registers round less
       than PyTorch; a graph each of whose values is rounded, norms and activations included, rounds up to twice as
       often. So the root mean square over all vectors, a mean whose own spread is small, is at most sqrt(2) times
       PyTorch's.
@@ -101,9 +101,9 @@ def assert_nearest(
     right: npt.NDArray[np.floating],
     wrong: Mapping[str, npt.NDArray[np.floating]],
 ) -> None:
-    """Of the answers that it might be, `actual` is nearest the right one, relative to each vector's length.
+    """`actual` is nearest the right answer, and not to a wrong one, relative to each vector's length.
 
-    This finds what is smaller than the rounding of a single vector, because rounding does not point towards a mistake:
+    This finds mistakes smaller than the rounding of a single vector, because rounding does not point towards one:
     over N values, its part in that direction is a 1 / sqrt(N) of it.
     """
     got, want = _finite_pair(actual, right)
@@ -125,7 +125,7 @@ def named_case(*parts: object) -> Iterator[None]:
 
 
 def _relative_errors(actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Of each vector along the last axis, by the length of the expected one."""
+    """Error of each vector along the last axis, by the length of the expected one."""
     got, want = _finite_pair(actual, expected)
     lengths = np.linalg.norm(want, axis=-1)
     assert (lengths > 0).all(), "a vector of zeros has no length to compare with"

@@ -37,7 +37,7 @@ class Disentangled(Layer):
 
     @property
     def constants(self) -> dict[str, np.ndarray]:
-        """Rows in no order, so that a wrong distance has another row, which is not that of the opposite one."""
+        """Rows in no order, so that a wrong distance has another row, which is not the opposite distance's."""
         rows = np.random.default_rng(self.reach).integers(0, self.number_rows, 2 * self.reach + 1)
         rows[[0, -1]] = 0, self.number_rows - 1
         return {f"rows_within_{self.reach}": rows.astype(np.int64)}
@@ -47,7 +47,7 @@ class Disentangled(Layer):
         return ("key_mask", "position_keys", "position_queries", *self.constants)
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
-        """As of every operator."""
+        """Keys in view, as for every operator."""
         table = torch.zeros(self.heads, self.number_rows, 1)
         feeds = {
             "key_mask": torch.ones(1, tokens, dtype=torch.bool),
@@ -101,7 +101,7 @@ def inputs_of(node: Disentangled, kinds: np.ndarray) -> dict[str, np.ndarray]:
 def model_of(nodes: Sequence[Disentangled], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
     """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
 
-    The inputs are those of the operator, without the rows of distances, which are constants.
+    The inputs are the operator's, without the rows of distances, which are constants.
     """
     first = nodes[0]
     state: list[str | int] = ["batch", first.heads, "tokens", first.head_dim]

@@ -33,7 +33,7 @@ def run_job(arguments: list[str], largest_file: int | None = None) -> int:
 
 
 def run_job_on_a_small_disk_and_a_large_one(arguments: list[str], output: Path, sizes: tuple[int, int]) -> None:
-    """Run the command twice, on a disk in place of the output's folder; print exit codes, and what is left there.
+    """Run the command twice, on a disk in place of the output's folder; print exit codes, and the files left there.
 
     The output is copied beside the folder, which only the owner can read.
 

@@ -1,4 +1,4 @@
-"""Bundles that together have every key of a manifest, and what seals one again after a change."""
+"""Bundles that together have every key of a manifest, and the function that seals one again after a change."""
 
 from __future__ import annotations
 

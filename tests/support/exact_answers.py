@@ -1,4 +1,4 @@
-"""What an attention operator's definition answers, worked out once for all that is compared with it."""
+"""An attention operator's answers by its definition, worked out once for all comparisons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _kept: OrderedDict[tuple[object, ...], np.ndarray] = OrderedDict()
 def exact_answer(
     node: Layer, inputs: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float64, **changes: Any
 ) -> np.ndarray:
-    """By the definition, computed in that dtype; `changes` are attributes and inputs.
+    """The answer by the definition, computed in that dtype; `changes` are attributes and inputs.
 
     The same node with the same bytes is not asked again: a definition in float64 takes most of the time of a test.
     """

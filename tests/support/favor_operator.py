@@ -88,7 +88,7 @@ def inputs_of(node: Favor, mask: np.ndarray, *, size: float = 0.5) -> dict[str, 
 def by_hand(node: Favor, inputs: Mapping[str, np.ndarray], *, text: int, head: int) -> np.ndarray:
     """[tokens, head_dim], one query and one key after the other, without a number that is subtracted and divided out.
 
-    Only `epsilon` tells how large the exponentials were made: each is divided by that of the largest product.
+    Only `epsilon` tells how large the exponentials were made: each is divided by the largest product's exponential.
     """
     (projection,) = (table.astype(np.float64) for table in node.constants.values())
     query, key, value = (inputs[name][text, head].astype(np.float64) for name in node.operator.state_names)

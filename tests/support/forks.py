@@ -30,11 +30,11 @@ _CONTEXT.set_forkserver_preload(
 
 
 class Fork:
-    """A process that calls a function, and whose exit code is what that returns.
+    """A process that calls a function, and whose exit code is the function's result.
 
-    For what a new process would spend its time importing, PyTorch above all, while the claim is about something else:
-    that it is killed, that its disk is full, that its stderr is a terminal. It is forked by a process that does nothing
-    else: a fork of the tests' own would wait for threads of Arrow or Ray that it does not have.
+    For claims about a process and not its imports, PyTorch's above all, which take a new process its time:
+    that it is killed, that its disk is full, that its stderr is a terminal. A process that does nothing else forks it:
+    a fork of the tests' own would wait for threads of Arrow or Ray that it does not have.
 
     Args:
         call: a function of a module that can be imported.
@@ -54,13 +54,13 @@ class Fork:
         )
         self._process.start()
         child_begins.close()
-        # It has opened the terminal, which may be closed here.
+        # The child has opened the terminal, which may be closed here.
         begins.recv()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, minus the signal that killed it; None while it runs."""
+        """The process' exit code, minus the signal that killed it; None while it runs."""
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
@@ -73,11 +73,11 @@ class Fork:
         self._process.join()
 
     def errors(self) -> str:
-        """What it has written to stderr so far."""
+        """The process' stderr so far."""
         return os.pread(self._stderr.fileno(), 2**20, 0).decode()
 
     def finished(self, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-        """Wait for its end; what it printed.
+        """Wait for its end; its stderr.
 
         Args:
             timeout: in seconds, after which this fails.

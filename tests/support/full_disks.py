@@ -1,4 +1,4 @@
-"""Disks that are too small for what a command writes, really."""
+"""Disks that are really too small for a command's output."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def on_full_disks(
     Args:
         arguments: of the command, without its output.
         directory: in which the file systems are made.
-        command: what runs it.
+        command: the command to run.
 
     Returns:
-        The process; its output is, for each size, ``rc: CODE [what was left on the disk]``.
+        The process; its output is, for each size, ``rc: CODE [files left on the disk]``.
     """
 
     return in_mount_namespace(_run_on_each, command, list(map(str, arguments)), directory)

@@ -1,4 +1,4 @@
-"""Whether two graphs compute the same of the same weights, whatever their values are called."""
+"""Whether two graphs compute the same of the same weights, with any names of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cases of a grid every run tries."""
+"""The cases of a grid that every run tries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_RUN_TYPES = tuple(
 )
 """Model types whose bundles every run builds.
 
-The layers of the others are those of another type of their family: every run tries what is traced of them, in PyTorch.
+The layers of the others are another type's of their family: every run tries their trace, in PyTorch.
 """
 
 TASKS_OF_EVERY_RUN = {
@@ -26,7 +26,7 @@ TASKS_OF_EVERY_RUN = {
 }
 """Model type -> tasks whose bundles every run builds: each task, and one whose head either family writes in its way.
 
-What the library puts on an encoder does not depend on ours; test_big_bird.py has the sparse ones.
+The library's heads on an encoder do not depend on ours; test_big_bird.py has the sparse encoders.
 """
 
 

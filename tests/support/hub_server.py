@@ -1,4 +1,4 @@
-"""A Hugging Face hub of one's own on 127.0.0.1, for the real client: models, their commits, and who asked for what."""
+"""A Hugging Face hub of one's own on 127.0.0.1, for the real client: models, their commits, and the requests."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ _ENCODER_CLASSES = {
     "longt5": transformers.LongT5EncoderModel,
     **dict.fromkeys(("mt5", "t5", "umt5"), transformers.AutoModelForTextEncoding),
 }
-"""Model types whose AutoModel has a decoder as well -> what loads the encoder alone."""
+"""Model types whose AutoModel has a decoder as well -> the class that loads the encoder alone."""
 
 _OUTPUTS_OF_TASK = {
     "feature-extraction": ("last_hidden_state",),
@@ -76,7 +76,7 @@ _OUTPUTS_OF_TASK = {
 
 
 def _has_no_table(config: transformers.PreTrainedConfig) -> bool:
-    """Of a model type whose checkpoints may have one: ESM and DeBERTa."""
+    """Whether a model lacks a table of positions, whose type's checkpoints may have one: ESM and DeBERTa."""
     is_rotary = getattr(config, "position_embedding_type", None) == "rotary"
     return is_rotary or not getattr(config, "position_biased_input", True)
 
@@ -131,7 +131,7 @@ class HuggingFace:
         first_row = 2 if self.model.config.model_type in (*AFTER_PADDING_ROW, "esm") else 0
         self.checkpoint_rows = table.copy()
         if self.model.config.model_type == "big_bird":
-            # It pads texts to a multiple of the block, and the padding has positions.
+            # BigBird pads texts to a multiple of the block, and the padding has positions.
             max_len += -max_len % self.model.config.block_size
             self.model.config.max_position_embeddings = max_len
         rows = extended_rows(table[first_row:], max_len, alpha=alpha).astype(np.float32)
@@ -144,7 +144,7 @@ class HuggingFace:
         table = self.model.embed_positions.weight.detach().numpy()
         self.checkpoint_rows = table.copy()
         if self.model.config.model_type == "led":
-            # It pads texts to a multiple of the window, and the padding has positions.
+            # LED pads texts to a multiple of the window, and the padding has positions.
             max_len += -max_len % max(self.model.config.attention_window)
         else:
             self.model.config.max_position_embeddings = max_len
@@ -158,7 +158,7 @@ class HuggingFace:
         encoder.embed_positions = table
 
     def _extend_reformer(self, max_len: int, alpha: float) -> None:
-        """In float64, too, but for hashes: in float32 its -1e5 for a token's own key leaves weights two decimals."""
+        """In float64, too, but for hashes: the -1e5 for a token's own key leaves float32 weights two decimals."""
         config, embeddings = self.model.config, self.model.base_model.embeddings
         with torch.inference_mode():
             every = torch.arange(config.max_position_embeddings)[None]
@@ -181,14 +181,14 @@ class HuggingFace:
         base.set_attention_type(self.model.config.attention_type)
 
     def _summarise_last(self, attention_mask: np.ndarray) -> None:
-        """Make XLNet's classifier read the last real token, by the library's own option; it reads the last of all."""
+        """Make XLNet's classifier read the last real token, by the library's own option, instead of the last of all."""
         summary = self.model.sequence_summary
         last = [np.flatnonzero(row)[-1] for row in attention_mask]
         summary.summary_type = "cls_index"
         summary.forward = functools.partial(type(summary).forward, summary, cls_index=torch.tensor(last))
 
     def _read_first(self, attention_mask: np.ndarray) -> None:
-        """Make DeBERTa's classifier read the first real token; it reads the first of all, which may be padding."""
+        """Make DeBERTa's classifier read the first real token, instead of the first of all, which may be padding."""
         pooler = self.model.pooler
         first = torch.tensor([np.flatnonzero(row)[0] for row in attention_mask])
         pooler.forward = lambda states: type(pooler).forward(pooler, states[torch.arange(len(first)), first][:, None])
@@ -208,7 +208,7 @@ class HuggingFace:
         if self.model.config.model_type in ("deberta", "deberta-v2") and self.task == "text-classification":
             self._read_first(attention_mask)
         if self.model.config.model_type == "qwen3" and self.task == "text-classification":
-            # It reads the last token whose id is not that of padding, whatever the mask says.
+            # Qwen3 reads the last token whose id is not padding's, even against the mask.
             inputs["input_ids"] = np.where(attention_mask == 1, input_ids, self.model.config.pad_token_id)
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})

@@ -30,7 +30,7 @@ _GUARD = 256
 """Elements before and after every buffer that a kernel writes, which it must leave alone."""
 
 _UNSET_BYTE = 0xFF
-"""What workspaces are filled with: NaN as floating-point numbers, -1 as integers."""
+"""Values that workspaces are filled with: NaN as floating-point numbers, -1 as integers."""
 
 
 class Interpreter:
@@ -44,7 +44,7 @@ class Interpreter:
         self._pool.shutdown()
 
     def run(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """What a function answers there."""
+        """A function's answer there."""
         return self._pool.submit(function, *arguments).result()
 
     def attention(
@@ -58,14 +58,14 @@ class Interpreter:
         return self.run(_sorted, hashes, buckets, spans)
 
     def plan(self, token_kind: torch.Tensor, *, global_bound: int) -> torch.Tensor:
-        """What `plan_keys` writes for [batch, tokens]: [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
+        """The plan of `plan_keys` for [batch, tokens]: [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
         return self.run(_plan, token_kind, global_bound)
 
 
 def guarded(
     run: Callable[..., None], inputs: Inputs, sizes: Mapping[str, int]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """What `run` wrote into an output and workspaces, and that it wrote to nothing else."""
+    """The values that `run` wrote into an output and workspaces, and that it wrote to nothing else."""
     query = next(iter(inputs.values()))
     guarded_out = torch.full((query.numel() + 2 * _GUARD,), torch.nan, dtype=query.dtype)
     out = guarded_out[_GUARD:-_GUARD].view(query.shape)
@@ -98,7 +98,7 @@ def _patch_the_language_once_a_launch() -> None:
     def patch_if_not_yet(package: Any, builder: Any, scope: Any) -> None:
         if "_is_interpreted" not in vars(package):
             patch(package, builder, scope)
-            # As long as the patches: a launch takes back what its scope has set.
+            # As long as the patches: a launch takes back settings of its scope.
             scope.set_attr(package, "_is_interpreted", True)
 
     interpreter._patch_builtin = patch_if_not_yet

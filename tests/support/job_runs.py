@@ -28,7 +28,7 @@ from hdruntime.jobs.windows import Window, WindowResult
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")
-"""Of the tiny bundles, in the order of the ids."""
+"""Vocabulary of the tiny bundles, in the order of the ids."""
 
 MAX_WORDS = 14
 """The tiny bundles accept 16 tokens, of which two are special."""
@@ -51,7 +51,7 @@ def run(
 class WordPool:
     """Does windows without a session: the vector of a text is made of its checksum, "nan" is a bad text.
 
-    For what does not depend on what runs the rows.
+    For tests that do not depend on the process that runs the rows.
     """
 
     window_characters = 2**17

@@ -1,4 +1,4 @@
-"""What the kernels and plugins of every sparse operator are tried on, and what is particular to each."""
+"""Cases for the kernels and plugins of every sparse operator, and cases particular to each."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from support.lsh_operator import Lsh
 from support.sparse_operators import PADDINGS, SparseLayer, Window, token_kinds
 
 _DTYPES = ("float32", "float16")
-"""Not bfloat16: Triton 3.9's interpreter multiplies its bit patterns as integers."""
+"""Types without bfloat16: Triton 3.9's interpreter multiplies its bit patterns as integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelDescription:
-    """What tests of all kernels and plugins ask of those of one operator."""
+    """The kernel of one operator, for tests of all kernels and plugins."""
 
     tiles: Tiles  # small ones: short texts then have blocks of every sort, at the edges and between them
     cases: Sequence[Any]  # layer, kinds, tiles and size of the queries, whose answers must be right
     every_run: Sequence[str]  # names of cases that every run tries, for the interpreter is slow; others are nightly
     # a node, tokens, the first key that holds NaN, the end of the queries that must not see it, and the first of
-    # those that do; None where hashes decide what is seen
+    # the queries that do; None where hashes decide which keys are seen
     not_loaded: tuple[SparseLayer, int, int, int, int] | None
     fitting: SparseLayer  # a node with twelve heads of 64 that kernels can be launched for
     # attributes, and the shape of a query or of the last input -> the message that refuses a launch
@@ -58,7 +58,7 @@ class KernelDescription:
 
 
 def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> Inputs:
-    """Random states; a query of padding is NaN, since its answer is 0 whatever padding holds."""
+    """Random states; a query of padding is NaN, since its answer is 0 with any content of padding."""
     (batch, tokens), names = kinds.shape, layer.operator.state_names
     shapes = [(batch, layer.heads_of(name), tokens, layer.head_dim) for name in names]
     generator = torch.Generator().manual_seed(math.prod(shapes[0]))
@@ -74,13 +74,13 @@ def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> 
 def right_answers(
     layer: SparseLayer, inputs: Inputs, dtype: torch.dtype = torch.float64, **changes: Any
 ) -> torch.Tensor:
-    """By the definition."""
+    """The answer by the definition."""
     states = [inputs[name].nan_to_num().to(dtype) for name in layer.operator.state_names]
     return layer.by_definition(states, inputs, **changes)
 
 
 def answer_of_gpu(operator: Operator, inputs: Inputs, attributes: Mapping[str, Any]) -> torch.Tensor:
-    """What the kernels compute on the machine's GPU, with its tiles; skips a test where PyTorch has no CUDA."""
+    """The kernels' results on the machine's GPU, with its tiles; skips a test where PyTorch has no CUDA."""
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     on_gpu, face = [tensor.cuda() for tensor in inputs.values()], face_of(operator)
@@ -321,7 +321,7 @@ def _circle_cases(layer: Chunks, *, lengths: Sequence[int], seen: Sequence[tuple
         cases.append(_case(*name, layer=changed, kinds=kinds, tiles=tiles, size=size))
 
     for tokens, (before, after, causal) in itertools.product((20, 37), seen):
-        # Of three chunks and of five: a step of more leads nowhere.
+        # Three chunks and five: one more step leads nowhere.
         name = "sees", before, after, "causal" * causal, "of", tokens
         case(*name, tokens=tokens, before=before, after=after, causal=causal)
     for chunk, multiple, tokens in ((1, 1, 9), (5, 3, 37), (16, 1, 70), (40, 1, 70), (64, 2, 70)):

@@ -124,7 +124,7 @@ def inputs_of(node: LocalGlobal, mask: np.ndarray) -> dict[str, np.ndarray]:
 def model_of(nodes: Sequence[LocalGlobal], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
     """Nodes one after another, each taking its query from the one before; all are of the first one's sizes and dtype.
 
-    The inputs are those of the operator; their axes are called batch, tokens and sides.
+    The inputs are the operator's; their axes are called batch, tokens and sides.
     """
     first = nodes[0]
     heads, size = first.heads, first.head_dim

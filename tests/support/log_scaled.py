@@ -40,7 +40,7 @@ def window(tokens: int, global_tokens: int = 0) -> Pairs:
 
 
 def bigbird(block: int, random: int) -> Pairs:
-    """As Hugging Face evaluates it: all random blocks are block 0. The blocks are those of the padded batch."""
+    """BigBird as Hugging Face evaluates it: all random blocks are block 0. The blocks are the padded batch's."""
 
     def pairs(attention_mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         tokens = attention_mask.shape[1]
@@ -62,7 +62,7 @@ class LogScaled:
 
     Args:
         bundle: a `TinyBundle`.
-        pairs: of every layer, but of those that the library windows itself.
+        pairs: of every layer, but of the layers that the library windows itself.
         base: of the logarithm.
     """
 

@@ -1,4 +1,4 @@
-"""LSH attention as tests need it: nodes, their keys in view counted by hand, and what is particular to it."""
+"""LSH attention as tests need it: nodes, their keys in view counted by hand, and its particular cases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Lsh(Chunks):
         return vectors / np.sqrt((vectors**2).mean(-1, keepdims=True) + 1e-6)
 
     def circle_by_hand(self, kinds: np.ndarray, vectors: np.ndarray, head: int) -> list[int]:
-        """The tokens of all rounds in the order of their circle; -1 for what is padding."""
+        """The tokens of all rounds in the order of their circle; -1 for padding."""
         circle: list[int] = []
         for number in range(self.rounds):
             found, start, group = np.zeros(len(kinds), np.int64), 0, 1

@@ -1,4 +1,4 @@
-"""What several tests read and is slow to make, made once for all workers of a run, or for all runs."""
+"""Files that several tests read and that are slow to make, made once for all workers of a run, or for all runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 
 _KEPT = _ROOT / ".pytest_cache" / "made-once"
-"""Folders of what outlives a run, by the sources that it was made from; `make clean` removes them."""
+"""Folders of files that outlive a run, by the sources that they were made from; `make clean` removes them."""
 
 _NOT_OF_BUILDS = ("bench", "cli", "doctor", "quality", "tune", "verify", "jobs", "ray", "triton_repository")
 """Modules and packages of ours that decide nothing of the files of an unverified build."""
@@ -38,8 +38,8 @@ def made_once(
     Other callers wait meanwhile. If making it fails, nothing is left, and the next caller tries again.
 
     Args:
-        factory: of pytest; its base directory is that of one worker, the workers' lie side by side.
-        name: says all that decides what is in it, for nothing compares contents.
+        factory: of pytest; its base directory is one worker's, the workers' lie side by side.
+        name: says all that decides the content, for nothing compares contents.
         make: fills the directory, which is there and empty.
         is_kept: whether later runs find it, too, until a source of builds or a library changes. A clean clone has
             nothing of earlier runs.
@@ -62,7 +62,7 @@ def made_once(
 
 @functools.cache
 def _kept_folder() -> Path:
-    """The folder of the present sources. Of the others the newest one stays, for whoever goes back and forth."""
+    """The folder of the present sources. The newest of the other folders stays, for going back and forth."""
     folder = _KEPT / _DIGEST
     folder.mkdir(exist_ok=True, parents=True)
     os.utime(folder)
@@ -73,7 +73,7 @@ def _kept_folder() -> Path:
 
 
 def sources_digest(root: Path = _ROOT) -> str:
-    """A hash of all that decides what an unverified build of a tiny checkpoint writes."""
+    """A hash of all that decides the files of an unverified build of a tiny checkpoint."""
     digest = hashlib.sha256(f"{sys.version} {[version(library) for library in _LIBRARIES]}".encode())
     for file in sorted(_sources(root)):
         digest.update(f"{file.relative_to(root)}\n".encode())
@@ -91,4 +91,4 @@ def _sources(root: Path) -> Iterator[Path]:
 
 
 _DIGEST = sources_digest()
-"""Of the sources as this process has them, and not of those that are edited while tests run."""
+"""Digest of the sources as this process has them, and not of sources that are edited while tests run."""

@@ -1,4 +1,4 @@
-"""What tests need that not every machine has."""
+"""Needs of tests that not every machine meets."""
 
 from __future__ import annotations
 

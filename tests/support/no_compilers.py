@@ -1,4 +1,4 @@
-"""No compiler of kernels starts: what is asked for has to be in a cache."""
+"""No compiler of kernels starts: every kernel has to be in a cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hdplugins.kernels import aot
 
 
 def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on whatever is not in the cache is an error."""
+    """From here on a kernel that is not in the cache is an error."""
 
     def refuse(log: int) -> Any:
         raise AssertionError("a compiler was started")

@@ -1,4 +1,4 @@
-"""Batches of every kind of padding, for comparing a bundle with what it was built from."""
+"""Batches of every kind of padding, for comparing a bundle with its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
 def batches(tokens: int, *, sizes: Collection[int] = (1, 3)) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """The name, ids and mask, both int64 [batch, tokens], of every batch of these sizes that is tried at a length.
 
-    The batch of 1 has a text of two thirds; that of 3 has a whole one and one of a single token besides.
+    The batch of 1 has a text of two thirds; the batch of 3 has a whole one and one of a single token besides.
     """
     generator = np.random.default_rng(tokens)
     part = -(-2 * tokens // 3)
@@ -27,10 +27,10 @@ def batches(tokens: int, *, sizes: Collection[int] = (1, 3)) -> Iterator[tuple[s
         yield f"no padding, batch {len(lengths)}", ids, np.ones_like(ids)
         if part == tokens:
             continue
-        # Whatever stands in the padding must not matter: on the right ordinary ids do.
+        # The content of padding must not matter: on the right ordinary ids do.
         yield f"padding on the right, batch {len(lengths)}", ids, right
         left = right[:, ::-1].copy()
-        # Models that number positions by what is padding do so by the ids.
+        # Models that number positions by padding do so by the ids.
         yield f"padding on the left, batch {len(lengths)}", np.where(left == 1, ids, PAD_TOKEN_ID), left
         holes = (generator.random(ids.shape) < 0.6).astype(np.int64)
         holes[:, tokens // 2] = 1

@@ -27,6 +27,6 @@ def page(path: str) -> str:
 
 
 def code_blocks(text: str, language: str | None = None) -> list[CodeBlock]:
-    """The fenced blocks of a page, or those of one language, in order."""
+    """The fenced blocks of a page, or the blocks of one language, in order."""
     found = [CodeBlock(*match.groups(default="")) for match in _BLOCK.finditer(text)]
     return [block for block in found if language in (None, block.language)]

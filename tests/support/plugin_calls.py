@@ -91,7 +91,7 @@ def enqueue(attached: Any, described: list[Any], out: int = 0x5000, workspace: i
 
 
 def run(plugin: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> Any:
-    """One call, as an execution context makes it, and what was attached to the context."""
+    """One call, as an execution context makes it; the plugin that was attached to the context."""
     attached = plugin.attach_to_context(None)
     enqueue(attached, set_up(attached, shape, *tables, dtype=dtype))
     return attached

@@ -105,14 +105,14 @@ class TokensAnswer(NamedTuple):
 def tokens_answer(
     input_ids: np.ndarray, attention_mask: np.ndarray, vectors: np.ndarray, mask: np.ndarray
 ) -> TokensAnswer:
-    """One call of the model that remembers tokens, in float64: each vector plus the mean of what is remembered.
+    """One call of the model that remembers tokens, in float64: each vector plus the mean of the remembered vectors.
 
     Padding behind a row is not remembered, as `hdexport.model.memories.remembered` has it.
 
     Args:
         input_ids, attention_mask: int64 [batch, tokens].
         vectors: [batch, memory, hidden size], of the last tokens of earlier calls.
-        mask: [batch, memory], 1 for those that are there.
+        mask: [batch, memory], 1 for tokens that are there.
     """
     own = TABLE[input_ids].astype(np.float64)
     count = np.maximum(mask.sum(1), 1)[:, None]
@@ -130,7 +130,7 @@ def streamed_states(ids: Sequence[int], segment: int, *, attended: bool = False)
     Args:
         ids: of the document.
         segment: tokens of a segment.
-        attended: whether what is not yet there counts, as vectors of zeros.
+        attended: whether tokens that are not yet there count, as vectors of zeros.
     """
     vectors = TABLE[np.asarray(ids)].astype(np.float64)
     states = vectors.copy()
@@ -156,7 +156,7 @@ def make_streaming_bundle(
         task: feature-extraction; sentence-similarity, whose vectors are the mean of a call's states, with length 1;
             text-classification, whose logits are that mean; token-classification, whose logits are the states; or
             text-scoring, whose numbers are the first of each state.
-        attended: what is not yet there is attended to, as in Transformer-XL.
+        attended: tokens that are not yet there are attended to, as in Transformer-XL.
         max_len: most tokens of a call.
         sentence: how sentence-transformers runs it.
     """

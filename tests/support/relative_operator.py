@@ -62,7 +62,7 @@ class Relative(Layer):
         ]
 
     def looked_at(self, tokens: int, global_tokens: int = 0, *, memory: int = 0, **changes: torch.Tensor) -> int:
-        """As of every operator; `memory` tokens are remembered."""
+        """Keys in view, as for every operator; `memory` tokens are remembered."""
         kinds = np.ones(memory + tokens, np.int32)
         return self.heads * sum(len(self.keys_by_hand(kinds, tokens, query)) for query in range(tokens))
 
@@ -90,7 +90,7 @@ def wrong_nodes(node: Relative) -> list[Relative]:
 def key_kinds(padding: str, tokens: int, memory: int, *, batch: int = 3, segments: int = 3) -> np.ndarray:
     """[batch, memory + tokens], int32, 0 for padding, else the segment of the token, and 1.
 
-    The first text has the padding, as in `token_kinds`. Of the memory, the second text remembers half, the third
+    The first text has the padding, as in `token_kinds`. The second text remembers half of the memory, the third
     nothing.
     """
     real = token_kinds(padding, tokens, batch=batch)
@@ -130,7 +130,7 @@ def inputs_of(node: Relative, kinds: np.ndarray, tokens: int, *, spare: int = 0)
 def model_of(nodes: Sequence[Relative], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
     """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
 
-    The inputs are those of the operator; their axes are called batch, tokens, keys and distances.
+    The inputs are the operator's; their axes are called batch, tokens, keys and distances.
     """
     first = nodes[0]
     heads, size = first.heads, first.head_dim

@@ -21,7 +21,7 @@ def quiet_pytorch() -> None:
 def one_table_of_operators() -> Iterator[None]:
     """Every export reads the sources of 500 functions, a quarter of its time, for a table that is always the same.
 
-    It also asks PyTorch for all of its operators, 50 times, and which of them to take apart.
+    The export also asks PyTorch for all of its operators, 50 times, and which of them to take apart.
     """
     import torch._export.utils
     import torch.export.exported_program
@@ -39,7 +39,7 @@ def one_table_of_operators() -> Iterator[None]:
         patch.setattr(
             _decomp,
             "create_onnx_friendly_decomposition_table",
-            # A caller removes from it what it has done.
+            # A caller removes operators from it.
             lambda operators: dict(make_table(frozenset(operators))),
         )
         yield

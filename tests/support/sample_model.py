@@ -45,7 +45,7 @@ def build_of_the_tutorial() -> str:
 
 
 def tutorial_bundle(factory: pytest.TempPathFactory) -> Path:
-    """What that command builds, once for all workers; not verified and without an engine. Not to be changed."""
+    """The bundle of that command, built once for all workers; not verified and without an engine. Not to be changed."""
 
     def build(directory: Path) -> None:
         words = shlex.split(build_of_the_tutorial())[1:]

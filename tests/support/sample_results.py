@@ -65,7 +65,7 @@ def sample_result(
         seed: of the noise.
         rounds: processes of a case.
         noise: standard deviation of the logarithm of a round's median.
-        lengths: those measured; some cases of 512 and 8192 tokens fail.
+        lengths: the measured ones; some cases of 512 and 8192 tokens fail.
     """
     generator = np.random.default_rng(seed)
     return BenchResult(

@@ -1,4 +1,4 @@
-"""Checkpoints in TensorFlow's format, written without TensorFlow, right or wrong; those that it wrote are test data."""
+"""Checkpoints in TensorFlow's format, written without TensorFlow, right or wrong; TensorFlow's own are test data."""
 
 from __future__ import annotations
 

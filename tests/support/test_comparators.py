@@ -1,4 +1,4 @@
-"""The comparators refuse wrong answers: those of the tests, and the one that `verify` decides with."""
+"""The comparators refuse wrong answers: the tests' comparators, and the one that `verify` decides with."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_verify_holds_half_precision_to_the_cosine_of_each_token() -> None:
 
 @pytest.mark.parametrize(("actual", "passes"), [(2.04, True), (2.2, False), (1.8, False), (-2.0, False)])
 def test_verify_compares_a_single_score_by_its_value(actual: float, passes: bool) -> None:
-    """A reranker's score: the cosine of two positive numbers is 1 whatever they are."""
+    """A reranker's score: the cosine of two positive numbers is 1 for any two."""
     found = compare(np.array([[actual]]), np.array([[2.0]]), half_precision=True)
     assert found.passed == passes
 
@@ -309,7 +309,7 @@ def test_a_precision_is_held_to_what_is_promised() -> None:
 
 
 SCORES = (3 * RIGHT[0]).astype(np.float32)
-"""Of 65 tokens and 32 classes; they spread by 12, and the best leads the next by 1 or so."""
+"""Scores of 65 tokens and 32 classes; they spread by 12, and the best leads the next by 1 or so."""
 
 
 def scores_with(row: int, values: dict[int, float]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What is shared is made by the first caller, and by the next one if that failed."""
+"""A shared thing is made by the first caller, and by the next one if that failed."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def make_bundle(
 
 
 def engine_file(name: str, **changes: Any) -> EngineFile:
-    """What a manifest lists of an engine of TensorRT-RTX; `changes` are other fields."""
+    """The manifest's entry of an engine of TensorRT-RTX; `changes` are other fields."""
     return dataclasses.replace(
         EngineFile(
             file=f"engines/{name}.engine",

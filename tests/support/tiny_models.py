@@ -40,8 +40,8 @@ VOCAB_SIZE = 120
 COPIES = {"camembert": "roberta", "data2vec-text": "roberta", "xlm-roberta": "roberta"}
 """Model types whose code in transformers is a copy of another's.
 
-Their graphs are the other's, node for node, as test_families.py shows; so what is done to a graph, to its precision or
-its attention, is tested with the other alone.
+Their graphs are the other's, node for node, as test_families.py shows; so changes of a graph, of its precision or
+its attention, are tested with the other alone.
 """
 
 LABELS = ("negative", "neutral", "positive")
@@ -132,7 +132,7 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 24,
         "embedding_dim": 40,
     },
-    # Of the widths on both sides, 17 are 8 on each.
+    # A window of 17 tokens has 8 on each side.
     "gemma3_text": _GROUPS
     | {
         "head_dim": 16,
@@ -293,7 +293,7 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
 
     Args:
         directory: where to; made when missing.
-        model_type: of those that are supported.
+        model_type: a supported one.
         task: decides the head.
         changes: values of the config that differ from the tiny defaults.
     """
@@ -313,14 +313,14 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
     config = AutoConfig.for_model(model_type, **sizes)
     model = model_from_config(config, family=family, task=task).eval()
     with torch.no_grad():
-        # Initialisation leaves biases at 0 and normalisations at 1, and with them what a mix-up of these would show.
+        # Initialisation leaves biases at 0 and normalisations at 1, which would hide a mix-up of these.
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.1)
             elif "relative_attention_bias" in name:
                 parameter.normal_(std=1.0)
             elif "norm" in name.lower() or name.endswith("lambdas"):
-                least = -0.5 if model_type == "gemma3_text" else 0.5  # what it adds to 1
+                least = -0.5 if model_type == "gemma3_text" else 0.5  # the term that it adds to 1
                 parameter.uniform_(least, least + 1)
                 if "q_norm" in name and model_type == "embedding_gemma2_text":
                     parameter /= 4  # which scales its scores: its heads have 16 numbers

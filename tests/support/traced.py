@@ -1,4 +1,4 @@
-"""What a build traces, run by PyTorch, in which our operators compute their definitions: a tenth of a bundle's time."""
+"""The module that a build traces, in PyTorch, where our operators compute their definitions: in a tenth of the time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.hugging_face import HuggingFace
 
 
 class _IsTracedNext(Exception):  # noqa: N818 not an error
-    """Ends a build before its trace, and holds what would be traced."""
+    """Ends a build before its trace, and holds the module."""
 
 
 def _stop(module: GraphModule, *_: Any, **__: Any) -> None:
@@ -28,7 +28,7 @@ def _stop(module: GraphModule, *_: Any, **__: Any) -> None:
 
 
 class TracedModel:
-    """The module that a build would trace; tests ask of it what they ask of a `TinyBundle`.
+    """The module that a build would trace; tests ask of it the same as of a `TinyBundle`.
 
     Args:
         options: of the build, which writes nothing.

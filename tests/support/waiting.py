@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread does."""
+"""Waiting for another process or thread."""
 
 from __future__ import annotations
 

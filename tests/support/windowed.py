@@ -1,4 +1,4 @@
-"""What a model that was given windows has to answer: Hugging Face's model under a mask of every pair of tokens."""
+"""The right answer of a model with windows: Hugging Face's model under a mask of every pair of tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pair_mask(attention_mask: np.ndarray, spec: str, *, heads: int = 4) -> np.nd
 
 
 def positions(input_ids: np.ndarray, *, after_padding_row: bool) -> np.ndarray:
-    """What Hugging Face would number the tokens by if it had been given a [batch, tokens] mask."""
+    """The numbers that Hugging Face would give the tokens if it had a [batch, tokens] mask."""
     real = input_ids != PAD_TOKEN_ID
     counted = np.cumsum(real, axis=1) * real + PAD_TOKEN_ID
     return counted if after_padding_row else np.arange(input_ids.shape[1])[None]

@@ -1,1 +1,1 @@
-"""Kinds of attention: what the exporter knows of each, and how a model comes to call our operators."""
+"""Kinds of attention: the exporter's knowledge of each, and how a model comes to call our operators."""

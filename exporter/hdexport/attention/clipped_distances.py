@@ -1,4 +1,4 @@
-"""What kinds share whose queries see every key, with terms of their distance that are clipped at a reach."""
+"""Common parts of kinds whose queries see every key, with terms of their distance that are clipped at a reach."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class ClippedDistanceKind(AttentionKind):
         return Boundaries(lengths=lengths, first=record.reach + 2, second=2 * record.reach + 2)
 
     def keys_of_layers(self, record: ClippedDistances, manifest: Manifest, tokens: int) -> list[int]:
-        """All tokens."""
+        """All tokens are keys."""
         return [tokens] * record.layers
 
     def reference_copies(self, record: ClippedDistances, family: Family, heads: int) -> int:
-        """All of a layer, several times."""
+        """All scores of a layer, several times."""
         return self.score_copies * heads
 
     def describe(self, record: ClippedDistances) -> Iterator[tuple[str, str]]:

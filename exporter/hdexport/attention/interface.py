@@ -25,7 +25,7 @@ _IMPLEMENTATION = "hdexport"
 
 
 class LayerMask(Protocol):
-    """What a kind of attention hands to the layers of a model in place of a mask: it attends itself."""
+    """An object that a kind of attention hands to the layers of a model in place of a mask: it attends itself."""
 
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float

@@ -57,7 +57,7 @@ NOT_TRAINED = (
     "which the model was not trained with: answers on longer texts change, and fine-tuning is expected. Checks are "
     "against PyTorch with the same {}."
 )
-"""The remark on a model whose attention is replaced; {} is what it gets, "windows"."""
+"""The remark on a model whose attention is replaced; {} is its replacement, "windows"."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Form:
     Attributes:
         grammar: the form, ``window:W[,right:R]``.
         example: a value.
-        help: what it does, a sentence for the command's help.
+        help: its effect, a sentence for the command's help.
     """
 
     grammar: str
@@ -90,9 +90,9 @@ class Subject:
     Attributes:
         model: with `max_len` positions, in float32.
         family: of the model.
-        task: what it is built for.
+        task: of the bundle.
         max_len: the longest input, in tokens.
-        recurrence: tokens of earlier calls that the model is asked to remember; None for what its checkpoint says.
+        recurrence: tokens of earlier calls that the model is asked to remember; None for the checkpoint's number.
         first_special_id: the id that a text begins with; None where it is unknown.
         query_scale: factor of the queries; None for none. See `AttentionKind.scales_queries`.
         asks_for_scale: whether the user asked for it, and is to be told where it is always 1.
@@ -113,10 +113,10 @@ class Subject:
         """Refuse a model whose attention cannot be exchanged.
 
         Args:
-            to: what it was to become, for the message.
+            to: the attention that it was to get, for the message.
 
         Raises:
-            ModelError: it says why not, and which families can be.
+            ModelError: the message says why not, and for which families attention can be exchanged.
         """
         if self.family.why_not_converted is not None:
             raise ModelError(
@@ -141,13 +141,13 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A kind's attention in one model: what `AttentionKind.setup` found or made. Kinds add what they need.
+    """A kind's attention in one model: the result of `AttentionKind.setup`. Kinds add the fields that they need.
 
     Attributes:
         is_own: whether the model was trained with it; else it takes the place of dense attention.
-        inputs: of the graph, in addition to those of every model.
+        inputs: of the graph, in addition to every model's inputs.
         padding: how far rows may be padded; None for any length.
-        remark: what the user has to know; None for nothing.
+        remark: to the user; None for nothing.
         memories: of the model that was adapted; their specs are among the inputs. None where it remembers nothing.
     """
 
@@ -170,7 +170,7 @@ class Boundaries:
     """Lengths, in tokens, at which something changes in an attention.
 
     Attributes:
-        lengths: what a full verification visits.
+        lengths: the lengths that a full verification visits.
         first: the first length at which it is not as for short texts.
         second: one at which nothing is cut off any more.
         alone: whether `first` is also to be checked in a batch of its own.
@@ -187,7 +187,7 @@ DECISION = "hdexport.decision."
 
 
 class Decisions(Protocol):
-    """What a graph decides by comparing numbers, such as the hash of a token between two buckets.
+    """Decisions that a graph makes by comparing numbers, such as the hash of a token between two buckets.
 
     Where the numbers are nearly equal, rounding decides, and answers differ although nothing is wrong. So PyTorch is
     made to decide as the graph did, and every decision is checked to be one that rounding allows.
@@ -197,7 +197,7 @@ class Decisions(Protocol):
         """Make a graph give its decisions, in place, as further outputs, int64, whose names begin with `DECISION`."""
 
     def watch_openvino(self, model: Any) -> None:
-        """Do to an ``openvino.Model``, read from a lowered graph, what `watch` does to a graph."""
+        """Change an ``openvino.Model``, read from a lowered graph, as `watch` changes a graph."""
 
     def follow(
         self, decisions: Sequence[npt.NDArray[np.int64]], *, row: int, tokens: slice
@@ -205,13 +205,13 @@ class Decisions(Protocol):
         """While this holds, PyTorch's model decides about one text as the graph did.
 
         Args:
-            decisions: those outputs, in order, of a batch.
+            decisions: the watched outputs, in order, of a batch.
             row: of the text in the batch.
-            tokens: those of the row that PyTorch is given.
+            tokens: the row's tokens that PyTorch is given.
         """
 
     def take_wrong(self) -> list[str]:
-        """What was decided that rounding does not explain, a sentence each, since the last call."""
+        """Decisions that rounding does not explain, a sentence each, since the last call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +236,7 @@ class ReferenceFacts:
 
 
 class AttentionKind:
-    """A kind of attention; a subclass answers what differs from "dense, in standard operators, of the model's own".
+    """A kind of attention; a subclass answers where it differs from "dense, in standard operators, of the model's own".
 
     Nothing here imports PyTorch before a model is loaded.
 
@@ -264,11 +264,11 @@ class AttentionKind:
         """Declare its options in addition to ``--attention``."""
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> Any | None:
-        """What was requested; None for nothing.
+        """The request; None for nothing.
 
         Args:
             spec: value of ``--attention``, if the kind reads it.
-            options: the command's options; those that it declared are None where they were not given.
+            options: the command's options; options that the kind declared are None where they were not given.
 
         Raises:
             NotUnderstoodError: the value is not of the form that it begins like.
@@ -281,21 +281,21 @@ class AttentionKind:
 
         Raises:
             ModelError: the model cannot be given it.
-            InputError: what was requested does not fit the model.
+            InputError: the request does not fit the model.
         """
         return None
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> Any | None:
-        """What the manifest says of it: an instance of `record_type`; None if the graph does not use it.
+        """The manifest's record of it: an instance of `record_type`; None if the graph does not use it.
 
         Args:
-            setup: what the graph was traced with.
+            setup: the setup that the graph was traced with.
             nodes: of our operators in the portable graph, in its order.
         """
         return None
 
     def problems(self, record: Any, manifest: Manifest) -> Iterator[str]:
-        """What in a record contradicts something else in it or in the manifest; each begins with a key, ``.mode``."""
+        """Contradictions within a record, or to the manifest; each begins with a key, ``.mode``."""
         yield from ()
 
     def read(self, record: Any, bundle: Bundle) -> Setup:
@@ -307,7 +307,7 @@ class AttentionKind:
         return Setup(is_own=True)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
-        """Make the library's own model what the bundle is compared with, in place, with nothing of our operators."""
+        """Make the library's own model the bundle's reference, in place, with nothing of our operators."""
         return ReferenceFacts()
 
     def files(self, record: Any) -> tuple[str, ...]:
@@ -315,7 +315,7 @@ class AttentionKind:
         return ()
 
     def boundaries(self, record: Any) -> Boundaries | None:
-        """Lengths that a verification must visit beyond those of every model, if any."""
+        """Lengths that a verification must visit beyond every model's, if any."""
         return None
 
     def keys_of_layers(self, record: Any, manifest: Manifest, tokens: int) -> list[int]:
@@ -338,11 +338,11 @@ class AttentionKind:
         return 0
 
     def peer_remark(self, record: Any) -> str | None:
-        """What the PyTorch model that peers run lacks of it; None if it lacks nothing."""
+        """The parts that the PyTorch model of peers lacks of it; None if it lacks nothing."""
         return None
 
     def export_remark(self, record: Any, tokens: int) -> str | None:
-        """What an export of PyTorch's model with a text of that many tokens freezes, if anything."""
+        """Sizes that an export of PyTorch's model with a text of that many tokens freezes, if any."""
         return None
 
     def describe(self, record: Any) -> Iterator[tuple[str, str]]:

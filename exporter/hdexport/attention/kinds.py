@@ -1,4 +1,4 @@
-"""The kinds of attention there are, and those of a bundle."""
+"""The kinds of attention there are, and the kinds of a bundle."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _OURS: tuple[AttentionKind, ...] = (
 
 @functools.cache
 def kinds() -> tuple[AttentionKind, ...]:
-    """Every kind: ours, and those that installed packages register as entry points of ``hdexport.attention``."""
+    """Every kind: ours, and kinds that installed packages register as entry points of ``hdexport.attention``."""
     points = sorted(importlib.metadata.entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
     loaded = (_loaded(point) for point in points)
     return (*_OURS, *(kind for kind in loaded if kind is not None))
@@ -100,7 +100,7 @@ def attention_from_spec(spec: str | None, options: Mapping[str, Any] | None = No
 
     Args:
         spec: value of ``--attention``, for example ``window:256,global:1``; None where it was not given.
-        options: those that kinds declare, by their names in Python: ``{"max_global": 32}``.
+        options: options that kinds declare, by their names in Python: ``{"max_global": 32}``.
 
     Returns:
         name of a kind -> its request, for the kinds that have one.
@@ -126,8 +126,8 @@ def attention_setups(requests: Mapping[str, Any], subject: Subject) -> dict[str,
     """The attention that a model has, or gets: name of a kind -> setup, for the kinds that are in it.
 
     Raises:
-        ModelError: the model cannot be given what was requested.
-        InputError: what was requested does not fit the model.
+        ModelError: the model cannot be given the requested attention.
+        InputError: the request does not fit the model.
     """
     found = {kind.name: kind.setup(requests.get(kind.name), subject) for kind in kinds()}
     setups = {name: setup for name, setup in found.items() if setup is not None}
@@ -161,10 +161,10 @@ def _check_scaled(setups: Mapping[str, Setup], subject: Subject) -> None:
 
 
 def attention_records(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode]) -> Iterator[dict[str, Any]]:
-    """What a manifest says of each kind that is in a graph, as JSON has it.
+    """The manifest's record of each kind that is in a graph, as JSON has it.
 
     Args:
-        setups: what the graph was traced with, by the kinds' names.
+        setups: the setups that the graph was traced with, by the kinds' names.
         nodes: of our operators in the portable graph, in its order.
     """
     for kind in kinds():
@@ -195,7 +195,7 @@ def check_unseen_tokens(setups: Mapping[str, Setup], nodes: Sequence[OperatorNod
 
 @dataclass(frozen=True)
 class Attention:
-    """A kind in a bundle, and what the manifest says of it."""
+    """A kind in a bundle, and the manifest's record of it."""
 
     kind: AttentionKind
     record: Any

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Layers = Callable[[torch.Tensor, Any], torch.Tensor]
-"""(hidden states, what every attention is to get for a mask) -> hidden states."""
+"""(hidden states, the mask for every attention) -> hidden states."""
 
 _RECORDING = "hdexport-recording"
 """Name under which the library's attention interface knows the recorder."""
@@ -57,7 +57,7 @@ def layer_stack(model: PreTrainedModel) -> torch.nn.Module:
 
 
 def states_before_layers(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
-    """What the layers are given for a text: [tokens, width].
+    """The layers' input for a text: [tokens, width].
 
     Args:
         model: in evaluation mode.
@@ -82,7 +82,7 @@ def wrap_layers(model: PreTrainedModel, around: Callable[[torch.Tensor, torch.Te
     Args:
         model: whose attention is reached through the library's attention interface.
         around: (hidden states [batch, tokens, width], mask [batch, tokens], bool, the layers) -> hidden states [batch,
-            tokens, hidden_size]. The layers take hidden states and what every attention is to get for a mask.
+            tokens, hidden_size]. The layers take hidden states and the mask for every attention.
     """
     stack = layer_stack(model)
     stack.forward = functools.partial(_forward, stack.forward, around)
@@ -97,7 +97,7 @@ def _forward(
     **kwargs: Any,
 ) -> Any:
     output = None
-    # The library's own model has a tensor, one with our operators what its dense layers would share.
+    # The library's own model has a tensor; a model with our operators has the object that its dense layers would share.
     key_mask = attention_mask if isinstance(attention_mask, torch.Tensor) else attention_mask.key_mask
 
     def layers(states: torch.Tensor, mask: Any) -> torch.Tensor:

@@ -29,7 +29,7 @@ class PairCounts(ABC):
         """[batch, 1 or heads, queries, keys], float, of one layer's attention; 0 for pairs that are not seen."""
 
     def carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values, [batch, heads, keys, head_dim], with those of earlier calls in front, if any."""
+        """A layer's keys and values, [batch, heads, keys, head_dim], earlier calls' keys and values, if any, first."""
         return key, value
 
     def keys(self) -> torch.Tensor:

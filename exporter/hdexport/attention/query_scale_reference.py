@@ -1,6 +1,6 @@
 """The library's own model with queries that grow with the logarithm of the keys they see.
 
-This is what bundles with ``--attention-scale logn`` are compared with, and what is trained: PyTorch's attention with
+Bundles with ``--attention-scale logn`` are compared with this, and models are trained with it: PyTorch's attention with
 other queries, nothing of ours. Keys are counted in the mask that each attention is given.
 """
 
@@ -33,7 +33,7 @@ def use_query_scale(model: PreTrainedModel, family: Family, query_scale: LogScal
         model: dense, or with windows of its own, by PyTorch's scaled_dot_product_attention if the library has that for
             it. Gradients pass through the factors' products.
         family: of the model.
-        query_scale: what the bundle's is.
+        query_scale: the bundle's.
     """
     if family.query_projections is not None:
         for attention, projection in family.query_projections(model):
@@ -65,7 +65,7 @@ def _attend(
 
 
 def _scale_projection(attention: torch.nn.Module, projection: torch.nn.Module, base: int) -> None:
-    """Scale what an attention projects to queries, [batch, tokens, hidden]."""
+    """Scale the queries that an attention projects, [batch, tokens, hidden]."""
     factors = torch.ones(())
     signature = inspect.signature(attention.forward)
 
@@ -82,8 +82,8 @@ def _factors(mask: torch.Tensor | PairCounts | None, tokens: int, base: int) -> 
     """[1 or batch, 1, 1 or tokens, 1], float32, by the keys that are seen.
 
     Args:
-        mask: as an attention function is given it: [batch, 1, queries, keys], True or 0 for what is seen; None where
-            everything is.
+        mask: as an attention function is given it: [batch, 1, queries, keys], True or 0 for keys that are seen; None
+            where all are.
         tokens: keys.
         base: positions that the checkpoint was trained with.
     """
@@ -95,6 +95,6 @@ def _factors(mask: torch.Tensor | PairCounts | None, tokens: int, base: int) -> 
         # Without windows all rows are one row of memory.
         rows = mask[:, :, :1] if mask.stride(2) == 0 else mask
         seen = rows if rows.dtype == torch.bool else rows == 0
-        # One factor per text: that of the queries that no window cuts off at an end.
+        # One factor per text: the factor of queries that no window cuts off at an end.
         keys = seen.sum(-1, keepdim=True).amax(2, keepdim=True)
     return torch.log(keys.float().clamp(min=1)).div(math.log(base)).clamp(min=1)

@@ -16,7 +16,7 @@ class SpecReader:
 
     Args:
         spec: the whole value of ``--attention``, for messages.
-        parts: what of it is read; None for no part.
+        parts: the parts of it that are read; None for no part.
         names: that a part may have.
         sign: between a part's name and its value.
         example: a whole value, for messages.
@@ -38,7 +38,7 @@ class SpecReader:
         """A part's value.
 
         Raises:
-            NotUnderstoodError: it was not given.
+            NotUnderstoodError: the value was not given.
         """
         if name not in self.given:
             raise NotUnderstoodError(self.spec)
@@ -52,8 +52,8 @@ class SpecReader:
         """A number that is a part's value, or one of several in it.
 
         Raises:
-            NotUnderstoodError: it is not a whole number.
-            InputError: it is out of its range.
+            NotUnderstoodError: the value is not a whole number.
+            InputError: the number is out of its range.
         """
         try:
             number = int(text)

@@ -51,4 +51,4 @@ BENCH_DIRECTORY = DirectoryKind(
     is_one=lambda folder: (folder / JSON_FILE).is_file(),
     foreign_files=_foreign_files,
 )
-"""What `hdexport bench --force` may replace."""
+"""The kind of directory that `hdexport bench --force` may replace."""

@@ -37,13 +37,13 @@ def manifest_of_graph(
     *,
     parameters: int,
 ) -> Manifest:
-    """What is known of a bundle when its portable graph is written.
+    """The manifest of a bundle when its portable graph is written.
 
     Args:
         portable: that graph.
-        module: what was traced.
+        module: the traced module.
         checkpoint: where it is from.
-        positions: what was made of its positions.
+        positions: the model's, after the build's changes.
         setups: its attention.
         options: of the build.
         parameters: of the model.

@@ -1,4 +1,4 @@
-"""The graph files of a bundle: the portable graph, and what is lowered of it."""
+"""The graph files of a bundle: the portable graph, and the graphs that are lowered from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> onn
     """Trace, complete and write the portable graph.
 
     Args:
-        module: what is traced; its weights are freed.
+        module: the module to trace; its weights are freed.
         directory: of the bundle.
         max_len: the longest input, in tokens.
 
@@ -79,7 +79,7 @@ def lowered_graphs(
     That for ONNX Runtime on a GPU and that for texts without padding are only written where they differ.
 
     Args:
-        portable: what `portable_graph` wrote.
+        portable: the result of `portable_graph`.
         directory: of the bundle.
         dtype: of the portable graph.
         layers: of the model.

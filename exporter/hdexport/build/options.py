@@ -1,4 +1,4 @@
-"""What a bundle is built of, and how."""
+"""Options of a build."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BuildOptions:
         rope_factor: of the base of rotary positions in layers that attend to the whole text, above 1; None leaves it.
         attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
-        recurrence: tokens of earlier calls that the model remembers, at least 2; None for what its checkpoint says.
+        recurrence: tokens of earlier calls that the model remembers, at least 2; None for the checkpoint's number.
         ffn_chunk: most tokens of a batch, at least 1, that a feed-forward network computes at once in ONNX Runtime;
             None for all.
         openvino: whether the bundle gets graphs for OpenVINO, too.
@@ -79,7 +79,7 @@ class BuildOptions:
         """Refuse numbers of tokens that no bundle has.
 
         Raises:
-            InputError: one is out of range.
+            InputError: a number is out of range.
         """
         if self.ffn_chunk is not None and not 1 <= self.ffn_chunk <= LONGEST:
             raise InputError(

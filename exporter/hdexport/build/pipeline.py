@@ -36,8 +36,8 @@ logger = logging.getLogger(__package__)
 def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     """Build a bundle.
 
-    The bundle appears at ``options.output`` when it is complete and verified; after an error, what was there before is
-    still there.
+    The bundle appears at ``options.output`` when it is complete and verified; after an error, a bundle that was there
+    before is still there.
 
     Returns:
         The bundle's manifest.
@@ -78,7 +78,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
 
 
 def _open(directory: Path) -> None:
-    """Load a finished bundle from its files, and run a text: what nothing can open is not published."""
+    """Load a finished bundle from its files, and run a text: a bundle that nothing can open is not published."""
     import hdruntime
 
     with hdruntime.load(directory, Backend.ONNXRUNTIME, threads=1) as session:
@@ -110,7 +110,7 @@ def _write_graphs(
 ) -> Manifest:
     """Write the graphs and engines; returns the manifest without tokenizer, files and verification."""
     task = options.task or checkpoint.task()
-    # Before the weights are read: what cannot be honoured is said at once.
+    # Before the weights are read: options that cannot be honoured are refused at once.
     choice = choose_positions(
         checkpoint,
         task=task,

@@ -1,4 +1,4 @@
-"""A checkpoint's model, changed to what is traced: more positions, the attention that was asked for, our operators."""
+"""A checkpoint's model, changed for the trace: more positions, the attention that was asked for, our operators."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def attention_of_model(
     query_scale: LogScale | None,
     progress: Progress,
 ) -> dict[str, Setup]:
-    """The model's attention, its own or the requested one; reports what the latter does to the answers."""
+    """The model's attention, its own or the requested one; reports what the requested one does to the answers."""
     subject = Subject(
         model=model,
         family=checkpoint.family,
@@ -131,7 +131,7 @@ def graph_module(
     pools_prompts: bool,
     sees_all: bool,
 ) -> GraphModule:
-    """What is traced: the model with our operators, in its precision, and what follows it for the task.
+    """The module to trace: the model with our operators, in its precision, and the task's modules after it.
 
     Args:
         model: with its final positions.

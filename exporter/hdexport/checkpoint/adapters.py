@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
-"""Of the names of an adapter's weights, before that of the module in the model."""
+"""Prefix of the names of an adapter's weights, before the name of the module in the model."""
 
 _LORA = re.compile(r"(?P<module>.+)\.lora_(?:(?P<embedding>embedding)_)?(?P<factor>[AB])(?:\.weight)?")
 
 _UNDERSTOOD = {
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
     "modules_to_save",
-    # What was trained, and how: the weights' names say it, too.
+    # Facts about the training: the weights' names say them, too.
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "inference_mode"),
     *("auto_mapping", "base_model_name_or_path", "megatron_core", "peft_version", "revision", "task_type"),
     # How the library runs it.
@@ -72,7 +72,7 @@ def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
         names: of its adapters.
 
     Raises:
-        InputError: the checkpoint has no such adapter; the message lists those there are.
+        InputError: the checkpoint has no such adapter; the message lists its adapters.
     """
     for known in names:
         if _plain(known) == _plain(name):
@@ -114,7 +114,7 @@ def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = 
         allow_pickle: also read ``adapter_model.bin``.
 
     Raises:
-        ModelError: it is not LoRA, does something that is not known here, or does not fit the model.
+        ModelError: the adapter is not LoRA, does something that is not known here, or does not fit the model.
     """
     import torch
 
@@ -230,7 +230,7 @@ def _check_shapes(folder: Path, name: str, first: torch.Tensor, second: torch.Te
 
 
 def _scale(folder: Path, config: Mapping[str, Any], name: str, *, rank: int) -> float:
-    """Of a module's change: ``lora_alpha`` by the rank, or by its root."""
+    """Scale of a module's change: ``lora_alpha`` by the rank, or by the rank's root."""
     alpha = _of_module(config.get("alpha_pattern"), name, config.get("lora_alpha"))
     said = _of_module(config.get("rank_pattern"), name, config.get("r"))
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or said != rank:

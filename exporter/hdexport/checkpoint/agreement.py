@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""What files of 2019 call the weights of a normalisation."""
+"""Names of a normalisation's weights in files of 2019."""
 
 _BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 """Ends of names: values that are computed, and that older versions of transformers stored."""
@@ -41,7 +41,7 @@ _OPTIONAL_PARTS = ("embeddings_project",)
 _NUM_LABELS = "num_labels"
 """The number of labels, which transformers counts in ``id2label``, and reads here if the file has no ``id2label``."""
 
-_BYTES_PER_WEIGHT = 4  # float32, whatever the file has
+_BYTES_PER_WEIGHT = 4  # float32, also where the file has another type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Agreement:
         path: the checkpoint's directory, for messages.
         stored: name -> type and shape of each weight in the files.
         settings: the configuration in transformers.
-        not_needed: begins of names, without the prefix of the base model, of what the task does not compute.
+        not_needed: begins of names, without the prefix of the base model, of weights that the task does not need.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Agreement:
         Without the model: of a wrong number of layers none can be made in reasonable time.
 
         Raises:
-            ModelError: they differ.
+            ModelError: the numbers of layers differ.
         """
         numbers = {int(match[1] or match[2]) for name in self.stored if (match := _LAYER.match(name))}
         layers = self.settings.num_hidden_layers
@@ -78,7 +78,7 @@ class Agreement:
             )
 
     def check_weights(self, skeleton: PreTrainedModel, made: Callable[[PreTrainedConfig], PreTrainedModel]) -> None:
-        """Refuse weights of another type or shape than the model's, those it has no place for, and what does not fit.
+        """Refuse weights of another type or shape than the model's or without a place in it, and too large models.
 
         Args:
             skeleton: the model that the configuration describes, on PyTorch's meta device.
@@ -96,7 +96,7 @@ class Agreement:
         self._check_memory(sum(parameter.numel() for parameter in skeleton.parameters()))
 
     def unused(self, skeleton: PreTrainedModel) -> str | None:
-        """What the task does not need, in groups such as ``cls (7 weights)``; None where it needs all.
+        """The weights that the task does not need, in groups such as ``cls (7 weights)``; None where it needs all.
 
         Args:
             skeleton: as above.
@@ -183,7 +183,7 @@ class Agreement:
             )
 
     def _keys_of(self, asked: int | None) -> list[str]:
-        """The keys of the configuration with a value, which may be what a shape is of."""
+        """The keys of the configuration with a value: a shape may follow one of them."""
         values = {**self.settings.to_dict(), _NUM_LABELS: self.settings.num_labels}
         return [key for key, value in values.items() if type(value) is int and value == asked]
 

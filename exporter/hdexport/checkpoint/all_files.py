@@ -114,4 +114,4 @@ CHECKPOINT_DIRECTORY = DirectoryKind(
     is_one=_is_checkpoint,
     foreign_files=_foreign_files,
 )
-"""What `hdexport extend` writes, and may replace."""
+"""The kind of directory that `hdexport extend` writes, and may replace."""

@@ -48,17 +48,17 @@ _SEGMENT = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint's directory and what its ``config.json`` says.
+    """A checkpoint's directory and the content of its ``config.json``.
 
     Attributes:
         path: the directory.
-        name: what to call the model.
+        name: the model's, in messages and bundles.
         source: where it came from: the directory's name, or ``organisation/name@commit``.
         config: the parsed ``config.json``.
         family: the model family.
-        origin: the directory that the user has. It is `path`, unless the checkpoint was converted from another format:
+        origin: the directory that the user has: `path`, unless the checkpoint was converted from another format:
             `path` then lasts as long as this object.
-        remarks: what the conversion chose or left out, a line each.
+        remarks: choices and omissions of the conversion, a line each.
         adapter: name of the adapter that is merged into the weights or chosen among them; None for none.
         takes_texts: whether its tokenizer is read.
     """
@@ -78,7 +78,7 @@ class Checkpoint:
         """The task that the checkpoint was made for.
 
         Raises:
-            ModelError: it was saved from a class of sentence-transformers that is not supported.
+            ModelError: the checkpoint was saved from a class of sentence-transformers that is not supported.
         """
         if leaves_tokens_out(self.path):
             return Task.TOKEN_SIMILARITY
@@ -91,7 +91,7 @@ class Checkpoint:
             raise ModelError(
                 f"{self.path / 'config_sentence_transformers.json'} has model_type {shown(saved_from)}; "
                 f"SentenceTransformer, {' and '.join(_TASK_OF_CLASS)} are supported.\n"
-                "Build what its Transformer gives: --task feature-extraction or --task fill-mask"
+                "Build its Transformer alone: --task feature-extraction or --task fill-mask"
             )
         return infer_task(
             list(self.config.get("architectures") or []),
@@ -112,7 +112,7 @@ class Checkpoint:
 
     @property
     def task_remark(self) -> str | None:
-        """What whoever did not name a task is told about `task`; None where the checkpoint says what it was made for.
+        """Remark on `task` for a user who named no task; None where the checkpoint says what it was made for.
 
         Raises:
             ModelError: as of `task`.
@@ -174,7 +174,7 @@ class Checkpoint:
 
     @property
     def usual_len(self) -> int:
-        """Tokens of the longest input, unless it is said: all positions, or those of a usual segment.
+        """Tokens of the longest input, unless it is said: all positions, or a usual segment's tokens.
 
         Raises:
             ModelError: ``config.json`` does not say.
@@ -194,13 +194,13 @@ class Checkpoint:
         return settings
 
     def with_adapter(self, name: str | None) -> Checkpoint:
-        """This checkpoint with an adapter in what `load` gives.
+        """This checkpoint with an adapter in the models of `load`.
 
         Args:
             name: of the adapter; None for none, which is remarked where there are some.
 
         Raises:
-            InputError: it has no such adapter; the message lists those there are.
+            InputError: the checkpoint has no such adapter; the message lists its adapters.
         """
         own = self.family.adapters(self.config)
         if name is not None:
@@ -228,7 +228,7 @@ class Checkpoint:
             raise ModelError(
                 f"{self.path} is scored by logits of a {self.config['model_type']} (LogitScore); those of "
                 f"{', '.join(generator_model_types())} are supported.\n"
-                "Build what its Transformer gives: --task feature-extraction"
+                "Build its Transformer alone: --task feature-extraction"
             )
         run_as = self.run_as(task)
         self._check_task(run_as)
@@ -283,7 +283,7 @@ class Checkpoint:
             )
         raise ModelError(
             f"The task {task.value} of a {self.config['model_type']} {self.family.why_not_other_tasks}.\n"
-            f"Build what its encoder gives: --task {tasks[0].value}"
+            f"Build its encoder alone: --task {tasks[0].value}"
         )
 
 
@@ -353,7 +353,7 @@ def _read(path: Path, *, name: str, source: str) -> Checkpoint:
         path, remarks, kept = converted.path, (*remarks, *converted.remarks), (kept, converted.kept)
         adapter, converted = converted.adapter or adapter, arranged(path)
     remarks += tuple(
-        f"{head.name} is left out: a bundle gives what that classifier takes, and not what it says."
+        f"{head.name} is left out: a bundle gives the vectors that the classifier takes, and not its labels."
         for head in sorted(path.glob(_SETFIT_HEAD))
     )
     config = read_config(path, family_of=family_of)

@@ -1,4 +1,4 @@
-"""``config.json`` of a checkpoint: what it must say before anything is made from it."""
+"""``config.json`` of a checkpoint: the checks before anything is made from it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _LIMITS = {
     **dict.fromkeys(("num_hidden_groups", "inner_group_num"), MOST_LAYERS),
     "num_labels": _MOST_LABELS,
 }
-"""Key of ``config.json`` -> the most of what transformers makes one by one, before it looks at any weight."""
+"""Key of ``config.json`` -> most parts that transformers makes one by one, before it looks at any weight."""
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-"""Attributes of every configuration in transformers, whatever their keys in the file are."""
+"""Attributes of every configuration in transformers, by any key in the file."""
 
 _EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
@@ -85,8 +85,8 @@ def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str
 
     Args:
         path: the checkpoint's directory.
-        config: what `read_config` gave.
-        newer_keys: what the file says with keys that transformers does not know, with those that it knows.
+        config: the result of `read_config`.
+        newer_keys: settings that the file has by keys that transformers does not know, by keys that it knows.
 
     Raises:
         ModelError: a value is of the wrong type, or no model has it.
@@ -104,7 +104,7 @@ def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str
     except MemoryError:
         raise
     except Exception as error:
-        # Each configuration has checks of its own, and those that it lacks fail somewhere in its code.
+        # Each configuration has checks of its own; where it lacks one, its code fails somewhere.
         raise ModelError(
             f"{file} does not describe a {config['model_type']}: {shown(error)}\n"
             "Correct that value, or download the model's config.json again."
@@ -150,19 +150,19 @@ def _label(value: object) -> object:
 
 
 def file_key(settings: PreTrainedConfig, name: str) -> str:
-    """The key in ``config.json`` of what every configuration has: DistilBERT's layers are ``n_layers``."""
+    """The key in ``config.json`` of an attribute of every configuration: DistilBERT's layers are ``n_layers``."""
     return str(settings.attribute_map.get(name, name))
 
 
 def _check_values(file: Path, config: dict[str, Any]) -> None:
-    """Refuse what would be read, wrongly or for ever, before transformers has checked a type."""
+    """Refuse values that would be read, wrongly or for ever, before transformers has checked a type."""
     architectures = config.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     ):
         raise ModelError(
             f"{file} has architectures {shown(architectures)}, which is not a list of names.\n"
-            'Set it to what the model is, e.g. "architectures": ["BertModel"], or leave it out.'
+            'Set it to the name of the model\'s class, e.g. "architectures": ["BertModel"], or leave it out.'
         )
     for key, value in _values(config):
         if isinstance(value, float) and not math.isfinite(value):
@@ -178,7 +178,7 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
     for key, most in _LIMITS.items():
         value = config.get(key)
         if isinstance(value, (int, float)) and value > most:
-            raise ModelError(f"{file} has {key} {value}; the most is {most}.\nSet it to what the weights have.")
+            raise ModelError(f"{file} has {key} {value}; the most is {most}.\nSet it to the number in the weights.")
 
 
 def _values(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -203,7 +203,7 @@ def _check_size(file: Path, key: str, value: object) -> None:
 
 
 def _refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> None:
-    """Refuse what a supported family's config can also ask for and no graph of ours would compute."""
+    """Refuse settings of a supported family's config that no graph of ours would compute."""
     if config.get("is_decoder") and not family.runs_decoders:
         raise ModelError(
             f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are "

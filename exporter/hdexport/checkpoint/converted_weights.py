@@ -1,4 +1,4 @@
-"""Weights by the names and shapes that transformers loads them with, where those in the files are of other code.
+"""Weights by the names and shapes that transformers loads them with, where the files have other code's names.
 
 transformers renames and splits the weights of some model types while it loads them: NomicBERT's ``attn.Wqkv`` is three
 projections there. Its own rules are applied to names and shapes alone.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> dict[str, StoredWeight]:
-    """The weights that transformers makes of those in the files; no weight is read.
+    """The weights that transformers makes of the files' weights; no weight is read.
 
     Args:
         stored: name -> type and shape of each weight in the files.
@@ -43,7 +43,7 @@ def as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> 
 
 
 def _converted(name: str, weight: StoredWeight, converter: Any) -> dict[str, StoredWeight]:
-    """What a converter makes of a weight.
+    """The weights that a converter makes of a weight.
 
     Args:
         name: with the converter's first target in the place of its source.

@@ -1,4 +1,4 @@
-"""The files of a checkpoint with more positions: what `hdexport extend` and `hdexport tune` write.
+"""The files of a checkpoint with more positions, which `hdexport extend` and `hdexport tune` write.
 
 The original's files are edited, so every weight that was not trained keeps every bit, with any heads and of any type.
 """

@@ -1,4 +1,4 @@
-"""What `hdexport extend` and `hdexport tune` leave in ``config.json``: how the checkpoint's positions became more."""
+"""The note of `hdexport extend` and `hdexport tune` in ``config.json``: how the checkpoint's positions became more."""
 
 from __future__ import annotations
 

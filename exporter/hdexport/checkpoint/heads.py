@@ -1,4 +1,4 @@
-"""What follows the model of a task: the modules that sentence-transformers puts there, with their weights."""
+"""Modules after the model of a task: the modules that sentence-transformers puts there, with their weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEADS: dict[Task, _ReadHead] = {
 
 
 def task_head(path: Path, task: Task, *, hidden_size: int, allow_pickle: bool = False) -> Head | None:
-    """What follows the model that a bundle for a task computes; None where its outputs are the task's.
+    """The modules after the model that a bundle for a task computes; None where its outputs are the task's.
 
     Sentences' vectors and scores of pairs take all modules. Tokens' vectors are given as they are where a pooling
     follows, and take the modules of a chain without one.

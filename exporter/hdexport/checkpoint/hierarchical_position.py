@@ -34,6 +34,6 @@ def hierarchical_alpha(config: Mapping[str, Any], file: Path) -> float | None:
     if not isinstance(value, (int, float)) or not 0 < value < 1 or value == 0.5:
         raise ModelError(
             f"{file} has {HIERARCHICAL_KEY} {shown(value)}; it is true, for an alpha of {DEFAULT_ALPHA:g}, or an alpha "
-            "between 0 and 1 other than 0.5.\nSet it to what the model was trained with, or remove it."
+            "between 0 and 1 other than 0.5.\nSet it to the value that the model was trained with, or remove it."
         )
     return float(value)

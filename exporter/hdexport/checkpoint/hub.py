@@ -46,7 +46,7 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
     """The model's files, downloaded where they are not in the cache yet.
 
     Args:
-        model: what to download. Files of a commit that are in the cache are not requested again: commits do not change.
+        model: the model. Files of a commit that are in the cache are not requested again: commits do not change.
         allow_pickle: also download ``*.bin`` into the folders without safetensors.
 
     Returns:
@@ -67,26 +67,26 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
 
 
 def cached_snapshot(model: HubModel) -> Path | None:
-    """Where the files of a commit are in the cache; None where they are missing, or the revision is not a commit."""
+    """The cached files of a commit; None where they are missing, or the revision is not a commit."""
     if model.revision is None or not _COMMIT.fullmatch(model.revision):
         return None
     return local_snapshot(model)
 
 
 def local_snapshot(model: HubModel) -> Path | None:
-    """Where the files of a model are in the cache, as of its last download; None where they are missing."""
+    """The cached files of a model, as of its last download; None where they are missing."""
     hub = require("huggingface_hub")
     from huggingface_hub.errors import HFValidationError
 
     try:
         return Path(hub.snapshot_download(model.name, revision=model.revision, local_files_only=True))
     except (HFValidationError, OSError):
-        # That it is not in the cache is an OSError to the client.
+        # The client raises OSError for a model that is not in the cache.
         return None
 
 
 def _without_weights(path: Path, *, allow_pickle: bool) -> list[Path]:
-    """The folders of a snapshot whose weights are missing: the encoder's, and those of dense layers."""
+    """The folders of a snapshot whose weights are missing: the encoder's, and dense layers'."""
     encoder = encoder_folder(path) or path
     layers = [path / module.folder for module in sentence_modules(path) if module.kind == "Dense"]
     return [folder for folder in (encoder, *layers) if not _has_weights(folder, allow_pickle=allow_pickle)]

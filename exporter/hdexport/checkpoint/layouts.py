@@ -82,7 +82,7 @@ def _with_model(directory: Path) -> Converted:
 
 
 def _model_of_adapter(directory: Path, name: object, revision: object) -> Path:
-    """Where the model is that an adapter changes: a path, a directory beside the adapter's, or in the hub's cache."""
+    """The model that an adapter changes: a path, a directory beside the adapter's, or in the hub's cache."""
     if not isinstance(name, str) or not name:
         raise ModelError(
             f"{directory} holds an adapter, and its {ADAPTER_CONFIG} names no model in base_model_name_or_path.\n"

@@ -64,7 +64,7 @@ def load_model(
     import torch
     import transformers
 
-    # The library's own report of unused weights is noise here; what matters is checked below.
+    # The library's own report of unused weights is noise here; the checks below report the weights that matter.
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     agreement = Agreement(
@@ -90,7 +90,7 @@ def load_model(
     agreement.check_weights(skeleton, made)
     try:
         model, found = type(skeleton).from_pretrained(
-            # No path: what is read is what was checked, and no adapter or other file that lies beside it.
+            # No path: only checked files are read, and no adapter or other file that lies beside them.
             None,
             config=agreement.settings,
             state_dict={names.name(name): weight for file in files for name, weight in read_weights(file).items()},

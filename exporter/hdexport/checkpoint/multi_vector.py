@@ -1,6 +1,6 @@
 """Models of late interaction, a vector for each token, as sentence-transformers, PyLate and Stanford's ColBERT save.
 
-What ``sentence_transformers.MultiVectorEncoder`` (6.2) makes of each format is what a bundle gives.
+A bundle gives the same vectors as ``sentence_transformers.MultiVectorEncoder`` (6.2) with each format.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONFIG = "config_sentence_transformers.json"
 _STANFORD_CONFIG = "artifact.metadata"
 
 _MODEL_TYPES = ("MultiVectorEncoder", "ColBERT")
-"""What `_CONFIG` of sentence-transformers and of PyLate calls them."""
+"""Names in `_CONFIG` of sentence-transformers and of PyLate."""
 
 _STANFORD = "HF_ColBERT"
 """The architecture of Stanford's ColBERT."""
@@ -70,7 +70,7 @@ class _Expansion:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lengths:
-    """What the module Transformer says about queries and documents."""
+    """The module Transformer's settings of queries and documents."""
 
     query_length: Size | None = None
     document_length: Size | None = None
@@ -79,7 +79,7 @@ class _Lengths:
 
 @dataclass(frozen=True, kw_only=True)
 class _PyLate:
-    """What PyLate writes to `_CONFIG`; other keys change nothing here."""
+    """Keys that PyLate writes to `_CONFIG`; other keys change nothing here."""
 
     model_type: str | None = None
     query_prefix: str | None = None
@@ -97,7 +97,7 @@ class _PyLate:
 
 @dataclass(frozen=True, kw_only=True)
 class _StanfordConfig:
-    """What is read of `_STANFORD_CONFIG`."""
+    """Keys of `_STANFORD_CONFIG` that are read."""
 
     query_token_id: str | None = None
     doc_token_id: str | None = None
@@ -121,8 +121,8 @@ class LateInteraction:
     """A model that gives a vector for each token.
 
     Attributes:
-        layers: what follows the encoder, for each token: ``Dense`` and ``Normalize``; of Stanford's ColBERT the latter
-            alone, after `PROJECTION`.
+        layers: the layers after the encoder, for each token: ``Dense`` and ``Normalize``; in Stanford's ColBERT,
+            ``Normalize`` alone, after `PROJECTION`.
         is_stanford: whether `PROJECTION` is among the encoder's weights.
         lengths: of queries and documents, and the expansion of queries.
         prompts: name -> prompt, prefixes of old checkpoints included.
@@ -174,8 +174,8 @@ def late_interaction(path: Path) -> LateInteraction:
         path: of the checkpoint.
 
     Raises:
-        ModelError: it is no model of late interaction, a module or a setting is not supported, or a file cannot be
-            read.
+        ModelError: the checkpoint is no model of late interaction, a module or a setting is not supported, or a file
+            cannot be read.
     """
     if not is_late_interaction(path):
         raise ModelError(
@@ -191,7 +191,7 @@ def multi_vector_settings(model: LateInteraction, tokenizer: Any, *, path: Path)
     """A model's settings, its words as ids of a tokenizer.
 
     Args:
-        model: what `late_interaction` found.
+        model: the result of `late_interaction`.
         tokenizer: the checkpoint's, in transformers.
         path: of the checkpoint, for messages.
 
@@ -286,7 +286,7 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...], values: Mapping[s
         raise ModelError(
             f"{path} chains the modules {', '.join(module.kind for module in chain)}; for vectors of tokens, a "
             "Transformer followed by Dense, Normalize and one MultiVectorMask is supported.\n"
-            "Build what its Transformer gives: --task feature-extraction"
+            "Build its Transformer alone: --task feature-extraction"
         )
     prefixes = {"query": saved.query_prefix, "document": saved.document_prefix}
     prompts = {name: text or "" for name, text in (saved.prompts or {}).items()}
@@ -326,7 +326,7 @@ def _check_vectors(file: Path, kind: str) -> None:
     if (found := reads_and_writes(file, default=default)) != {TOKENS}:
         raise ModelError(
             f"{file} reads and writes {', '.join(sorted(map(shown, found)))}; of a model of late interaction, only "
-            f"{TOKENS} is supported.\nBuild what its Transformer gives: --task feature-extraction"
+            f"{TOKENS} is supported.\nBuild its Transformer alone: --task feature-extraction"
         )
 
 
@@ -344,7 +344,7 @@ def _mask(path: Path, modules: list[SentenceModule]) -> _Mask:
 
 
 def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate, values: Mapping[str, Any]) -> _Lengths:
-    """What the Transformer's file says, else what PyLate's does: see `values`, all of the latter."""
+    """The settings of the Transformer's file, else PyLate's; see `values`, all of PyLate's."""
     file = path / transformer.folder / "sentence_bert_config.json"
     own = _object(file)
     found = {name: values[name] for name in ("query_length", "document_length") if values.get(name) is not None}
@@ -355,7 +355,7 @@ def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate, values: Ma
         found["query_expansion"] = {
             "strategy": "fixed",
             "attend": bool(saved.attend_to_mask_tokens if attend is None else attend),
-            # PyLate's length of a query is what it is brought to.
+            # PyLate brings a query to its length.
             "length": found.pop("query_length", _QUERY_TOKENS),
         }
     lengths: _Lengths = _read(file, found | {name: own[name] for name in vars(_Lengths()) if name in own}, _Lengths)

@@ -1,6 +1,6 @@
-"""The chat template of a cross-encoder's pairs, rendered once: what it writes between the texts becomes the bundle's.
+"""The chat template of a cross-encoder's pairs, rendered once: the bundle keeps the text between the two.
 
-A template is a program. It is rendered with texts that are easy to find, and what stands around them is what it writes;
+A template is a program. It is rendered with texts that are easy to find, and the text around them is kept;
 other texts, which a program may treat otherwise, then have to be written in the same way.
 """
 
@@ -17,7 +17,7 @@ from hdruntime.bundle.pair_template import PairTemplate, Slot, TemplatePart, Wor
 from hdruntime.errors import ModelError
 
 MessageFormat = Literal["flat", "structured"]
-"""What a message's content is: a text, or a list of one."""
+"""Kinds of a message's content: a text, or a list of one."""
 
 _SENTINELS: dict[Slot, str] = {"prompt": "Pr0mpt-7Kq", "query": "Qu3ry-2Xv", "document": "D0cument-9Lw"}
 """Texts that no template writes by itself."""
@@ -64,7 +64,7 @@ _Render = Callable[[str, str, str], str]
 def pair_template(
     tokenizer: Any, *, file: Path, message_format: MessageFormat, options: Mapping[str, Any], prompts: Iterable[str]
 ) -> PairTemplate:
-    """What a tokenizer's chat template writes for a pair, as sentence-transformers asks it.
+    """The text that a tokenizer's chat template writes for a pair, as sentence-transformers asks it.
 
     A prompt is a message of the role ``system`` before the query's and the document's.
 
@@ -104,7 +104,7 @@ def pair_template(
     try:
         plain = _wording(render("", _SENTINELS["query"], _SENTINELS["document"]))
     except Exception as error:
-        # A template fails with whatever it raises.
+        # A template may raise any error.
         if isinstance(error, (MemoryError, ModelError)):
             raise
         raise ModelError(
@@ -119,7 +119,7 @@ def pair_template(
 
 
 def _prompted(render: _Render) -> Wording | None:
-    """What is written with a prompt; None where the template raises for one, as many do for the role ``system``."""
+    """The text with a prompt; None where the template raises for one, as many do for the role ``system``."""
     try:
         rendered = render(*(_SENTINELS[slot] for slot in ("prompt", "query", "document")))
     except MemoryError:
@@ -131,7 +131,7 @@ def _prompted(render: _Render) -> Wording | None:
 
 def _wording(rendered: str, *, has_prompt: bool = False) -> Wording:
     counts = {slot: rendered.count(text) for slot, text in _SENTINELS.items()}
-    # A prompt may be left out: it then changes nothing.
+    # A prompt may be left out, which then changes nothing.
     if not has_prompt:
         counts["prompt"] = 0
     wrong = next((slot for slot, count in counts.items() if count > 1 or (count == 0 and slot != "prompt")), None)
@@ -158,7 +158,7 @@ def _check(render: _Render, template: PairTemplate, prompt: str, query: str, doc
         rendered = f"{type(error).__name__}: {error}"
     if rendered != template.write(query, document, prompt=prompt).text:
         raise ModelError(
-            "The checkpoint's chat template does not write all texts in the same way, and a bundle has what stands "
-            f"around them: the query {shown(query)}, the document {shown(document)} and the prompt {shown(prompt)} "
+            "The checkpoint's chat template does not write all texts in the same way, and a bundle has only the text "
+            f"around them: the query {shown(query)}, the document {shown(document)}, the prompt {shown(prompt)} "
             f"are written as {shown(rendered)}.\n{_ADVICE}"
         )

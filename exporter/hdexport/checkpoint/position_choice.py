@@ -1,4 +1,4 @@
-"""Which positions, and which factor of the queries, a build takes where the user leaves that open."""
+"""The positions, and the factor of the queries, that a build takes where the user leaves them open."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EMBEDDING_ALPHA = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class PositionChoice:
-    """What a build takes.
+    """The choice of a build.
 
     Attributes:
         scheme: where the rows after the checkpoint's come from.
@@ -59,7 +59,7 @@ def choose_positions(
     attention_scale: AttentionScale | None = None,
     attention: Mapping[str, Any],
 ) -> PositionChoice:
-    """Choose what is left open.
+    """Choose where the user leaves it open.
 
     Args:
         checkpoint: whose positions are extended.

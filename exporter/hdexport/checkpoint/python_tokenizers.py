@@ -73,11 +73,11 @@ def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
 
 
 def _of_words(tokenizer: Any) -> Tokenizer:
-    """Words of a vocabulary between spaces; those that are never split are found in other text, as amino acids are."""
+    """Words of a vocabulary between spaces; words that are never split are found in other text, as amino acids are."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
     converted = Tokenizer(models.WordLevel(tokenizer.get_vocab(), unk_token=tokenizer.unk_token))
-    # What Python's str.split() takes for a space.
+    # The characters that Python's str.split() takes for spaces.
     converted.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\x1c-\x1f]+"), behavior="removed")
     whole = getattr(tokenizer, "unique_no_split_tokens", [])
     converted.add_tokens([AddedToken(word, normalized=False) for word in whole])
@@ -85,7 +85,7 @@ def _of_words(tokenizer: Any) -> Tokenizer:
 
 
 def _framed(tokenizer: Any) -> Tokenizer | None:
-    """Words with the special tokens of a tokenizer around them; None where its class lacks what tells them."""
+    """Words with the special tokens of a tokenizer around them; None where its class lacks the facts about them."""
     from tokenizers import processors
 
     try:
@@ -101,7 +101,7 @@ def _framed(tokenizer: Any) -> Tokenizer | None:
             special_tokens=[(name, number) for number, name in specials.items()],
         )
     except Exception:
-        # Each class lacks something else, and what is made is compared.
+        # Each class lacks something else, and the results are compared.
         return None
     return converted
 
@@ -112,7 +112,7 @@ def _is_equal(converted: Tokenizer, tokenizer: Any, texts: Sequence[str]) -> boo
         try:
             expected = tokenizer(*given, verbose=False)["input_ids"]
         except Exception:
-            # Some classes fail on what they were not made for, and then no ids are the same.
+            # Some classes fail on foreign vocabularies, and then no ids are the same.
             return False
         if converted.encode(*given).ids != expected:
             return False

@@ -42,7 +42,7 @@ _MODES = {
 """Flag of ``1_Pooling/config.json`` -> the mode's name, in the order in which results are concatenated."""
 
 TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extraction"
-"""What to do about a chain that is not supported."""
+"""The advice on a chain that is not supported."""
 
 TOKENS, SCORES = "token_embeddings", "scores"
 """sentence-transformers' names of the vectors of a text's tokens, and of a cross-encoder's logits."""
@@ -71,7 +71,7 @@ class PoolingSettings:
     Attributes:
         modes: names, whose results are concatenated.
         include_prompt: whether a prompt's tokens are pooled, too.
-        following: the modules after the pooling, without those that matter in training alone.
+        following: the modules after the pooling, without modules that matter in training alone.
     """
 
     modes: tuple[str, ...]
@@ -101,7 +101,7 @@ class LogitScore:
 
 
 def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
-    """What ``modules.json`` of a checkpoint lists, in order; empty without the file.
+    """The modules that ``modules.json`` of a checkpoint lists, in order; empty without the file.
 
     Raises:
         ModelError: the file cannot be read, or names a folder outside of the checkpoint.
@@ -180,7 +180,7 @@ def reads_and_writes(file: Path, *, default: str = "sentence_embedding") -> set[
 
     Args:
         file: with its settings; it may be missing.
-        default: what is read where the file does not say.
+        default: the name where the file says none.
 
     Raises:
         ModelError: the file cannot be read.

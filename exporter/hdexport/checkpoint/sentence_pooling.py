@@ -58,7 +58,7 @@ class SentencePooling(Head):
         Args:
             token_embeddings: [batch, tokens, hidden_size], float32.
             attention_mask: [batch, tokens], int64, 1 for real tokens.
-            pooled_mask: the same, 1 for those that are pooled; None for all of them.
+            pooled_mask: the same, 1 for tokens that are pooled; None for all real tokens.
 
         Returns:
             [batch, width], float32.
@@ -112,7 +112,7 @@ class TokenLayers(Head):
         """
         for layer in self.layers:
             token_embeddings = layer(token_embeddings)
-        # A product would make NaN of what padding may hold.
+        # A product would make NaN of a NaN in the padding.
         return torch.where(attention_mask.unsqueeze(-1) > 0, token_embeddings, 0.0)
 
 
@@ -173,7 +173,7 @@ _POOLS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
     "weightedmean": _by_position,
     "lasttoken": _last,
 }
-"""Mode -> (tokens' vectors [batch, tokens, width], mask of those that are pooled, mask of real tokens) -> vectors."""
+"""Mode -> (tokens' vectors [batch, tokens, width], mask of pooled tokens, mask of real tokens) -> vectors."""
 
 
 def token_layers(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> TokenLayers | None:
@@ -192,7 +192,7 @@ def token_layers(path: Path, *, hidden_size: int, allow_pickle: bool = False) ->
 
 
 def late_interaction_layers(path: Path, *, hidden_size: int, allow_pickle: bool = False) -> TokenLayers:
-    """What a model of late interaction applies to each token, with its weights.
+    """The layers that a model of late interaction applies to each token, with its weights.
 
     Args:
         path: of the checkpoint.
@@ -282,12 +282,12 @@ def _pooling_layers(
 def _layer(
     kind: str, folder: Path, width: int, *, reads: str = _SENTENCE, writes: str, allow_pickle: bool
 ) -> tuple[torch.nn.Module, int]:
-    """A layer that takes vectors of a width, and the width of what it gives.
+    """A layer that takes vectors of a width, and the width of its results.
 
     Args:
         kind: ``Dense``, ``LayerNorm`` or ``Normalize``.
         folder: with its settings.
-        width: of what it takes.
+        width: of its inputs.
         reads, writes: sentence-transformers' names of the vectors that it takes and gives.
         allow_pickle: also read weights that are stored as a pickle.
     """
@@ -323,7 +323,7 @@ def _layer_norm(
 def _dense(
     folder: Path, config: dict[str, Any], width: int, *, instead: str, allow_pickle: bool
 ) -> tuple[torch.nn.Module, int]:
-    # Tanh is what sentence-transformers takes where none is named; code of the checkpoint's own is not run.
+    # sentence-transformers takes Tanh where none is named; code of the checkpoint's own is not run.
     named = str(config.get("activation_function", "torch.nn.Tanh"))
     activation = named.rpartition(".")[2]
     if activation not in _ACTIVATIONS or not named.startswith("torch."):
@@ -387,9 +387,9 @@ def _check_weights(
     Args:
         folder: of the layer.
         weights: that were found.
-        sizes: key of the configuration -> value; the first is the width of what the layer takes.
+        sizes: key of the configuration -> value; the first is the width of the layer's inputs.
         expected: name -> shape.
-        width: of what the layer is given.
+        width: of the layer's inputs.
     """
     if not all(type(size) is int and size > 0 for size in sizes.values()):
         said = " and ".join(f"{name} {shown(size)}" for name, size in sizes.items())

@@ -1,4 +1,4 @@
-"""The settings of sentence-transformers in a checkpoint; those that a bundle cannot honour are refused by name."""
+"""The settings of sentence-transformers in a checkpoint; settings that a bundle cannot honour are refused by name."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _HARMLESS = {
     "tokenizer_args": ("model_max_length",),
     "processor_kwargs": ("model_max_length",),
 }
-"""Setting of the module Transformer that changes no result -> those of its keys for which that holds; None for all."""
+"""Setting of the module Transformer -> its keys that change no result; None for all keys."""
 
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
 
@@ -71,7 +71,7 @@ _DEFAULT_PROMPTS = ("query", "document")
 
 @dataclass(frozen=True, kw_only=True)
 class _Config:
-    """What is read of ``config_sentence_transformers.json``; other keys change nothing."""
+    """Keys of ``config_sentence_transformers.json`` that are read; other keys change nothing."""
 
     model_type: str = "SentenceTransformer"
     prompts: dict[str, str | None] | None = None
@@ -84,7 +84,7 @@ class _Config:
 
 @dataclass(frozen=True, kw_only=True)
 class _TokensConfig(_Config):
-    """The same of a model of late interaction, whose vectors are tokens'."""
+    """The same keys for a model of late interaction, whose vectors are tokens'."""
 
     similarity_fn_name: str | None = None  # type: ignore[assignment]
 
@@ -113,7 +113,7 @@ class _ProcessingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _TemplateConfig:
-    """What is read of the same file for pairs in a chat template."""
+    """Keys of the same file that are read for pairs in a chat template."""
 
     modality_config: _Modalities | None = None
     processing_kwargs: _ProcessingOptions | None = None
@@ -121,7 +121,7 @@ class _TemplateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class _TransformerConfig:
-    """What is read of ``sentence_bert_config.json``; :func:`_check_transformer` refuses other keys."""
+    """Keys of ``sentence_bert_config.json`` that are read; :func:`_check_transformer` refuses other keys."""
 
     max_seq_length: Size | None = None
     do_lower_case: bool | None = None
@@ -255,7 +255,7 @@ def _general(checkpoint: Checkpoint) -> dict[str, Any]:
         "max_seq_length": _max_seq_length(checkpoint),
         "prompts": prompts,
         "default_prompt_name": config.default_prompt_name,
-        # MaxSim is of two texts' tokens, and what is said here of two vectors.
+        # MaxSim is of two texts' tokens, and the setting here is about two vectors.
         "similarity": config.similarity_fn_name if config.similarity_fn_name in get_args(Similarity) else "cosine",
         "truncate_dim": config.truncate_dim,
     }
@@ -276,7 +276,7 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
 
 
 def _pair_template(checkpoint: Checkpoint, prompts: Iterable[str]) -> PairTemplate | None:
-    """What writes a cross-encoder's pairs; None where its tokenizer takes two texts."""
+    """The template of a cross-encoder's pairs; None where its tokenizer takes two texts."""
     file = _transformer_file(checkpoint.path)
     config = _read(file, _TemplateConfig)
     if config.modality_config is None or config.modality_config.message is None:
@@ -324,7 +324,7 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
 
 
 def _without_template(values: Mapping[str, Any], call: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the module Transformer but for those that :func:`_pair_template` honours."""
+    """Settings of the module Transformer, without the settings that :func:`_pair_template` honours."""
     honoured: dict[str, Callable[[str, Any], bool]] = {
         "modality_config": lambda key, value: (
             key == "message" and isinstance(value, dict) and {**value, "format": ""} == {**call, "format": ""}
@@ -340,7 +340,7 @@ def _without_template(values: Mapping[str, Any], call: Mapping[str, str]) -> dic
 
 
 def _activation(checkpoint: Checkpoint) -> Any:
-    """What makes a CrossEncoder's scores; None for a classifier that sentence-transformers did not save."""
+    """The function of a CrossEncoder's scores; None for a classifier that sentence-transformers did not save."""
     file, config = checkpoint.path / "config.json", checkpoint.config
     of_old = config.get("sentence_transformers")
     named = config.get("sbert_ce_default_activation_function")

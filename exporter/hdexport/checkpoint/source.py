@@ -1,4 +1,4 @@
-"""Where a checkpoint came from, as a bundle says it, and where it is found again by that."""
+"""The source of a checkpoint, as a bundle says it, and how it is found again by that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sample_path() -> Path | None:
 
 
 def name_of_directory(path: Path) -> str:
-    """What a checkpoint in a directory is called; bundles hold no path, which would identify a machine."""
+    """The name of a checkpoint in a directory; bundles hold no path, which would identify a machine."""
     resolved = path.resolve()
     return SAMPLE_MODEL if resolved.parent.name == _SAMPLE_PACKAGE else resolved.name
 

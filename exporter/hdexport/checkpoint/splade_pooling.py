@@ -24,7 +24,7 @@ _SUMS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class _Config:
-    """What is read of the pooling's ``config.json``; other keys change nothing."""
+    """Keys of the pooling's ``config.json`` that are read; other keys change nothing."""
 
     pooling_strategy: Literal["max", "sum"] = "max"
     activation_function: Literal["relu", "log1p_relu"] = "relu"
@@ -48,7 +48,7 @@ class SpladePooling(Head):
         self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         """The weights alone; see `Head.outputs`."""
-        # Not all logits in float32 where their maximum does: those of a long text take gigabytes.
+        # Not all logits in float32 where their maximum does: a long text's logits take gigabytes.
         return (self(states, attention_mask if pooled_mask is None else pooled_mask),)
 
     def forward(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class SpladePooling(Head):
         Returns:
             [batch, vocab_size], float32, not negative; 0 for a row without such tokens.
         """
-        # Padding counts as a logit of 0, whose weight is 0: a product would make NaN of what it may hold.
+        # Padding counts as a logit of 0, whose weight is 0: a product would make NaN of a NaN in the padding.
         kept = torch.where(mask.unsqueeze(-1) > 0, logits, 0.0)
         if self.strategy == "sum":
             return _sum(self._weights(kept.float()), mask)
@@ -69,7 +69,7 @@ class SpladePooling(Head):
         return self._weights(kept.amax(dim=1).float())
 
     def _weights(self, logits: torch.Tensor) -> torch.Tensor:
-        """In place: those of all tokens are large."""
+        """Weights of logits, computed in place: all tokens' are large."""
         weights = logits.relu_().log1p_()
         return weights.log1p_() if self.activation == "log1p_relu" else weights
 
@@ -87,7 +87,7 @@ def _sum(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def splade_pooling(path: Path, *, hidden_size: int | None = None, allow_pickle: bool = False) -> SpladePooling:
-    """The pooling of a checkpoint; that of SPLADE v2 and later, the largest weight, where it has none of its own.
+    """The pooling of a checkpoint, by default SPLADE v2's and later ones', the largest weight.
 
     Args:
         path: a checkpoint with a masked language model's head, of sentence-transformers or without its files.
@@ -105,7 +105,7 @@ def splade_pooling(path: Path, *, hidden_size: int | None = None, allow_pickle: 
         raise ModelError(
             f"{path} chains the modules {', '.join(kinds)}; for sparse vectors, a Transformer with the task fill-mask "
             "followed by a SpladePooling is supported.\n"
-            "Choose a SPLADE model of that form, or build what its Transformer gives: --task feature-extraction"
+            "Choose a SPLADE model of that form, or build its Transformer alone: --task feature-extraction"
         )
     file = path / modules[1].folder / "config.json"
     try:

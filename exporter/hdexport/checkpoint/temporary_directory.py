@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _directories: weakref.WeakSet[tempfile.TemporaryDirectory[str]] = weakref.WeakSet()
-"""All that are in use."""
+"""All temporary directories in use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,8 @@ class Converted:
 
     Attributes:
         path: of the Hugging Face directory.
-        remarks: what was chosen or left out, a line each.
-        kept: what the directory lasts as long as.
+        remarks: choices and omissions, a line each.
+        kept: the object that the directory lasts as long as.
         adapter: name of the folder in it that holds an adapter to be merged; None for none.
     """
 
@@ -31,7 +31,7 @@ class Converted:
 
 
 def temporary_directory(original: Path) -> tuple[Path, tempfile.TemporaryDirectory[str]]:
-    """An empty directory with the name of a checkpoint's, for messages, and what it lasts as long as."""
+    """An empty directory with the name of a checkpoint's, for messages, and the object that it lasts as long as."""
     # Removed with the last reference to it, or when the process ends.
     kept = tempfile.TemporaryDirectory(prefix="hdexport-")
     _directories.add(kept)
@@ -41,6 +41,6 @@ def temporary_directory(original: Path) -> tuple[Path, tempfile.TemporaryDirecto
 
 
 def remove_converted() -> None:
-    """Remove all converted checkpoints, for a process that ends without what Python does when it ends."""
+    """Remove all converted checkpoints, for a process that ends without Python's own clean-up."""
     for kept in list(_directories):
         kept.cleanup()

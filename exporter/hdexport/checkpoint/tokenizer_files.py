@@ -28,7 +28,7 @@ _MOST_TRIED = 1000
 
 _CONFIG = "tokenizer_config.json"
 _VOCABULARIES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "bpe.codes")
-"""Names that files of tokenizers have, whatever their class reads."""
+"""Names of tokenizers' files, for any class."""
 
 _OF_SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 """Package by which SentencePiece's models are read -> its module."""
@@ -44,7 +44,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         directory: where the file goes.
 
     Returns:
-        What the runtime must know of it, or None where the checkpoint has no tokenizer; its bundle then takes ids.
+        The runtime's settings for it, or None where the checkpoint has no tokenizer; its bundle then takes ids.
 
     Raises:
         ModelError: the tokenizer's files cannot be read, or it knows ids that the model has no embeddings for.
@@ -58,7 +58,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         return None
     _check_ids(checkpoint, tokenizer, vocab_size)
     # Not a copy of the checkpoint's file: transformers lets tokenizer_config.json overrule it (do_lower_case, say), and
-    # the runtime's ids must be those that the model was verified and fine-tuned with.
+    # the runtime's ids must be the ids that the model was verified and fine-tuned with.
     tokenizer.backend_tokenizer.save(str(directory / _FILE), pretty=False)
     return TokenizerInfo(
         file=_FILE,
@@ -86,7 +86,7 @@ def first_special_id(checkpoint: Checkpoint) -> int | None:
 
 
 def read_tokenizer(path: Path) -> Any:
-    """A checkpoint's tokenizer in transformers, with what sentence-transformers changes of it; None without one.
+    """A checkpoint's tokenizer in transformers, with sentence-transformers' changes; None without one.
 
     Raises:
         ModelError: its files cannot be read, or no ``tokenizer.json`` gives its ids.
@@ -142,7 +142,7 @@ def _files(path: Path, kind: Any) -> list[Path]:
     of_class = getattr(kind, "vocab_files_names", {})
     names = {argument: name for argument, name in of_class.items() if name != _FILE}
     if of_class and not names:
-        # What transformers reads for a class of that file alone.
+        # The file that transformers reads for a class of that file alone.
         names = {"vocab_file": "tokenizer.model"}
     there = [path / name for name in names.values() if (path / name).is_file()]
     is_named = kind is not None and (path / _CONFIG).is_file()
@@ -152,7 +152,7 @@ def _files(path: Path, kind: Any) -> list[Path]:
     if there and not missing:
         return there
     if is_named and not names and not others:
-        # Of bytes or characters, without a vocabulary.
+        # A tokenizer of bytes or characters, without a vocabulary.
         return [path / _CONFIG]
     if not there and not others and not (is_named and "tokenizer_class" in read_object(path / _CONFIG)):
         return []
@@ -161,7 +161,7 @@ def _files(path: Path, kind: Any) -> list[Path]:
     raise ModelError(
         f"{path} holds {found} of a tokenizer; "
         + (f"transformers' {kind.__name__} reads {wanted}, or {_FILE}" if wanted else f"{_FILE} is read")
-        + f".\nPut what is missing there, or build for token ids: {_NO_TOKENIZER}"
+        + f".\nPut the missing files there, or build for token ids: {_NO_TOKENIZER}"
     )
 
 

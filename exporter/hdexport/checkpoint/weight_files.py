@@ -1,4 +1,4 @@
-"""The files that hold a checkpoint's weights: which they are, and what is in them."""
+"""The files that hold a checkpoint's weights, and the weights in them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoredWeight:
     """A weight as a file has it.
 
     Attributes:
-        dtype: its type: that of PyTorch where it is a floating-point number, else as the file names it.
+        dtype: its type: PyTorch's where it is a floating-point number, else as the file names it.
         shape: its axes.
     """
 
@@ -37,7 +37,7 @@ class StoredWeight:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it can be computed with as it is; what is of 8 bits needs scales that are stored elsewhere."""
+        """Whether the weight can be computed with as it is; weights of 8 bits need scales that are stored elsewhere."""
         return self.dtype in _FLOATING
 
 
@@ -85,7 +85,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     """The weights in a safetensors file or, checked to hold nothing else, in a pickle.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the file cannot be read.
     """
     safetensors = require("safetensors")
     from safetensors.torch import load_file
@@ -110,7 +110,7 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
         listed = ", ".join(shown(Path(name)) for name in missing[:3]) or "all the files"
         raise ModelError(f"{directory} lacks {listed}, which {index.name} names.\nDownload the model again.")
     for name in names:
-        # The suffix decides how a file is read, and what does not end in .safetensors is read as a pickle.
+        # The suffix decides how a file is read: a file that does not end in .safetensors is read as a pickle.
         if name.endswith(".bin") and not allow_pickle:
             raise pickles_refused(directory)
         if not name.endswith((".safetensors", ".bin")):
@@ -160,7 +160,7 @@ def _unpickled(file: Path, device: str) -> dict[str, torch.Tensor]:
     except OSError as error:
         raise _unreadable(file, error) from error
     except Exception as error:
-        # Unpickling a damaged file raises whatever its bytes happen to ask for.
+        # Unpickling a damaged file raises any error that its bytes happen to ask for.
         raise ModelError(
             f"{file} cannot be read as weights: {type(error).__name__}: {shown(error)}\nDownload the model again."
         ) from error

@@ -20,8 +20,8 @@ class Unwrapping:
     """How names in a file become the model's.
 
     Attributes:
-        prefix: what a wrapper put before them; empty where it put nothing.
-        instead: what a model with a head has in that place.
+        prefix: put before them by a wrapper; empty where it put nothing.
+        instead: the prefix that a model with a head has in that place.
     """
 
     prefix: str = ""
@@ -54,7 +54,7 @@ def unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path)
         if len(prefixes) > 1:
             raise ModelError(
                 f"{path} holds the weights of several models, whose names begin with {' and '.join(prefixes)}.\n"
-                "Keep those of one of them: load the file, select them, and save them with save_pretrained()."
+                "Keep one model's weights: load the file, select them, and save them with save_pretrained()."
             )
         if prefixes:
             return Unwrapping(prefix=prefixes[0], instead=instead)

@@ -21,7 +21,7 @@ from hdruntime.errors import HdexportError
 from hdruntime.optional import missing_dependency
 
 COMMANDS = ("build", "rebuild", "extend", "tune", "inspect", "verify", "run", "quality", "bench", "package", "doctor")
-"""Each is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
+"""Each command is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
 
 
 class _ShowVersion(argparse.Action):
@@ -38,11 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the installed ``hdexport`` is this function.
 
     Args:
-        arguments: what follows ``hdexport`` on the command line; default ``sys.argv[1:]``.
+        arguments: the words after ``hdexport`` on the command line; default ``sys.argv[1:]``.
 
     Returns:
         The exit code: 0 done, 1 a known error, 2 done but rows failed; 130 interrupted, 143 terminated, 129 hung up,
-        141 where what was requested could not be printed because its reader went away.
+        141 where the requested output could not be printed because its reader went away.
     """
     if "_ARGCOMPLETE" in os.environ:
         _complete(os.environ["COMP_LINE"])
@@ -123,7 +123,7 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
     options.command_line = command_line(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     for package in ("hdexport", "hdruntime", "hdplugins"):
-        # Not those of torch, transformers and httpx, which log too much.
+        # Not the loggers of torch, transformers and httpx, which log too much.
         logging.getLogger(package).setLevel(
             logging.DEBUG if debug else logging.INFO if options.verbose else logging.WARNING
         )

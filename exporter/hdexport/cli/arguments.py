@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from hdexport.quantize.options import Int8Options
 
 BACKENDS = tuple(backend.value for backend in Backend)
-"""Their names, as options take them."""
+"""Backends' names, as options take them."""
 
 PRECISIONS = tuple(precision.value for precision in Precision)
-"""Likewise, of what a CPU computes in."""
+"""Names of the precisions that a CPU computes in."""
 
 _ABSOLUTE_PATH = re.compile(r"(?<=[=:,])/[^=:,]*?([^/=:,]*)/*(?=$|[=:,])")
 """An absolute path as a value in an argument; its last part is the group."""
@@ -46,7 +46,7 @@ def command_line(arguments: Sequence[str]) -> str:
     """The command for the record; absolute paths are cut to their last part, because bundles go to other machines.
 
     Args:
-        arguments: what follows ``hdexport``.
+        arguments: the words after ``hdexport``.
     """
     return shlex.join(
         [
@@ -142,7 +142,7 @@ def add_int8_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def int8_options(options: argparse.Namespace) -> Int8Options | None:
-    """What the options ask for; None for no int8 graphs.
+    """The options of int8 graphs; None for no int8 graphs.
 
     Raises:
         InputError: there is something to calibrate with, and nothing to calibrate.

@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     outlive_readers()
     if not options.bundles:
         raise InputError("No bundle was given.\nName one: hdexport bench BUNDLE, made by: hdexport build")
-    # Measuring may take an hour: what draws the page must be there before.
+    # Measuring may take an hour: the packages that draw the page must be there before.
     for package in ("altair", "jinja2", "vl_convert"):
         require(package)
     from hdexport.bench.run.rounds import Bench

@@ -66,7 +66,7 @@ def summary_parts(result: BenchResult, *, width: int) -> Iterator[RenderableType
     """The tables, one per batch size, the largest batches, and what did not run.
 
     Args:
-        result: what was measured.
+        result: the measurement.
         width: columns of the terminal; a narrow one shows the most important figures only.
     """
     wide = ("p99", "mean", "sd") if width >= _WIDE else ()

@@ -72,7 +72,7 @@ class BenchTable(Watcher):
             print(case_line(case), flush=True)
 
     def summary(self, result: BenchResult) -> None:
-        """End the live table, and print what was found to stdout."""
+        """End the live table, and print the results to stdout."""
         self._line.stop()
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_COLUMNS
         console = Console(width=width, highlight=False)

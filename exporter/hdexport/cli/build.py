@@ -37,7 +37,7 @@ _READERS = {
     "multi-vector-encoder": ("MultiVectorEncoder", "documents", "document_length"),
     "cross-encoder": ("CrossEncoder", "pairs", "max_length"),
 }
-"""Kind of a model of sentence-transformers -> our class, what it reads, and its argument for how many tokens of it."""
+"""Kind of a model of sentence-transformers -> our class, its texts, and its argument for how many tokens of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -216,7 +216,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
 
 
 def own_length(settings: SentenceSettings, *, max_len: int, text_length: int | None = None) -> str | None:
-    """What the library and our class cut a model's texts to, and how to change that; None if it is what is served.
+    """The length that the library and our class cut texts to, and how to change that; None if it is the bundle's.
 
     Args:
         settings: of the bundle.

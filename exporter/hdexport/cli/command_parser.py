@@ -1,4 +1,4 @@
-"""The parser of a command: its errors are those of hdexport, and options may stand anywhere and be misspelt."""
+"""The parser of a command: its errors are hdexport's, and options may stand anywhere and be misspelt."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class CommandParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{error.message}{suggestion}") from None
 
     def _refuse_unknown_options(self, words: Sequence[str]) -> None:
-        """Before argparse complains of what is required and was misspelt."""
+        """Before argparse complains of a required option that was misspelt."""
         for word in words:
             if word == "--" or (self._subparsers is not None and not word.startswith("-")):
                 return

@@ -61,7 +61,7 @@ def engine_options(
     one_profile: bool,
     previous: EngineOptions | None,
 ) -> EngineOptions:
-    """What the options ask for.
+    """The engines that the options ask for.
 
     Args:
         options: the parsed command line.

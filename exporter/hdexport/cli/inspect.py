@@ -30,7 +30,7 @@ _PIPED_WIDTH = 240
 _SHOWN_OF_SHA256 = 12
 
 _MARKED = {"zeros": "none", "first_token": "the first token", "until_token": "the question's tokens"}
-"""Default of the input that marks global tokens -> what it marks."""
+"""Default of the input that marks global tokens -> the tokens that it marks."""
 
 _MADE_BY_KEYS = ("command", "date", "source", "rebuilt by", "rebuilt on")
 """Keys of ``made_by`` that have their own line; the others are versions of packages."""
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the bundle and print what it says about itself."""
+    """Check the bundle and print its manifest in words."""
     from hdruntime.bundle.reader import open_bundle
 
     bundle = open_bundle(options.bundle)
@@ -70,7 +70,7 @@ def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
     counts = {}
     try:
         for graph in bundle.manifest.graphs:
-            # Including those in the branches of If and the bodies of loops.
+            # Including nodes in the branches of If and the bodies of loops.
             nodes = read_graph(bundle, graph).graph.all_nodes()
             names = (f"{node.domain}::{node.op_type}".removeprefix("::") for node in nodes)
             counts[graph.file] = dict(Counter(names).most_common())

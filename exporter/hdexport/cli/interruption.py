@@ -16,7 +16,7 @@ from typing import NoReturn
 _STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 _SIGNALLED = 128
-"""Exit code of a command that a signal stopped, less the signal's number: what shells report for such a process."""
+"""Exit code of a command that a signal stopped, less the signal's number: shells report such a process so."""
 
 READER_GONE = _SIGNALLED + signal.SIGPIPE
 """Exit code where the output is the result and its reader goes away, as of ``cat`` in ``cat FILE | head``."""
@@ -56,7 +56,7 @@ def stopped_like_interrupted() -> Iterator[None]:
     def tick(number: int, frame: FrameType | None) -> None:
         while frame is not None:
             if frame.f_code is interrupt_again.__code__:
-                return  # what is raised in there is forgotten, too
+                return  # an error that is raised in there is forgotten, too
             frame = frame.f_back
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise KeyboardInterrupt(*stops[0].args)
@@ -83,7 +83,7 @@ def exit_code(stop: KeyboardInterrupt) -> int:
 
 @contextlib.contextmanager
 def whole_or_nothing(output: Path) -> Iterator[None]:
-    """Say what is at ``output`` where the block is interrupted: it writes that directory whole or not at all."""
+    """Tell the state of ``output`` if the block is interrupted: the block writes it whole or not at all."""
     before = _identity(output)
     try:
         yield

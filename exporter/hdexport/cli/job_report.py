@@ -52,7 +52,7 @@ class JobReport(ABC):
             self._reported_at = time.monotonic()
 
     def done_already(self, progress: JobProgress) -> None:
-        """There is nothing to do: the output is that of the same job."""
+        """There is nothing to do: the output is the same job's."""
         self._latest = progress
 
     @abstractmethod
@@ -68,7 +68,7 @@ class JobReport(ABC):
 
 @contextlib.contextmanager
 def job_report(choice: str) -> Iterator[JobReport]:
-    """What shows progress.
+    """The display of progress.
 
     Args:
         choice: ``bar``, ``lines``, ``json``, ``none``, or ``auto``: ``bar`` on a terminal, else ``lines``.

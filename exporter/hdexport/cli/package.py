@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _hint(model: TritonModel) -> str:
-    """What an engine requires of the server."""
+    """An engine's requirements of the server."""
     engine = model.engine
     if engine is None:
         return ""

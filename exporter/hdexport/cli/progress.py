@@ -23,7 +23,7 @@ def duration_text(seconds: float) -> str:
 
 
 class StatusLine(rich.progress.Progress):
-    """One line at the end of stderr that says what is done and for how long; nothing where stderr is no terminal.
+    """One line at the end of stderr that says the present step and its duration; nothing where stderr is no terminal.
 
     A context manager: the line disappears when the block ends.
 
@@ -42,13 +42,13 @@ class StatusLine(rich.progress.Progress):
             console=Console(stderr=True, highlight=False),
             disable=hidden or not sys.stderr.isatty(),
             transient=True,
-            # What is printed on the same terminal has to go above the line.
+            # Lines that are printed on the same terminal have to go above this line.
             redirect_stdout=sys.stdout.isatty(),
         )
         self._task = self.add_task("", total=None)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """What is drawn."""
+        """The parts of the line."""
         yield from super().get_renderables()
         if (below := self._below()) is not None:
             yield below
@@ -62,7 +62,7 @@ class StatusLine(rich.progress.Progress):
         self.update(self._task, description=text)
 
     def did(self, amount: float, *, left_out: float = 0) -> None:
-        """Add to what is done of the total, and take what is left out off the total."""
+        """Add to the amount done of the total, and take the amount left out off the total."""
         (task,) = self.tasks
         self.update(self._task, advance=amount, total=(task.total or 0) - left_out)
 
@@ -73,7 +73,7 @@ class StatusLine(rich.progress.Progress):
 
 
 class _ToGo(rich.progress.ProgressColumn):
-    """Estimated from all the time taken: rich's own column forgets what is older than half a minute."""
+    """Estimated from all the time taken: rich's own column forgets times of more than half a minute ago."""
 
     def render(self, task: rich.progress.Task) -> Text:
         if not (task.completed and task.total and task.elapsed):

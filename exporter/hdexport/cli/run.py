@@ -262,7 +262,7 @@ def run(options: argparse.Namespace) -> int:
             report.ended("stopped", "the reader of the standard output is gone: the job is not complete")
             return READER_GONE
         except (InputChangedError, DamagedJobError) as error:
-            # The same command does not continue what is kept; the error says what to do.
+            # The same command does not continue the kept rows; the error says how to go on.
             report.ended("failed", str(error))
             raise
         except HdexportError as error:

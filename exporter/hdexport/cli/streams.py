@@ -15,7 +15,7 @@ from hdruntime.errors import InputError
 
 
 def prepare_streams() -> None:
-    """Make the streams such that whatever is printed can be.
+    """Make the streams such that any text can be printed.
 
     Raises:
         InputError: the standard output is closed.
@@ -33,13 +33,13 @@ def prepare_streams() -> None:
 
 
 def outlive_readers() -> None:
-    """Drop what is printed after the reader of a standard stream has gone, as in ``hdexport build MODEL | head``.
+    """Drop output after the reader of a standard stream has gone, as in ``hdexport build MODEL | head``.
 
-    For commands whose result is not what they print; the others end, with `READER_GONE`.
+    For commands whose result is not their output; the others end, with `READER_GONE`.
     """
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and _descriptor(stream) == number:  # not that of a calling program
+        if isinstance(stream, io.TextIOWrapper) and _descriptor(stream) == number:  # not a calling program's stream
             stream.flush()
             lasting = io.BufferedWriter(_LastingFile(number, "wb", closefd=False))
             setattr(sys, name, io.TextIOWrapper(lasting, stream.encoding, stream.errors, line_buffering=True))
@@ -100,7 +100,7 @@ def _nowhere() -> TextIO:
 
 
 def _fill_closed_descriptors() -> None:
-    """Open those of the descriptors 0 to 2 that are closed: else one of our files gets the number, and C++'s prints."""
+    """Open closed descriptors among 0 to 2: else one of our files gets the number, and C++'s prints."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _interruption_explained(output: Path) -> Iterator[None]:
-    """Say what is kept where the block is interrupted."""
+    """Say where the trained state is kept if the block is interrupted."""
     import signal
 
     try:

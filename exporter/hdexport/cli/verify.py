@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _precisions(bundle: Bundle, asked: str | None) -> tuple[Precision, ...] | None:
-    """What to verify in; None for what the bundle was built for."""
+    """The precisions to verify in; None for the bundle's own."""
     from hdexport.verify.graph_sets import check_precision
     from hdruntime.backends.precision import Precision
 

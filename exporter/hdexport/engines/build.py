@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 ENGINES_FOLDER = "engines"
-"""In a bundle: one engine for each flavour, with its passport."""
+"""Folder of a bundle with one engine for each flavour, and its passport."""
 
 _LOWERED_FILE = "tensorrt.onnx"
 
@@ -31,7 +31,7 @@ class EngineOptions:
 
     Attributes:
         flavours: flavours of TensorRT to build an engine for; empty for no engine.
-        attention_impl: what computes windowed attention, our plugin or TensorRT itself.
+        attention_impl: which code computes windowed attention, our plugin or TensorRT itself.
         profiles: optimisation profiles of every engine, whose sizes of memories come from the bundle; empty for those
             of `default_profiles`.
         architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; empty for its default.
@@ -46,7 +46,7 @@ class EngineOptions:
 
 
 class EngineBuilder:
-    """Builds engines; refuses what cannot be built on this machine before any work is done.
+    """Builds engines; refuses engines that cannot be built on this machine before any work is done.
 
     Args:
         options: which engines.
@@ -72,7 +72,7 @@ class EngineBuilder:
         Args:
             portable: the bundle's portable graph, read from ``directory``, where its weights lie.
             directory: of the bundle.
-            manifest: what is known of the bundle, engines and files aside: the dtype of the graph's weights, and
+            manifest: facts about the bundle, engines and files aside: the dtype of the graph's weights, and
                 the sizes of its memories.
             progress: receives each step.
 
@@ -93,7 +93,7 @@ class EngineBuilder:
         graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl, longest=longest)
         architectures = sorted({name for target in self._targets for name in target.architectures})
         has_kernels = write_kernels(graph, directory, dtype=dtype, architectures=architectures, progress=progress.step)
-        # It shares the weights beside it. TensorRT reads it once; the bundle does not keep it.
+        # The lowered graph shares the weights beside it. TensorRT reads it once; the bundle does not keep it.
         lowered = directory / _LOWERED_FILE
         ir.save(graph, lowered)
         (directory / ENGINES_FOLDER).mkdir(exist_ok=True)

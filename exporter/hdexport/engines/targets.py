@@ -39,7 +39,7 @@ class EngineTarget:
     Raises:
         MissingDependencyError: the package is not installed.
         EngineError: the flavour cannot build on this machine.
-        InputError: it cannot build for one of the architectures.
+        InputError: this TensorRT cannot build for one of the architectures.
     """
 
     def __init__(self, flavour: Backend, restricted_to: Sequence[str] = ()) -> None:
@@ -71,7 +71,7 @@ class EngineTarget:
 def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
     """The TensorRT flavours that the targets name.
 
-    A named flavour is built or the build fails; ``auto`` takes those that can build on this machine and logs why.
+    A named flavour is built or the build fails; ``auto`` takes flavours that can build on this machine and logs why.
 
     Args:
         targets: values of `TARGETS`.
@@ -96,7 +96,7 @@ def builds_for_openvino(targets: Sequence[str]) -> bool:
         targets: values of `TARGETS`.
 
     Raises:
-        MissingDependencyError: it is named and not installed: the bundle could not be verified.
+        MissingDependencyError: OpenVINO is named and not installed: the bundle could not be verified.
     """
     if "openvino" in targets:
         require("openvino")

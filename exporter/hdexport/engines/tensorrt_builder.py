@@ -30,7 +30,7 @@ from hdruntime.whole_files import write_whole
 logger = logging.getLogger(__name__)
 
 _PROFILE_COMPLAINT = re.compile(r"values for profile (\d+) violate shape constraints: (.*?)(?: In |$)", re.DOTALL)
-"""TensorRT's message where a graph cannot take a profile's shapes; what follows are places in its sources."""
+"""TensorRT's message where a graph cannot take a profile's shapes; places in its sources follow."""
 
 _NO_FUSED_ATTENTION = "Attention operation was not supported by a dedicated kernel"
 
@@ -57,7 +57,7 @@ def build_engine(
         target: the TensorRT that builds, and the GPUs it builds for.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
         profiles: the shapes that the engine takes, at least one.
-        precision: of the graph's weights, e.g. ``float16``. It is recorded, not set: the network is strongly
+        precision: of the graph's weights, e.g. ``float16``: recorded, not set, because the network is strongly
             typed.
         version_compatible: build a TensorRT engine that later versions and TensorRT's lean runtime also run. The
             lean runtime is not put into the engine: code from a bundle is never run.
@@ -90,7 +90,7 @@ def build_engine(
         except EngineError as refusal:
             if not is_rtx or watch.is_stopped:
                 raise
-            # What refuses the graph whatever the option is raises its own error here.
+            # TensorRT may refuse the graph with either option: that error is raised here.
             serialized, plugins = serialize(user_allocation=False)
             logger.warning("The engine cannot be captured into CUDA graphs. %s", refusal)
     passport = Passport(
@@ -193,7 +193,7 @@ def _send_messages_to_logging() -> None:
     G_LOGGER.use_python_logging_system = True
     G_LOGGER.colors = False
     G_LOGGER.module_severity = G_LOGGER.WARNING
-    # Polygraphy also raises what it logs as an error, and so do we.
+    # Polygraphy also raises errors that it logs, and so do we.
     logging.getLogger("Polygraphy").addFilter(_below_error)
 
 
@@ -202,7 +202,7 @@ def _below_error(record: logging.LogRecord) -> bool:
 
 
 def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, int, int]:
-    """(min, opt, max) of an axis of an input; TensorRT has -1 for those whose size varies."""
+    """(min, opt, max) of an axis of an input; TensorRT has -1 for an axis whose size varies."""
     size = tensor.shape[axis]
     if axis == 0:
         return shape.batch
@@ -256,7 +256,7 @@ def _config(
 
 
 def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[ProfileShape]) -> EngineError:
-    """TensorRT's complaint, and what to do."""
+    """TensorRT's complaint, and the remedy."""
     text = "\n".join(messages) or str(error)
     complaint = _PROFILE_COMPLAINT.search(text)
     if complaint:

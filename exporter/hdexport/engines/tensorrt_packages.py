@@ -70,7 +70,7 @@ def load_flavour(flavour: Backend) -> ModuleType:
 def load_polygraphy(flavour: Backend) -> ModuleType:
     """Polygraphy's TensorRT backend, bound to a flavour.
 
-    Polygraphy binds itself to one flavour when it is imported. It is imported again when the flavour changes,
+    Polygraphy binds itself to one flavour when it is imported. A change of flavour imports Polygraphy again,
     so that one command can build engines for both.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] == "polygraphy"]:

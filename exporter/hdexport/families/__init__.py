@@ -63,7 +63,7 @@ def family_of(model_type: str) -> Family:
     """The family that a ``model_type`` belongs to; transformers knows its classes from then on.
 
     Raises:
-        ModelError: no family has that type; the message lists those there are, and names the nearest of some.
+        ModelError: no family has that type; the message lists all types, and names the nearest of some.
     """
     try:
         module = _MODULE_OF_MODEL_TYPE[model_type]

@@ -1,4 +1,4 @@
-"""BigBird: blocks of tokens see those around them, the first, the last, and random ones, which may count again."""
+"""BigBird: blocks of tokens see the blocks around them, the first, the last, and random ones, which may count again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SelfAttention(torch.nn.Module):
 
     Args:
         original: one of the library's two attention modules of a BigBird, or BigBird-Pegasus'.
-        spec: what the attention is; None where it is dense.
+        spec: the attention; None where it is dense.
         listed_blocks: int32, [1 or heads, rows, listed], for the mode ``table``.
     """
 
@@ -87,7 +87,7 @@ def forget_short_texts(model: PreTrainedModel) -> None:
 
     A text that is short enough for dense attention makes it a dense model permanently; so does this, and its
     ``forward``, which sentence-transformers calls without the hooks of a module, turns it back first. Modules that are
-    made on the way back follow the configuration, and with it the positions that there are now; those that were there
+    made on the way back follow the configuration, and with it the positions that there are now; modules made before
     do not.
     """
     if block_sparse(model.config) is None:
@@ -105,7 +105,7 @@ def forget_short_texts(model: PreTrainedModel) -> None:
 
 
 def own_blocks(model: Any, setup: BlockSetup | None) -> tuple[BlockSparse | None, Sequence[torch.Tensor | None]]:
-    """What the attention is, None where it is dense, and the table of each layer, if any."""
+    """The attention, None where it is dense, and the table of each layer, if any."""
     layers = model.config.num_hidden_layers
     return (None, [None] * layers) if setup is None else (setup.spec, setup.tables(layers))
 
@@ -123,11 +123,11 @@ def run_layers(
 
 
 class _Attention(torch.nn.Module):
-    """`SelfAttention` and what follows it, without the original's seed, in which all layers differ.
+    """`SelfAttention` and its output layer, without the original's seed, in which all layers differ.
 
     Args:
         original: a ``BigBirdAttention``.
-        spec: what the attention is; None where it is dense.
+        spec: the attention; None where it is dense.
         listed_blocks: as `SelfAttention` takes it.
     """
 
@@ -149,7 +149,7 @@ def _forward(
     position_ids: torch.Tensor | None = None,
     **_: Any,
 ) -> BaseModelOutputWithPoolingAndCrossAttentions:
-    """The model's forward without what Hugging Face's attention needs: padding to blocks, masks, a switch by length."""
+    """The model's forward without steps for Hugging Face's attention: padding to blocks, masks, a switch by length."""
     hidden_states = model.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
 
     def layers(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

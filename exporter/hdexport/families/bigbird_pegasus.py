@@ -46,7 +46,7 @@ class _Layer(torch.nn.Module):
         expanded = self.activation_fn(self.fc1(self.final_layer_norm(hidden_states)))
         hidden_states = hidden_states + self.fc2(expanded)
         if hidden_states.dtype == torch.float16:
-            # What is added up from layer to layer can leave float16's range; the library cuts it off there as well.
+            # States add up from layer to layer and can leave float16's range; the library cuts them off there as well.
             largest = torch.finfo(torch.float16).max - 1000
             hidden_states = hidden_states.clamp(-largest, largest)
         return hidden_states
@@ -55,7 +55,7 @@ class _Layer(torch.nn.Module):
 def _forward(
     encoder: Any, spec: BlockSparse | None, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
 ) -> BaseModelOutput:
-    """The encoder's forward without what Hugging Face's attention needs; see `hdexport.families.big_bird`."""
+    """The encoder's forward without steps for Hugging Face's attention; see `hdexport.families.big_bird`."""
     hidden_states = encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape)
 
     def layers(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -19,12 +19,12 @@ _GENERATES = {
     "CAUSAL_LM": "it attends to earlier tokens only, to generate text",
     "MULTIMODAL_LM": "it generates text from text and more",
 }
-"""Auto class -> what its models do."""
+"""Auto class -> the task of its models."""
 
 
 @functools.cache
 def _model_types(auto_class: str) -> frozenset[str]:
-    """Those that an auto class loads; none where the installed library has no such class."""
+    """Model types that an auto class loads; none where the installed library has no such class."""
     import transformers.models.auto.modeling_auto as auto
 
     return frozenset(getattr(auto, f"MODEL_FOR_{auto_class}_MAPPING_NAMES", ()))
@@ -33,8 +33,8 @@ def _model_types(auto_class: str) -> frozenset[str]:
 def is_text_encoder(model_type: str) -> bool:
     """Whether a model type of transformers encodes texts.
 
-    It does if there is a class that predicts masked tokens, or one for encoding text, or if it has a head on tokens or
-    texts and generates nothing.
+    A type does if there is a class that predicts masked tokens, or one for encoding text, or if it has a head on tokens
+    or texts and generates nothing.
     """
     if any(model_type in _model_types(name) for name in _OF_TEXT):
         return True
@@ -43,7 +43,7 @@ def is_text_encoder(model_type: str) -> bool:
 
 
 def what_it_is(model_type: str) -> str | None:
-    """What a model type does that is no encoder of texts, as a clause; None of one that is, or that nobody knows."""
+    """The work of a model type that is no encoder of texts, as a clause; None for an encoder, or an unknown type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if model_type not in CONFIG_MAPPING_NAMES or is_text_encoder(model_type):

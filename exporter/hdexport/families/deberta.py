@@ -32,7 +32,7 @@ _FARTHEST = 2**22
 
 
 class _SelfAttention(torch.nn.Module):
-    """The original's projections around our operator, with tables of what they make of the rows of distances.
+    """The original's projections around our operator, with tables of the projected rows of distances.
 
     Args:
         original: of either version.
@@ -61,7 +61,7 @@ class _SelfAttention(torch.nn.Module):
 
 
 def _projections(attention: Any) -> list[torch.nn.Linear]:
-    """Of queries, keys and values. The first version has those of a head side by side, in one matrix."""
+    """Projections of queries, keys and values. The first version has a head's side by side, in one matrix."""
     if not hasattr(attention, "in_proj"):
         return [attention.query_proj, attention.key_proj, attention.value_proj]
     weights = attention.in_proj.weight.detach().unflatten(0, (attention.num_attention_heads, 3, -1))
@@ -77,13 +77,13 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor) -> torch.nn.Linear:
 
 
 def _number_of_terms(attention: Any) -> int:
-    """Of a score, which is divided by its root; the second version counts those that it knows."""
+    """How many terms a score has, by whose root it is divided; the second version counts the terms that it knows."""
     kinds: list[str] = attention.pos_att_type
     return 1 + (len(kinds) if hasattr(attention, "in_proj") else len({"c2p", "p2c"} & set(kinds)))
 
 
 def _tables(attention: Any, embeddings: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the rows of distances are as keys and as queries: [heads, rows, head_dim] each, zeros for no such term.
+    """The rows of distances as keys and as queries: [heads, rows, head_dim] each, zeros for no such term.
 
     Args:
         attention: of the library.
@@ -121,7 +121,7 @@ def rows_of_distances(*, buckets: int, most: int) -> torch.Tensor:
         most: the distance that these buckets are for, or the number of such rows.
 
     Raises:
-        ModelError: it does not leave a row for the farthest distances of each direction.
+        ModelError: the table has no row for the farthest distances of each direction.
     """
     span, far = (buckets, most) if buckets > 0 else (most, most)
     while far <= _FARTHEST:
@@ -157,13 +157,13 @@ def _plain_norms(model: torch.nn.Module) -> None:
 
 
 def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, **others: torch.Tensor) -> Any:
-    """A classifier's forward: it reads the first real token, wherever padding is.
+    """A classifier's forward, which reads the first real token, wherever padding is.
 
-    The original reads what stands at index 0. With padding on the left that is padding, not a token of the text.
+    The original reads the token at index 0. With padding on the left that is padding, not a token of the text.
     """
     states = model.deberta(input_ids, attention_mask=attention_mask, **others).last_hidden_state
     is_first = attention_mask * (attention_mask.cumsum(1) == 1)  # [batch, tokens]
-    # A product would make NaN of what padding may hold.
+    # A product would make NaN of a NaN in the padding.
     nothing = torch.zeros((), dtype=states.dtype, device=states.device)
     first = torch.where(is_first.unsqueeze(-1) == 1, states, nothing).sum(1, keepdim=True)  # [batch, 1, width]
     return SequenceClassifierOutput(logits=model.classifier(model.pooler(first)))
@@ -177,7 +177,7 @@ def _adapt(model: PreTrainedModel) -> None:
         for layer in encoder.layer:
             original = layer.attention.self
             layer.attention.self = _SelfAttention(original, _tables(original, embeddings), rows)
-    # The layers' tables hold what was made of them.
+    # The layers' tables hold the projected rows.
     encoder.get_rel_embedding = lambda: None
     encoder.get_rel_pos = lambda *_: None
     encoder.get_attention_mask = lambda mask: create_bidirectional_mask(
@@ -189,10 +189,10 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 def _of_config(config: Mapping[str, Any]) -> Family:
-    """By whether tokens have positions besides distances.
+    """The family by whether tokens have positions besides distances.
 
     Raises:
-        ModelError: its heads are mixed with each other, or it is of the first version and has such positions.
+        ModelError: the heads are mixed with each other, or the model is of the first version and has such positions.
     """
     if config.get("talking_head"):
         raise ModelError(

@@ -92,7 +92,7 @@ _ROTARY = dataclasses.replace(
 
 
 def _of_config(config: Mapping[str, Any]) -> Family:
-    """By the kind of positions.
+    """The family by the kind of positions.
 
     Raises:
         ModelError: the model folds proteins.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
     """A classifier's forward pass: its pooling in float32, and of real tokens only.
 
-    The original takes whatever stands at index 0 for the first token, and sums in the type of the model. ``late``
-    pools what the classifier makes of each token, the others what it is given.
+    The original takes the token at index 0, padding or not, for the first token, and sums in the type of the model.
+    ``late`` pools the classifier's results for each token, the others the classifier's inputs.
     """
     from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -41,7 +41,7 @@ def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor)
 
 
 def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Of the tokens of [batch, tokens, width] that a mask [batch, tokens] has 1 for: [batch, width], float32."""
+    """Mean of the tokens of [batch, tokens, width] with 1 in a mask [batch, tokens]: [batch, width], float32."""
     weights = mask[..., None].float()
     return (states.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
 

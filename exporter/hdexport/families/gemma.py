@@ -1,7 +1,7 @@
 """EmbeddingGemma, 1 (``gemma3_text``) and 2: windows on both sides, heads that share keys, two rotary bases.
 
-Both were trained in bfloat16, and their states go beyond float16's range, so that states are float32 between layers
-whatever the type of the weights.
+Both were trained in bfloat16, and their states go beyond float16's range, so that states are float32 between layers,
+also with weights of another type.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _forward(
     make = functools.partial(
         ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation], attention_mask=attention_mask.bool()
     )
-    # Its window ends one token earlier than those that the library gives by their width.
+    # Its window ends one token earlier than the windows that the library gives by their width.
     masks = {"full_attention": make(), "sliding_attention": make(local_size=config.sliding_window - 1)}
     return original(*args, input_ids=input_ids, attention_mask=masks, use_cache=False, **others)
 

@@ -49,10 +49,10 @@ def _forward(
     global_attention_mask: torch.Tensor,
     **_: Any,
 ) -> LEDEncoderBaseModelOutput:
-    """The encoder's forward without what Hugging Face's attention needs: padding to the window, branches on the masks.
+    """The encoder's forward without steps for Hugging Face's attention: padding to the window, branches on the masks.
 
-    The layers are written out as well, because the originals look for infinity in float16. They do so after a
-    normalisation, whose results are far from it.
+    The layers are written out as well, because the originals look for infinity in float16 after a normalisation, whose
+    results are far from it.
     """
     tokens = longformer_tokens(attention_mask, global_attention_mask, max_global)
     hidden_states = encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape)

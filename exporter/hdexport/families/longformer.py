@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LongformerTokens:
-    """What the layers of a model share about its tokens.
+    """The facts about a model's tokens that its layers share.
 
     Attributes:
         kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
@@ -45,8 +45,8 @@ class LongformerTokens:
 class SelfAttention(torch.nn.Module):
     """The projections of the original module around our operator, and the rows of the global tokens.
 
-    The rows read `key_global` and `value_global` of every token, for at most `max_global` queries. Where those are few,
-    the projections move to the queries' side; see `hdexport.attention.window.global_rows.attend_through_projections`.
+    The rows read `key_global` and `value_global` of every token, for at most `max_global` queries. Where queries are
+    few, the projections move to their side; see `hdexport.attention.window.global_rows.attend_through_projections`.
 
     Args:
         original: a ``LongformerSelfAttention``, or LED's.
@@ -139,7 +139,7 @@ def _forward(
     position_ids: torch.Tensor | None = None,
     **_: Any,
 ) -> LongformerBaseModelOutputWithPooling:
-    """The model's forward without what Hugging Face's attention needs: padding to the window, branches on the masks."""
+    """The model's forward without steps for Hugging Face's attention: padding to the window, branches on the masks."""
     tokens = longformer_tokens(attention_mask, global_attention_mask, max_global)
     hidden_states = model.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
     for layer in model.encoder.layer:
@@ -158,7 +158,7 @@ def attention_windows(config: Any) -> list[int] | int:
     """The windows that a checkpoint of Longformer's kind was trained with: both sides of a token together.
 
     Raises:
-        ModelError: they had gaps, which the library's code does not leave and would answer wrong without.
+        ModelError: the windows had gaps, which the library's code does not leave; its answers would be wrong.
     """
     dilation = getattr(config, "attention_dilation", None)
     steps = dilation if isinstance(dilation, (list, tuple)) else [1 if dilation is None else dilation]

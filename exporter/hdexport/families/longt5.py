@@ -1,4 +1,4 @@
-"""LongT5's encoder: T5's layers, whose tokens see those around them and, if transient-global, sums of blocks of all."""
+"""LongT5's encoder: T5's layers, whose tokens see near tokens and, if transient-global, sums of blocks of all."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class _Attention(torch.nn.Module):
 def _forward(
     stack: Any, side_tokens: int, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
 ) -> BaseModelOutput:
-    """The encoder's forward without what the library's does in float16: clamping states if one of them is infinite."""
+    """The encoder's forward without the library's step for float16: clamping states if one of them is infinite."""
     tokens = LocalTokens(attention_mask.to(torch.int32), side_tokens)
     return run_layers(stack, wide_states(stack, input_ids), tokens)
 
 
 def _table(attention: Any, embedding: torch.nn.Embedding, reach: int) -> torch.nn.Parameter:
-    """What an attention adds to the scores of each distance up to `reach`: [heads, 2 * reach + 1]."""
+    """The terms that an attention adds to the scores of each distance up to `reach`: [heads, 2 * reach + 1]."""
     # The library's own code decides which bucket a distance is in.
     buckets = attention._relative_position_bucket(
         torch.arange(-reach, reach + 1),
@@ -97,7 +97,7 @@ def _adapt(model: PreTrainedModel, setup: LocalGlobalSetup) -> None:
     check_buckets(first)
     local_bias = _table(first, first.relative_attention_bias, record.radius)
     if record.side_tokens:
-        # Of farther blocks all have the last bucket.
+        # Farther blocks all have the last bucket.
         reach = int(first.relative_attention_max_distance)
         side_bias = _table(first, first.global_relative_attention_bias, reach)
     stack.block = torch.nn.ModuleList(

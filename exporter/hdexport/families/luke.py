@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _WordAttention(SelfAttention):
-    """LUKE's attention among words, whose layers hand on what entities there are: none."""
+    """LUKE's attention among words, whose layers hand on the entities: none."""
 
     def forward(  # type: ignore[override]
         self, words: torch.Tensor, entities: None, attention_mask: DenseMask, *_: Any

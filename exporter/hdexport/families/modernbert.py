@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
     """A classifier's forward pass: its pooling in float32, and of real tokens only.
 
-    The original sums thousands of tokens in the type of the model. Of the first token it takes whatever stands at
-    index 0: with padding on the left that is not a token, and its row differs from one attention implementation of
-    transformers to the other.
+    The original sums thousands of tokens in the type of the model. As the first token it takes the token at index 0:
+    with padding on the left that is padding, and its row differs between transformers' implementations of attention.
     """
     from transformers.modeling_outputs import SequenceClassifierOutput
 

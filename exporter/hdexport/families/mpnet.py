@@ -16,7 +16,7 @@ from hdexport.model.family import Family
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The model's code fixes the padding row to 1, whatever the config's pad_token_id.
+# The model's code fixes the padding row to 1, without regard to the config's pad_token_id.
 _PADDING_ROW = 1
 
 _REACH = 128
@@ -61,7 +61,7 @@ def _adapt(model: PreTrainedModel) -> None:
     encoder = model.base_model.encoder
     for layer in encoder.layer:
         layer.attention.attn = _SelfAttention(layer.attention.attn)
-    # The original passes no num_buckets, so its default of 32 holds whatever the config says; here as well.
+    # The original passes no num_buckets, so its default of 32 holds, even if the config says otherwise; here as well.
     buckets = encoder.relative_position_bucket(torch.arange(-_REACH, _REACH + 1))
     encoder.compute_position_bias = functools.partial(_position_bias, encoder, buckets)
 

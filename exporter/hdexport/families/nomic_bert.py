@@ -22,10 +22,10 @@ _KEYS = {
     "n_inner": "intermediate_size",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-"""Keys of the code that NomicBERT was published with -> those of transformers, which passes over the former."""
+"""Keys of the code that NomicBERT was published with -> transformers' keys; transformers passes over the others."""
 
 _POSITIONS, _BASE = 2048, 10000.0
-"""Of that code, where a file does not say."""
+"""The values of NomicBERT's own code, where a file does not say."""
 
 _COMPUTED = {
     "activation_function": "swiglu",
@@ -43,7 +43,7 @@ _COMPUTED = {
     "scale_attn_by_inverse_layer_idx": False,
     "use_rms_norm": False,
 }
-"""What that code could also compute, and the only value with which transformers' computes the same."""
+"""Setting of NomicBERT's own code -> the only value with which transformers' code computes the same."""
 
 
 def _newer_keys(config: Mapping[str, Any]) -> dict[str, Any]:

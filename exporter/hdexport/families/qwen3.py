@@ -1,6 +1,6 @@
 """Qwen3 as an encoder: causal attention in heads that share keys, for embedders and rerankers.
 
-A text's vector is that of its last token, which sees all others. Positions are rotary, so that answers depend on
+A text's vector is its last token's, which sees all others. Positions are rotary, so that answers depend on
 distances alone: padding may be on either side. (Without ids, transformers counts positions from index 0, padding
 included, and not from the first real token.) There is no cache: a text is read in one pass.
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
     """A classifier's forward pass, of one token of each text.
 
-    As in the original that is the last whose id is not that of padding; here it must be real as well, whatever ids
-    padding has.
+    As in the original that is the last token whose id is not padding's; here it must be real as well, with any id of
+    padding.
     """
     from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -44,7 +44,7 @@ def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor)
 
 
 def _of_generator(generator: Any, row: torch.Tensor) -> PreTrainedModel:
-    """A classifier that reads the last real token, whatever its id, and shares the layers."""
+    """A classifier that reads the last real token, with any id, and shares the layers."""
     from transformers import Qwen3ForSequenceClassification
 
     generator.config.pad_token_id = None

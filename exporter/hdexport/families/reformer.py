@@ -33,7 +33,7 @@ class _SelfAttention(torch.nn.Module):
 
     Args:
         original: an ``LSHSelfAttention``, or a ``LocalSelfAttention``.
-        record: what the attention is.
+        record: the attention.
     """
 
     def __init__(self, original: Any, record: LshAttention) -> None:
@@ -73,7 +73,7 @@ class _Layer(torch.nn.Module):
 
     Args:
         original: a ``ReformerLayer``.
-        record: what its attention is.
+        record: the attention.
     """
 
     def __init__(self, original: Any, record: LshAttention) -> None:
@@ -101,7 +101,7 @@ def _forward(
     position_ids: torch.Tensor | None = None,
     **_: Any,
 ) -> ReformerModelOutput:
-    """The model's forward without what Hugging Face's attention needs: padding to chunks, caches, hidden state."""
+    """The model's forward without steps for Hugging Face's attention: padding to chunks, caches, hidden state."""
     embeddings, token_mask = model.embeddings, attention_mask.to(torch.int32)
     # Folded positions look at the shape of the ids only.
     states = embeddings.word_embeddings(input_ids) + embeddings.position_embeddings(position_ids)

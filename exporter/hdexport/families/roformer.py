@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _BASE = 10000.0
-"""Of the angles: position p turns the i-th pair of a head's numbers by p * base^(-2i / head_dim)."""
+"""Base of the angles: position p turns the i-th pair of a head's numbers by p * base^(-2i / head_dim)."""
 
 
 class _SharedTable(torch.nn.Module):

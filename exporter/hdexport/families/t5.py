@@ -70,8 +70,8 @@ class Layer(torch.nn.Module):
 
     Args:
         original: the library's.
-        attention: takes the normalised states [batch, tokens, hidden_size], float32, and what `run_layers` is given for
-            a mask; what it returns is added to the states.
+        attention: takes the normalised states [batch, tokens, hidden_size], float32, and the mask of `run_layers`; its
+            result is added to the states.
     """
 
     def __init__(self, original: Any, attention: torch.nn.Module) -> None:
@@ -88,7 +88,7 @@ class Layer(torch.nn.Module):
 
 
 def wide_states(stack: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    """What the first layer of an encoder is given for ids [batch, tokens]: [batch, tokens, hidden_size], float32."""
+    """The input of the first layer of an encoder for ids [batch, tokens]: [batch, tokens, hidden_size], float32."""
     embedded: torch.Tensor = stack.embed_tokens(input_ids)
     return embedded.float()
 
@@ -99,7 +99,7 @@ def run_layers(stack: Any, hidden_states: torch.Tensor, mask: Any) -> BaseModelO
     Args:
         stack: the library's encoder.
         hidden_states: of `wide_states`.
-        mask: what every attention is given.
+        mask: the mask of every attention.
     """
     for layer in stack.block:
         hidden_states = layer(hidden_states, mask)
@@ -110,7 +110,7 @@ def run_layers(stack: Any, hidden_states: torch.Tensor, mask: Any) -> BaseModelO
 def _forward(
     model: PreTrainedModel, stack: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
 ) -> BaseModelOutput:
-    """The encoder's forward without what the library's does in float16: clamping states if one of them is infinite."""
+    """The encoder's forward without the library's step for float16: clamping states if one of them is infinite."""
     states = wide_states(stack, input_ids)
     # The configuration of the whole model says who attends; UMT5's encoder has a copy.
     mask = create_bidirectional_mask(config=model.config, inputs_embeds=states, attention_mask=attention_mask)
@@ -118,10 +118,10 @@ def _forward(
 
 
 def check_buckets(attention: Any) -> None:
-    """Refuse an attention of the library's whose buckets are not those of distances.
+    """Refuse an attention of the library's whose buckets are not buckets of distances.
 
     Raises:
-        ModelError: they are not.
+        ModelError: its buckets are others.
     """
     buckets, reach = attention.relative_attention_num_buckets, attention.relative_attention_max_distance
     # Half of the buckets are for each direction, and half of these for single distances.
@@ -134,14 +134,14 @@ def check_buckets(attention: Any) -> None:
 
 
 def _scores_by_distance(attention: Any) -> torch.nn.Parameter:
-    """What an attention adds to the scores of each distance it tells apart: [1, heads, 1, 2 * reach + 1].
+    """The terms that an attention adds to the scores of each distance it tells apart: [1, heads, 1, 2 * reach + 1].
 
     Raises:
-        ModelError: its buckets are not those of distances.
+        ModelError: its buckets are not buckets of distances.
     """
     check_buckets(attention)
     reach = attention.relative_attention_max_distance
-    # Of one query in the middle of its keys: the library's own code decides which bucket a distance is in.
+    # One query stands in the middle of its keys: the library's own code decides which bucket a distance is in.
     table = attention.compute_bias(1, 2 * reach + 1, past_seen_tokens=reach)
     return torch.nn.Parameter(table.detach().contiguous())
 

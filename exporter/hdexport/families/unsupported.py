@@ -1,4 +1,4 @@
-"""Model types that people try and that no family has: why not, and what comes nearest."""
+"""Model types that people try and that no family has: why not, and the nearest supported type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Unsupported:
 
     Attributes:
         reason: why not, as the end of a sentence.
-        nearest: what can, as the end of a sentence.
+        nearest: the nearest type that is supported, as the end of a sentence.
     """
 
     reason: str
@@ -100,7 +100,7 @@ UNSUPPORTED = {
     "xlm": Unsupported(_UNTRIED, "XLM-RoBERTa"),
     "yoso": Unsupported("its attention is sampled by hashes in kernels of its own", _HASHES),
 }
-"""``model_type`` -> why not, and what comes nearest."""
+"""``model_type`` -> why not, and the nearest supported type."""
 
 
 def unsupported(model_type: str) -> Unsupported | None:

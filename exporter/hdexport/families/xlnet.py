@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hdexport.attention.relative.kind import RelativeSetup
 
 _SUMMARIES = ("last", "first", "mean")
-"""What a classifier reads of a text, by ``summary_type``: one of its tokens, or the mean of all."""
+"""The vector that a classifier reads of a text, by ``summary_type``: one of its tokens', or the mean of all."""
 
 
 def _projection(weight: torch.Tensor, *, is_output: bool = False) -> torch.nn.Linear:
@@ -36,7 +36,7 @@ def _projection(weight: torch.Tensor, *, is_output: bool = False) -> torch.nn.Li
 
 
 class _Layer(torch.nn.Module):
-    """A layer: relative attention to what it remembers and to the text, and a feed-forward network.
+    """A layer: relative attention to its memory and to the text, and a feed-forward network.
 
     Args:
         original: an ``XLNetLayer``.
@@ -74,7 +74,7 @@ class _Layer(torch.nn.Module):
         """
         seen = hidden_states if memory is None else torch.cat([memory.to(hidden_states.dtype), hidden_states], dim=1)
         query = self._heads(self.query(hidden_states))
-        # Of constants only, so that a runtime computes it once; cut to the text after that.
+        # The positions depend on constants only: a runtime computes them once. The slice of the text follows.
         positions = self.position(waves.to(hidden_states.dtype)).unflatten(1, (self.heads, -1)).transpose(0, 1)
         attended = relative_node(
             query,
@@ -96,9 +96,9 @@ class _Layer(torch.nn.Module):
         return states.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def _segment_scores(self, query: torch.Tensor) -> torch.Tensor:
-        """[batch, heads, tokens]: what keys of other segments have more than those of a query's own.
+        """[batch, heads, tokens]: terms of other segments' keys, less the terms of keys of the query's own segment.
 
-        What those of its own have is added to all keys alike in the original, which changes no weight.
+        The original adds a term to keys of the own segment, too: to all keys alike, which changes no weight.
         """
         difference = self.segments[1] - self.segments[0]
         return ((query + self.segment_bias[:, None]) * difference[:, None]).sum(-1)
@@ -136,7 +136,7 @@ def _classify(
     attention_mask: torch.Tensor,
     token_type_ids: torch.Tensor | None = None,
 ) -> Any:
-    """A classifier's forward: it reads real tokens only, wherever padding is."""
+    """A classifier's forward, which reads real tokens only, wherever padding is."""
     from transformers.modeling_outputs import SequenceClassifierOutput
 
     states = model.transformer(
@@ -146,7 +146,7 @@ def _classify(
     place, last = mask.cumsum(1) * mask, mask.sum(1, keepdim=True)
     read = {"last": place == last, "first": place == 1, "mean": mask == 1}[model.sequence_summary.summary_type]
     weights = (read & (mask == 1)).unsqueeze(-1).float()  # [batch, tokens, 1]
-    # A product would make NaN of what padding may hold.
+    # A product would make NaN of a NaN in the padding.
     chosen = torch.where(weights > 0, states.float(), 0.0)
     summary = chosen.sum(1) / weights.sum(1).clamp(min=1)
     head = model.sequence_summary
@@ -170,7 +170,7 @@ def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
 
 
 def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
-    """Hand the library's model what it remembers; it sees all of that, so what is not there is cut off before."""
+    """Hand the library's model its memory; it sees all of that, so tokens that are not there are cut off before."""
     base: Any = model.base_model
     memories, size = setup.memories, setup.record.memory
     assert memories is not None

@@ -27,7 +27,7 @@ def _check_language(model: PreTrainedModel) -> None:
     """Make the language of a model that has one alone its default, in place.
 
     Raises:
-        ModelError: there are several, and neither ``config.json`` nor ``--adapter`` chooses.
+        ModelError: there are several languages, and neither ``config.json`` nor ``--adapter`` chooses.
     """
     config = model.config
     languages = list(config.languages)
@@ -46,7 +46,7 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 def _adapted(output: Any, language: str, _: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """The original's sum of states and what the language makes of them, which finds the rows of each language."""
+    """The original's sum of states and the language's adapter's, which finds the rows of each language."""
     residual = states
     if output.adapter_layer_norm is not None:
         states = output.adapter_layer_norm(states)

@@ -1,1 +1,1 @@
-"""ONNX graphs: traced, completed, and lowered for what runs them."""
+"""ONNX graphs: traced, completed, and lowered for their runtimes."""

@@ -1,4 +1,4 @@
-"""The ONNX graphs of a bundle, as the exporter reads them: damaged ones, and those of another model, are refused."""
+"""The ONNX graphs of a bundle, as the exporter reads them: damaged graphs, and another model's, are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = Non
     """Read a graph; its weights stay in their files until they are read.
 
     Args:
-        bundle: what lists the graph.
+        bundle: that lists the graph.
         graph: which one.
         directory: where a copy of the bundle's files is, if that is to be read.
 
@@ -37,7 +37,7 @@ def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = Non
     try:
         model = cast("onnx_ir.Model", ir.load(path))
         inputs, outputs = _interface(model.graph.inputs), _interface(model.graph.outputs)
-    except Exception as error:  # what protobuf, onnx and onnx_ir raise has no class in common
+    except Exception as error:  # errors of protobuf, onnx and onnx_ir have no class in common
         raise BundleCorruptError(
             f"The graph {graph.file} of {bundle.path} cannot be read: {error}.\nBuild the bundle again."
         ) from error

@@ -104,7 +104,7 @@ def _rule_of(node: Node, decompositions: Mapping[Any, Any]) -> Callable[[Node], 
 
 
 def _is_check(node: Node) -> bool:
-    """Whether a node only asserts what the model's code asserts: an operator without results."""
+    """Whether a node only asserts a claim of the model's code: an operator without results."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and not target._schema.returns and not target._schema.is_mutable
 
@@ -116,7 +116,7 @@ def _is_composite_view(target: torch._ops.OpOverload) -> bool:
 
 
 def _call(node: Node, target: Any, *arguments: Any, **options: Any) -> Node:
-    """A node in front of another, with what is known of the other's value."""
+    """A node in front of another, with the known facts of the other's value."""
     made = node.graph.call_function(target, arguments, options)
     made.meta = dict(node.meta)
     return made
@@ -277,7 +277,7 @@ def _tensors(node: Node) -> list[Node]:
 
 
 def _may_share_memory(node: Node) -> bool:
-    """Whether a node's result may be, or be a part of, its input or of what is not computed in the graph."""
+    """Whether a node's result may be, or be a part of, its input or of a value from outside the graph."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return True
     return any(result.alias_info is not None for result in node.target._schema.returns)

@@ -1,4 +1,4 @@
-"""The calls of a model's layers, intercepted: what traces layers once, or leaves layers out, answers the calls."""
+"""The calls of a model's layers, intercepted, for code that traces layers once or leaves layers out."""
 
 from __future__ import annotations
 

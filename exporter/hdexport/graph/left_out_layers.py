@@ -64,10 +64,10 @@ def layer_results(model: onnx_ir.Model) -> LayerResults | None:
 
 
 def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bool:
-    """Leave the repeated layers out of a graph, in place: each returns what the layer before it returned.
+    """Leave the repeated layers out of a graph, in place: each returns the result of the layer before it.
 
     Returns:
-        Whether the graph has all values by their names; it is unchanged where it has not.
+        Whether the graph has all values by their names; a graph that has not is unchanged.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
@@ -92,7 +92,7 @@ def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bo
 
 
 def leave_layers_out_of_openvino(model: Any, results: LayerResults) -> bool:
-    """Do to an ``openvino.Model`` what `leave_layers_out_of_graph` does to a graph."""
+    """Change an ``openvino.Model`` as `leave_layers_out_of_graph` changes a graph."""
     values = {name: value for node in model.get_ops() for value in node.outputs() for name in value.get_names()}
     if not all(name in values for pair in results.replacements for name in pair):
         return False
@@ -106,7 +106,7 @@ def leave_layers_out_of_openvino(model: Any, results: LayerResults) -> bool:
 
 @contextlib.contextmanager
 def layers_left_out_of_pytorch(module: torch.nn.Module, repeated: Collection[int]) -> Iterator[Callable[[], int]]:
-    """While this holds, some calls of a model's layers return what the call before them returned.
+    """While this holds, some calls of a model's layers return the result of the call before them.
 
     Args:
         module: one call of it calls the layers.

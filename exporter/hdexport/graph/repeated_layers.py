@@ -37,7 +37,7 @@ def layers_traced_once(module: torch.nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Traced:
-    """A layer that was traced, what it was called with, and what it gave.
+    """A layer that was traced, its arguments, and its results.
 
     Attributes:
         number: of the layer, in the marks.
@@ -45,7 +45,7 @@ class _Traced:
         arguments: tensors and others.
         structure: of positional and keyword arguments.
         results: tensors and others.
-        result_structure: what the layer returned of them.
+        result_structure: the structure that the layer returned them in.
     """
 
     number: int
@@ -102,7 +102,7 @@ class _Tracer:
 
 
 def _finish(kind: str, traced: _Traced, layer: torch.nn.Module, inputs: list[torch.Tensor]) -> Any:
-    """Mark the end of a layer; its weights go into the mark, so that they are distinguished whatever their names."""
+    """Mark the end of a layer; its weights go into the mark, which distinguishes them under any names."""
     outputs = _mark(kind, traced.number, [*inputs, *_weights(layer)], like=_tensors(traced.results))
     return pytree.tree_unflatten(_with_tensors(traced.results, outputs), traced.result_structure)
 
@@ -131,7 +131,7 @@ def _with_tensors(values: list[Any], tensors: Sequence[torch.Tensor]) -> list[An
 
 
 def _describe_layer(layer: torch.nn.Module) -> Hashable:
-    """Its description, and which of its weights are tied: the graph has one value of them."""
+    """A layer's description, and which of its weights are tied: the graph has one value of them."""
     seen: dict[int, int] = {}
     ties = tuple(seen.setdefault(id(weight), len(seen)) for weight in _weights(layer))
     return _describe(layer), ties
@@ -143,11 +143,11 @@ def _weights(layer: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _describe(value: object, *, are_weights: bool = True) -> Hashable:
-    """All that decides what a layer computes, or what it makes of an argument, but the values of its weights.
+    """All that decides a layer's computation, or its use of an argument, but the values of its weights.
 
-    What is neither a module nor plain data is taken to be the same only if it is the very same object, and so are
-    tensors that a module holds without them being parameters or buffers. An object whose attribute `differs_by_layer`
-    is true is something else for each layer.
+    An object that is neither a module nor plain data is taken to be the same only if it is the very same object, and so
+    are tensors that a module holds without them being parameters or buffers. An object whose attribute
+    `differs_by_layer` is true is something else for each layer.
     """
     if isinstance(value, torch.Tensor) and are_weights:
         # Sizes by name: whether two symbols are equal is a question that would freeze them.

@@ -24,7 +24,7 @@ from torch.onnx._internal.fx.passes import type_promotion
 
 @contextlib.contextmanager
 def repetitions_left_out() -> Iterator[None]:
-    """While this holds, `torch.onnx.export` and the optimiser of its program leave out what changes no graph.
+    """While this holds, `torch.onnx.export` and the optimiser of its program leave out steps that change no graph.
 
     Every setting is put back at the end.
     """

@@ -86,7 +86,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
 
 
 def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Arguments by name: random ids, masks of ones, and whatever else is 0."""
+    """Arguments by name: random ids, masks of ones, and 0 for all others."""
     generator = torch.Generator().manual_seed(0)
     tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
     ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)
@@ -124,7 +124,7 @@ def _dynamic_shapes(module: GraphModule) -> dict[str, Any]:
 
 
 def _root_cause(error: BaseException) -> str:
-    """What went wrong first; the exporter wraps it in pages of advice on changing the model's code."""
+    """The first error; the exporter wraps it in pages of advice on changing the model's code."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
@@ -132,7 +132,7 @@ def _root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silence what the exporter logs about packages that no model of ours needs, such as torchvision."""
+    """Silence the exporter's messages about packages that no model of ours needs, such as torchvision."""
     exporter_logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = exporter_logger.level
     exporter_logger.setLevel(logging.ERROR)

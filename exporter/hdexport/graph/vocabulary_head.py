@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HEAD_INPUT = "head_input"
-"""Name of what the last projection is given, [batch, tokens, width]: it is an output where logits are sampled."""
+"""Name of the last projection's input, [batch, tokens, width]: it is an output where logits are sampled."""
 
 SAMPLED_TOKENS = "sampled_tokens"
 """Input of a sampled graph: [samples], int64, the tokens whose logits are wanted, the same ones in each row."""
@@ -31,7 +31,7 @@ def sampled_head(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[list[
         tokens: [samples], int64.
 
     Returns:
-        what the projection was given, [batch, tokens, width], once the model has run: a list of one.
+        the projection's input, [batch, tokens, width], once the model has run: a list of one.
     """
     given: list[torch.Tensor] = []
 
@@ -49,7 +49,7 @@ def sampled_head(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[list[
 
 
 def sampled_graph(model: ir.Model, output: str, vocab_size: int) -> bool:
-    """Make a graph give logits [batch, samples, vocabulary], and what their projection is given, in place.
+    """Make a graph give logits [batch, samples, vocabulary], and their projection's input, in place.
 
     Args:
         model: whose output is made of its last projection by nothing but a bias and a cast.
@@ -90,7 +90,7 @@ def sampled_graph(model: ir.Model, output: str, vocab_size: int) -> bool:
 
 
 def sampled_openvino_model(model: Any, output: str, vocab_size: int) -> bool:
-    """Do to an ``openvino.Model`` what `sampled_graph` does to a graph."""
+    """Change an ``openvino.Model`` as `sampled_graph` changes a graph."""
     import numpy as np
 
     opset = require("openvino.opset13")

@@ -1,1 +1,1 @@
-"""A PyTorch model and what is changed in it before it is traced."""
+"""A PyTorch model and its changes before it is traced."""

@@ -11,7 +11,7 @@ from transformers.activations import FastGELUActivation, NewGELUActivation
 def fuse_gelu(model: torch.nn.Module) -> None:
     """Make the GELU of a tanh, which the library writes out in powers and products, ONNX's ``Gelu``, in place.
 
-    Between the layers it takes eight passes over the widest states; this takes one.
+    The library's code takes eight passes over the widest states, between the layers; ``Gelu`` takes one.
     """
     for module in model.modules():
         for name, child in module.named_children():

@@ -1,4 +1,4 @@
-"""What the pipeline must know about a model family."""
+"""Facts about a model family that the pipeline needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelClasses:
     models: Mapping[Task, type[PreTrainedModel]]
 
     def register(self) -> None:
-        """Make transformers' Auto classes know them, so that checkpoints load as those of other types do.
+        """Make transformers' Auto classes know them, so that checkpoints load as other types' checkpoints do.
 
         Raises:
             ModelError: transformers has classes for the type.
@@ -55,9 +55,9 @@ def _nothing_to_adapt(model: PreTrainedModel) -> None:
 
 
 def _types_of_pairs(config: Any, task: Task) -> bool:
-    """All tokens of a sentence have one type, and a table of one row leaves no choice."""
+    """Types matter in pairs only: a sentence's tokens have one type, and a table of one row leaves no choice."""
     types: int = config.to_dict().get("type_vocab_size", 0)
-    # What sentence-transformers puts after a model reads single texts.
+    # A module that sentence-transformers puts after a model reads single texts.
     return model_task(task) is task and types > 1
 
 
@@ -67,12 +67,12 @@ class OwnAttention:
 
     Attributes:
         kind: name of the kind.
-        of_config: what a checkpoint of that configuration was trained with, in the kind's terms; None where this one
-            attends densely.
+        of_config: the attention of the kind that a checkpoint of that configuration was trained with, in the kind's
+            terms; None where this one attends densely.
         adapt: called in place of `Family.adapt`: with the model, and the kind's setup.
         remember: makes the library's own model look at the memories of the kind's setup, and leave them, in place; None
             where the kind has no memories.
-        memories: for a configuration and a task, what else a model remembers than the kind says, if it has memories.
+        memories: for a configuration and a task, other memories of a model than the kind's, if it has any.
     """
 
     kind: str
@@ -93,13 +93,13 @@ class _OfCheckpoints:
         encoder_classes: model type -> class of transformers that loads an encoder alone, for tasks without a head. For
             types whose AutoModel has a decoder as well, which checkpoints of an encoder have no weights for.
         encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
-        training_weights: begins of the names of what checkpoints store for training only.
+        training_weights: begins of the names of weights that checkpoints store for training only.
         shares_layers: whether all layers use the same weights. Such a model is chosen for its size, and each profile
             of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
-        token_width: width of what the encoder gives for a token, by the configuration.
+        token_width: width of the encoder's vector for a token, by the configuration.
         runs_decoders: whether ``is_decoder`` is honoured, by attention to earlier tokens only; else it is refused.
-        adapters: names of the adapters among a checkpoint's own weights, by its configuration; a bundle has one. Those
-            in folders beside the weights are merged whatever the family.
+        adapters: names of the adapters among a checkpoint's own weights, by its configuration; a bundle has one.
+            Adapters in folders beside the weights are merged in every family.
         choose_adapter: makes a loaded model use one of them, in place.
     """
 
@@ -117,7 +117,7 @@ class _OfCheckpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfPositions:
-    """Where a family's models have the positions of their tokens: here a table that counts from row 0.
+    """Facts about the positions of tokens in a family's models: here a table that counts from row 0.
 
     Attributes:
         learned_positions: whether there is a table of positions; without one, as with rotary positions, any length is
@@ -132,7 +132,7 @@ class _OfPositions:
         positions_key: key of ``config.json`` for the rows of that table.
         position_table: how the table's name ends among the checkpoint's weights.
         stores_table: whether checkpoints of a configuration hold that table, which `hdexport extend` edits.
-        position_embedding_types: what ``position_embedding_type`` may say; the first is what its absence says.
+        position_embedding_types: values of ``position_embedding_type``; the first is the one that its absence means.
         padded_tokens: length to which the library's own code pads a text of so many tokens, where the padding needs
             positions.
         stretches_rotary: whether `hdexport.model.rotary` can multiply the base of its rotary positions.
@@ -140,7 +140,7 @@ class _OfPositions:
             it was trained with.
         why_not_tuned: why positions are not trained, as half a sentence; None where they are.
         as_trained: makes the library's own model, after its positions were extended, answer every call as a new one
-            would, in place. It is what bundles are compared with.
+            would, in place. Bundles are compared with it.
     """
 
     learned_positions: bool = True
@@ -187,7 +187,7 @@ class _OfAttention:
     why_not_scaled: str | None = None
 
     def own_attention(self, kind: str, config: Any) -> Any | None:
-        """What a checkpoint was trained with, if that is attention of a kind; else None.
+        """The attention of a kind that a checkpoint was trained with; None for no such kind.
 
         Args:
             kind: name of the kind.
@@ -198,7 +198,7 @@ class _OfAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfTasks:
-    """What a family's models are asked, and with which tokens: here every task of encoders.
+    """The tasks of a family's models, and the tokens for them: here every task of encoders.
 
     Attributes:
         tasks: the tasks of `AUTO_CLASS_OF_TASK` that the family has models for; None for all of encoders.

@@ -1,4 +1,4 @@
-"""What is traced: a model of one task, with the inputs and outputs that its graph will have."""
+"""The module to trace: a model of one task, with the inputs and outputs that its graph will have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GraphModule(torch.nn.Module):
         inputs: of the graph; their names are the model's arguments.
         folded_token_types: whether the token-type lookup was folded; the embeddings then ask for ids they ignore.
         folded_positions: whether the position lookup was folded; likewise.
-        head: what follows the model; None where its outputs are the task's.
+        head: the modules after the model; None where its outputs are the task's.
         memories: that the model's modules look at; None for a model that remembers nothing.
     """
 
@@ -66,7 +66,7 @@ class GraphModule(torch.nn.Module):
         attended_mask: torch.Tensor | None = None,
         **others: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Run the model; the outputs are those of `outputs`, in order.
+        """Run the model; the results are the `outputs`, in order.
 
         ``position_ids`` are for asking PyTorch about shifted positions; a graph has no such input.
         """

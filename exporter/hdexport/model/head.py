@@ -1,4 +1,4 @@
-"""What follows a model of transformers in a graph."""
+"""The modules after a model of transformers in a graph."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Head(torch.nn.Module):
         """The task's outputs, in the order of `hdruntime.bundle.tasks`.
 
         Args:
-            states: [batch, tokens, width], what the model gave, in its dtype.
+            states: [batch, tokens, width], the model's output, in its dtype.
             attention_mask: [batch, tokens], int64, 1 for real tokens.
-            pooled_mask: the same, 1 for those that are pooled; None for all of them.
+            pooled_mask: the same, 1 for tokens that are pooled; None for all real tokens.
 
         Returns:
             float32 each.

@@ -1,4 +1,4 @@
-"""What a model remembers from one call to the next."""
+"""The memories of a model from one call to the next."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     import torch
 
 MASK = "mask"
-"""Of the memory that says which tokens of the others are there: [batch, memory], 1 for those that are, 0 for others."""
+"""Memory of which tokens the other memories have: [batch, memory], 1 for tokens that are there, else 0."""
 
 POSITION = "position"
-"""Of the memory that counts a document's real tokens in earlier calls: [batch, 1]. float32 has every integer so far."""
+"""Memory that counts a document's real tokens in earlier calls: [batch, 1]. float32 has every integer so far."""
 
 
 def memory_name(part: int | str) -> str:
-    """Name of the input that holds a memory, by the number of its layer or what it is."""
+    """Name of the input that holds a memory, by the number of its layer or its own name."""
     return f"mems.{part}"
 
 
@@ -45,7 +45,7 @@ def tokens_memory(part: int | str, *sizes: int, bound: int, fill: Fill = Fill.ZE
     """A memory of the last tokens: [batch, memory, ...].
 
     Args:
-        part: number of its layer, or what it is.
+        part: number of its layer, or its own name.
         sizes: of the axes after ``memory``.
         bound: the most tokens.
         fill: its value before the first call.
@@ -65,9 +65,9 @@ def state_memory(part: str, size: int, *, bound: int | None = None) -> InputSpec
     """A memory of one vector: [batch, size], 0 before the first call.
 
     Args:
-        part: what it is.
+        part: its own name.
         size: of the vector.
-        bound: of one number that counts tokens, the most with those of a call; None for others.
+        bound: of one number that counts tokens, the most tokens with a call's own; None for others.
     """
     return InputSpec(
         name=memory_name(part),
@@ -98,9 +98,9 @@ def text_ends(attention_mask: torch.Tensor) -> torch.Tensor:
 
 
 def remembered(memory: torch.Tensor, states: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """The memory after a call: as many of the last tokens as there were, of those before and the call's own.
+    """The memory after a call: as many of the last tokens as there were, of the memory before and the call's own.
 
-    Padding behind a text is not among them: what is remembered is what the text alone would leave.
+    Padding behind a text is not among them: the memory is the one that the text alone would leave.
 
     Args:
         memory: [batch, memory, ...].
@@ -117,7 +117,7 @@ def remembered(memory: torch.Tensor, states: torch.Tensor, ends: torch.Tensor) -
 class Memories:
     """The memories of the call that is being computed.
 
-    The model's modules look here for what they remember, and leave here what the next call is given: heads of the
+    The model's modules look here for their memories, and leave the next call's here: heads of the
     library hand on no arguments that they do not know.
 
     Args:
@@ -131,7 +131,7 @@ class Memories:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What is remembered: numbers of layers, and names."""
+        """The parts that are remembered: numbers of layers, and names."""
         return tuple(spec.name.removeprefix(memory_name("")) for spec in self.specs)
 
     @contextlib.contextmanager
@@ -148,7 +148,7 @@ class Memories:
             self._given, self._left = {}, {}
 
     def given(self, part: int | str) -> torch.Tensor:
-        """What is remembered, of the shape in its spec."""
+        """The memory of a part, of the shape in its spec."""
         return self._given[memory_name(part)]
 
     def leave(self, part: int | str, value: torch.Tensor) -> None:
@@ -156,5 +156,5 @@ class Memories:
         self._left[left_name(part)] = value
 
     def left(self) -> tuple[torch.Tensor, ...]:
-        """What modules left, in the order of the specs."""
+        """The memories that modules left, in the order of the specs."""
         return tuple(self._left[str(spec.fed_from)] for spec in self.specs)

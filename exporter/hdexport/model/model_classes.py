@@ -26,7 +26,7 @@ def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, *
     """
     import transformers
 
-    # Classes of encoders change the configuration that they are given to that of an encoder.
+    # Classes of encoders change the configuration that they are given to an encoder's.
     config = copy.deepcopy(config)
     model: PreTrainedModel
     task = model_task(task)
@@ -34,6 +34,6 @@ def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, *
     if alone is None:
         model = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(config, **options)
     else:
-        # What an Auto class calls of the class that it finds.
+        # A method that an Auto class calls of the class that it finds.
         model = getattr(transformers, alone)._from_config(config, **options)
     return model

@@ -1,4 +1,4 @@
-"""Normalisations that compute in float32, whatever the type of their neighbours."""
+"""Normalisations that compute in float32 beside neighbours of any type."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 _WEIGHTS_AROUND_ZERO = ("Gemma3RMSNorm",)
-"""The library's normalisations by the root mean square whose factor is 1 and the weight."""
+"""The library's normalisations by the root mean square whose factor is the weight plus 1."""
 
 _WEIGHTS_IF_ANY = ("EmbeddingGemma2RMSNorm", "NeoMMERMSNorm")
-"""Those whose weight is the factor; without one, they have none, and compute in float32 themselves."""
+"""Normalisations whose weight, if there is one, is the factor; without a weight, they compute in float32 themselves."""
 
 
 class _Float32LayerNorm(torch.nn.Module):
@@ -32,8 +32,8 @@ class _Float32LayerNorm(torch.nn.Module):
 class RootMeanSquareNorm(torch.nn.Module):
     """States divided by the root of their mean square: no mean is subtracted, and no bias added.
 
-    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4. It is written with a root and a
-    quotient, which ONNX Runtime makes one operator of; the library's reciprocal root it does not.
+    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4, with a root and a quotient, of which
+    ONNX Runtime makes one operator; of the library's reciprocal root it does not.
 
     Args:
         original: the library's, or one of these: with a ``weight`` [width] and a ``variance_epsilon``.
@@ -62,7 +62,7 @@ def float32_norm(module: torch.nn.Module) -> torch.nn.Module | None:
     """A module that takes the place of a normalisation; None for any other module.
 
     Normalisations by the root mean square are known by what all of the library's have, and nothing else has: a weight
-    without a bias, and a ``variance_epsilon``. Those that differ in that are known by name.
+    without a bias, and a ``variance_epsilon``. Normalisations that differ in that are known by name.
     """
     if isinstance(module, torch.nn.LayerNorm):
         return _Float32LayerNorm(module)

@@ -13,7 +13,7 @@ and thereby n * n positions of which the first n are the checkpoint's own. Putti
 
     q_{(i-1) n + j} = p_j + a / (1 - a) (p_i - p_1)
 
-which is what this module computes: it is a table of n rows (by j) plus a table of shifts (by i), the shift of
+which this module computes: it is a table of n rows (by j) plus a table of shifts (by i), the shift of
 i = 1 is exactly zero, and so the first n rows need no arithmetic and keep every bit.
 
 Interpolation and grouping (Zhu et al., LongEmbed, arXiv 2404.12096) reuse the checkpoint's rows by the length of each
@@ -50,19 +50,19 @@ DEFAULT_ALPHA = 0.4
 """The weight of the coarse position, as in bert4keras' ``hierarchical_position=True``."""
 
 LONGEST = 2**24
-"""Most positions whatever the scheme: PyTorch's embeddings keep an id per position, 128 MiB at this length."""
+"""Most positions in any scheme: PyTorch's embeddings keep an id per position, 128 MiB at this length."""
 
 FOLDED_LIMIT_BYTES = 64 * 2**20
 """The largest table, in its stored dtype, that is written out row by row.
 
 A folded table costs one lookup per token, a factored one two and an addition, so folding is preferred while the
-table is not what makes a bundle large: 64 MiB is below the vocabulary table of a base-size encoder
+table is a small part of a bundle: 64 MiB is below the vocabulary table of a base-size encoder
 (30 522 x 768 in float32: 89 MiB). It admits 16 384 positions of width 1024 (a large model) in float32.
 """
 
 
 class Scheme(str, Enum):
-    """Where the rows after the checkpoint's last come from."""
+    """The source of the rows after the checkpoint's last."""
 
     HIERARCHICAL = "hierarchical"
     """Hierarchical decomposition: n rows give n * n different ones."""
@@ -71,7 +71,7 @@ class Scheme(str, Enum):
     INTERPOLATE = "interpolate"
     """Between the checkpoint's rows, which each text longer than the table spreads over its own length."""
     INTERPOLATE_STATIC = "interpolate:static"
-    """Between the checkpoint's rows, which are spread over the longest input whatever a text's length."""
+    """Between the checkpoint's rows, which are spread over the longest input, for texts of any length."""
     GROUP = "group"
     """The checkpoint's rows, each for a group of neighbouring tokens; how many is by a text's own length."""
     NONE = "none"
@@ -79,7 +79,7 @@ class Scheme(str, Enum):
 
 
 TABLES = tuple(scheme for scheme in Scheme if scheme not in (Scheme.INTERPOLATE, Scheme.GROUP))
-"""Schemes that a table of `max_len` rows can hold, whatever the length of a text."""
+"""Schemes that a table of `max_len` rows can hold for texts of any length."""
 
 
 class Form(str, Enum):
@@ -134,7 +134,7 @@ def extend_table(
         dtype: of the result; default the table's. New rows are computed in float64 and rounded once.
 
     Returns:
-        [first_row + max_len, width]. Its first ``first_row + min(base, max_len)`` rows are those of
+        [first_row + max_len, width]. Its first ``first_row + min(base, max_len)`` rows are the rows of
         ``table.astype(dtype)``, bit for bit, unless the scheme stretches them.
 
     Raises:
@@ -177,7 +177,7 @@ def factor_table(
 ) -> FactoredTable:
     """The same positions as `extend_table`'s, to the rounding of `dtype`, in about ``2 * base`` rows.
 
-    Arguments and errors are those of `extend_table`; the scheme is hierarchical or tiling.
+    Arguments and errors are `extend_table`'s; the scheme is hierarchical or tiling.
     """
     base = _check_table(table, first_row)
     check_options(scheme=scheme, alpha=alpha, max_len=max_len, base=base)
@@ -219,7 +219,7 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
         base: usable rows of the checkpoint's table.
 
     Raises:
-        InputError: it says what arrived, what fits and what to type.
+        InputError: its message says which number arrived, which fits and the option to type.
     """
     if max_len < 1:
         raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number, 1 or more.")
@@ -270,7 +270,7 @@ def _check_table(table: np.ndarray, first_row: int) -> int:
 
 
 def _shifts(rows: np.ndarray, first: np.ndarray, alpha: float) -> np.ndarray:
-    """Like `rows`, float64: what hierarchical decomposition adds to each position of the runs 0, 1, ..."""
+    """Like `rows`, float64: the terms of hierarchical decomposition for each position of the runs 0, 1, ..."""
     return float(alpha) / (1.0 - float(alpha)) * (rows - first)
 
 

@@ -1,4 +1,4 @@
-"""The precision of a graph: its types, and what stays in float32 whatever they are."""
+"""The precision of a graph: its types, and the parts that stay in float32 with any types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Precision(str, Enum):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The same type in PyTorch."""
+        """The type in PyTorch."""
         dtype: torch.dtype = getattr(torch, self.value)
         return dtype
 
@@ -34,7 +34,7 @@ class Precision(str, Enum):
 def cast_model(model: torch.nn.Module, precision: Precision) -> None:
     """Cast a model's weights in place; normalisations and buffers stay in float32.
 
-    Buffers hold what was computed, not learned: a rotary frequency that is rounded to float16 turns the token at
+    Buffers hold computed numbers, not learned ones: a rotary frequency that is rounded to float16 turns the token at
     position 4096 by a radian too much or too little.
 
     Args:
@@ -72,7 +72,7 @@ def _check_range(model: torch.nn.Module, precision: Precision) -> None:
     if outside:
         advice = "The checkpoint holds infinite or NaN weights."
         if precision is Precision.FLOAT16:
-            advice = "Build with --bf16, whose range is that of float32."
+            advice = "Build with --bf16, which has the range of float32."
         raise ExportError(
             f"{len(outside)} weights do not fit {precision.value} (at most {largest:.6g}): "
             f"{', '.join(outside[:5])}.\n{advice}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LAYERS = "full_attention"
 """Layers whose positions are stretched, where a model has several kinds of them.
 
-Windowed layers see no further in a long text than in those of training.
+Windowed layers see no further in a long text than in texts of training.
 """
 
 
@@ -37,7 +37,7 @@ def check_rope_factor(factor: float, family: Family, *, model_type: str, max_len
 
     Raises:
         InputError: positions are learned, or no text is longer than the trained ones.
-        ModelError: they are computed in a way that has no base here.
+        ModelError: positions are computed in a way that has no base here.
     """
     if family.learned_positions:
         raise InputError(
@@ -75,7 +75,7 @@ def stretch_rotary(model: PreTrainedModel, factor: float) -> None:
 
 
 def use_stretched_rotary(model: PreTrainedModel, factor: float) -> None:
-    """The same by the library's own code, from a changed configuration: what a bundle is compared with."""
+    """Stretch rotary positions by the library's own code, from a changed configuration: the reference of a bundle."""
     base: Any = model.base_model
     _parameters(model)["rope_theta"] *= factor
     base.rotary_emb = type(base.rotary_emb)(model.config)

@@ -1,4 +1,4 @@
-"""Rotary positions from tables: cosines and sines of every position, in float32 whatever the model's type.
+"""Rotary positions from tables: cosines and sines of every position, in float32 with models of any type.
 
 A family whose model has the library's rotary embedding calls `use_rotary_tables` from its `adapt`::
 
@@ -36,7 +36,7 @@ _FREQUENCIES = "inv_freq"
 """How the library names the buffer, after the kind of layer where there are several."""
 
 _FEWEST_ROWS = 2
-"""Of a table: a graph is traced with two tokens at least, and a row would be repeated for a text that is too long."""
+"""Fewest rows of a table: a graph is traced with two tokens at least, and one row would be repeated for a long text."""
 
 _PROBED_POSITIONS = 5
 
@@ -45,13 +45,13 @@ _LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda table: table.repeat_interleave(2, dim=-1),  # pairs are neighbours
     lambda table: table,  # the attention knows where they are
 )
-"""What the library makes of a value per pair, for all numbers of a head that turn."""
+"""The library's layouts of a value per pair, for all numbers of a head that turn."""
 
 
 class RotaryTable(torch.nn.Module):
     """Cosines and sines of positions from 0.
 
-    Angles are rounded to the type of the frequencies, as the library rounds them: those of float32 are off by up to
+    Angles are rounded to the type of the frequencies, as the library rounds them: float32 angles are off by up to
     2.4e-4 at position 8191, and the model was trained with them. Their cosines and sines are computed in float64.
 
     Args:
@@ -97,7 +97,7 @@ def turned(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
 def use_rotary_tables(model: PreTrainedModel) -> None:
     """Replace the library's rotary embeddings by tables, in place.
 
-    The tables have as many positions as the model's configuration says by now, which is what the bundle serves. All
+    The tables have as many positions as the model's configuration now says, and as the bundle serves. All
     layers share them. Token i has position i, wherever padding is, as in the library.
 
     Args:
@@ -146,7 +146,7 @@ class _LibraryTables(torch.nn.Module):
     """Answers as a rotary embedding of the library, in float32 and from tables.
 
     The library asks for one kind of layer after the other in the order of a set, which is another in every process.
-    What is asked first of a batch is answered for all kinds, in one order, so that a checkpoint always becomes the same
+    The first request for a batch is answered for all kinds, in one order, so that a checkpoint always becomes the same
     graph.
 
     Args:
@@ -188,7 +188,7 @@ def _table(rotary: Any, kind: str, positions: int) -> RotaryTable:
 
 
 def _layout(rotary: Any, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """How the library lays out a kind's cosines: that which gives the first of them.
+    """The library's layout of a kind's cosines: the layout that gives the first of them.
 
     Raises:
         ModelError: none does.

@@ -53,7 +53,7 @@ class FactoredPositionEmbedding(torch.nn.Module):
 
 
 class _TextMask:
-    """Which tokens of the current batch are real: noted on the way in, for what is given positions only.
+    """Which tokens of the current batch are real: noted on the way in, for modules that are given positions only.
 
     Not a module, so that nothing takes a batch for a part of the model.
     """
@@ -72,7 +72,7 @@ class PositionsByLength(torch.nn.Module):
 
     With L rows, and n real tokens of which a token is the p-th, from 0, and m = max(n, L): interpolation reads at
     p L / m between two rows, grouping reads row p // ceil(m / L). A text of up to L tokens reads row p, bit for bit.
-    Positions count real tokens, wherever padding is; a token of padding has that of the real token before it.
+    Positions count real tokens, wherever padding is; a token of padding has the position of the real token before it.
 
     Args:
         rows: [L, width], the checkpoint's usable rows.
@@ -89,7 +89,7 @@ class PositionsByLength(torch.nn.Module):
         """Look up each token's position.
 
         Args:
-            rows: [1 or batch, tokens]; only the number of tokens is looked at. It may exceed the text's, where the
+            rows: [1 or batch, tokens]; only the number of tokens is looked at, which may exceed the text's, where the
                 library pads on its own.
 
         Returns:
@@ -115,7 +115,7 @@ class PositionsByLength(torch.nn.Module):
 
 
 class _ContinuedRows(torch.nn.Module):
-    """A table whose positions continue from call to call: a real token's row lies behind those of earlier calls.
+    """A table whose positions continue from call to call: a real token's row lies behind the rows of earlier calls.
 
     A token of padding has the row that it would have in a first call, which the table has however long the document.
 
@@ -202,7 +202,7 @@ def extend_positions(
         itemsize: bytes of a number in the graph to come, for the choice between the folded and the factored form.
 
     Returns:
-        What was done, as the manifest records it.
+        The changes, as the manifest records them.
 
     Raises:
         InputError: the options do not fit; see `hdexport.model.positions.check_options`.
@@ -266,7 +266,7 @@ def fold_positions(model: PreTrainedModel, family: Family) -> bool:
     """Take the rows of positions that count from 0 straight from the table, in place.
 
     Where positions follow the padding rule the lookup has to stay: which row a token uses depends on its text.
-    Positions by each text's length find the tokens by themselves, and those that continue are looked up.
+    Positions by each text's length find the tokens by themselves, and positions that continue are looked up.
 
     Returns:
         Whether the lookup was folded; the embeddings then look at the shape of ``position_ids`` only.

@@ -1,4 +1,4 @@
-"""The tasks: which model and head a checkpoint is loaded with, and what the exporter does for its answers."""
+"""The tasks: the model and head that a checkpoint is loaded with, and the exporter's work for its answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Literal
 
 
 class Task(str, Enum):
-    """What a bundle does; the names are those of Hugging Face optimum, where it has one."""
+    """The task of a bundle, by the name in Hugging Face optimum, where it has one."""
 
     FEATURE_EXTRACTION = "feature-extraction"
     SENTENCE_SIMILARITY = "sentence-similarity"
@@ -34,16 +34,16 @@ class Task(str, Enum):
     TOKEN_CLASSIFICATION = "token-classification"
     QUESTION_ANSWERING = "question-answering"
     TEXT_SCORING = "text-scoring"
-    """The log-probability of each token after those before it."""
+    """The log-probability of each token after the tokens before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskTraits:
-    """What the exporter knows about a task; the runtime has `hdruntime.bundle.tasks`.
+    """The exporter's facts about a task; the runtime has `hdruntime.bundle.tasks`.
 
     Attributes:
         auto_class: class of ``transformers`` that loads a checkpoint for it; None where it is `made_of` another.
-        made_of: the task whose model is run, before what `hdexport.checkpoint.heads` adds; None for its own.
+        made_of: the task whose model is run, before the modules of `hdexport.checkpoint.heads`; None for its own.
         architectures: endings of names of architectures that were made for it.
         has_labels: whether the checkpoint's ``id2label`` names its logits.
         vectors: whether texts or tokens have dense vectors, by which texts are compared; None for neither.
@@ -109,7 +109,7 @@ def model_task(task: Task) -> Task:
 
 
 def infer_task(architectures: list[str], *, is_sentence_transformer: bool) -> Task:
-    """What a checkpoint was made for.
+    """The task that a checkpoint was made for.
 
     Args:
         architectures: the class names in its ``config.json``.

@@ -16,7 +16,7 @@ more than 2^-19, which is 1/2000, float16's own precision, of a usual weight of 
 
 
 class IntoStates(torch.nn.Module):
-    """A linear layer, the results of which are states in float32, or what a normalisation makes of them.
+    """A linear layer whose results are states in float32, or become states by a normalisation.
 
     Args:
         original: the library's; its weights are changed.
@@ -39,10 +39,10 @@ class IntoStates(torch.nn.Module):
 
 
 class FromStates(torch.nn.Module):
-    """What is made of states, in the type of the weights that read it.
+    """Values that are made of states, in the type of the weights that read them.
 
     Args:
-        original: the module that makes it, in float32.
+        original: the module that makes them, in float32.
         dtype: the type.
     """
 

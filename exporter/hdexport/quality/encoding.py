@@ -39,7 +39,7 @@ class Line(Protocol):
         """Something of `total` units begins."""
 
     def show(self, text: str) -> None:
-        """It goes on under another name."""
+        """The work goes on under another name."""
 
     def did(self, amount: float) -> None:
         """So many units more are done."""
@@ -60,7 +60,7 @@ def similarities_of_ways(
         session: a bundle that gives vectors.
         collection: documents and queries.
         trained: tokens of a truncated document, and of a piece.
-        ways: those that are wanted; equal inputs run once.
+        ways: the wanted ones; equal inputs run once.
         begin: receives the number of tokens before any of them runs.
         line: receives the tokens that are done.
     """
@@ -71,7 +71,7 @@ def similarities_of_ways(
     by_trained = split_encodings(
         [document.whole for document in documents], max_len=min(trained, manifest.max_len), stride=0, is_pair=False
     )
-    # The first piece of a split text is what truncation leaves of it.
+    # The first piece of a split text is the part that truncation leaves.
     pieces = {
         Way.TRUNCATED: [split.pieces[:1] for split in by_trained],
         Way.SPLIT: [split.pieces for split in by_trained],

@@ -1,4 +1,4 @@
-"""What reading long texts whole does to retrieval with a user's bundles and texts."""
+"""The effect of reading long texts whole on retrieval with a user's bundles and texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Score:
 
     Attributes:
         bundle: its directory.
-        precision: what its session computed in.
+        precision: its session's.
         way: how long texts were read.
         kind: of the queries.
         mrr: MRR@10.
@@ -54,12 +54,12 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityResult:
-    """What was measured.
+    """The result of a measurement.
 
     Attributes:
         trained: positions of the truncated texts and of pieces.
         texts: number of documents that were searched.
-        long_texts: number of those of more tokens than `trained`.
+        long_texts: number of documents of more tokens than `trained`.
         median_tokens: of the long ones.
         longest_tokens: of the longest.
         cut_texts: bundle -> texts that are longer than it takes, and were cut there.
@@ -91,12 +91,12 @@ def measure_quality(
 
     Args:
         bundles: of one model, at least one.
-        texts: all are searched; those of more than `trained` tokens are asked for.
+        texts: all are searched; texts of more than `trained` tokens are asked for.
         sentences: the most later sentences of a text.
-        trained: positions that texts are truncated to and split at; None for those that the bundles' models were
-            trained with.
+        trained: positions that texts are truncated to and split at; None for the positions that the bundles' models
+            were trained with.
         backend: that runs the bundles.
-        precision: what it computes in on a CPU.
+        precision: the precision that it computes in on a CPU.
         line: shows progress.
 
     Raises:
@@ -143,7 +143,7 @@ def measure_quality(
 
 
 def findings(result: QualityResult) -> Iterator[str]:
-    """What whole texts change, one sentence per bundle and kind of query, those that truncation cannot answer first."""
+    """Change by whole texts, one sentence per bundle and kind of query; kinds that truncation cannot answer first."""
     for kind, what in _ASKED.items():
         for score in result.scores:
             if (score.kind, score.way) != (kind, Way.WHOLE):
@@ -176,7 +176,7 @@ def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
 
 
 def _model(manifest: Manifest) -> tuple[object, ...]:
-    """Equal for bundles of one model, whatever its positions and precision, tuned or not."""
+    """Equal for bundles of one model, with any positions and precision, tuned or not."""
     return manifest.model_type, manifest.vocab_size, manifest.num_layers, manifest.num_heads, manifest.hidden_size
 
 

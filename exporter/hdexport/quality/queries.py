@@ -15,7 +15,7 @@ KINDS = ("name", "first", "later")
 _PARAGRAPH = re.compile(r"(?:[^\n]*\S[^\n]*(?:\n|\Z))+")
 _END = r"[.:!?](?=\s|\Z)|[\u3002\uff01\uff1f]"
 _SENTENCE = re.compile(rf'(?<![^\s\u3002\uff01\uff1f])["*(]*([^\W\d_]).*?(?:{_END})', re.DOTALL)
-"""From a letter to the next full stop or colon; Chinese and Japanese have no space after theirs."""
+"""A sentence: from a letter to the next full stop or colon; Chinese and Japanese have no space after theirs."""
 
 _WORD = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]|[^\s\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]+")
 """A character, in scripts that do not separate words by spaces."""
@@ -89,7 +89,7 @@ def collection_of(
 
 
 def unread_from(offsets: Sequence[Sequence[tuple[int, int]]], trained: int) -> list[int | None]:
-    """Where each text goes on after what a model with its trained positions reads; None for a text that ends before.
+    """Where each text goes on after the trained positions of a model; None for a text that ends before.
 
     Args:
         offsets: [texts], of each text [tokens, 2], start and end in characters, special tokens included.

@@ -33,11 +33,11 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
 
     Args:
         bundle: sealed, with its float graphs; its directory is written to.
-        options: what to calibrate with.
-        progress: what shows it.
+        options: of the calibration.
+        progress: shows it.
 
     Returns:
-        The manifest with the graphs, and with what they were calibrated with.
+        The manifest with the graphs, and with the facts of their calibration.
 
     Raises:
         InputError: the texts cannot be read.

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _RARE_SHARE = 0.1
-"""Of the weight of all tokens, that of rare ones together."""
+"""Share of the rare tokens in the weight of all tokens."""
 
 _EVERY_SEEN_FIRST = 8
 """Every so many texts tell which channels are wide."""
 
 _TOGETHER = 1024
-"""Tokens that are counted at once; the products of channels are as large, whatever a text's length."""
+"""Tokens that are counted at once, in texts of any length; the products of channels are as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,14 @@ def calibrate(
     Args:
         bundle: in whose files the weights are.
         model: the graph, lowered for ONNX Runtime on a CPU; it is changed.
-        texts: what to run. The rare ones, and those behind padding, widen ranges and count little in what is rounded
-            best.
+        texts: the texts to run. The rare ones, and the ones behind padding, widen ranges and count little in the choice
+            of the best rounding.
         did: called with the tokens that ran, now and then.
 
     Returns:
         weight's name -> product; empty for a model without such products.
     """
-    # What a body computes cannot be an output of the graph.
+    # Values that a body computes cannot be outputs of the graph.
     products = [product for product in weight_products(model) if product.node.graph is model.graph]
     groups = [_group(products, sources, names) for sources, names in _groups(products).items()]
     calibrated = {}
@@ -139,7 +139,7 @@ def _statistics(
     texts: CalibrationTexts,
     did: Callable[[int], None],
 ) -> list[Statistics]:
-    """Of each group, in order; what is split is chosen after the first texts."""
+    """Statistics of each group, in order; the channels to split are chosen after the first texts."""
     if not groups:
         return []
     own = [str(output.name) for output in model.graph.outputs]

@@ -1,4 +1,4 @@
-"""What the modules of Python's standard library say of themselves: prose, dialogues, tables and drawings in letters."""
+"""Docstrings of Python's standard library: prose, dialogues, tables and drawings in letters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MODULES = (
     *("subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "traceback"),
     *("turtle", "typing", "uuid", "warnings", "weakref", "zipfile"),
 )
-"""Of many subjects. They are named, so that a release of Python that adds modules changes no bundle."""
+"""Modules of many subjects. They are named, so that a release of Python that adds modules changes no bundle."""
 
 
 def docstrings() -> list[str]:

@@ -1,4 +1,4 @@
-"""Sentences of many kinds: what documentation lacks, models have channels of their own for, a question mark's first."""
+"""Sentences of many kinds that documentation lacks: models have channels for them, a question mark's first."""
 
 from __future__ import annotations
 

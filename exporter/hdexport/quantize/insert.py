@@ -1,8 +1,8 @@
 """Put int8 products into a lowered graph: rounded activations, stored int8 weights, and a bias that corrects both.
 
-What is written is the standard's QuantizeLinear and DequantizeLinear, of which runtimes make int8 products. An
+The graph gets the standard's QuantizeLinear and DequantizeLinear, of which runtimes make int8 products. An
 activation has a scale and zero point for each channel: a multiplication and an addition before QuantizeLinear, which
-gets neither. OpenVINO takes none of the last axis there, and fuses both with what makes the activation; ONNX Runtime
+gets neither. OpenVINO takes none of the last axis there, and fuses both with the node before; ONNX Runtime
 takes them and rounds value by value (1.31.1, an Intel Xeon with VNNI, one thread: 146 of 241 ms of the sample model at
 512 tokens, against 4 ms for all three). DequantizeLinear has neither, too: the weights hold them.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredProduct:
-    """What takes a product's place.
+    """The nodes that take a product's place.
 
     Attributes:
         activation: how the activation is rounded.
@@ -50,7 +50,7 @@ def quantize_products(model: onnx_ir.Model, stored: Mapping[str, StoredProduct])
 
     Args:
         model: the graph.
-        stored: name of a weight -> what takes the place of its products; others stay.
+        stored: name of a weight -> the replacement of its products; others stay.
 
     Returns:
         The names of the replaced products' weights, one for each product.

@@ -1,4 +1,4 @@
-"""What int8 graphs are calibrated with."""
+"""Options of the calibration of int8 graphs."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _OF_A_LAYER = re.compile(r"\.\d+\.")
-"""In a weight's name, the number of its layer. Heads have none, nor does ``Gemm`` stand elsewhere:
-they read one vector of a text, and what they give is the answer."""
+"""The number of a layer in a weight's name. Heads have none, nor does ``Gemm`` stand elsewhere:
+they read one vector of a text, and their result is the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def weight_products(model: onnx_ir.Model) -> list[WeightProduct]:
 
 
 def constant_array(value: onnx_ir.Value | None) -> npt.NDArray[np.float32] | None:
-    """What an initializer holds, in float32, also one of half precision that is cast; None for other values."""
+    """The numbers of an initializer, in float32, also of one of half precision that is cast; None for other values."""
     stored = initializer_of(value)
     if stored is None:
         return None

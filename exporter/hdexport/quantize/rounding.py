@@ -17,28 +17,28 @@ _LEVELS = 255
 """Steps of uint8, which activations are rounded to."""
 
 _LARGEST = 127
-"""Of a weight, either side."""
+"""Largest magnitude of a weight."""
 
 _LARGEST_PAIR = 128
-"""Of the sum of two weights of one sign, of channels 0 and 1, 2 and 3, and so on. Processors without VNNI add the
+"""Largest sum of two weights of one sign, of channels 0 and 1, 2 and 3, and so on. Processors without VNNI add the
 products of such a pair in 16 bits and saturate; 255 * 128 fits."""
 
 _EXPONENT = 0.9
-"""Of a channel's range in its smallest scale; see `activation_scale`. With 1, every channel uses all levels, and a text
-with larger values than the calibration's is clipped in many."""
+"""Exponent of a channel's range in the channel's smallest scale; see `activation_scale`. With 1, every channel uses all
+levels, and a text with larger values than the calibration's is clipped in many channels."""
 
 _ITERATIONS = 20
-"""Of scales and the steps of weights, each of which follow from the other."""
+"""Iterations over scales and the steps of weights: each follow from the other."""
 
 HEADROOM = 1.1
 """Other texts have larger values than the calibration's: the distance from the mean to both ends is widened by it."""
 
 _HANDED_ON = 0.25
-"""Of the variance of a weight's rounding errors, what is left in the product when they are handed on."""
+"""Part of the variance of a weight's rounding errors that stays in the product when errors are handed on."""
 
 _DAMPING = 0.03
-"""Of the channels' mean variance, added to each: errors are not handed on by what varies together in few texts only,
-whose tokens of another kind had 2 to 5 times the error."""
+"""Part of the channels' mean variance that is added to each. Without it, errors were handed on by channels that vary
+together in few texts only, and tokens of another kind had 2 to 5 times the error."""
 
 _SMALLEST = 1e-6
 
@@ -48,7 +48,7 @@ _BLOCK = 128
 
 @dataclass
 class Statistics:
-    """What is known of an activation [tokens, channels] after some texts.
+    """Statistics of an activation [tokens, channels] over some texts.
 
     Attributes:
         lowest: [channels], float64.
@@ -66,7 +66,7 @@ class Statistics:
 
     @classmethod
     def empty(cls, channels: int) -> Statistics:
-        """Of no token."""
+        """Statistics of no token."""
         zeros = np.zeros(channels)
         return cls(zeros + np.inf, zeros - np.inf, zeros, np.zeros((channels, channels)))
 
@@ -75,7 +75,7 @@ class Statistics:
 
         Args:
             activation: of a text.
-            weight: of each of its tokens in sums; the lowest and highest values are those of all.
+            weight: of each of its tokens in sums; the lowest and highest values are all tokens'.
         """
         rows = activation.reshape(-1, activation.shape[-1])
         self.lowest = np.minimum(self.lowest, rows.min(0))
@@ -157,7 +157,7 @@ def activation_scale(
     weights and `v` its variance: the least is where both are the same, but every channel's range must fit.
 
     Args:
-        statistics: of the activation, of the parts of what is split.
+        statistics: of the activation, by its parts.
         weights: [channels, outputs] each, all that it is multiplied with.
         split: which parts the channels are.
     """
@@ -199,7 +199,7 @@ def _widened(statistics: Statistics, split: Split | None) -> tuple[WideArray, Wi
 
 
 def round_weight(statistics: Statistics, activation: ActivationScale, weight: FloatArray) -> Int8Weight:
-    """Round a weight, channel by channel: the following channels take over what rounding changed in the product.
+    """Round a weight, channel by channel: the following channels make up for the change of the product by rounding.
 
     Args:
         statistics: of the activation, for which channels vary together.
@@ -209,7 +209,7 @@ def round_weight(statistics: Statistics, activation: ActivationScale, weight: Fl
     scale = activation.scale.astype(np.float64)
     exact = weight * scale[:, None]
     steps = np.maximum(_steps(exact), _SMALLEST * scale.min() / _LARGEST)
-    # The activation's own rounding is noise in each channel, 1/12 of a step's square: it also keeps this invertible.
+    # The activation's own rounding is noise in each channel, 1/12 of a step's square, and keeps `together` invertible.
     together = statistics.covariance / np.outer(scale, scale) + np.eye(len(scale)) / 12
     damping = _DAMPING * np.diagonal(together).mean()
     values = _rounded(exact / steps, together + damping * np.eye(len(scale)))

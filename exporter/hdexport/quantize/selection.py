@@ -1,4 +1,4 @@
-"""Which products of an int8 graph are left float, by what each changes in the answers."""
+"""The products of an int8 graph that are left float, chosen by their changes of the answers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEAST_COSINE = 0.999
-"""Of the worst text's answers to the float graph's. While it is less, more weights are left float. Other texts lose
-more: 0.998 is what they should reach."""
+"""Least cosine of the worst text's answers with the float graph's. Below it, more weights are left float. Other texts
+lose more: they should reach 0.998."""
 
 _WARNED_COSINE = 0.998
-"""Below it a user is told."""
+"""A user is told of a worst cosine below it."""
 
 _LEAST_TOKEN_COSINE = 0.996
-"""Likewise of the worst token's vector, which verification holds to 0.995: sessions in OpenVINO round the rest, too,
+"""The same for the worst token's vector, which verification holds to 0.995: sessions in OpenVINO round the rest, too,
 and another token is the worst then."""
 
 _FEW_TOKENS = 16
-"""A text of fewer is held to what its tokens are: little cancels in the mean of so few."""
+"""Texts of fewer tokens are held to the bound for tokens: little cancels in the mean of so few."""
 
 _MOST_FLOAT = 1 / 3
 """Part of the multiplications that are left float at most; more would not be worth a graph of their own."""
@@ -50,15 +50,15 @@ _STEP = 0.02
 """Part of the multiplications that are left float more, at least, before texts are judged again."""
 
 _SHOWN_TOKENS = 1024
-"""Of the longest checked texts, that a product alone is measured with. In long texts other products, keys of the first
-layers, make the worst tokens than in short ones."""
+"""Tokens of the longest checked texts that a product alone is measured with. In long texts other products make the
+worst tokens than in short ones: keys of the first layers."""
 
 _RUN_TOKENS = 65_536
-"""Tokens that are run for that, for all products together, at most: a model of many layers would take an hour."""
+"""Most tokens of these runs, for all products together: a model of many layers would take an hour."""
 
 _POWER = 4
-"""Of a vector's loss in a product's: the worst tokens are what most weights are left float for, and products of the
-last layers, which lose as much on average, have no part in them."""
+"""Power of a vector's loss in a product's loss. Most weights are left float for the worst tokens, in which products of
+the last layers, which lose as much on average, have no part."""
 
 
 def float_graph(bundle: Bundle) -> onnx_ir.Model:
@@ -79,14 +79,14 @@ def kept_float(
         bundle: with the float graphs.
         products: weight's name -> product.
         texts: [tokens] each, that nothing was calibrated with.
-        progress: what shows it.
+        progress: shows it.
     """
     graph = SwitchedGraph(bundle, float_graph(bundle), products)
     exact = graph.answers((), texts)
     order = list(range(len(texts)))
 
     def judged(kept: Sequence[str], *, is_last: bool) -> _Judgement:
-        """Of the graph without those int8 products; texts after the first that does not hold are left out."""
+        """Judge the graph without those int8 products; texts after the first that does not hold are left out."""
         used = [name for name in products if name not in kept]
         cosines: dict[int, float] = {}
         holds = True
@@ -98,7 +98,7 @@ def kept_float(
                 holds = False
                 logger.info("int8 with %d float: a text of %d tokens does not hold", len(kept), len(texts[number]))
                 if not is_last:
-                    order.insert(0, order.pop(place))  # What fails first tells soonest.
+                    order.insert(0, order.pop(place))  # The text that fails first tells soonest.
                     break
         return _Judgement(holds, cosines)
 
@@ -124,7 +124,7 @@ def kept_float(
 
 @dataclass(frozen=True)
 class _Judgement:
-    """What was found of texts.
+    """A finding about texts.
 
     Attributes:
         holds: whether all are near enough.
@@ -153,9 +153,9 @@ def _stages(ranked: Sequence[str], products: Mapping[str, CalibratedProduct]) ->
 def _by_loss(
     graph: SwitchedGraph, products: Mapping[str, CalibratedProduct], texts: Sequence[IntArray], most_tokens: int
 ) -> list[str]:
-    """The weights, first those that change answers most, for their multiplications, when each is int8 alone.
+    """The weights, first the weights that change answers most, for their multiplications, when each is int8 alone.
 
-    A product's own error does not tell: answers hardly see that of what attention gives to the following product.
+    A product's own error does not tell: answers hardly see the part of it that attention passes to the next product.
     """
     left, shown = min(_SHOWN_TOKENS, _RUN_TOKENS // len(products), most_tokens), []
     for text in sorted(texts, key=len, reverse=True):
@@ -174,14 +174,14 @@ def _by_loss(
 
 
 def _losses(found: FloatArray, exact: FloatArray) -> npt.NDArray[np.float64]:
-    """[vectors], of all axes but the last: what the difference's square is of the exact vector's."""
+    """[vectors], over all axes but the last: the difference's square by the exact vector's square."""
     squares = np.maximum((exact.astype(np.float64) ** 2).sum(-1), np.finfo(np.float32).tiny)
     losses: npt.NDArray[np.float64] = np.ravel(((found - exact) ** 2).sum(-1) / squares)
     return losses
 
 
 def _tokens_hold(bundle: Bundle, found: Sequence[FloatArray], exact: Sequence[FloatArray]) -> bool:
-    """Whether answers hold what verification asks of them, and vectors of tokens somewhat more."""
+    """Whether answers hold verification's tolerances, and vectors of tokens somewhat more."""
     for spec, actual, expected in zip(bundle.manifest.answers, found, exact, strict=True):
         of_tokens = spec.has_tokens_axis
         compared = compare_output(
@@ -195,7 +195,7 @@ def _tokens_hold(bundle: Bundle, found: Sequence[FloatArray], exact: Sequence[Fl
 
 
 def _cosine(first: FloatArray, second: FloatArray) -> float:
-    """Of an answer; of one with tokens, of its mean over them."""
+    """Cosine of two answers; of answers with tokens, the cosine of their means over tokens."""
     first, second = (array.reshape(-1, array.shape[-1]).mean(0) for array in (first, second))
     norms = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / norms if norms else float(np.array_equal(first, second))

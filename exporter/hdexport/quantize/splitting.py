@@ -1,9 +1,9 @@
 """Wide channels of an activation in parts of their range, each with steps of its own.
 
 After GELU a channel is near 0 for most tokens, and 25 times its standard deviation for some; steps that reach there are
-coarse for all, and make those of the weights coarse, with which they are multiplied. `x` is ``min(x, threshold) +
-max(x - threshold, 0)``, and both are what uint8 gives when it saturates: one at its largest level, the other at 0. So
-what makes the activation makes these channels twice or more often, and nothing else is computed. (Zhao et al.,
+coarse for all, and make the steps of the weights coarse that are multiplied with it. `x` is ``min(x, threshold) +
+max(x - threshold, 0)``, and uint8 gives both when it saturates: one at its largest level, the other at 0. So the
+graph makes these channels of the activation twice or more often, and computes nothing else. (Zhao et al.,
 "Improving Neural Network Quantization without Retraining using Outlier Channel Splitting",
 https://arxiv.org/abs/1901.09504, halves values, where both halves are rounded for every token.)
 """
@@ -30,10 +30,10 @@ _PARTS = 24
 """For so many channels there is one part more, all of which the widest channels get."""
 
 _ROUNDS = 4
-"""In which parts are given: those of one round may be split again in the next."""
+"""Rounds in which parts are given: the parts of one round may be split again in the next."""
 
 _FRACTIONS = (0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-"""Of a part's range, where it may be split."""
+"""Fractions of a part's range where the part may be split."""
 
 _ELEMENTWISE = frozenset(
     {"Add", "Cast", "Div", "Elu", "Erf", "Gelu", "Mul", "Pow", "Relu", "Sigmoid", "Sub", "Swish", "Tanh"}
@@ -66,7 +66,7 @@ class Split:
 
     @property
     def offsets(self) -> FloatArray:
-        """[parts], float32: what is taken away of a value, 0 of the lowest part."""
+        """[parts], float32: the amount to subtract from a value, 0 for the lowest part."""
         return np.where(np.isfinite(self.starts), self.starts, 0).astype(np.float32)
 
     @property
@@ -84,7 +84,7 @@ def chosen_split(
 
     Args:
         rows: [tokens, channels], of an activation.
-        shares: [tokens], what each counts; their sum is 1.
+        shares: [tokens], the weight of each; their sum is 1.
         weights: [channels, outputs] each, that it is multiplied with.
         headroom: by how much ranges are widened for other texts.
 
@@ -129,7 +129,7 @@ def chosen_split(
 def _best_thresholds(
     rows: FloatArray, shares: WideArray, starts: WideArray, ends: WideArray
 ) -> tuple[WideArray, WideArray, WideArray]:
-    """Of each part: its noise, the threshold that takes away most of it, and how much; [parts] each.
+    """Noise of each part, the threshold that takes away most of it, and how much it takes away; [parts] each.
 
     The noise is the square of the part's range, counted for the tokens whose value is there.
 
@@ -151,11 +151,11 @@ def _best_thresholds(
 
 @dataclass(frozen=True, kw_only=True)
 class Widening:
-    """What has to change for an activation to have some of its channels twice.
+    """The changes that give an activation some of its channels twice.
 
     Attributes:
         constants: nodes and the number of the input whose last axis' entries have to be repeated as the channels are.
-        values: the activation and what it is made of, [..., channels] each.
+        values: the activation and the values that it is made of, [..., channels] each.
     """
 
     constants: Sequence[tuple[onnx_ir.Node, int]]

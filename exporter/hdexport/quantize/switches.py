@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SwitchedGraph:
-    """A bundle's float graph in ONNX Runtime, each product of which is float or computes what its int8 form would.
+    """A bundle's float graph in ONNX Runtime, each product of which is float or computes as its int8 form would.
 
     Rounded values are multiplied in float32: which products are left float must not depend on the kernels of the
     processor on which a bundle is built.
@@ -40,11 +40,11 @@ class SwitchedGraph:
         self._run = single_text_runner(bundle, model)
 
     def answers(self, used: Collection[str], texts: Sequence[IntArray]) -> list[list[FloatArray]]:
-        """Of each text, [tokens], every answer without the batch axis.
+        """All answers to each text, without the batch axis.
 
         Args:
             used: the weights whose products are int8.
-            texts: ids.
+            texts: ids, [tokens] each.
         """
         switches = {str(value.name): np.array(name in used) for name, value in self._switches.items()}
         found = []

@@ -30,32 +30,32 @@ _LONG_CHECKED = 8
 """Pieces of so many tokens that are checked: as many tokens as verification reads, of which the worst one tells."""
 
 _VALUES = 2**26
-"""Of the answers to long texts that are checked, which are all in memory at once: 256 MB. A head over a vocabulary has
-30,000 and more for each token."""
+"""Most values of the answers to long checked texts, which are all in memory at once: 256 MB. A head over a vocabulary
+has 30,000 and more for each token."""
 
 _CUT_TOKENS = 160
-"""Of two texts of three: many texts tell more than long ones, and take as much time."""
+"""Tokens that two texts of three are cut to: many texts tell more than long ones, and take as much time."""
 
 _CHECK_EVERY = 4
 """Every so many texts are not calibrated with but checked."""
 
 _SHORT_TEXTS = (2, 3, 4, 5, 6, 8, 11, 16, 23, 33, 47, 65)
-"""Tokens of short texts, whose activations are unlike those of long ones: few tokens share all attention."""
+"""Tokens of short texts, whose activations are unlike long texts' activations: few tokens share all attention."""
 
 _SENTENCE = re.compile(r"(?:^|(?<=[.!?]))[^.!?]+[.!?](?=\s)")
-"""It begins only where another may have ended: elsewhere, each letter of a text without full stops would be tried, and
-400 KB take an hour."""
+"""A sentence begins only where another may have ended: elsewhere, each letter of a text without full stops would be
+tried, and 400 KB take an hour."""
 
 _WORDS = range(2, 31)
-"""Of a sentence. Of short texts, those that end with a full stop are unlike those that are cut."""
+"""Words of a sentence. Among short texts, sentences that end with a full stop are unlike texts that are cut."""
 
 _RARE_LENGTHS = (*(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) * 2, *(512,) * 2)
 """Tokens of texts of random ids. Texts of another kind have words that the calibration's lack, and without these, up to
 all of the error of such a word was clipping."""
 
 _DOCSTRING_TOKENS = 64
-"""Of a module's docstrings: many kinds of text tell more of ranges than long ones. Without them, single tokens of the
-same language were clipped, by more than a channel's range."""
+"""Tokens of a module's docstrings: many kinds of text tell more of ranges than long texts. Without docstrings, single
+tokens of the same language were clipped, by more than a channel's range."""
 
 _PADDING = (1, 2, 3, 5, 9, 17, 33, 64)
 _BEHIND_PADDING = (1, 1, 2, 3)
@@ -149,7 +149,7 @@ def _most_tokens(number: int) -> int:
 
 
 def _parted(texts: Sequence[_Text]) -> tuple[list[_Text], list[_Text]]:
-    """Those that calibrate, and those that are checked."""
+    """Texts that calibrate, and texts that are checked."""
     checked = list(texts[_CHECK_EVERY - 1 :: _CHECK_EVERY])
     others = [text for number, text in enumerate(texts) if number % _CHECK_EVERY != _CHECK_EVERY - 1]
     return others, checked or others
@@ -178,7 +178,7 @@ def _is_sentence(text: str) -> bool:
 
 
 def _beginning(text: IntArray, length: int) -> IntArray:
-    """It ends as the whole does."""
+    """The first tokens of a text, with the text's last token at the end."""
     return np.concatenate([text[: length - 1], text[-1:]])
 
 
@@ -186,7 +186,7 @@ def _behind_padding(bundle: Bundle, texts: Sequence[IntArray]) -> list[tuple[int
     """A few tokens from within texts, behind every size of padding that the model's length allows, and the token that
     begins texts, alone, there and where half of a long text and all of it end.
 
-    Positions that are made of two learned ones are larger than those, most of all where one is the last.
+    Positions that are made of two learned ones are larger than learned ones, most of all where one is the last.
     """
     generator, longest = np.random.default_rng(0), bundle.manifest.max_len
     within = np.concatenate([text[1:-1] for text in texts])

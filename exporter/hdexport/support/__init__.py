@@ -1,1 +1,1 @@
-"""What any part may need: files, memory, progress. It knows nothing of models."""
+"""Parts that any other may need: files, memory, progress. They know nothing of models."""

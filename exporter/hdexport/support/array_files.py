@@ -1,4 +1,4 @@
-"""Files of NumPy arrays that users hand in: read without running what is in them."""
+"""Files of NumPy arrays that users hand in: read without running code in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_arrays(path: Path) -> Any:
 
 @contextlib.contextmanager
 def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
-    """Translate what NumPy raises.
+    """Translate NumPy's errors.
 
     Args:
         option: that names the file, with a space behind it, for the message.
@@ -35,8 +35,8 @@ def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Of a damaged file NumPy raises what zip archives, Python's tokenizer and a dozen others do; of one that is not
-        # its own it says how to run what may be in it.
+        # For a damaged file NumPy raises errors of zip archives, of Python's tokenizer and a dozen others; for a file
+        # that is not NumPy's own, the error says how to run code in it.
         reason = (
             "it is not a file of NumPy arrays, or it holds Python objects" if "allow_pickle" in str(error) else error
         )

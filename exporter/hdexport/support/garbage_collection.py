@@ -12,7 +12,7 @@ _ALLOCATIONS = 50_000
 """Between two collections; Python's default is 700 to 2000.
 
 Importing PyTorch and transformers and tracing a model makes millions of objects, nearly all of which stay: searching
-them again and again took a sixth of a build's CPU time. What piles up meanwhile is 3 MB.
+them again and again took a sixth of a build's CPU time. The garbage that piles up meanwhile is 3 MB.
 """
 
 

@@ -10,7 +10,7 @@ from hdruntime.errors import ModelError
 
 _BEGIN = b"version https://git-lfs.github.com/spec/"
 _MOST_BYTES = 1024
-"""Of a pointer, by the specification of Git LFS."""
+"""Most bytes of a pointer, by the specification of Git LFS."""
 
 
 def refuse_pointer(file: Path) -> None:
@@ -25,7 +25,7 @@ def refuse_pointer(file: Path) -> None:
     except OSError:
         return
     if begin.startswith(_BEGIN):
-        # Of a checkpoint that is arranged, the file is a link.
+        # In a checkpoint that is arranged, the file is a link.
         file = file.resolve()
         raise ModelError(
             f"{file} is a pointer of Git LFS, and the file that it stands for was not fetched.\n"

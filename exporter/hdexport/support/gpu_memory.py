@@ -55,7 +55,7 @@ class GpuMemoryWatch:
     """The peak GPU memory of this process while a block runs, as a thread of it sees with NVML from time to time.
 
     Memory that is taken and given back between two looks, 20 ms, is not seen. The allocators of PyTorch, ONNX Runtime
-    and TensorRT usually keep what they took, so that one look after a call sees what it needed.
+    and TensorRT usually keep the memory that they took, so that one look after a call sees how much the call needed.
 
     In a container NVML lists processes by ids that are not those inside. Then the peak is the rise of the whole
     device's used memory since the block began, which is right while no other process uses the GPU; `is_of_process` says
@@ -86,7 +86,7 @@ class GpuMemoryWatch:
 
     @property
     def is_of_process(self) -> bool:
-        """Whether the peak is that of this process, and not the rise of the device's."""
+        """Whether the peak is this process', and not the rise of the device's."""
         return self._own_peak is not None
 
     @property
@@ -97,7 +97,7 @@ class GpuMemoryWatch:
         return self._device_peak - self._idle_bytes if self._own_peak is None else self._own_peak
 
     def rest(self) -> None:
-        """Let the thread look no more: the driver answers it at the cost of what is timed."""
+        """Let the thread look no more: the driver answers it at the cost of the timed call."""
         self._ended.set()
 
     def look(self) -> None:
@@ -114,7 +114,7 @@ class GpuMemoryWatch:
             return
         self._device_peak = max(self._device_peak, used)
         for process in processes:
-            # The driver for Windows' desktops does not know a process's memory: it is None there.
+            # The driver for Windows' desktops does not know a process's memory: NVML says None there.
             if process.pid == os.getpid() and process.usedGpuMemory is not None:
                 self._own_peak = max(self._own_peak or 0, process.usedGpuMemory)
 
@@ -137,7 +137,7 @@ def _opened_gpu(stack: contextlib.ExitStack) -> tuple[Any, Any] | None:
 
 
 def _first_device(nvml: Any) -> Any:
-    # NVML numbers all devices of the machine; CUDA numbers those that this variable names, by number or by UUID.
+    # NVML numbers all devices of the machine; CUDA numbers the devices that this variable names, by number or by UUID.
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
     if first.startswith(("GPU-", "MIG-")):
         return nvml.nvmlDeviceGetHandleByUUID(first)

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint: read, whatever is in them, with errors of ours."""
+"""JSON files of a checkpoint, with any content: read, with errors of ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the file cannot be read.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The content of a file that holds one JSON object.
 
     Raises:
-        ModelError: it cannot be read, or holds something else.
+        ModelError: the file cannot be read, or holds something else.
     """
     content = read_json(path)
     if not isinstance(content, dict):

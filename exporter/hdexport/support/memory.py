@@ -1,4 +1,4 @@
-"""Memory: what processes take, the peak of this one, and what the machine has left."""
+"""Memory: how much processes take, the peak of this one, and how much the machine has left."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _OUT_OF_MEMORY = (
     "out of memory",
     "unable to allocate",
 )
-"""What PyTorch, ONNX Runtime, CUDA, NumPy, C++ and the kernel say where memory was short, in lower case."""
+"""Words of PyTorch, ONNX Runtime, CUDA, NumPy, C++ and the kernel where memory was short, in lower case."""
 
-# Of control groups, versions 1 and 2: the limit, what is used, and the reclaimable part of it.
+# Files of control groups, versions 1 and 2: the limit, the usage, and the usage's reclaimable part.
 _GROUP_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _GROUP_FILES_2 = ("memory.max", "memory.current", "inactive_file")
 
@@ -46,7 +46,7 @@ def peak_resident_bytes() -> int | None:
 
 
 def reset_peak() -> bool:
-    """Let the peak of this process begin again at what is resident now; False where the kernel cannot do that."""
+    """Let the peak of this process begin again at the present memory; False where the kernel cannot do that."""
     try:
         # proc(5): writing 5 resets the peak resident set size, VmHWM.
         Path("/proc/self/clear_refs").write_text("5")
@@ -56,18 +56,18 @@ def reset_peak() -> bool:
 
 
 def resident_bytes_of(pids: Iterable[int], *, shared_once: bool = False) -> int:
-    """Resident memory of processes together; those that have ended count nothing.
+    """Resident memory of processes together; processes that have ended count nothing.
 
     Args:
         pids: their ids.
-        shared_once: count pages that several processes share, such as a library's, once and not for each. It is exact
-            and slow: the kernel looks at every page, and the processes wait if they ask for memory meanwhile.
+        shared_once: count pages that several processes share, such as a library's, once and not for each. This count is
+            exact and slow: the kernel looks at every page, and the processes wait if they ask for memory meanwhile.
     """
     return sum(map(_share_bytes if shared_once else _statm_bytes, pids))
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """What can be taken before the kernel kills a process: of the machine, and of the control groups of this process.
+    """Memory that can be taken before the kernel kills a process: the machine's, and of this process' control groups.
 
     Args:
         root: where ``proc`` and ``sys`` are.
@@ -85,7 +85,7 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 
 
 def says_out_of_memory(text: str) -> bool:
-    """Whether an error's text is that of a library, or of the kernel, that got no memory."""
+    """Whether an error's text is from a library, or the kernel, that got no memory."""
     return any(said in text.lower() for said in _OUT_OF_MEMORY)
 
 
@@ -124,7 +124,7 @@ def _left_in_groups(mount: Path, groups: str) -> Iterator[int]:
 
 
 def _left_up_to(mount: Path, path: str, files: tuple[str, str, str]) -> Iterator[int]:
-    """Of a group and of those that it is in. A container may see its own group only, where the outermost should be."""
+    """Memory left in a group and its parents. A container may see its own group only, where the outermost should be."""
     limit_file, usage_file, inactive_field = files
     inside = Path(path.lstrip("/"))
     for group in dict.fromkeys((inside, *inside.parents)):
@@ -135,5 +135,5 @@ def _left_up_to(mount: Path, path: str, files: tuple[str, str, str]) -> Iterator
         except OSError:
             continue
         if limit != "max":
-            # What files left in the page cache counts as used, and goes when memory is asked for.
+            # Pages that files left in the page cache count as used, and go when memory is asked for.
             yield max(0, int(limit) - usage + int(fields.get(inactive_field, 0)))

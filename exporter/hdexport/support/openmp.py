@@ -10,7 +10,7 @@ import os
 def let_threads_sleep() -> None:
     """Make threads of OpenMP sleep while they wait; it has no effect once PyTorch is loaded.
 
-    They would keep a core busy instead, for which ONNX Runtime's threads and other processes wait. With 12 processes
-    on two cores, a verification of BERT-base took 14 s of CPU time, and takes 7 s so.
+    Waiting threads would keep a core busy instead, for which ONNX Runtime's threads and other processes wait. With 12
+    processes on two cores, a verification of BERT-base took 14 s of CPU time, and takes 7 s so.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -1,4 +1,4 @@
-"""How a long command reports what it does: the library calls, the command line shows."""
+"""Progress of a long command: the library reports it, the command line shows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Silent progress; the base class of those that show something."""
+    """Silent progress; the base class of classes that show something."""
 
     def step(self, title: str) -> None:
         """A new step begins, and the one before it ends."""

@@ -28,7 +28,7 @@ _COMPRESSIONS = (".gz", ".zst")
 
 @dataclass(frozen=True)
 class Text:
-    """A text and what to call it: its path below the folder, or its row's id, or the file and the row's number."""
+    """A text and its name: its path below the folder, or its row's id, or the file and the row's number."""
 
     name: str
     text: str

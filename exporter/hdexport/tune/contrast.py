@@ -17,14 +17,14 @@ from hdexport.tune.losses import Objective, text_ids
 from hdexport.tune.student import Student
 
 TEMPERATURE = 0.05
-"""Of the softmax over texts."""
+"""Temperature of the softmax over texts."""
 
 QUERIES = 8
 """The most sentences that are taken out of a text at once; one run of the text answers all of them."""
 
 
 MOST_OTHERS = 1024
-"""Texts in a softmax beside those that were run; with their sentences, 32 MB of scores."""
+"""Texts in a softmax beside the texts that were run; with their sentences, 32 MB of scores."""
 
 
 class Contrast(Objective):
@@ -35,7 +35,7 @@ class Contrast(Objective):
     sentences of short ones; each once where only new positions are trained, which short texts do not use.
 
     Args:
-        corpus: the texts; those with fewer than two sentences are left out.
+        corpus: the texts; texts with fewer than two sentences are left out.
         tokenizer: the checkpoint's.
         base: positions of the checkpoint; sentences are cut to them.
         learns_short: whether weights are trained that short texts use.
@@ -49,7 +49,7 @@ class Contrast(Objective):
         self._texts = torch.zeros(len(self._all), 0)
         self._queries = torch.zeros(len(self._all), QUERIES, 0)
         self._numbers = torch.zeros(len(self._all), dtype=torch.int64)
-        """Of queries of each text; 0 for texts that were not seen."""
+        """Number of queries of each text; 0 for texts that were not seen."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """The vectors."""
@@ -92,7 +92,7 @@ class Contrast(Objective):
         numbers: torch.Tensor,
         random: np.random.Generator,
     ) -> torch.Tensor:
-        """The loss of the long texts; what others add to the gradient has the value 0.
+        """The loss of the long texts; other texts add to the gradient with the value 0.
 
         Args:
             live: indices of the texts that were run, long ones first.
@@ -115,7 +115,7 @@ class Contrast(Objective):
         has_query = torch.arange(QUERIES) < self._numbers[seen, None]  # [seen, queries]
         right = torch.arange(len(seen))[:, None].expand_as(has_query)[has_query]
         scores = all_queries[seen][has_query] @ all_texts[seen].T / TEMPERATURE  # [all queries, seen]
-        # Texts that were seen stand for those that were not, so that losses of all steps can be compared.
+        # Seen texts stand for unseen ones, so that losses of all steps can be compared.
         stand_for = math.log((len(self._all) - 1) / max(1, len(seen) - 1))
         scores = scores + torch.where(torch.arange(len(seen)) == right[:, None], 0.0, stand_for)
         losses = torch.nn.functional.cross_entropy(scores, right, reduction="none")
@@ -126,7 +126,7 @@ class Contrast(Objective):
         return losses[is_own].sum() + (others - others.detach())
 
     def _drawn(self, live: list[int], random: np.random.Generator) -> torch.Tensor:
-        """[texts], indices of the texts of a softmax: those that were run, and of the others as many as fit."""
+        """[texts], indices of the texts of a softmax: the texts that were run, and of the others as many as fit."""
         others = self._numbers.clone()
         others[live] = 0
         drawn = torch.from_numpy(random.permutation(others.nonzero()[:, 0].numpy())[:MOST_OTHERS])

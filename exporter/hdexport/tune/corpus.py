@@ -20,7 +20,7 @@ FEWEST_LONG = 8
 """Texts longer than the checkpoint's positions; with fewer, their words are learnt, not positions."""
 
 _FEWEST_CHARACTERS, _MOST_CHARACTERS = 40, 400
-"""Of a sentence that is taken out; shorter ones say too little, longer ones are tables or code."""
+"""Length of a sentence that is taken out; shorter ones say too little, longer ones are tables or code."""
 
 _LEAST_PROSE = 0.8
 """Share of letters, digits and blanks in a sentence; code and tables have more signs."""

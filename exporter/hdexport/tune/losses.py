@@ -1,4 +1,4 @@
-"""Losses on the tokens of long texts: those of a teacher that reads windows, and masked ones."""
+"""Losses on the tokens of long texts: a teacher's that reads windows, and masked tokens' losses."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hdexport.tune.corpus import Document
 from hdexport.tune.student import Encoder, Student
 
 MASKED_SHARE = 0.15
-"""Of tokens, as in BERT's training."""
+"""Share of tokens that are masked, as in BERT's training."""
 
 
 class Objective(ABC):
-    """A loss of documents, which may remember what it has seen.
+    """A loss of documents, which may remember the documents that it has seen.
 
     Attributes:
-        documents: those that are learnt from.
+        documents: the documents to learn from.
     """
 
     documents: Sequence[Document]
@@ -33,17 +33,17 @@ class Objective(ABC):
         """The sum of the losses of some documents, a float32 scalar.
 
         Args:
-            student: what is trained.
+            student: the model that is trained.
             indices: of the documents.
             seed: of all that is drawn.
         """
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What it remembers."""
+        """The memory of the loss."""
         return {}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Remember what another process saw."""
+        """Restore another process' memory."""
         assert not state
 
 

@@ -1,4 +1,4 @@
-"""What is tuned, how long and with which loss."""
+"""Options of tuning: which weights, how long and with which loss."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hdruntime.errors import InputError
 
 
 class Loss(str, Enum):
-    """What is learnt from texts without labels."""
+    """The lesson from texts without labels."""
 
     DISTILL = "distill"
-    """Token states of the whole text are those that the checkpoint gives in a window of trained positions."""
+    """Token states of the whole text are the states that the checkpoint gives in a window of trained positions."""
     CONTRAST = "contrast"
     """A sentence that is taken out of a text finds it among all others (inverse cloze)."""
     MLM = "mlm"
@@ -27,7 +27,7 @@ class Loss(str, Enum):
 
 
 class Trained(str, Enum):
-    """Which weights are trained."""
+    """The weights that are trained."""
 
     POSITIONS = "positions"
     """The rows of the position table after the checkpoint's."""
@@ -42,7 +42,7 @@ _DEFAULT_RATES = {Trained.POSITIONS: 5e-3, Trained.ALL: 2e-5}
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
-    """What is tuned, and how.
+    """Options of a tuning.
 
     Attributes:
         model: a checkpoint's directory, or ``organisation/name`` on the Hugging Face hub, which ``@revision`` may
@@ -53,7 +53,7 @@ class TuneOptions:
         piece_tokens: longer texts are cut into pieces; None for three times the checkpoint's positions. Time grows
             faster than this; rows past it learn only what all new rows share.
         column: of the texts; None for ``text``.
-        loss: what is learnt; None chooses by the checkpoint's task.
+        loss: the loss to learn by; None chooses by the checkpoint's task.
         train: which weights.
         scheme: source of the new rows before they are trained.
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
@@ -69,7 +69,7 @@ class TuneOptions:
         device: ``auto``, ``cpu`` or ``cuda``.
         revision: on the hub: a branch, a tag or a commit.
         force: replace a checkpoint at `output`.
-        restart: discard what an unfinished run has kept.
+        restart: discard the state that an unfinished run has kept.
         allow_pickle: also read pickled weights.
         command: the command line, for the record.
     """
@@ -107,7 +107,7 @@ class TuneOptions:
 
     @property
     def seconds(self) -> float | None:
-        """Of training; None where only steps count."""
+        """Duration of training; None where only steps count."""
         if self.minutes is not None:
             return 60 * self.minutes
         return 60 * DEFAULT_MINUTES if self.steps is None else None
@@ -130,7 +130,7 @@ class TuneOptions:
         """Refuse numbers that nothing can be trained with.
 
         Raises:
-            InputError: it says which.
+            InputError: the message says which number.
         """
         for name, value in (("--minutes", self.minutes), ("--lr", self.rate)):
             if value is not None and not 0 < value < float("inf"):

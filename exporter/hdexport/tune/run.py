@@ -40,7 +40,7 @@ _PACKAGES = ("hdexport", "torch", "transformers")
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What was done.
+    """The outcome of a tuning.
 
     Attributes:
         extension: the record in the new checkpoint's ``config.json``.
@@ -56,11 +56,11 @@ class Tuned:
 def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     """Tune a checkpoint, or continue.
 
-    The checkpoint appears at ``options.output`` when it is complete. Until then, what is learnt is kept beside it, and
-    the same call continues from there.
+    The checkpoint appears at ``options.output`` when it is complete. Until then, the state of the tuning is kept beside
+    it, and the same call continues from there.
 
     Raises:
-        HdexportError: one of `hdruntime.errors`; nothing is written then but what is kept.
+        HdexportError: one of `hdruntime.errors`; then only the state beside the output is written.
     """
     progress = progress or Progress()
     options.check()
@@ -196,7 +196,7 @@ def _write(
 def _identity(
     checkpoint: Checkpoint, corpus: Corpus, options: TuneOptions, loss: Loss, choice: PositionChoice
 ) -> Identity:
-    """What another run must share to continue; minutes, steps and learning rate may differ."""
+    """Options that another run must share to continue; minutes, steps and learning rate may differ."""
     weights = checkpoint.weight_files(allow_pickle=options.allow_pickle)
     return {
         "the version of hdexport": importlib.metadata.version("hdexport"),

@@ -1,4 +1,4 @@
-"""What an unfinished tuning keeps beside its output, so that the same command continues it."""
+"""The state that an unfinished tuning keeps beside its output, so that the same command continues it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class TuneFolder:
         self._saved_at = time.monotonic()
 
     def load(self) -> dict[str, Any] | None:
-        """What was saved last; None for nothing.
+        """The state that was saved last; None for none.
 
         Raises:
-            HdexportError: it is damaged.
+            HdexportError: the state is damaged.
         """
         if not self.has_state:
             return None
@@ -58,7 +58,7 @@ class TuneFolder:
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace what was saved, atomically.
+        """Replace the saved state, atomically.
 
         Raises:
             HdexportError: the disk does not take it.
@@ -88,9 +88,9 @@ def opened_tune_folder(output: Path, identity: Identity, *, restart: bool) -> It
     """The folder of a tuning, for this process alone; a folder in which nothing was saved is removed.
 
     Args:
-        output: what will be written.
+        output: the checkpoint to write.
         identity: of the tuning.
-        restart: discard what is there.
+        restart: discard the state that is there.
 
     Raises:
         OutputExistsError: another process is tuning this output.
@@ -122,7 +122,7 @@ def kept_steps(output: Path) -> int | None:
     """Steps of an unfinished tuning that are safe; None where nothing is kept.
 
     Raises:
-        HdexportError: what is kept is damaged.
+        HdexportError: the kept state is damaged.
     """
     with opened_folder(output) as files:
         state = None if files is None else TuneFolder(files, output).load()

@@ -103,7 +103,7 @@ class Student(Encoder):
     positions: Positions
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
-        """Name -> weight, of those that are trained."""
+        """Name -> weight, of the trained weights."""
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def results(self) -> dict[str, torch.Tensor]:
@@ -196,7 +196,7 @@ def _pooling(checkpoint: Checkpoint, task: Task, options: TuneOptions) -> Senten
 def _tuned_rows(
     model: PreTrainedModel, checkpoint: Checkpoint, options: TuneOptions, choice: PositionChoice
 ) -> tuple[Positions, TunedRows]:
-    """Put the table that is trained into the model; the first rows are the checkpoint's, whatever the scheme."""
+    """Put the trained table into the model; the first rows are the checkpoint's, in any scheme."""
     family = checkpoint.family
     embeddings = family.embeddings(model)
     before = embeddings.position_embeddings.weight.detach().clone()
@@ -238,7 +238,7 @@ def _cast_frozen_layers(model: PreTrainedModel) -> None:
 def _checkpoint_layers(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
-            # The library asks whether the layer is training; what is in it, such as dropout, stays in evaluation mode.
+            # The library asks whether the layer is training; its modules, such as dropout, stay in evaluation mode.
             module.training = module.gradient_checkpointing = True
             module._gradient_checkpointing_func = functools.partial(
                 torch.utils.checkpoint.checkpoint, use_reentrant=False

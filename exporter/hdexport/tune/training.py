@@ -25,19 +25,19 @@ logger = logging.getLogger(__name__)
 
 _WARMUP_STEPS = 10
 _LEAST_RATE = 0.05
-"""Of the highest, at the end of the schedule."""
+"""Share of the highest learning rate that is left at the end of the schedule."""
 
 OWN_RATE = 0.05
-"""Of the learning rate, for the differences of single rows, whose gradients are mostly noise."""
+"""Share of the learning rate for the differences of single rows, whose gradients are mostly noise."""
 
 _BETAS = (0.9, 0.98)
 _MOST_NORM = 1.0
-"""Of the gradient; steeper ones are scaled down."""
+"""Largest norm of the gradient; steeper gradients are scaled down."""
 
 
 @dataclass
 class Outcome:
-    """What was done, in all runs of the command.
+    """The outcome of all runs of the command.
 
     Attributes:
         losses: of each step, the mean over its texts.
@@ -62,7 +62,7 @@ def train(
 
     Raises:
         NonFiniteOutputError: a loss or a gradient is NaN or infinite; the state before it is kept.
-        HdexportError: what is kept is damaged, or cannot be written.
+        HdexportError: the kept state is damaged, or cannot be written.
     """
     training = _Training(student, objective, options, folder)
     if training.outcome.steps or training.micro:
@@ -168,7 +168,7 @@ class _Training:
     def _require_finite(self, what: str, value: float) -> None:
         if math.isfinite(value):
             return
-        kept = f"What was learnt before is kept in {self._folder.path}. " if self._folder.has_state else ""
+        kept = f"The last saved state is kept in {self._folder.path}. " if self._folder.has_state else ""
         raise NonFiniteOutputError(
             f"The {what} is {value} in step {self.outcome.steps + 1}: training diverged, and nothing was written.\n"
             f"{kept}Use a lower learning rate: the same command with --lr {self._options.learning_rate / 4:g}"
@@ -201,7 +201,7 @@ class _Training:
         yield batch
 
     def _factor(self) -> float:
-        """Of the highest learning rate, in this step."""
+        """Share of the highest learning rate in this step."""
         cosine = (1 + math.cos(math.pi * self.share)) / 2
         warmup = min(1.0, (self.outcome.steps + 1) / _WARMUP_STEPS)
         return warmup * (_LEAST_RATE + (1 - _LEAST_RATE) * cosine)

@@ -21,14 +21,14 @@ _VALUE_BYTES = 4
 _WEIGHT_FILES = (".onnx", ".onnx.data")
 
 _OUTPUT_COPIES = 2
-"""Of a graph's output: as it was computed, and what the runtime assembles from rows, or the product before a cast."""
+"""Copies of a graph's output: the computed one, and the one assembled from rows or the product before a cast."""
 
 _POOLED_COPIES = 2
-"""Of logits of all tokens, which the portable graph and PyTorch hold where logits are pooled: the product, and what is
-left of it beside padding."""
+"""Copies of all tokens' logits, which the portable graph and PyTorch hold where logits are pooled: the product, and the
+product without padding."""
 
 _SCORE_COPIES = 3
-"""Of attention scores: with the mask added, the softmax, and what is made of either."""
+"""Copies of attention scores: scores with the mask, the softmax, and a copy made of either."""
 
 
 def open_at_once(sets: Sequence[GraphSet], manifest: Manifest, limit_bytes: int) -> Iterator[list[GraphSet]]:
@@ -37,7 +37,7 @@ def open_at_once(sets: Sequence[GraphSet], manifest: Manifest, limit_bytes: int)
     Each session has a copy of the weights. The fewer parts there are, the less often PyTorch answers the same cases.
 
     Args:
-        sets: what is verified.
+        sets: the graphs to verify.
         manifest: of the bundle.
         limit_bytes: memory for the weights of a part.
     """
@@ -78,10 +78,10 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
 
 
 def scores_bytes(graphs: GraphSet, case: Case, manifest: Manifest, *, cuts_padding: bool = True) -> int:
-    """Memory of one layer's attention scores, in a graph or in PyTorch, whichever takes more.
+    """Memory of one layer's attention scores, in a graph or in PyTorch: the larger of both.
 
     Args:
-        graphs: what runs.
+        graphs: the graphs that run.
         case: the input.
         manifest: of the bundle.
         cuts_padding: whether the runtime runs the graph, which cuts padding off.
@@ -112,7 +112,7 @@ def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, cut
 
 
 def _scores_bytes_of_reference(case: Case, manifest: Manifest) -> int:
-    """Of one row, because PyTorch gets one at a time; 0 where it slices them or never holds them."""
+    """Bytes of one row's scores: PyTorch gets one row at a time; 0 where it slices scores or never holds them."""
     family = family_of(manifest.model_type)
     copies = (item.kind.reference_copies(item.record, family, manifest.num_heads) for item in attention_of(manifest))
     return max(copies, default=0) * _VALUE_BYTES * case.tokens**2

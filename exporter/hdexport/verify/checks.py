@@ -23,13 +23,13 @@ from hdruntime.bundle.manifest import Manifest
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The outcome of one case for one graph, or for those that a session takes turns with.
+    """The outcome of one case for one graph, or for graphs that a session takes turns with.
 
     Attributes:
         graph: see `GraphSet.name`.
-        precision: what it computed in.
+        precision: the precision that it computed in.
         case: the input.
-        outputs: name of each output -> what the comparison found.
+        outputs: name of each output -> its comparison.
         samples: tokens of the batch whose logits were compared; None where all were.
         wrong_decisions: of the graph, that rounding does not explain, a sentence each.
         left_out: layers that did not run, because they repeat others; see `hdexport.graph.left_out_layers`.
@@ -98,13 +98,13 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """All outcomes.
+    """All outcomes of a verification.
 
     Attributes:
-        grid: the cases that were gone through.
-        checks: what graphs answered to ids.
-        texts: what the bundle answered to texts.
-        not_checked: what was not compared, one sentence each; a graph's begins with its file and ": ".
+        grid: the grid of the cases.
+        checks: checks of the graphs' answers to ids.
+        texts: checks of the bundle's answers to texts.
+        not_checked: outputs that were not compared, one sentence each; a graph's begins with its file and ": ".
         information: lines on how good the attention is, which nothing is measured by.
     """
 
@@ -116,7 +116,7 @@ class Verification:
 
     @property
     def all_checks(self) -> tuple[Check, ...]:
-        """Those of ids, and those of texts."""
+        """Checks of ids, and checks of texts."""
         return (*self.checks, *self.texts)
 
     @property
@@ -125,7 +125,7 @@ class Verification:
         return bool(self.checks) and all(check.passed for check in self.all_checks)
 
     def summary(self) -> list[str]:
-        """The failed checks, a line per graph, and what was not checked."""
+        """The failed checks, a line per graph, and the outputs that were not checked."""
         graphs = list(dict.fromkeys(check.graph for check in self.all_checks))
         # The cases of such a graph that were left out are in its line.
         others = [what for what in self.not_checked if not what.startswith(tuple(f"{graph}: " for graph in graphs))]
@@ -155,7 +155,7 @@ class Verification:
         return f"-[{'x' if passed == len(checks) else ' '}] {graph}: {'; '.join([figures, *left_out])}"
 
     def record(self) -> dict[str, object]:
-        """What the manifest records of it."""
+        """The manifest's record of it."""
         return {
             "passed": self.passed,
             "grid": self.grid.value,
@@ -193,7 +193,7 @@ def _case_record(case: Case) -> dict[str, object]:
 
 
 def _tolerance(checks: Sequence[Check]) -> str:
-    """That of all checks of a graph: the longest names what larger values were held to."""
+    """The tolerance of all checks of a graph: the longest text names the tolerance of larger values."""
     return max((check.tolerance for check in checks), key=len)
 
 
@@ -220,7 +220,7 @@ def compare_case(
     """Compare the real tokens of each row.
 
     Args:
-        graphs: what answered.
+        graphs: the graphs that answered.
         case: the input.
         manifest: of the bundle.
         expected: of each row, PyTorch's outputs: name -> [real tokens or samples, ...], without the batch axis.

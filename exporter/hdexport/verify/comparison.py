@@ -82,13 +82,13 @@ class Rounding:
         """Largest error of a score, as a part of the spread of the scores that it is compared with.
 
         A vector within `cosine` is off by up to this part of its length across it. Projected by weights that do not
-        know of the error, it shifts scores by the same part of what the vector itself makes them differ by.
+        know of the error, it shifts scores by the same part of the differences that the vector itself makes.
         """
         return _across(self.cosine)
 
 
 def _across(cosine: float) -> float:
-    """By how much of its length a vector is off across it that has that cosine."""
+    """Part of its length by which a vector of that cosine is off across it."""
     return math.sqrt(2 * (1 - cosine))
 
 
@@ -98,12 +98,12 @@ ROUNDING: Mapping[Precision, Rounding] = {
     Precision.BFLOAT16: Rounding(cosine=0.999, length=0.02, token_length=2 * _across(0.999)),
     Precision.INT8: Rounding(cosine=0.995, length=0.02, token_length=2 * _across(0.995)),
 }
-"""What a session may be loaded with on a CPU instead of float32 -> what its answers are held to.
+"""Precision that a session may be loaded with on a CPU instead of float32 -> tolerances of its answers.
 
 A scale, which the cosine does not see, shows in the average over a text, and no bfloat16 keeps each token's length to
 2 %: of 512 random tokens of the sample model, PyTorch's own is off by 4.7 % at the worst (of English by 2.5 %) and by
 0.2 % on average. OpenVINO's is off by 3.0 % and 0.3 %, with weights in bfloat16 by 4.5 % and 0.2 %. So a single token's
-length may be off by twice what its direction may.
+length may be off by twice as much as its direction.
 
 The sample model, 24 texts of up to 512 tokens, has a worst cosine of 0.99998 in bfloat16 and of 0.996 to 0.9993 in
 int8, by how its activations are scaled.
@@ -113,7 +113,7 @@ SCORES = ("logits", "start_logits", "end_logits", "log_probabilities")
 """Outputs whose values are read against each other, along the last axis; all others hold vectors."""
 
 _MASKED_SCORE = 1e4
-"""By how much a score is below the largest of its row if the model masked it; it is not part of the spread."""
+"""Least difference of a masked score from the largest of its row; masked scores are not part of the spread."""
 
 
 _SLICE_VALUES = 2**18
@@ -122,7 +122,7 @@ _SLICE_VALUES = 2**18
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
         max_abs_error: largest absolute difference; infinite where a value is not finite.
@@ -138,7 +138,7 @@ class Comparison:
 
 
 NOT_FINITE = Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance="finite values")
-"""What is found where a value is NaN or infinite."""
+"""The result where a value is NaN or infinite."""
 
 
 def compare(
@@ -151,8 +151,8 @@ def compare(
     """Compare one output's real values, in slices: the memory for it does not grow with the output.
 
     Args:
-        actual: [..., features], what a graph gave.
-        expected: the same shape, what PyTorch gives in float32.
+        actual: [..., features], a graph's answer.
+        expected: the same shape, PyTorch's answer in float32.
         half_precision: compare directions and lengths of vectors, and not values.
         may_be_sums: whether the values may be sums over the tokens of a text, see `SUM_PART`.
 
@@ -177,14 +177,14 @@ def compare_output(
     precision: Precision,
     of_tokens: bool,
 ) -> Comparison:
-    """Compare one output by what it was computed in.
+    """Compare one output by the precision that it was computed in.
 
     Args:
         name: of the output, which says whether it holds vectors or scores.
         actual: [..., features].
         expected: the same shape.
         half_precision: whether weights were rounded to half precision.
-        precision: what a CPU computed in; of ``auto``, `half_precision` decides alone.
+        precision: the CPU's precision; for ``auto``, `half_precision` decides alone.
         of_tokens: see `compare_vectors`.
 
     Raises:
@@ -221,10 +221,10 @@ def compare_scores(
 ) -> Comparison:
     """Compare scores that are read against each other, such as logits of classes, or of the tokens of a text.
 
-    The cosine says little of them: that of two classes is -1 or 1, and a constant that all share hides the rest. So the
-    unit is their spread, the largest less the smallest, or 1 where that is less: scores are logarithms of odds, and an
-    undecided model's are not held to more than a decided one's. The best must be PyTorch's best, or, for PyTorch, no
-    further from it than one score may be off.
+    The cosine says little of scores: for two classes it is -1 or 1, and a constant that all share hides the rest. So
+    the unit is the spread of the scores, the largest less the smallest, or 1 where that is less: scores are logarithms
+    of odds, and an undecided model's are not held to more than a decided one's. The best must be PyTorch's best, or,
+    for PyTorch, no further from it than one score may be off.
 
     Args:
         actual: [..., classes or tokens].
@@ -254,7 +254,7 @@ def _compare_slices(
 
 
 def joined(parts: Sequence[Comparison]) -> Comparison:
-    """One comparison of what several found about parts of the same output; at least one."""
+    """One comparison of several about parts of the same output; at least one."""
     not_finite = [part for part in parts if part.max_abs_error == float("inf")]
     return Comparison(
         max_abs_error=max(part.max_abs_error for part in parts),
@@ -266,7 +266,7 @@ def joined(parts: Sequence[Comparison]) -> Comparison:
 
 
 def _compare_float32(got: WideArray, want: WideArray, *, may_be_sums: bool) -> Comparison:
-    """Of [rows, features]: every value holds the tolerance."""
+    """Compare [rows, features]: every value holds the tolerance."""
     if not _finite(got, want):
         return NOT_FINITE
     sizes = np.abs(want)
@@ -286,7 +286,7 @@ def _compare_float32(got: WideArray, want: WideArray, *, may_be_sums: bool) -> C
 
 
 def _compare_vectors(got: WideArray, want: WideArray, *, rounding: Rounding, of_tokens: bool) -> Comparison:
-    """Of [rows, features]: every vector holds the tolerances of its direction and its length."""
+    """Compare [rows, features]: every vector holds the tolerances of its direction and its length."""
     if not _finite(got, want):
         return NOT_FINITE
     cosine = _min_cosine(got, want)
@@ -310,14 +310,14 @@ def _compare_vectors(got: WideArray, want: WideArray, *, rounding: Rounding, of_
 
 
 def _compare_scores(got: WideArray, want: WideArray, *, rounding: Rounding) -> Comparison:
-    """Of [rows, classes or tokens]: every score holds the tolerance, and the best is the same unless as close."""
+    """Compare [rows, classes or tokens]: every score holds the tolerance, and the best is the same unless as close."""
     if not _finite(got, want):
         return NOT_FINITE
     largest = want.max(axis=-1, keepdims=True)
     is_masked = want < largest - _MASKED_SCORE
     spread = (largest - np.where(is_masked, largest, want).min(axis=-1, keepdims=True)).clip(min=1.0)
     if want.shape[-1] == 1:
-        # A single score, a reranker's: of how it spreads over texts, its value is what is known.
+        # A single score, a reranker's: how scores spread over texts is unknown, its own value is known.
         spread = np.abs(want).clip(min=1.0)
     errors = np.abs(got - want)
     relative = errors / np.where(is_masked, np.abs(want), spread)

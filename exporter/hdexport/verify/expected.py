@@ -18,11 +18,11 @@ from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.tasks import TASKS
 
 _RANDOM_SAMPLES = 8
-"""Tokens of a batch whose logits are compared besides those at boundaries."""
+"""Tokens of a batch whose logits are compared besides the tokens at boundaries."""
 
 
 def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]]:
-    """The inputs, [batch, tokens] each, and what is remembered.
+    """The inputs, [batch, tokens] each, and the memories.
 
     On the right padding holds ordinary ids, because they must not matter. On the left it holds the
     padding id, from which models of RoBERTa's kind number their positions.
@@ -56,7 +56,7 @@ def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]
 def sampled_tokens(case: Case, base: int) -> IntArray:
     """[samples], ascending: the tokens of a batch whose logits are compared where not all of them fit in memory.
 
-    The first, middle and last of each row, those around the checkpoint's positions, and some at random.
+    The first, middle and last of each row, the tokens around the checkpoint's positions, and some at random.
 
     Args:
         case: the input.
@@ -86,7 +86,7 @@ def expected_rows(
 ) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row's text alone: padding must change nothing but the positions it shifts.
 
-    PyTorch runs the padded batch where nothing else would do: blocks may be those of the batch; with padding
+    PyTorch runs the padded batch where nothing else would do: blocks may be the batch's blocks; with padding
     on the left a classifier of Hugging Face's reads the token at index 0, even where that is padding, and some models
     take no position ids.
 

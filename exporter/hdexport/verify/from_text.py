@@ -1,8 +1,8 @@
 """A bundle's answers to texts, beside the answers of the checkpoint's own library by its plain call.
 
-The other checks begin with ids, and PyTorch's model is given what the bundle's settings say. What the files of a
-checkpoint say of texts shows here alone: which end of a text is cut, and where; which tokens are global when nobody
-marks any; prompts, pooling, and the function that makes scores.
+The other checks begin with ids, and PyTorch's model is given inputs by the bundle's settings. Mistakes in a
+checkpoint's settings of texts show here alone: which end of a text is cut, and where; which tokens are global when
+nobody marks any; prompts, pooling, and the function that makes scores.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Texts = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class _Answers:
-    """What was answered to a text or a pair.
+    """The answer to a text or a pair.
 
     Attributes:
         text: its name.
@@ -98,7 +98,7 @@ def with_texts(
     checkpoint's; where the bundle attends in another way on purpose, the reference's model takes its place.
 
     Args:
-        found: what was found of ids. A verification by the quick grid imports no sentence-transformers, which takes as
+        found: results for ids. A verification by the quick grid imports no sentence-transformers, which takes as
             long as all else.
         bundle: any bundle; one without a tokenizer has nothing to compare.
         reference: PyTorch's model, and the checkpoint.
@@ -135,7 +135,7 @@ def _why_not(reference: Reference, theirs: str | None, task: Task, grid: Grid) -
     if task is Task.TEXT_SCORING:
         return "transformers has no such model any more"
     if reference.facts.decisions is not None:
-        return "PyTorch must follow what a graph decides"
+        return "PyTorch must follow a graph's decisions"
     if theirs is None:
         return None
     if grid is Grid.QUICK:
@@ -229,7 +229,7 @@ def _encoding(tokenizer: TextTokenizer, texts: Texts) -> hdruntime.Encoding:
 
 
 def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: str) -> Iterator[_Answers]:
-    """The class of sentence-transformers beside that of hdruntime, both with their defaults but the length."""
+    """sentence-transformers' class and hdruntime's, both with their defaults but the length."""
     import sentence_transformers
     import torch
 
@@ -248,8 +248,8 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
         raise
     except Exception as error:
         raise _LibraryError(f"it does not load {path}: {shown(error)}") from error
-    # Attention of a kind of its own may answer by what the model was asked before. Of a model with a decoder, the
-    # encoder is the bundle's.
+    # Attention of a kind of its own may answer by what the model was asked before. A bundle of a model with a decoder
+    # holds the encoder alone.
     is_same = type(library[0].model) is type(reference.model)
     if checkpoint.family.own is not None or reference.is_changed or not (is_same or theirs == "CrossEncoder"):
         if theirs == "CrossEncoder" and not is_same:

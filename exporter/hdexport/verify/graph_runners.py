@@ -49,12 +49,12 @@ def runner(
 ) -> Iterator[Run]:
     """Run graphs: lowered ones and engines as users do, through the runtime; the portable one as it is.
 
-    What cannot be loaded raises its error in every run, so that each case has a reason.
+    A graph that cannot be loaded raises its error in every run, so that each case has a reason.
 
     A graph whose decisions are asked for gives them as further outputs, and runs as it is. So does a graph without
     its repeated layers.
 
-    The threads of ONNX Runtime do not spin while they wait: that would keep the cores from PyTorch's, which runs
+    The threads of ONNX Runtime do not spin while they wait: spinning would keep the cores from PyTorch's, which runs
     between two cases.
     """
     if graphs.backend is not None:
@@ -95,7 +95,7 @@ def sampled_runner(
 ) -> Iterator[Run | None]:
     """Run graphs with logits at a few tokens, which they take as the input `SAMPLED_TOKENS`, [samples].
 
-    They are the same graphs except for the tokens that their last projection is given, and run as they are: padding is
+    The graphs are the same except for the tokens that their last projection is given, and run as they are: padding is
     not cut off as the runtime does. None where that projection is not found, and on a GPU.
     """
     if graphs.backend is not None:
@@ -177,7 +177,7 @@ def _run_of_openvino(manifest: Manifest, models: Sequence[Any], precision: Preci
         chosen = compiled[-1 if is_unpadded(manifest, feeds) else 0]
         names = {name for value in chosen.inputs for name in value.names}
         found = chosen.create_infer_request().infer({name: array for name, array in feeds.items() if name in names})
-        # What is found is in memory of the request.
+        # The results are in memory of the request.
         return {name: np.array(found[value]) for value in chosen.outputs for name in value.get_names()}
 
     return run

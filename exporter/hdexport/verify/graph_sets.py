@@ -1,4 +1,4 @@
-"""Which graphs and engines of a bundle are verified here: those that answer together, and what they compute in."""
+"""Graphs and engines of a bundle that are verified here: sets that answer together, and the precision of each."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class GraphSet:
     """Graphs, or an engine, that one session runs, in one precision.
 
     Attributes:
-        graphs: of OpenVINO those for any batch and for batches without padding, of which the runner takes one; of an
-            engine none; else one.
-        precision: what it computes in; ``auto`` on a GPU, where the bundle's type decides.
-        backend: what runs it on a GPU; None for a CPU.
-        engine: what runs in place of a graph.
+        graphs: for OpenVINO the graph for any batch and the graph for batches without padding, of which the runner
+            takes one; for an engine none; else one.
+        precision: the precision of its answers; ``auto`` on a GPU, where the bundle's type decides.
+        backend: the backend that runs it on a GPU; None for a CPU.
+        engine: the engine that runs in place of a graph.
     """
 
     graphs: tuple[GraphFile, ...]
@@ -44,7 +44,7 @@ class GraphSet:
 
     @property
     def name(self) -> str:
-        """In reports and in the manifest: the files, and the precision where they do not tell it."""
+        """Name in reports and in the manifest: the files, and the precision where they do not tell it."""
         if self.engine is not None:
             return self.engine.file
         files = " and ".join(graph.file for graph in self.graphs)
@@ -52,7 +52,7 @@ class GraphSet:
 
     @property
     def lowering(self) -> str | None:
-        """Of the graph that takes any batch; None of an engine."""
+        """Lowering of the graph that takes any batch; None for an engine."""
         return self.graphs[0].lowering if self.graphs else None
 
     @property
@@ -74,12 +74,12 @@ class GraphSet:
 def graph_sets(
     manifest: Manifest, asked: Collection[Precision] | None, leave_out: Callable[[str], None]
 ) -> list[GraphSet]:
-    """What is run on this CPU.
+    """The sets to run on this CPU.
 
     Args:
         manifest: of the bundle.
-        asked: what to compute in; None for float32, for bfloat16 if the bundle is of half precision, which sessions
-            are then loaded with unless told otherwise, and for the precisions that it has graphs for.
+        asked: the precisions to compute in; None for float32, for bfloat16 if the bundle is of half precision, which
+            sessions are then loaded with unless told otherwise, and for the precisions that it has graphs for.
         leave_out: called with a sentence for each graph and precision that is not run.
     """
     is_half = manifest.dtype != Precision.FLOAT32.value
@@ -100,7 +100,7 @@ def graph_sets(
 
 
 def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], None]) -> list[GraphSet]:
-    """What is run on this machine's GPU: the graph for CUDA, and every engine that runs here.
+    """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here.
 
     Args:
         bundle: the bundle.

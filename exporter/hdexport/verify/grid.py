@@ -18,10 +18,10 @@ _BATCH_TOKENS = 65
 
 
 class Grid(str, Enum):
-    """Which cases a verification goes through."""
+    """The cases of a verification."""
 
     QUICK = "quick"
-    """About ten, each a boundary: what a build can afford."""
+    """About ten cases, each a boundary: as many as a build can afford."""
     FULL = "full"
     """Every length of `grid_lengths`, each with every batch and padding."""
 
@@ -46,7 +46,7 @@ class Case:
         return len(self.lengths)
 
     def real(self, length: int) -> slice:
-        """Where the real tokens of a row of that length are."""
+        """The place of the real tokens of a row of that length."""
         return slice(self.tokens - length, None) if self.padding == "left" else slice(0, length)
 
 
@@ -57,7 +57,7 @@ def grid_lengths(
     boundaries: Sequence[Boundaries] = (),
     longest: int = LONGEST_CHECKED,
 ) -> list[int]:
-    """The lengths to check: around the smallest, those of attention and the checkpoint's limits, and the longest.
+    """The lengths to check: around the smallest, attention's and the checkpoint's limits, and the longest.
 
     Args:
         base: positions of the checkpoint, n: the grid holds n - 1, n, n + 1 and 2 n.
@@ -116,7 +116,7 @@ def _full_cases(tokens: int) -> Iterator[Case]:
 
 
 def _short_cases(last: int) -> Iterator[Case]:
-    """What shows wrong batches and masks shows them in short texts, which take PyTorch no time."""
+    """Short texts, which show wrong batches and masks, and take PyTorch no time."""
     yield _alone(1)
     if last == 1:
         return

@@ -33,7 +33,7 @@ _LIMIT = 65504.0
 """Float16's largest number."""
 
 _CLOSE = 0.25
-"""Part of the limit from which on a value is close to it: other texts may have larger ones than those looked at."""
+"""Part of the limit from which on a value is close to it: other texts may have larger values."""
 
 _SHORT_TOKENS = 32
 
@@ -44,21 +44,21 @@ _MOST_BYTES = 256 * 2**20
 """Memory of the largest value that the longest text may make."""
 
 _INFINITE = 0x7C00
-"""Bits of float16's infinity; those of NaN are more."""
+"""Bits of float16's infinity; the bits of NaN are more."""
 
 _SLICE = 2**22
 """Weights that are looked at in one go."""
 
-_ADVICE = "Build with --bf16, whose range is that of float32."
+_ADVICE = "Build with --bf16, which has the range of float32."
 
 
 @dataclass(frozen=True, kw_only=True)
 class RangeCheck:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         record: for the manifest; None where the bundle is not float16.
-        problem: why the bundle must not be used, and what to do; None where all values fit.
+        problem: why the bundle must not be used, and the remedy; None where all values fit.
     """
 
     record: HalfRange | None = None
@@ -167,7 +167,7 @@ def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
 
 
 def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
-    """Weights and constants that are infinite or NaN in float16, but what takes the place of masked values."""
+    """Weights and constants that are infinite or NaN in float16, without the constants that replace masked values."""
     import onnx_ir as ir
 
     seen = set()
@@ -185,7 +185,7 @@ def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
 
 
 def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray]) -> list[_Magnitude]:
-    """In the order of the graph; its outputs last, if they are not finite."""
+    """Magnitudes in the order of the graph; its outputs last, if they are not finite."""
     watched, sums = watch_magnitudes(model)
     run = single_text_runner(bundle, model)
     outputs = [of.output for of in watched]

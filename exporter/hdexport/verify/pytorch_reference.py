@@ -44,14 +44,14 @@ class Reference:
     Args:
         module: the model.
         vocab_size: ids are below it.
-        pad_token_id: what padding on the left holds.
+        pad_token_id: of padding on the left.
         positions_shift: whether padding before a text shifts its positions.
         classifies_first: whether a classifier reads the token at index 0, padding or not.
         special_ids: that no text has.
-        facts: what its attention is like.
-        checkpoint: what the model was loaded from.
+        facts: of its attention.
+        checkpoint: the checkpoint of the model.
         is_changed: whether the model answers otherwise than the checkpoint's within the checkpoint's own positions.
-        longest: tokens that a text and what is remembered may have in all; None for any number.
+        longest: most tokens of a text and its memory in all; None for any number.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Reference:
         self._module, self.facts = module, facts
         self.checkpoint, self.is_changed = checkpoint, is_changed
         self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
-        # What follows a model pools real tokens.
+        # The modules after a model pool real tokens.
         self.reads_first = classifies_first and module.task is Task.TEXT_CLASSIFICATION and module.head is None
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
@@ -87,7 +87,7 @@ class Reference:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model of transformers, without what hdexport adds."""
+        """The model of transformers, without hdexport's additions."""
         return self._module.model
 
     @property
@@ -98,7 +98,7 @@ class Reference:
     def named(
         self, of_role: Mapping[Role, IntArray], memories: Mapping[str, FloatArray]
     ) -> dict[str, npt.NDArray[Any]]:
-        """The model's inputs by name, from what each role holds, 0 where it is not said, and what is remembered."""
+        """The model's inputs by name, from each role's values, 0 where there are none, and the memories."""
         shape = of_role[Role.IDS].shape
         return {
             spec.name: memories[spec.name]
@@ -108,7 +108,7 @@ class Reference:
         }
 
     def _leaves(self, tokens: int, memory: int) -> dict[str, FloatArray]:
-        """What a text of so many tokens leaves in a memory of that size, [1, ...] each."""
+        """The memory that a text of so many tokens leaves, of that size, [1, ...] each."""
         empty = {spec.name: empty_memory(spec, 1, memory) for spec in self.past.specs}
         left = self.unpadded(_PAST_ROW, tokens, memories=empty)
         return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in self.past.specs}
@@ -133,18 +133,17 @@ class Reference:
         return (np.arange(length) < length - length // 4).astype(np.int64)
 
     def reading(self, written: IntArray) -> Reference:
-        """The same model, for checks on what is written instead of random ids; each row's text begins elsewhere.
+        """The same model, for checks on written text instead of random ids; each row's text begins elsewhere.
 
         Args:
-            written: [tokens], what texts are cut from; the first and the last are those that every text begins and
-                ends with.
+            written: [tokens], to cut texts from; every text begins and ends with its first and last token.
         """
         other = copy.copy(self)
         other._written = written
         return other
 
     def without_layers(self, calls: Collection[int]) -> Reference:
-        """The same model, some of whose calls of layers return what the call before returned.
+        """The same model, where some calls of layers return the result of the call before.
 
         Args:
             calls: their numbers, from 0.
@@ -182,7 +181,7 @@ class Reference:
         Args:
             row: which text.
             length: its tokens.
-            memories: what is remembered, [1, ...] each; None for a model that remembers nothing.
+            memories: the memories, [1, ...] each; None for a model that remembers nothing.
             shift: padding before it, which shifts the positions of models of BERT's kind.
             samples: as :meth:`batch` takes it.
         """
@@ -208,7 +207,7 @@ class Reference:
         Args:
             inputs: name -> array, all of the model's.
             samples: [samples], the tokens whose logits are computed, where not all of them fit in memory; the outputs
-                then hold what the head is given for every token, too, by the name `HEAD_INPUT`.
+                then hold the head's input for every token, too, by the name `HEAD_INPUT`.
         """
         import torch
 
@@ -230,7 +229,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
 
     Args:
         bundle: the bundle to be verified.
-        checkpoint: what it was built from.
+        checkpoint: the checkpoint that it was built from.
         allow_pickle: also read ``pytorch_model.bin``.
 
     Raises:
@@ -314,14 +313,14 @@ def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> Re
 
 
 def positions_of(manifest: Manifest, family: Family, config: Mapping[str, Any]) -> tuple[int, Scheme, float]:
-    """How many positions the library's own model needs to answer what a bundle does, their scheme and its alpha.
+    """How many positions the library's own model needs for a bundle's answers, their scheme and its alpha.
 
     Args:
         manifest: of the bundle.
         family: of the model.
         config: content of the checkpoint's ``config.json``.
     """
-    # The library may pad a text, and look up positions for the padding; what stands in those rows does not matter.
+    # The library may pad a text, and look up positions for the padding; the content of those rows does not matter.
     max_len = family.padded_tokens(SimpleNamespace(**config), manifest.max_len)
     scheme, alpha = Scheme(manifest.positions.scheme), manifest.positions.alpha
     if scheme is Scheme.NONE and max_len > manifest.max_len:

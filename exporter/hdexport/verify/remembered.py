@@ -1,4 +1,4 @@
-"""What a model remembers in a check: memories of PyTorch's own, and how those that a graph leaves are compared."""
+"""The memory of a model in a check: PyTorch's own memories, and how a graph's are compared."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def memory_tokens(case: Case, *, least: int, most: int) -> int:
 
 
 class PastTexts:
-    """What is remembered in the rows of a case.
+    """The memories of the rows of a case.
 
     The first row remembers another text, the second the later half of one, and all others nothing. With padding on the
-    left nothing is seen: it would stand between what is remembered and the text.
+    left nothing is seen: padding would stand between the memory and the text.
 
     Args:
         specs: the memories of the bundle.
-        leaves: tokens of a past text, and of the memory -> what PyTorch leaves after it, with a batch axis.
+        leaves: tokens of a past text, and of the memory -> the memory that PyTorch leaves after it, with a batch axis.
         longest: tokens that a past text and the case's may have in all; None for any number.
     """
 
@@ -85,7 +85,7 @@ def _sizes(specs: Sequence[InputSpec]) -> tuple[int, int]:
 
 
 def there(spec: InputSpec, expected: Outputs) -> npt.NDArray[np.bool_] | slice:
-    """What of a memory's first axis is compared: the tokens that are there, or all of it.
+    """The part of a memory's first axis that is compared: the tokens that are there, or all of it.
 
     Args:
         spec: of the memory.

@@ -1,4 +1,4 @@
-"""Real text to run a model on: what Python's own documentation says, in the bundle's tokens."""
+"""Real text to run a model on: Python's own documentation, in the bundle's tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], 
         lengths: in tokens, special tokens included.
 
     Returns:
-        Ids, [tokens] each, and what they are: `ENGLISH`; or `RANDOM_IDS`, where the bundle has no tokenizer, this
+        Ids, [tokens] each, and their kind: `ENGLISH`; or `RANDOM_IDS`, where the bundle has no tokenizer, this
         Python comes without its documentation, or most of its words are not in the vocabulary.
     """
     text = "\n".join(english_texts())

@@ -37,11 +37,11 @@ def single_text_runner(bundle: Bundle, graph: onnx_ir.Model | Path) -> Callable[
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # The order of the nodes: what is made of a value comes right after it, which is freed then.
+    # The order of the nodes: the nodes that read a value come right after it, and the value is freed then.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.log_severity_level = _ERRORS_ONLY
-    # Int8 products as they are defined, whatever this processor's kernels make of them: a bundle runs on others, too.
+    # Int8 products by their definition, and not by this processor's kernels: a bundle runs on others, too.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
@@ -59,7 +59,7 @@ def single_text_runner(bundle: Bundle, graph: onnx_ir.Model | Path) -> Callable[
         pad = tokenizer.pad_token_id if tokenizer is not None else 0
         places = np.arange(padding + len(text))[np.newaxis]
         ids = np.concatenate([np.full(padding, pad, np.int64), text])[np.newaxis]
-        # The first token stands for what a caller may mark; a single text has tokens of one type.
+        # The first token stands for tokens that a caller may mark; a single text has tokens of one type.
         first, real = (places == padding).astype(np.int64), (places >= padding).astype(np.int64)
         known = {Role.IDS: ids, Role.MASK: real, Role.MARKS: first, Role.POOLED: real, Role.ATTENDED: real}
         feeds = {

@@ -37,16 +37,16 @@ _ON_GPU = (Backend.ONNXRUNTIME_CUDA, Backend.TENSORRT, Backend.TENSORRT_RTX, Bac
 
 _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: the first touch of more takes seconds. With the
-full grid it is half of what is free."""
+full grid it is half of the free memory."""
 
 _LONGEST_WHOLE = 1024
 """Tokens of the longest text that the quick grid leaves no layer out of."""
 
 _INFORMATION_TOKENS = 1024
-"""Of the text that shows how good an attention is."""
+"""Tokens of the text that shows how good an attention is."""
 
 _WRITTEN_TOKENS = 16_384
-"""That the texts for int8 graphs are cut from."""
+"""Tokens that the texts for int8 graphs are cut from."""
 
 
 def verify_bundle(
@@ -65,18 +65,18 @@ def verify_bundle(
     The quick grid leaves layers that repeat others with other weights out of long texts: short texts check those
     weights, and the full grid checks all lengths with all layers.
 
-    Where the logits over a vocabulary do not fit in the memory, they are compared at some tokens, and what they are
-    projected from at all of them. What does not fit either is not checked. Both are said.
+    Where the logits over a vocabulary do not fit in the memory, they are compared at some tokens, and the states that
+    they are projected from at all tokens. If those do not fit either, they are not checked. Both are said.
 
     Args:
         bundle: the bundle.
         reference: PyTorch's answers.
         grid: the cases.
-        precisions: what sessions on a CPU compute in, each held to tolerances of its own; None for those that
-            `graph_sets` chooses, and for what runs on a GPU.
+        precisions: that sessions on a CPU compute in, each held to tolerances of its own; None for the precisions that
+            `graph_sets` chooses, and for graphs that run on a GPU.
         backend: the only one that is compared; None for each that runs here.
         longest: lengths above it are left out.
-        limit_bytes: memory that a case may take besides the weights; None for what suits the grid.
+        limit_bytes: memory that a case may take besides the weights; None for the grid's default.
         report: called with one line per check, and per thing that is not checked.
 
     Returns:
@@ -187,10 +187,10 @@ def _layers_to_leave_out(bundle: Bundle, reference: Reference, sets: Sequence[Gr
 def _readers(
     bundle: Bundle, reference: Reference, sets: Sequence[GraphSet]
 ) -> Iterator[tuple[Reference, list[GraphSet]]]:
-    """Which graphs are checked on what: int8 graphs on what they are calibrated for, real text where there is any.
+    """Graphs with the reference that checks them: int8 graphs on texts like the calibration's, real ones if possible.
 
-    Random ids have activations outside of its ranges, which says how rare such texts are and not whether graphs are
-    right; and they show most mistakes of float graphs, because every token differs.
+    Random ids have activations outside of the calibrated ranges, which says how rare such texts are and not whether
+    graphs are right; and they show most mistakes of float graphs, because every token differs.
     """
     rounded = [each for each in sets if each.precision is Precision.INT8]
     exact = [each for each in sets if each not in rounded and each.backend is None]
@@ -207,8 +207,8 @@ def _that_show_decisions(sets: Iterable[GraphSet], outcomes: _Outcomes) -> Itera
     for graphs in sets:
         if graphs.precision is not Precision.FLOAT32:
             outcomes.leave_out(
-                f"{graphs.name}: not checked: PyTorch must follow what a graph decides where rounding would, and only "
-                "what computes in float32 decides as closely as can be followed"
+                f"{graphs.name}: not checked: PyTorch must follow a graph's decisions where rounding would decide, and "
+                "only graphs in float32 decide as closely as can be followed"
             )
         else:
             yield graphs
@@ -227,7 +227,7 @@ def _information(bundle: Bundle, reference: Reference, report: Callable[[str], N
 
 
 def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
-    """Those of attention, of chunks of feed-forward networks, of blocks of pooled tokens and of the scale of queries.
+    """Boundaries of attention, chunks of feed-forward networks, blocks of pooled tokens and the scale of queries.
 
     The last is for a model whose table is longer than it was trained; the grid has the checkpoint's own limit.
     """
@@ -248,7 +248,7 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
 
 
 class _Outcomes:
-    """What is found; each finding is reported at once."""
+    """The findings; each is reported at once."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Memories(Protocol):
-    """What some rows remember, kept where the runner computes; memories of tokens have their full size.
+    """The memories of some rows, kept where the runner computes; memories of tokens have their full size.
 
     For one thread at a time. It is freed with the last reference to it.
     """
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
-        """Run one segment of each row, and remember what it leaves. A failed run ends the use of these memories.
+        """Run one segment of each row, and remember it. A failed run ends the use of these memories.
 
         Args:
             inputs: every input of the manifest but its memories, checked; a row without real tokens is not computed, or
@@ -44,7 +44,7 @@ class Memories(Protocol):
         """Tokens computed for segments with this mask, int64 [batch, tokens], including all padding."""
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Set what these rows remember to the manifest's defaults, for another document.
+        """Set these rows' memories to the manifest's defaults, for another document.
 
         Raises:
             BackendError: the backend cannot, or is closed.
@@ -56,7 +56,7 @@ class Runner(Protocol):
 
     Attributes:
         backend: the backend of this runner.
-        precision: what it computes in; ``auto`` on a GPU, where the graph or the engine decides.
+        precision: the precision that it computes in; ``auto`` on a GPU, where the graph or the engine decides.
         prefers_equal_lengths: batches without padding run faster than padded ones of the same size.
         batch_tokens: tokens of a batch, including padding, beyond which throughput no longer grows.
         most_in_flight: batches that one caller keeps in flight, so that one is copied while another is computed.

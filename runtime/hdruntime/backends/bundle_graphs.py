@@ -1,4 +1,4 @@
-"""Which of a bundle's graphs a backend runs."""
+"""The choice of a bundle's graph for a backend."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def chosen_graph(
         bundle: an opened bundle.
         lowerings: best first.
         where: the device that runs it, for the message.
-        precision: what it is to compute in; those without graphs of their own take the one that every bundle has.
+        precision: the precision to compute in; a precision without graphs of its own takes every bundle's graph.
 
     Raises:
         BundleCorruptError: the bundle has no such graph.
-        BackendUnavailableError: it has none of the precision's own.
+        BackendUnavailableError: the bundle has no graph of the precision's own.
     """
     by_lowering = {graph.lowering: graph for graph in _of_precision(bundle, precision)}
     for lowering in lowerings:

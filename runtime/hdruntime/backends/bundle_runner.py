@@ -1,4 +1,4 @@
-"""What runners of ONNX graphs have in common."""
+"""Common parts of runners of ONNX graphs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BundleRunner(abc.ABC):
         self.max_len = manifest.max_len
 
     def most_rows(self, tokens: int) -> int:
-        """Any number; see :class:`hdruntime.backends.Runner`."""
+        """Any number of rows; see :class:`hdruntime.backends.Runner`."""
         return sys.maxsize
 
     def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
@@ -72,7 +72,7 @@ class BundleRunner(abc.ABC):
             inputs: without memories.
             outputs: names of the requested outputs.
             memories: name of an input -> its value, of the runner's own type.
-            left: name of an output -> what it is written to, likewise.
+            left: name of an output -> the value that it is written to, likewise.
         """
 
 

@@ -75,7 +75,7 @@ sys.exit(command.load()(sys.argv[1:]))
 separate process frees a build's memory when it ends."""
 
 _ERROR_LINES = 20
-"""Of a failed rebuild's output; the reason is at the end."""
+"""Last lines of a failed rebuild's output that are shown; the reason is at the end."""
 
 
 def open_runner(
@@ -97,7 +97,7 @@ def open_runner(
             TensorRT engines first, then ONNX Runtime on the GPU, then OpenVINO and ONNX Runtime on the CPU. The choice
             and its reason are logged, as a warning if a GPU stays unused.
         threads: CPU threads of one run; None leaves the number to the backend.
-        precision: what a CPU computes in; backends on a GPU refuse all but ``auto``.
+        precision: the precision that a CPU computes in; backends on a GPU refuse all but ``auto``.
         device: ``cpu``, ``cuda`` or ``cuda:N`` leave only the backends there; else OpenVINO's name of a device.
         rebuild: build an engine if the bundle has none that runs on this machine's GPU.
         gpu: options of backends on a GPU, by default ``GpuOptions()``.
@@ -109,7 +109,7 @@ def open_runner(
     Raises:
         InputError: the backend is unknown.
         BackendUnavailableError: the requested backend cannot run here, or cannot run this bundle.
-        BackendError: it could not load the bundle, or a rebuild failed.
+        BackendError: the backend could not load the bundle, or a rebuild failed.
     """
     chosen = None if backend == _AUTO else _backend_of_name(backend)
     gpu = gpu or GpuOptions()
@@ -145,12 +145,12 @@ def why_unavailable(
     precision: Precision = Precision.AUTO,
     machine: ThisMachine | None = None,
 ) -> str | None:
-    """Why a backend cannot run a bundle, and what to do about it; None if it can.
+    """Why a backend cannot run a bundle, and the remedy; None if it can.
 
     Args:
         bundle: an opened bundle.
         backend: requested by name.
-        precision: what a backend on a CPU is to compute in.
+        precision: the precision that a backend on a CPU is to compute in.
         machine: the machine to run on, by default this one.
     """
     if backend in CPU_BACKENDS:
@@ -211,12 +211,12 @@ def _first_that_runs(
 
 
 def _gpu_backends(bundle: Bundle) -> list[Backend]:
-    """Those that ``auto`` tries, in this order."""
+    """Backends on a GPU that ``auto`` tries, in this order."""
     return [*(backend for backend in _FLAVOUR if _engines(bundle, backend)), Backend.ONNXRUNTIME_CUDA]
 
 
 def _unused_gpu(bundle: Bundle, machine: ThisMachine, chosen: str) -> str:
-    """The warning for an unused GPU: what is missing, and what to type."""
+    """The warning for an unused GPU: the missing packages, and the command to type."""
     assert machine.gpu is not None
     refusals = {backend: _reasons_against(bundle, backend, machine) for backend in _gpu_backends(bundle)}
     return "\n".join([
@@ -230,8 +230,9 @@ def _require_no_options_of_cpus(backend: Backend, cpu: CpuOptions) -> None:
     require_no_device(backend, cpu)
     if cpu.precision is not Precision.AUTO:
         raise BackendUnavailableError(
-            f"{backend.value} does not take the precision {cpu.precision.value}: on a GPU a bundle computes in what it "
-            "was built in, by --fp16 or --bf16.\nLeave it out, or use the backend openvino or onnxruntime."
+            f"{backend.value} does not take the precision {cpu.precision.value}: on a GPU a bundle computes in the "
+            "precision that it was built in, by --fp16 or --bf16.\n"
+            "Leave it out, or use the backend openvino or onnxruntime."
         )
 
 
@@ -339,7 +340,7 @@ def _steps(bundle: Bundle, backend: Backend, machine: ThisMachine) -> list[str] 
         if builder is None:
             install.append(_INSTALL[flavour])
         elif not install and version_numbers(machine.versions[backend]) < version_numbers(builder):
-            # What TensorRT builds here, an older lean runtime does not run.
+            # An engine that TensorRT builds here, an older lean runtime does not run.
             return ["pip install -U 'hdexport[lean]'"]
     return [*install, shlex.join(_rebuild_command(bundle, backend, machine))]
 

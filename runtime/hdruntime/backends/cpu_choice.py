@@ -36,16 +36,16 @@ _FASTER_IN_OPENVINO = frozenset({
     "BlockSparseAttention", "ChunkAttention", "DenseAttention", "SlidingWindowAttention",
 })  # fmt: skip
 """Operators with which OpenVINO was measured to be faster than ONNX Runtime by more than a tenth, in float32 or in half
-precision: docs/openvino.md has the numbers of all. What takes more memory for that is not among them, but for windows
-in float32, which take twice as much for a text."""
+precision: docs/openvino.md has the numbers of all. Operators that take more memory for that are not among them, except
+windows in float32, which take twice as much for a text."""
 
 _AS_FAST_IN_FLOAT32 = frozenset({"BlockSparseAttention", "ChunkAttention", "DenseAttention"})
-"""Those of them with which it is slower in float32, or hardly faster, at 2048 tokens and more. Blocks took 0.84 and
+"""Operators with which OpenVINO is slower in float32, or hardly faster, at 2048 tokens and more. Blocks took 0.84 and
 0.92 of ONNX Runtime's CPU time at 4096 and 8192 tokens on an AMD EPYC and 1.05 and 0.99 on an Intel Xeon, with twice
 the memory."""
 
 CPU_BACKENDS = (Backend.ONNXRUNTIME, Backend.OPENVINO)
-"""Those that need no NVIDIA GPU; members compare equal to their names."""
+"""Backends that need no NVIDIA GPU; members compare equal to their names."""
 
 _PREFERS_OPENVINO = ("x86_64", "amd64")
 """Processors, as Python names them, where ``auto`` takes OpenVINO. The sample model in float32 took 0.83, 0.90, 1.03
@@ -55,7 +55,7 @@ and 1.07 of ONNX Runtime's time at 128, 512, 2048 and 4096 tokens, in bfloat16 0
 
 @dataclass(frozen=True, kw_only=True)
 class CpuOptions:
-    """What the backends on a CPU are loaded with; as of :func:`hdruntime.load`."""
+    """Options that the backends on a CPU are loaded with; as of :func:`hdruntime.load`."""
 
     threads: int | None
     precision: Precision
@@ -68,11 +68,11 @@ def prefers_openvino_here() -> bool:
 
 
 def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tuple[Backend, str]:
-    """What ``auto`` takes on the CPU, and why.
+    """The choice of ``auto`` on the CPU, and why.
 
     Args:
         bundle: an opened bundle.
-        precision: what it is to compute in.
+        precision: the precision to compute in.
     """
     if precision is Precision.BFLOAT16:
         return Backend.OPENVINO, f"the only one in {precision.value} on a CPU"
@@ -96,7 +96,7 @@ def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tup
 
 
 def why_not_on_cpu(bundle: Bundle, backend: Backend, precision: Precision) -> str | None:
-    """Why ``onnxruntime`` or ``openvino`` cannot run a bundle here, and what to do about it; None if it can."""
+    """Why ``onnxruntime`` or ``openvino`` cannot run a bundle here, and the remedy; None if it can."""
     if backend is Backend.OPENVINO:
         against = _against_openvino(bundle, precision)
         if against is not None:
@@ -132,7 +132,7 @@ def cpu_runner(bundle: Bundle, backend: Backend, cpu: CpuOptions) -> Runner:
     """The runner of ``onnxruntime`` or ``openvino``.
 
     Raises:
-        BackendError: it cannot run here, or cannot run this bundle.
+        BackendError: the backend cannot run here, or cannot run this bundle.
     """
     if backend is Backend.OPENVINO:
         against = _against_openvino(bundle, cpu.precision)
@@ -152,7 +152,7 @@ def require_no_device(backend: Backend, cpu: CpuOptions) -> None:
     """Refuse a device of OpenVINO's for another backend.
 
     Raises:
-        BackendUnavailableError: one is given.
+        BackendUnavailableError: a device is given.
     """
     if cpu.device is not None:
         raise BackendUnavailableError(
@@ -162,7 +162,7 @@ def require_no_device(backend: Backend, cpu: CpuOptions) -> None:
 
 
 def _against_openvino(bundle: Bundle, precision: Precision = Precision.AUTO) -> tuple[str, str] | None:
-    """Why OpenVINO cannot run a bundle here, and what to do about it; None if nothing speaks against it."""
+    """Why OpenVINO cannot run a bundle here, and the remedy; None if nothing speaks against it."""
     if not is_installed("openvino"):
         return "OpenVINO is not installed here", f"Install it with: {_INSTALL_OPENVINO}"
     if not has_graph(bundle, OPENVINO_LOWERING):

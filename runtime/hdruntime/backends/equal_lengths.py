@@ -21,7 +21,7 @@ _Group = tuple[npt.NDArray[np.intp], int | None]
 
 
 class EqualLengthRunner(BundleRunner):
-    """What runners on a CPU do alike.
+    """Common parts of runners on a CPU.
 
     Rows with padding on the right run without padding, grouped by length; only rows with other masks run with their
     mask. Where padding changes answers, batches run as given.

@@ -46,7 +46,7 @@ class HostMemories:
         return self._runner.computed_tokens(attention_mask[attention_mask.any(axis=1)])
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Forget what rows remember; see `hdruntime.backends.Memories.reset`."""
+        """Forget rows' memories; see `hdruntime.backends.Memories.reset`."""
         for name, start in self._starts.items():
             self._read[name][list(rows)] = start
 

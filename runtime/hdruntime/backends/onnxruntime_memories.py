@@ -53,7 +53,7 @@ class DeviceMemories:
         return self._runner.computed_tokens(attention_mask)
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Forget what rows remember; see `hdruntime.backends.Memories.reset`.
+        """Forget rows' memories; see `hdruntime.backends.Memories.reset`.
 
         Raises:
             BackendUnavailableError: this version of ONNX Runtime does not share memory by DLPack.

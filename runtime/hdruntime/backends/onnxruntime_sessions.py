@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime on a bundle's graphs, what their runners have in common, and what their errors mean."""
+"""Sessions of ONNX Runtime on a bundle's graphs, common parts of their runners, and the meaning of their errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class GraphRunner(BundleRunner):
             binding.bind_ortvalue_output(name, value)
         session.run_with_iobinding(binding)
         found = dict(zip(answers, (value.numpy() for value in binding.get_outputs()), strict=False))
-        # On the CPU these share memory with what the next call replaces.
+        # On the CPU these share memory that the next call overwrites.
         return found | {name: left[name].numpy().copy() for name in outputs if name in left}
 
     @contextlib.contextmanager
@@ -139,7 +139,7 @@ def open_session(
 
     Raises:
         BackendError: ONNX Runtime cannot load the graph.
-        OutOfMemoryError: there is too little memory for it.
+        OutOfMemoryError: there is too little memory for the session.
         BundleCorruptError: the graph differs from its manifest.
     """
     import onnxruntime
@@ -148,7 +148,7 @@ def open_session(
     try:
         # By path, so that ONNX Runtime finds and maps model.onnx.data beside it.
         session = onnxruntime.InferenceSession(
-            # ONNX Runtime writes a path as UTF-8, whatever the locale decoded it with.
+            # ONNX Runtime writes a path as UTF-8, even if the locale decoded it with another encoding.
             os.fsencode(path).decode("utf-8", "surrogateescape"),
             options,
             providers=[name for name, _ in providers],

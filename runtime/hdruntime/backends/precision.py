@@ -1,4 +1,4 @@
-"""What a session on a CPU computes in, and which precisions have graphs of their own."""
+"""Precisions of a session on a CPU, and the precisions that have graphs of their own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Precision(str, Enum):
 
     AUTO = "auto"
     """``bfloat16`` where the CPU computes in it, the bundle is of half precision and OpenVINO runs it, else
-    ``float32``. Of a session: on a GPU, what its graph or engine was built in."""
+    ``float32``. On a GPU, a session computes in the precision that its graph or engine was built in."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    """By OpenVINO; sums, normalisation and softmax stay in float32 where it says so."""
+    """bfloat16 in OpenVINO; sums, normalisation and softmax stay in float32 where it says so."""
     INT8 = "int8"
     """Products with weights in 8 bits, by graphs of its own: ``hdexport build --int8``."""
 

@@ -8,22 +8,22 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-"""Where Linux lists them; other systems have no such file."""
+"""The file where Linux lists processors' flags; other systems have no such file."""
 
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert"})
 """Flags as Linux names them, any of which OpenVINO 2026.4.1 computes in bfloat16 with."""
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni"})
-"""Those that multiply and add int8 in one instruction."""
+"""Flags of processors that multiply and add int8 in one instruction."""
 
 
 def has_bfloat16() -> bool:
-    """Whether it multiplies bfloat16; True where that is not known."""
+    """Whether the processor multiplies bfloat16; True where that is not known."""
     return _has_any(_BFLOAT16)
 
 
 def has_int8() -> bool:
-    """Whether it adds products of int8 without rounding them to 16 bits (VNNI); True where that is not known."""
+    """Whether the processor adds products of int8 without rounding to 16 bits (VNNI); True where that is not known."""
     return _has_any(_INT8)
 
 

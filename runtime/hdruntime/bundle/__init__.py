@@ -1,1 +1,1 @@
-"""Bundles: what a manifest says, and how directories with one are read and written."""
+"""Bundles: the content of a manifest, and how directories with one are read and written."""

@@ -25,7 +25,7 @@ _LONGEST_SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
 _ANY_KEY = "..."
-"""What msgspec calls any key of a dict."""
+"""msgspec's name for any key of a dict."""
 
 _MOST_LEVELS = 16
 """Lists and objects inside each other; ours have seven."""
@@ -49,16 +49,16 @@ class UnknownChoiceError(JsonMismatchError):
 
 
 def from_json(text: str | bytes, kind: type[Value], *, name: str) -> Value:
-    """Read a dataclass; keys that it does not know are ignored, and those with a default may be missing.
+    """Read a dataclass; keys that it does not know are ignored, and keys with a default may be missing.
 
     Args:
         text: JSON, strictly: UTF-8 without lone surrogates, finite numbers.
         kind: a dataclass whose annotations msgspec understands.
-        name: what the value is called in messages.
+        name: of the value, in messages.
 
     Raises:
         MalformedJsonError: another text.
-        UnknownChoiceError: a string is not among those of its `Literal` or enum.
+        UnknownChoiceError: a string is not one of its `Literal` or enum.
         JsonMismatchError: a key is missing, or a value is of another type or out of its range.
     """
     try:
@@ -82,8 +82,8 @@ def from_values(values: object, kind: type[Value], *, name: str) -> Value:
 def json_from_dataclass(value: Any) -> str:
     """The text of a dataclass: indented, keys in the order of its fields, enums as their values.
 
-    It is valid UTF-8, also where a string is not: Python keeps bytes of the command line and of paths that the locale
-    cannot decode as lone surrogates, and most of the time they are UTF-8.
+    The text is valid UTF-8, also where a string is not: Python keeps bytes of the command line and of paths that the
+    locale cannot decode as lone surrogates, and most of the time they are UTF-8.
 
     Raises:
         ValueError: a number is NaN or infinite, which JSON cannot hold.
@@ -113,7 +113,7 @@ def _mismatch(message: str, data: Any, kind: type, name: str) -> JsonMismatchErr
 def _followed(data: Any, path: str, message: str, kind: type) -> tuple[list[str], Any]:
     """The keys of a path of msgspec's, ".a[2][...].b" -> ["a", "2", "'x'", "b"], and the value there.
 
-    msgspec does not name the key of a dict: it is the first that gives the same message on its own.
+    msgspec does not name the key of a dict: this finds the first key that gives the same message on its own.
     """
     keys: list[str] = []
     value = data

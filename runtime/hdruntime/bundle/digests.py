@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def for_each_file(function: Callable[[str], Result], sizes: Mapping[str, int]) -> dict[str, Result]:
-    """What a function that hashes a file gives for each, several at a time: hashing holds no lock of Python's.
+    """The results of a function that hashes a file, for several files at a time: hashing holds no lock of Python's.
 
     Args:
         function: called with the file's name.

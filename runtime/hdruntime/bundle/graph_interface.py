@@ -1,4 +1,4 @@
-"""Whether the inputs and outputs of a graph are those that the manifest lists."""
+"""Whether the inputs and outputs of a graph are the ones that the manifest lists."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs:
     """Refuse a graph whose names, types or axes are not the manifest's.
 
     Args:
-        bundle: what lists the graph.
+        bundle: that lists the graph.
         graph: which one.
         inputs: of the graph.
         outputs: likewise.
 
     Raises:
-        BundleCorruptError: they differ; the message has both.
+        BundleCorruptError: the graph differs from the manifest; the message has both.
     """
     for kind, listed, found in (
         ("inputs", bundle.manifest.inputs, inputs),

@@ -1,4 +1,4 @@
-"""The manifest of a bundle: what is inside, as dataclasses; `hdruntime.bundle.manifest_json` reads and writes them."""
+"""The manifest of a bundle: its content, as dataclasses; `hdruntime.bundle.manifest_json` reads and writes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.tasks import Task
 from hdruntime.bundle.value_types import Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 
-# What a value may be. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
+# Types of values. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 TensorDtype = Literal["int64", "float32"]
@@ -48,7 +48,7 @@ Flavour = Literal["tensorrt", "tensorrt_rtx"]
 
 
 class Backend(str, Enum):
-    """What runs a bundle."""
+    """The library and device that run a bundle."""
 
     ONNXRUNTIME = "onnxruntime"
     ONNXRUNTIME_CUDA = "onnxruntime_cuda"
@@ -59,7 +59,7 @@ class Backend(str, Enum):
 
 
 class Role(str, Enum):
-    """What an input is for."""
+    """The purpose of an input."""
 
     IDS = "ids"
     """[batch, tokens], int64: the tokens."""
@@ -70,12 +70,12 @@ class Role(str, Enum):
     MARKS = "marks"
     """[batch, tokens], int64: 1 for tokens that attention treats in a way of their own; see `InputSpec.bound`."""
     POOLED = "pooled"
-    """[batch, tokens], int64: 1 for tokens that a sentence's vector is pooled of, 0 for those of its prompt."""
+    """[batch, tokens], int64: 1 for tokens that a sentence's vector is pooled of, 0 for tokens of its prompt."""
     ATTENDED = "attended"
     """[batch, tokens], int64: 1 for tokens that others attend to, 0 for real tokens that only attend."""
     MEMORY = "memory"
     """[batch, ...] or [batch, memory, ...], float32, other axes sizes: an output of the previous call; see
-    `InputSpec.fed_from`. All axes ``memory`` of a call have one size, and what the call leaves has it, too."""
+    `InputSpec.fed_from`. All axes ``memory`` of a call have one size, and so has the memory that the call leaves."""
 
 
 class Fill(str, Enum):
@@ -116,12 +116,12 @@ class TensorSpec:
 
     @property
     def has_tokens_axis(self) -> bool:
-        """Whether the axis after the batch is that of the tokens."""
+        """Whether the axis after the batch is the tokens'."""
         return self.shape[1:2] == ("tokens",)
 
     @property
     def has_memory_axis(self) -> bool:
-        """Whether the axis after the batch is that of the tokens of earlier calls."""
+        """Whether the axis after the batch is the earlier calls' tokens'."""
         return self.shape[1:2] == ("memory",)
 
 
@@ -133,8 +133,8 @@ class InputSpec(TensorSpec):
         role: its purpose.
         default: its value if a caller omits it.
         bound: of marks, the most that a row may have, or None for any number; of a memory with an axis ``memory``, the
-            most that it may have; of a memory [batch, 1] that counts the tokens of a document, the most with those of
-            the call. None for others.
+            most that it may have; of a memory [batch, 1] that counts the tokens of a document, the most with the call's
+            own tokens. None for others.
         fed_from: of a memory, the output that it was in the call before, whose name is another: names in a graph are
             unique. None for other roles.
     """
@@ -197,7 +197,7 @@ class GraphFile:
     """An ONNX graph; one of each lowering and dtype.
 
     Attributes:
-        lowering: what it was made for; see `hdruntime.constants`.
+        lowering: its purpose; see `hdruntime.constants`.
         dtype: of its products with weights: ``int8``, whose other nodes compute in float32, or the dtype of all of it.
     """
 
@@ -213,11 +213,11 @@ class HalfRange:
     Attributes:
         largest: its magnitude; None if it was infinite or NaN.
         limit: float16's largest number.
-        operator: what the graph's node does that computes it.
+        operator: operator of the graph's node that computes it.
         node: that node's name.
         module: of PyTorch's model, "encoder.layer.3.output.dense"; empty if it is unknown.
         tokens: of each text.
-        text: what the texts were, "English text" or "random ids".
+        text: the kind of the texts, "English text" or "random ids".
     """
 
     largest: float | None
@@ -231,7 +231,7 @@ class HalfRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Calibration:
-    """What the int8 graphs were calibrated with, and what came of it.
+    """The calibration of the int8 graphs, and its result.
 
     Attributes:
         texts: the file's name, "English text" or "random ids".
@@ -239,7 +239,7 @@ class Int8Calibration:
         tokens: of all of them together.
         products: weights that are int8.
         kept_float: names of weights of layers that are not, because the answers would differ too much.
-        worst_cosine: of other texts' answers to those of the float graph.
+        worst_cosine: of other texts' answers with the float graph's.
     """
 
     texts: str
@@ -261,7 +261,7 @@ class ProfileShape:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFile:
-    """A TensorRT engine; `hdruntime.bundle.passport` has what these mean.
+    """A TensorRT engine; `hdruntime.bundle.passport` explains the fields.
 
     Attributes:
         file: the engine.
@@ -306,7 +306,7 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """What a file of the bundle must be: its SHA-256 in hexadecimal and its size."""
+    """The SHA-256 of a file of the bundle, in hexadecimal, and its size."""
 
     sha256: Sha256
     size_bytes: LargeCount
@@ -314,10 +314,10 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphVerification:
-    """What is shown of one graph's verification; the manifest keeps what else `hdexport verify` wrote.
+    """The part of one graph's verification that is shown; the manifest keeps all that `hdexport verify` wrote.
 
     Attributes:
-        precision: what it computed in; bundles that do not say so were verified in float32.
+        precision: the precision of its answers; bundles that do not say so were verified in float32.
         min_cosine: smallest cosine of an answer's vectors.
     """
 
@@ -332,7 +332,7 @@ class GraphVerification:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What every `Manifest.verification` is; it may have other keys beside these."""
+    """Keys of every `Manifest.verification`; it may have other keys beside these."""
 
     passed: bool = False
     grid: Literal["quick", "full"] | None = None
@@ -347,7 +347,7 @@ class Manifest:
     Attributes:
         dtype: of the portable graph, ``float32``, ``float16`` or ``bfloat16``; outputs are float32 always.
         operators: operator of ours -> number of nodes, in the portable graph.
-        attention: what is known of each kind of attention in the model: JSON objects, the kind's name in ``kind``, the
+        attention: the record of each kind of attention in the model: JSON objects, the kind's name in ``kind``, the
             rest for users of the kind. The runtime ignores it.
         inputs: of the graphs; a session obeys their roles, defaults and bounds.
         padding: how far rows may be padded; None for any length.
@@ -430,7 +430,7 @@ class Manifest:
 
     @property
     def least_memory(self) -> int:
-        """Tokens of the axis ``memory`` of a text of one segment: all where what is not yet there is attended to."""
+        """Tokens of the axis ``memory`` of a text of one segment: all if tokens not yet there are attended to."""
         attended = any(spec.has_memory_axis and spec.default.fill is Fill.ONES for spec in self.memories)
         return self.most_memory if attended else min(1, self.most_memory)
 

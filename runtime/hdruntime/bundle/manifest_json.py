@@ -76,7 +76,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
     except MalformedJsonError as error:
         raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
     except UnknownChoiceError as error:
-        # It may be one that was added since, without a new format.
+        # A later version may have added the choice without a new format.
         raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}\n{_IF_NEWER}") from None
     except JsonMismatchError as error:
         raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}") from None
@@ -90,13 +90,13 @@ _IF_NEWER = "If a newer hdexport built it: pip install -U hdexport"
 
 @dataclass(frozen=True, kw_only=True)
 class _AnyFormat:
-    """What a manifest of any format has."""
+    """The fields of a manifest of any format."""
 
     format_version: int
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
-    """What in a manifest contradicts something else in it, or its task; each begins with a key."""
+    """Contradictions within a manifest, or to its task; each begins with a key."""
     yield from _input_problems(manifest)
     yield from _output_problems(manifest)
     yield from _position_problems(manifest.positions, manifest.max_len)

@@ -1,4 +1,4 @@
-"""What memories are before the first call."""
+"""The memories before the first call."""
 
 from __future__ import annotations
 

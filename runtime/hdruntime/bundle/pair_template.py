@@ -11,12 +11,12 @@ from typing import Literal
 from hdruntime.errors import InputError
 
 Slot = Literal["prompt", "query", "document"]
-"""What a template has a place for."""
+"""The texts that a template has a place for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemplatePart:
-    """A text's place, and what stands between it and the one before it."""
+    """A text's place, and the template's text before it."""
 
     before: str
     slot: Slot
@@ -37,11 +37,11 @@ class WrittenPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Wording:
-    """What a template writes.
+    """The text of a template.
 
     Attributes:
-        parts: the texts in their order, each once.
-        after: what stands after the last.
+        parts: the places in their order, each once.
+        after: the template's text after the last place.
     """
 
     parts: tuple[TemplatePart, ...]
@@ -51,7 +51,7 @@ class Wording:
         """A pair as one text.
 
         Args:
-            texts: of every slot; those that have no place are left out.
+            texts: of every slot; texts that have no place are left out.
         """
         pieces: list[str] = []
         places: dict[Slot, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""An engine's passport: what it is, what it was made from and where; and whether it runs on this machine."""
+"""An engine's passport: its kind, source and place of build; and whether it runs on this machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BuiltOn:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What a passport says of an engine and the manifest does not.
+    """The facts of an engine that its passport says and the manifest does not.
 
     Attributes:
         plugins: operators that the runtime must provide -> layers of each.
@@ -78,7 +78,7 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class Passport(Provenance):
-    """What the file of a passport holds: its provenance, and what must agree for an engine to be usable.
+    """The content of a passport's file: its provenance, and facts that must agree for an engine to be usable.
 
     Attributes:
         flavour: ``tensorrt`` or ``tensorrt_rtx``.
@@ -99,12 +99,12 @@ class Passport(Provenance):
 
 @dataclass(frozen=True, kw_only=True)
 class ThisMachine:
-    """What an engine has to agree with.
+    """The machine's facts that an engine has to agree with.
 
     Attributes:
         gpu: the GPU that is used; None without one.
         driver: version of the NVIDIA driver, None without one.
-        versions: backend on a GPU -> version of its package, without those that are not installed; that of ONNX Runtime
+        versions: backend on a GPU -> version of its package, if it is installed; ONNX Runtime's version
             only if it was built with CUDA.
         listed_gpus: names of the GPUs that the driver lists where CUDA offers none.
     """
@@ -124,7 +124,7 @@ def this_machine(device: int = 0) -> ThisMachine:
     """Look at the GPU, the driver and the installed packages; with a GPU, ONNX Runtime is imported.
 
     Args:
-        device: number of the GPU among those that CUDA offers.
+        device: number of the GPU among CUDA's.
     """
     offered = gpus()
     found = offered[device:]
@@ -182,10 +182,10 @@ def older_driver(passport: Provenance, machine: ThisMachine) -> str | None:
 
 
 def read_passport(bundle: Bundle, engine: EngineFile) -> Provenance:
-    """What the passport beside an engine adds to the manifest.
+    """The facts that the passport beside an engine adds to the manifest.
 
     Raises:
-        BundleCorruptError: it is not JSON, or lacks a key that this version needs.
+        BundleCorruptError: the passport is not JSON, or lacks a key that this version needs.
     """
     path = bundle.file(engine.passport)
     try:
@@ -213,7 +213,7 @@ def _version_difference(engine: EngineFile, backend: Backend, here: str | None) 
 
 
 def _version_with_cuda() -> str | None:
-    """Of ONNX Runtime, asked of the module: the package installed later overwrites the files of the other."""
+    """ONNX Runtime's version, by the module: the package installed later overwrites the files of the other."""
     try:
         import onnxruntime
     except ImportError:

@@ -20,7 +20,7 @@ _COPY_AGAIN = "Rebuild or copy the bundle again."
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was opened: where it is and what it says about itself."""
+    """A bundle that was opened: its place and its manifest."""
 
     path: Path
     manifest: Manifest
@@ -56,7 +56,7 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
         BundleCorruptError: the manifest is malformed, or a file is missing, changed, or outside the bundle.
     """
     manifest = _read_manifest(Path(path))
-    # Neither another working directory nor a link that is switched changes what was opened.
+    # A change of the working directory, or of a link, does not change which bundle was opened.
     path = Path(path).resolve()
     for relative in _named_files(manifest):
         if relative not in manifest.files:
@@ -72,7 +72,7 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
 
 
 def opened_bundle(bundle: Path | str | Bundle) -> Bundle:
-    """What `open_bundle` gives of a directory; a bundle that is open already stays as it is.
+    """The bundle of a directory by `open_bundle`; a bundle that is open already stays as it is.
 
     Raises:
         BundleError: as of `open_bundle`.
@@ -84,7 +84,7 @@ def read_config(bundle: Bundle) -> dict[str, Any]:
     """The checkpoint's ``config.json``, if the bundle contains it; else {}.
 
     Raises:
-        BundleCorruptError: it is not a JSON object.
+        BundleCorruptError: the file holds no JSON object.
     """
     if CONFIG_FILE not in bundle.manifest.files:
         return {}
@@ -176,14 +176,14 @@ def _path_inside(directory: Path, relative: str) -> Path:
 
 
 def _blobs_of_snapshot(directory: Path) -> list[Path]:
-    """Where the files of a bundle lie that is in the cache of the Hugging Face Hub: a snapshot links to blobs."""
+    """The files of a bundle in the cache of the Hugging Face Hub, where a snapshot links to blobs."""
     return [parent.parent / "blobs" for parent in directory.parents if parent.name == "snapshots"]
 
 
 def _links_outside(directory: Path, relative: str) -> BundleCorruptError:
     return BundleCorruptError(
         f"The bundle {directory} lists {relative!r}, which is outside the bundle: it is a link, or below one.\n"
-        "Copy the bundle with what its links name: cp -rL BUNDLE COPY"
+        "Copy the bundle with the files that its links name: cp -rL BUNDLE COPY"
     )
 
 

@@ -21,8 +21,8 @@ class QueryExpansion:
     Attributes:
         strategy: ``fixed`` cuts queries to the length as well, ``min`` does not.
         length: tokens that a shorter query is brought to, special tokens and prompt included.
-        token_id: what is added, usually the mask.
-        attend: whether tokens attend to those that were added.
+        token_id: the added token, usually the mask.
+        attend: whether tokens attend to the added ones.
     """
 
     strategy: Literal["fixed", "min"]
@@ -33,7 +33,7 @@ class QueryExpansion:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiVectorSettings:
-    """What makes a model of late interaction of an encoder with a vector for each token.
+    """The settings that make a model of late interaction of an encoder with a vector for each token.
 
     Attributes:
         query_length: tokens that queries are cut to, where they are not expanded; None for `max_seq_length`.

@@ -32,10 +32,10 @@ _FULL_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryKind:
-    """What is written, and what of it may be replaced: nothing but a directory of the same kind.
+    """A kind of directory, which is written and may be replaced by a directory of the same kind alone.
 
     Attributes:
-        name: what a message calls it, e.g. ``bundle of hdexport``.
+        name: its name in messages, e.g. ``bundle of hdexport``.
         marker: the file that every such directory has.
         is_one: whether an existing directory is one.
         foreign_files: the files in one that do not belong to it, which replacing it would delete.
@@ -53,13 +53,13 @@ class DirectoryKind:
 def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> Iterator[Path]:
     """A temporary sibling directory that replaces ``destination`` when the block ends cleanly.
 
-    Fill it in the block. If the block raises, the temporary directory is removed and what was at ``destination``
+    Fill it in the block. If the block raises, the temporary directory is removed and a directory at ``destination``
     stays. A process that is killed leaves a hidden directory, which the next call for the same ``destination``
     removes. A symbolic link at ``destination`` is followed.
 
     Args:
         destination: the directory to write; missing parent directories are created.
-        kind: what is written.
+        kind: the kind of the directory.
         force: replace a directory of that kind that is there. Anything else that is there is never replaced.
 
     Yields:
@@ -84,7 +84,7 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
                 # A rename is durable once its directory is.
                 _sync_path(destination.parent)
         finally:
-            # Still there after an error; after an exchange it holds what was replaced.
+            # Still there after an error; after an exchange it holds the replaced directory.
             _remove(partial)
 
 
@@ -92,7 +92,7 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
 def locked_directory(directory: Path, *, wait: bool) -> Iterator[None]:
     """Hold a directory's lock, which the kernel drops when this process dies, however it dies.
 
-    It is of the directory, not of its path: what replaces the directory is not locked.
+    The lock is of the directory, not of its path: a directory that replaces it is not locked.
 
     Args:
         directory: it has to be there.
@@ -111,7 +111,7 @@ def locked_directory(directory: Path, *, wait: bool) -> Iterator[None]:
 
 
 def require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) -> None:
-    """Refuse what `staged_directory` would not replace; for a check before long work.
+    """Refuse a destination that `staged_directory` would not replace; for a check before long work.
 
     Raises:
         OutputExistsError: something is at ``destination`` and may not be replaced.
@@ -150,7 +150,7 @@ def _full_disk_explained(destination: Path, kind: DirectoryKind) -> Iterator[Non
 
 @contextlib.contextmanager
 def _parent_made(parent: Path, kind: DirectoryKind) -> Iterator[None]:
-    """Make the directory and those above it; if the block raises, remove those that were made."""
+    """Make the directory and its parents; if the block raises, remove the directories that were made."""
     missing = [path for path in (parent, *parent.parents) if not path.exists()]
     try:
         _make(parent, kind, parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def _sibling(destination: Path, kind: str) -> Path:
 
 
 def _remove_stale(destination: Path) -> None:
-    """Remove what killed processes left beside ``destination``."""
+    """Remove directories that killed processes left beside ``destination``."""
     kinds = ["partial"]
     if destination.exists():
         # A process killed between the two renames of the fallback leaves the only copy under this name.
@@ -213,7 +213,7 @@ def _move_into_place(partial: Path, destination: Path, kind: DirectoryKind, *, f
                 raise OutputExistsError(f"{destination} was created by another process in the meantime.") from error
             raise
         return
-    # It may have appeared or changed while the block ran.
+    # The destination may have appeared or changed while the block ran.
     require_replaceable(destination, kind, force=force)
     if not _exchange(partial, destination):
         _replace_in_two_steps(partial, destination)

@@ -1,4 +1,4 @@
-"""The tasks: what each is called, and what the format of a bundle asks of it."""
+"""The tasks: their names, and what the format of a bundle asks of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Task = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFormat:
-    """What a bundle of a task has.
+    """The format of a task's bundles.
 
     Attributes:
         outputs: name of each output that it needs -> its axes. All outputs are float32; a graph may have others beside

@@ -1,4 +1,4 @@
-"""What numbers and texts of a manifest may be; `hdruntime.bundle.checked_json` refuses others."""
+"""Types of numbers and texts of a manifest; `hdruntime.bundle.checked_json` refuses others."""
 
 from __future__ import annotations
 

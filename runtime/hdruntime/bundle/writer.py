@@ -62,7 +62,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     the meantime is still refused.
 
     Raises:
-        BundleError: it cannot be written; the bundle is as it was.
+        BundleError: the manifest cannot be written; the bundle is as it was.
     """
     text = json_from_manifest(manifest)
     try:

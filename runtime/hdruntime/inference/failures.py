@@ -1,4 +1,4 @@
-"""The errors of rows without a result, which name the row and say what to do."""
+"""The errors of rows without a result, which name the row and the remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def raise_failures(bundle: Bundle, result: BatchResult, numbers: Sequence[int]) 
     """Raise for a batch with failed rows, named by the caller's numbers if there is more than one row.
 
     Args:
-        bundle: what was run.
+        bundle: the bundle that ran.
         result: of the batch.
         numbers: the caller's number of each row of the call, ascending.
 

@@ -15,7 +15,7 @@ _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 def tell_of_forks(listener: Any) -> None:
     """Call `listener.forked` in every fork of this process, as long as the listener is alive.
 
-    It runs before any other code of the fork, in its only thread.
+    `forked` runs before any other code of the fork, in its only thread.
     """
     _listeners.add(listener)
 

@@ -50,7 +50,7 @@ def checked_inputs(
         name -> int64 [batch, tokens], or, for a memory, float32 of the manifest's shape; in the manifest's order.
 
     Raises:
-        InputError: a name, shape, type, id or length does not fit; the message says which, and what would fit.
+        InputError: a name, shape, type, id or length does not fit; the message says which, and which would fit.
     """
     accepted = [spec.name for spec in manifest.inputs]
     for name in given:

@@ -18,7 +18,7 @@ from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 _WINDOW_PAIRS = 4096
 _WINDOW_CHARACTERS = 2_000_000
-"""What is tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
+"""Pairs that are tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
 Pair = tuple[str, str]
 
@@ -28,7 +28,7 @@ class PairOptions:
     """How pairs are read.
 
     Attributes:
-        overflow: what happens to a pair of too many tokens: ``error``; ``truncate``, which cuts the end of the longer
+        overflow: the treatment of a pair of too many tokens: ``error``; ``truncate``, which cuts the end of the longer
             text; or ``split``, which runs the second text in pieces, each with the whole first text.
         stride: tokens that a piece repeats from the previous piece.
         split_pooling: combines the pieces' logits: the largest, or the mean weighted by tokens.
@@ -69,7 +69,7 @@ def pair_logits(
         run: yields the batches of encodings, each with the output ``logits``.
         labels: logits of a pair.
         options: see `PairOptions`.
-        name: what an error calls the pairs: ``documents[3]: ...``.
+        name: the pairs' in an error: ``documents[3]: ...``.
         on_done: takes the number of pairs of each window that is done.
 
     Returns:
@@ -106,7 +106,7 @@ def check_query(query: str, tokenizer: TextTokenizer, options: PairOptions) -> N
     """Refuse a query that leaves no room for the pieces of documents.
 
     Raises:
-        InputError: it has as many tokens as a piece, or more; or it is not a string.
+        InputError: the query has as many tokens as a piece, or more, or is not a string.
     """
     if options.overflow != Overflow.SPLIT:
         return

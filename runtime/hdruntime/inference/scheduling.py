@@ -93,7 +93,7 @@ class Scheduler:
         """The runner.
 
         Raises:
-            BackendError: it is closed, or this process is a fork of the process that opened it.
+            BackendError: the session is closed, or this process is a fork of the process that opened it.
         """
         runner = self._runner
         if runner is None:
@@ -217,7 +217,7 @@ class Scheduler:
         """Wait for a batch, count its tokens and find its bad rows.
 
         Raises:
-            BackendError: it failed.
+            BackendError: the batch failed.
         """
         outputs, mask = batch.results(), batch.attention_mask
         return self._finished(batch.rows, mask, outputs, self.runner.computed_tokens(mask))
@@ -328,7 +328,7 @@ class _Run:
             self._waiting = self._packed(chain(rows, *self._waiting))
             return True
         if batch.had_company or self._in_flight:
-            # It may fit when no other batch is in flight.
+            # The batch may fit when no other batch is in flight.
             self._most_in_flight = 1
             self._waiting.appendleft(rows)
             return True

@@ -71,7 +71,7 @@ def checked_segment(segment: int | None, manifest: Manifest, *, max_len: int) ->
         max_len: most tokens that a call accepts.
 
     Raises:
-        InputError: it is less than 1 or more than the bundle accepts, or the bundle remembers nothing.
+        InputError: the segment is less than 1 or more than the bundle accepts, or the bundle remembers nothing.
     """
     if not manifest.memories:
         raise InputError(
@@ -147,7 +147,7 @@ class Lanes:
         """Run documents; each is asked for when a row is free for it.
 
         Yields:
-            the segments: those of a document in order, those of different documents interleaved.
+            the segments: a document's in order, different documents' interleaved.
 
         Raises:
             BackendError: the backend failed, or the session is closed.
@@ -253,7 +253,7 @@ class Streams:
         if rows is None:
             rows = self.rows_of(segment)
         if rows < 1:
-            raise InputError(f"rows is {rows}; it must be 1 or more, or None for what suits the backend.")
+            raise InputError(f"rows is {rows}; it must be 1 or more, or None for the backend's default.")
         return Lanes(self._scheduler, self._manifest, rows=rows, segment=segment, outputs=outputs)
 
     def _columns(self, document: Document, number: int | None = None) -> Columns:
@@ -278,7 +278,7 @@ class DocumentStream:
 
     Args:
         lanes: of one row.
-        document: what is run.
+        document: the document to run.
     """
 
     def __init__(self, lanes: Lanes, document: Columns) -> None:
@@ -300,7 +300,7 @@ class DocumentStream:
         with self._lock:
             if self._segments is None:
                 raise InputError(
-                    "This is a document whose stream was closed, and what it remembered is gone.\n"
+                    "This is a document whose stream was closed, and its memory is gone.\n"
                     "Begin again with session.stream(document)."
                 )
             try:

@@ -21,12 +21,12 @@ from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 
 class TextRunner:
-    """What the methods of a session that take texts are made of.
+    """The common parts of a session's methods that take texts.
 
-    Options and errors are those of the session's methods.
+    Options and errors are the ones of the session's methods.
 
     Args:
-        bundle: what is run.
+        bundle: the bundle to run.
         scheduler: runs its batches.
         max_len: most tokens of a text, or of a piece.
 
@@ -57,7 +57,7 @@ class TextRunner:
         """The bundle's tokenizer.
 
         Raises:
-            InputError: it has none.
+            InputError: the bundle has no tokenizer.
         """
         if self._tokenizer is None:
             raise InputError(f"The bundle {self.bundle.path} has no tokenizer; give it input_ids.")
@@ -103,7 +103,7 @@ class TextRunner:
         return [in_one_piece(each) for each in self.tokenize(texts, pairs, overflow=overflow, prompt=prompt)]
 
     def checked_outputs(self, names: Sequence[str] | None) -> list[str]:
-        """Names of requested outputs, by default all but what a recurrent model remembers."""
+        """Names of requested outputs, by default all but a recurrent model's memories."""
         for name in names or ():
             if name not in self._has_tokens_axis:
                 raise InputError(f"No output {name!r}; this bundle has {', '.join(self._has_tokens_axis)}.")

@@ -67,7 +67,7 @@ _ATTEMPTS = 100
 
 
 def job_folder_path(output: Path) -> Path:
-    """Where the folder of an output is; for a link, beside its target."""
+    """The folder of an output's job; for a link, beside its target."""
     target = output.resolve()
     return target.with_name(f".{target.name}.job")
 
@@ -77,7 +77,7 @@ def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | 
     """The folder of an output's job; None if it does not exist.
 
     Args:
-        output: what the job writes.
+        output: of the job.
         make: create the folder if it does not exist.
 
     Raises:
@@ -109,7 +109,7 @@ def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | 
 
 
 def damaged(folder: Path, reason: str) -> DamagedJobError:
-    """The error for a folder that does not hold what a job leaves."""
+    """The error for a folder that does not hold an unfinished job."""
     return DamagedJobError(f"The unfinished job in {folder} is damaged: {reason}.\nStart over with --restart.")
 
 
@@ -136,7 +136,7 @@ class OpenFolder:
         return self._decoded(JOB_FILE, _identity_from_json, {})
 
     def saved(self) -> Saved:
-        """What is done; nothing if no row is kept.
+        """The saved rows; nothing if no row is kept.
 
         Raises:
             HdexportError: the file is damaged.
@@ -190,8 +190,8 @@ class OpenFolder:
         """The descriptor of a file.
 
         Raises:
-            HdexportError: it is a link, not a regular file, or has another hard link.
-            OSError: it cannot be opened.
+            HdexportError: the file is a link, not a regular file, or has another hard link.
+            OSError: the file cannot be opened.
         """
         try:
             # O_NONBLOCK: do not wait for the other end of a pipe.
@@ -287,7 +287,7 @@ def _in_the_way(path: Path, what: str) -> HdexportError:
 
 @contextlib.contextmanager
 def disk_errors_explained(output: Path) -> Iterator[None]:
-    """Say what a disk error means for the output, and what to do.
+    """Say the meaning of a disk error for the output, and the remedy.
 
     Raises:
         HdexportError: in place of an OSError.

@@ -1,4 +1,4 @@
-"""The folder beside a job's output that keeps what is done, so that a killed job can continue; the standard output."""
+"""The folder beside a job's output that keeps its rows, so that a killed job can continue; the standard output."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def check_place(output: Path, *, force: bool) -> None:
         with locked_folder(output) as (folder, _), disk_errors_explained(output):
             if not folder.has(JOB_FILE):
                 folder.remove_all()
-    # `check_job`, which knows the job's identity, checks what this job itself may have put there.
+    # `check_job`, which knows the job's identity, checks files that this job itself may have put there.
     with opened_folder(output) as folder:
         check_output(output, force=force or folder is not None or has_receipt(output))
 
 
 def check_job(output: Path, identity: Identity, *, force: bool, restart: bool) -> Saved | None:
-    """Refuse what `opened_job_folder` would refuse, without making or changing anything.
+    """Refuse jobs that `opened_job_folder` would refuse, without making or changing anything.
 
     Returns:
-        what the job did, if it is done already and its output is there.
+        the job's outcome, if it is done already and its output is there.
 
     Raises:
         InputError: an unfinished job of other inputs or options is kept there.
@@ -105,13 +105,13 @@ def check_job(output: Path, identity: Identity, *, force: bool, restart: bool) -
 def opened_job_folder(output: Path, identity: Identity, *, restart: bool) -> Iterator[JobFolder]:
     """The folder of a job, for this process alone; created if it does not exist.
 
-    If the block raises, what was appended is committed, and the folder stays for the same job to continue; a folder
+    If the block raises, appended rows are committed, and the folder stays for the same job to continue; a folder
     without any row is removed.
 
     Args:
-        output: what the job writes.
+        output: of the job.
         identity: of the job.
-        restart: discard what is there.
+        restart: discard rows that are there.
 
     Raises:
         OutputExistsError: another process is writing this output.
@@ -130,14 +130,14 @@ def opened_job_folder(output: Path, identity: Identity, *, restart: bool) -> Ite
 
 
 class JobFolder:
-    """What `opened_job_folder` opens.
+    """The folder that `opened_job_folder` opens.
 
     The results are one file that only grows. A commit brings it to the disk and then atomically replaces the record of
     its length and of where reading continues. So the record never describes results that are not on the disk.
 
     Attributes:
         path: where it is, for messages.
-        saved: what is done, committed or not.
+        saved: the rows, committed or not.
         ranges: for quantised vectors; None if these need no ranges, or no vector is done.
     """
 
@@ -175,7 +175,7 @@ class JobFolder:
             self._cut_results(self._results)
 
     def append(self, data: bytes, saved: Saved) -> None:
-        """Add the encoded results of rows; what is done with them.
+        """Add the encoded results of rows, and replace `saved`.
 
         Raises:
             HdexportError: the disk does not take them.
@@ -185,7 +185,7 @@ class JobFolder:
         with disk_errors_explained(self._output):
             while view:
                 view = view[os.write(self._results, view) :]
-        # One assignment: if an interrupt comes before it, what was written does not count.
+        # One assignment: if an interrupt comes before it, the new rows do not count.
         self.saved = saved
 
     def keep_ranges(self, ranges: Ranges) -> None:
@@ -204,7 +204,7 @@ class JobFolder:
         """Commit if enough time has passed since the last commit.
 
         Raises:
-            HdexportError: the disk does not take it, or what is kept was removed.
+            HdexportError: the disk does not take it, or the kept rows were removed.
         """
         pause = max(_COMMIT_SECONDS, _COMMIT_SHARE * self._commit_seconds)
         if time.monotonic() - self._committed_at >= pause:
@@ -228,7 +228,7 @@ class JobFolder:
 
         Raises:
             OutputExistsError: the output has appeared meanwhile and may not be replaced.
-            HdexportError: the disk does not take it, or what is kept was removed.
+            HdexportError: the disk does not take it, or the kept rows were removed.
         """
         with disk_errors_explained(self._output):
             if not self._published:
@@ -244,7 +244,7 @@ class JobFolder:
             self._files.remove_all()
 
     def close(self) -> None:
-        """Commit what was appended, if the disk takes it; remove a folder without rows."""
+        """Commit appended rows, if the disk takes them; remove a folder without rows."""
         if self._results is None:
             return
         if self.saved != self._committed:
@@ -271,7 +271,7 @@ class JobFolder:
         self._commit_seconds = self._committed_at - began
 
     def _cut_results(self, results: int) -> None:
-        """Drop what was written after the last row that counts."""
+        """Drop bytes after the last row that counts."""
         os.ftruncate(results, self.saved.result_bytes)
         os.lseek(results, self.saved.result_bytes, os.SEEK_SET)
 
@@ -290,7 +290,7 @@ class JobFolder:
         """Refuse to rely on files that were removed or replaced since they were opened."""
         if not self._files.is_in_place():
             raise HdexportError(
-                f"{self.path}, where the job keeps what is done, was removed or replaced while it ran.\n"
+                f"{self.path}, where the job keeps its rows, was removed or replaced while it ran.\n"
                 "Put it back, or run the same command again: it starts over."
             )
         if self._results is not None and not self._files.holds(RESULTS_FILE, self._results):
@@ -327,7 +327,7 @@ class StandardOutput:
 
     Attributes:
         path: for messages.
-        saved: what is done.
+        saved: the rows.
         ranges: for quantised vectors.
     """
 

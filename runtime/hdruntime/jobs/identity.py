@@ -1,4 +1,4 @@
-"""What makes two runs of a job the same one, so that the second may continue the first, or finds that it is done."""
+"""The identity of a job: a second run of the same one may continue the first, or finds that it is done."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ job is refused because its output exists.
 """
 
 _MOST_CHARACTERS = 500
-"""Of the first error: a file system may limit attributes to 4 kB."""
+"""Most characters of the first error: a file system may limit attributes to 4 kB."""
 
 
 def identity_of_bundle(manifest: Manifest) -> str:
-    """A checksum of what the bundle computes: its graphs, weights and tokenizer.
+    """A checksum of the bundle's computation: its graphs, weights and tokenizer.
 
     Engines, their kernels and the record of who built them are left out: they compute the same, and are rebuilt for
     another machine, which may continue the job.
@@ -95,7 +95,7 @@ def _different_inputs(old: list[list[Any]], new: list[list[Any]]) -> str:
 
 
 def leave_receipt(output: int, identity: Identity, saved: Saved) -> None:
-    """Mark a complete output, an open file, with its job and what that did, if the file system can."""
+    """Mark a complete output, an open file, with its job and the job's outcome, if the file system can."""
     first_error = saved.counts.first_error and saved.counts.first_error[:_MOST_CHARACTERS]
     counts = dataclasses.replace(saved.counts, first_error=first_error, dropped_columns=())
     note = json.dumps([*_file_and_job(output, identity), json_from_saved(dataclasses.replace(saved, counts=counts))])
@@ -109,7 +109,7 @@ def has_receipt(output: Path) -> bool:
 
 
 def receipt_of(output: Path, identity: Identity) -> Saved | None:
-    """What a job did, if the file is its output and has not changed since; else None."""
+    """A job's outcome, if the file is its output and has not changed since; else None."""
     note = _receipt(output)
     if note is None or note[:-1] != _file_and_job(output, identity):
         return None

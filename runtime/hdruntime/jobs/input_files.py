@@ -60,7 +60,7 @@ class InputFile:
         format: how it holds rows.
         version: of the file that was found.
         rows: number of rows; None if there are some, and their number is unknown before the file is read.
-        columns: names, those of the partitions last; for JSON Lines, those of the first rows.
+        columns: names, the partitions' last; for JSON Lines, the first rows' names.
         types: column -> Arrow type, if all values have the same.
         partitions: column -> value, from directories such as ``lang=en``.
     """
@@ -75,7 +75,7 @@ class InputFile:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The file's name, for messages."""
         return self.place.name
 
     def bytes_before(self, offset: int) -> int:

@@ -40,16 +40,16 @@ _APART = (pa.types.is_floating, pa.types.is_decimal, pa.types.is_string, pa.type
 """Types whose common type with others would change values: large integers and decimals as floats, texts as bytes."""
 
 _OTHER_VALUES = {_SPANS: ", or type tokens:256 or sentences", _ROW_ID: ", or number all rows: --id-column ''"}
-"""Option -> what it takes besides a column."""
+"""Option -> its value besides a column."""
 
 
 def find_inputs(
     names: Sequence[str | Path], *, columns: Columns, input_format: RowFormat | None = None, spool: Path | None = None
 ) -> list[InputFile]:
-    """The files to read, in order: those named, all below directories, and matches of patterns.
+    """The files to read, in order: the named files, files below directories, and matches of patterns.
 
     Checks everything that is known without reading all rows: the files exist, can be opened, and have the columns. A
-    file without rows has `rows` 0 and no columns, whatever its schema says; it needs none.
+    file without rows has `rows` 0 and no columns, even if its schema names some; it needs none.
 
     Args:
         names: paths, URLs, patterns, and ``-`` for the standard input.
@@ -114,7 +114,7 @@ def _field(name: str, kinds: Sequence[pa.DataType | None]) -> pa.Field:
 
 
 def _with_partitions(files: Sequence[InputFile]) -> list[InputFile]:
-    """The files with the columns of their directories; those of files without rows do not count."""
+    """The files with the columns of their directories; files without rows do not count."""
     found = iter(_partitions([file.place.path for file in files if file.rows != 0]))
     return [_with_partition(file, *next(found)) if file.rows != 0 else file for file in files]
 

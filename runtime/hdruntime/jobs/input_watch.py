@@ -1,4 +1,4 @@
-"""Detects changes of inputs during a job, by size, modification time, inode and checksum of what was read."""
+"""Detects changes of inputs during a job, by size, modification time, inode and checksum of the part that was read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Stamp = tuple[int, int]
 
 
 class InputWatch:
-    """Compares a job's inputs with what was found when the job was planned.
+    """Compares a job's inputs with the files at the time when the job was planned.
 
     A file with another size or modification time has changed. If only its inode or the inode's change time differs, as
-    after a backup, a copy or ``chmod``, the content decides: what was read is read again, and checksums are compared.
+    after a backup, a copy or ``chmod``, the content decides: the read part is read again, and checksums are compared.
 
     Every method returns the change in words, or None.
 
@@ -97,7 +97,7 @@ class InputWatch:
             if checksum_before(file, self._columns, end.offset) == end.checksum:
                 return None
         except InputError:
-            pass  # what can no longer be read has changed
+            pass  # a file that can no longer be read has changed
         return f"{file.name} has changed: its content differs, though its size and modification time do not"
 
 

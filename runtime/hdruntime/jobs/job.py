@@ -51,8 +51,8 @@ class JobOptions(WindowOptions):
         vectors: how vectors are written.
         skip_failed: leave failed rows out of the output.
         force: replace the output if it exists.
-        restart: discard what an unfinished job has kept, instead of continuing it.
-        precision: what the session computes in that runs the job, as :func:`hdruntime.load` was asked for it. A job is
+        restart: discard the rows that an unfinished job has kept, instead of continuing it.
+        precision: the precision of the session that runs the job, as :func:`hdruntime.load` was asked for it. A job is
             not continued in another one.
     """
 
@@ -74,11 +74,11 @@ class Job:
         without_rows: the other inputs, which do not belong to its identity.
         output: the file it writes; `STDOUT` for the standard output.
         options: with the columns of the inputs and the model's number of dimensions resolved.
-        task: what it writes for a row.
+        task: its results for a row.
         fields: the output's columns: id, kept columns, the task's, tokens, error.
         metadata: of the output, for formats that can hold it.
         identity: another run must have the same to continue it.
-        done: what it did, if it is done already and its output is there.
+        done: the job's outcome, if it is done already and its output is there.
     """
 
     files: tuple[InputFile, ...]
@@ -98,7 +98,7 @@ def plan_job(
     """Do all checks that are possible before a session is loaded or a row is run.
 
     Args:
-        bundle: what will run.
+        bundle: the bundle that will run.
         inputs: files, directories, patterns and URLs, see `find_inputs`; ``-`` is the standard input, which is read
             here.
         output: a .jsonl, .parquet, .npy or .npz file; ``-`` is the standard output.
@@ -168,7 +168,7 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
         on_progress: called when the job begins or continues, after every window, and when all rows are done.
 
     Returns:
-        what the job did, including rows of earlier runs, also if it was done already.
+        the job's outcome, including rows of earlier runs, also if it was done already.
 
     Raises:
         InputError: a file cannot be read to its end; or as `plan_job`.
@@ -321,7 +321,7 @@ def _fields(task: TaskResults, files: Sequence[InputFile], options: JobOptions) 
 
 
 def _vectors_of_model(vectors: VectorOptions, own: SentenceSettings | None) -> VectorOptions:
-    """With the model's number of dimensions by default, as in sentence-transformers."""
+    """The options, with the model's number of dimensions by default, as in sentence-transformers."""
     return replace(vectors, truncate_dim=own.truncate_dim) if own and vectors.truncate_dim is None else vectors
 
 
@@ -363,7 +363,7 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
         "hdexport.task": manifest.task,
     }
     if COLUMN in names:
-        # Of token vectors it says what sentence-transformers makes of them; a job makes their mean.
+        # For token vectors the manifest says what sentence-transformers makes of them; a job makes their mean.
         sentence = None if manifest.task == "feature-extraction" else manifest.sentence
         pooling = ("mean",) if manifest.task == "feature-extraction" else sentence.pooling if sentence else ()
         # The first dimensions of a vector of length 1 are shorter.

@@ -32,10 +32,10 @@ _PLAIN = (
 
 @dataclass(frozen=True)
 class Undecodable:
-    """In place of a string that is not UTF-8, since Parquet writers do not check strings, or of a time too late.
+    """Stands for a string that is not UTF-8, since Parquet writers do not check strings, or for a time too late.
 
     Attributes:
-        reason: what a message says of the column.
+        reason: the column's, for a message.
     """
 
     reason: str
@@ -48,7 +48,7 @@ class Cell:
     scalar: pa.Scalar
 
     def __reduce__(self) -> tuple[Callable[[pa.Array], Cell], tuple[pa.Array]]:
-        # Arrow pickles what Python makes of a scalar, without its nanoseconds, and no list of UUIDs.
+        # Arrow pickles Python's value of a scalar, without its nanoseconds, and no list of UUIDs.
         return _cell_of_array, (pa.repeat(self.scalar, 1),)
 
     def __str__(self) -> str:

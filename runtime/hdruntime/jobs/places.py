@@ -102,7 +102,7 @@ class LocalFile:
             raise
 
     def version(self) -> Version:
-        """Its current version."""
+        """The file's current version."""
         status = self.file.stat()
         stamp = (status.st_ino, status.st_ctime_ns)
         return Version(size_bytes=status.st_size, modified=status.st_mtime_ns, stamp=stamp)
@@ -244,7 +244,7 @@ def _require_file(path: Path, status: os.stat_result) -> None:
 
 
 def _local_files(text: str) -> tuple[Sequence[Place], bool]:
-    """The files, and whether the name is that of one file."""
+    """The files, and whether the name is one file's."""
     path = Path(text)
     if path.is_dir():
         below = sorted(file for file in path.rglob("*") if not _is_hidden(file.relative_to(path)))

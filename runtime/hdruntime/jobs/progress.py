@@ -1,4 +1,4 @@
-"""How far a batch job is and what happened so far, as it is reported, saved and read back."""
+"""Progress of a batch job and its counts so far, as they are reported, saved and read back."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """What happened to some rows.
+    """The counts of some rows.
 
     Attributes:
         rows: how many, failed ones included.
         tokens: of the rows that did not fail.
         computed_tokens: tokens that were run; more than `tokens` if a batch was repeated or a row failed.
         padded_tokens: padding that was run with them.
-        cut_rows: rows whose text was cut to what the bundle takes.
+        cut_rows: rows whose text was cut to the bundle's limit.
         errors: number of failed rows, by kind; see `hdruntime.jobs.rows.ErrorKind`.
         first_error: id and error of the first row that failed.
         dropped_columns: the first names of columns that the output lacks although all were to be kept; see `Row`.
@@ -70,7 +70,7 @@ class RowCounts:
 
 
 class JobState(str, Enum):
-    """What a job is doing."""
+    """The state of a job."""
 
     RUNNING = "running"
     """Rows are read and run."""
@@ -80,10 +80,10 @@ class JobState(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobProgress(RowCounts):
-    """How far a job is; at its end, what it did. Rows of earlier runs of the job count, too.
+    """Progress of a job; at its end, its outcome. Rows of earlier runs of the job count, too.
 
     Attributes:
-        state: what it is doing.
+        state: of the job.
         resumed_rows: rows that were done before this process began.
         seconds: time that the job took, in this process and earlier ones.
         tokens_per_second: in this process.
@@ -105,7 +105,7 @@ class JobProgress(RowCounts):
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What a job has done.
+    """The outcome of a job.
 
     Attributes:
         position: where reading continues.
@@ -132,7 +132,7 @@ def json_from_saved(saved: Saved) -> str:
 
 
 def saved_from_json(text: str | bytes) -> Saved:
-    """What `json_from_saved` wrote.
+    """Read the text of `json_from_saved`.
 
     Raises:
         ValueError: the text is something else.
@@ -144,11 +144,11 @@ def saved_from_json(text: str | bytes) -> Saved:
 
 
 class ProgressMeter:
-    """Computes progress from what is done and the time that passes.
+    """Computes progress from the rows done and the time that passes.
 
     Args:
         files: the job's inputs.
-        saved: what was done when this process began.
+        saved: the rows done when this process began.
     """
 
     def __init__(self, files: Sequence[InputFile], saved: Saved) -> None:

@@ -33,7 +33,7 @@ def results_of_bundle(bundle: Bundle, options: ResultOptions | None = None, *, t
     """The columns of the bundle's task.
 
     Args:
-        bundle: what will run.
+        bundle: the bundle that will run.
         options: default `ResultOptions()`.
         tokenized: rows are ids, without a text.
 
@@ -129,7 +129,7 @@ def column_of_spans(late_chunking: str) -> str | None:
     """The column that an option of late chunking names; None if it is a rule.
 
     Raises:
-        InputError: it is empty, or a rule with an invalid number.
+        InputError: the option is empty, or a rule with an invalid number.
     """
     if not late_chunking:
         raise InputError("--late-chunking is empty.\nType tokens:256, sentences, or the name of a column.")
@@ -250,7 +250,7 @@ _TASK_OF_OPTION = {
 """Option of `ResultOptions` -> how it is given, as the begin of a sentence, and the one task that has it."""
 
 _TASKS_ON_TEXT = ("token-classification", "question-answering")
-"""Their results are places in a text, which ids do not show."""
+"""Tasks whose results are places in a text, which ids do not show."""
 
 
 def _last_axis(bundle: Bundle, output: str) -> int | None:

@@ -18,7 +18,7 @@ from hdruntime.text.splitting import SplitEncoding, in_one_piece
 from hdruntime.text.tokenization import Encoding, Overflow
 
 _CHARACTERS_PER_TOKEN = 4
-"""For English; affects only the size of windows."""
+"""Characters of a token in English; only the size of windows depends on it."""
 
 _CHUNK_ROWS = 64
 """Rows tokenised together."""
@@ -102,7 +102,7 @@ class RowEncoder:
         return dataclasses.replace(Encoding.of_ids(ids), is_cut=is_cut)
 
     def _check(self, ids: Sequence[int]) -> None:
-        """Refuse what would fail a whole batch: an id beyond the vocabulary, no question where it is marked."""
+        """Refuse rows that would fail a whole batch: an id beyond the vocabulary, no question where it is marked."""
         manifest = self._session.manifest
         if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
             checked_inputs({manifest.ids: [ids]}, manifest, max_len=len(ids), memory=0)

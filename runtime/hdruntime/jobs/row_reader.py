@@ -48,7 +48,7 @@ def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position |
     Args:
         files: from `find_inputs`.
         columns: which columns are read.
-        start: `end` of the previous row; what comes before is not read again. None: the beginning.
+        start: `end` of the previous row; earlier bytes are not read again. None: the beginning.
 
     Raises:
         InputError: a file cannot be read to its end.
@@ -85,7 +85,7 @@ def _with_partitions(read: _Read, partitions: Mapping[str, object]) -> _Read:
 
 
 def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
-    """What `Position.checksum` would be at an offset of the file as it is now.
+    """The value of `Position.checksum` at an offset of the file as it is now.
 
     Raises:
         InputError: the file cannot be read up to there.
@@ -257,7 +257,7 @@ def _parquet_values(file: InputFile, columns: Columns, start: Position) -> Itera
         try:
             content = repr(values)
         except (OverflowError, ValueError) as error:
-            # Of nested values: text that is not UTF-8, or a day outside of the years 1 to 9999.
+            # Nested values hold text that is not UTF-8, or a day outside of the years 1 to 9999.
             yield f"Row {number} of the file holds a value that cannot be read: {error}.", number, 0, checksum
             continue
         checksum = zlib.crc32(content.encode(), checksum)
@@ -274,7 +274,7 @@ _READERS = {
 
 
 def _check_id(name: str | None, values: dict[str, Any]) -> str | None:
-    """The reason why a row has no id, and what to do; `name` is None where rows are numbered for want of ids."""
+    """The reason why a row has no id, and the remedy; `name` is None where rows are numbered for want of ids."""
     row_id = values.get(ID if name is None else name)
     if name is None:
         error = None if row_id is None else f"The row has the column {ID!r}, which none of the first rows has."

@@ -90,11 +90,11 @@ class Row:
 
     Attributes:
         id: its number, a value of JSON, or as `parquet_values` gives it; None where it could not be read.
-        text, text_pair: what the model reads, unless it reads
+        text, text_pair: the texts that the model reads, unless it reads
         input_ids: instead.
         spans: of its chunks, as they were read: their values are not checked.
         kept: values of kept columns; None for values that could not be read.
-        dropped: if all columns are kept, those of this row that the output lacks.
+        dropped: if all columns are kept, columns of this row that the output lacks.
         error: why the row cannot be read, else None; of kind `error_kind`.
         end: where the next row begins.
     """

@@ -1,4 +1,4 @@
-"""What a batch job must know about a task: its result columns, and their values for a row."""
+"""A batch job's facts about a task: its result columns, and their values for a row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Values = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions:
-    """What only the results of some tasks have.
+    """Options that only the results of some tasks have.
 
     Attributes:
         aggregation: how tokens are grouped to entities, for token-classification; None: one entity per token.
@@ -72,14 +72,14 @@ class TaskResults:
             piece is added; raises InputError for a row without chunks.
         splits: whether pieces that are run by themselves give a text's values, small enough to combine.
         streams: whether the outputs of all tokens of a streamed document are small enough to join.
-        split_pooling: combines what the pieces of a text gave, unless another pooling is asked for.
+        split_pooling: combines the pieces' results of a text, unless another pooling is asked for.
         pair_pooling: the same for the pieces of a pair's second text.
         prompts: whether a text may have a prompt; ids include it already.
         default_prompt_name: of the prompt unless another is asked for; None for the model's default.
         reads_by_prompt_name: whether the prompt's name says more than the prompt: queries are read in a way of their
             own.
-        encode: in place of the session's tokenizer: (texts, what happens to long ones, the prompt) -> their tokens.
-        texts, columns: for tasks on pairs, what a row's texts are, and examples of their columns.
+        encode: in place of the session's tokenizer: (texts, overflow, the prompt) -> their tokens.
+        texts, columns: for tasks on pairs, the texts of a row, and examples of their columns.
     """
 
     outputs: tuple[str, ...]

@@ -46,7 +46,7 @@ class VectorOptions:
         """The output column for a column of vectors.
 
         Raises:
-            InputError: it has fewer dimensions.
+            InputError: the vectors have fewer dimensions.
         """
         if is_of_tokens(field):
             of_token = self.field(field.with_type(field.type.value_type))
@@ -126,7 +126,7 @@ class Vectors:
 
 
 def _parts(joined: npt.NDArray[Any], sizes: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
-    """What was joined of so many entries each, apart again."""
+    """Joined lists of so many entries each, apart again."""
     return np.split(joined, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
 

@@ -25,13 +25,13 @@ from hdruntime.text.streamed import StreamedOutputs
 from hdruntime.text.tokenization import Encoding, Overflow
 
 _CHARACTERS_PER_TOKEN = 4
-"""Of English; only the size of windows depends on it."""
+"""Characters of a token in English; only the size of windows depends on it."""
 
 _WINDOW_BATCHES = 8
 """Batches per window: enough for full batches of rows of similar length."""
 
 _LANE_CHARACTERS = 2**16
-"""Of a window of streamed rows, for each that is run at a time: about 16384 tokens, so that lanes are seldom empty."""
+"""Characters of a window per streamed row that runs at a time: about 16384 tokens, so that lanes are seldom empty."""
 
 _MOST_CHARACTERS = 2**22
 """Upper bound on window size; each token uses about 200 bytes."""

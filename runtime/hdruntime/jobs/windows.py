@@ -35,12 +35,12 @@ _WINDOW_ROWS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions(ResultOptions):
-    """How windows are run, and what their results are.
+    """How windows are run, and the form of their results.
 
     Attributes:
         batch_tokens: maximum tokens per batch, padding included; a longer row runs alone. None: the backend's default.
         batch_size: maximum rows per batch; None: any number.
-        overflow: what happens to a row with too many tokens. A row of ids is truncated at its end; it cannot be split.
+        overflow: the treatment of a row with too many tokens. A row of ids is truncated at its end; it cannot be split.
             With ``recur`` every row is streamed, see :meth:`hdruntime.Session.stream_all`.
         segment: tokens of a segment of a streamed row; None: as of :meth:`hdruntime.Session.stream`.
         stride: tokens that each piece of a split text repeats from the previous piece.
@@ -123,7 +123,7 @@ class Window:
 
     @property
     def end(self) -> Position:
-        """Where the next window begins."""
+        """The place where the next window begins."""
         return self.rows[-1].end
 
 

@@ -61,7 +61,7 @@ class ResultFormat(str, Enum):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it holds only vectors and arrays of one number per row."""
+        """Whether the format holds only vectors and arrays of one number per row."""
         return self in (ResultFormat.NPY, ResultFormat.NPZ)
 
 
@@ -338,7 +338,7 @@ def _vectors(cells: list[Any], kind: pa.DataType) -> pa.AnyArray:
 
 
 def _lists_of_vectors(cells: list[Any], kind: pa.DataType) -> pa.AnyArray:
-    """Of arrays [vectors, dimensions]."""
+    """A column of the arrays [vectors, dimensions] of rows."""
     there = [cell for cell in cells if cell is not None]
     vectors = (
         pa.array([], kind.value_type)
@@ -362,7 +362,7 @@ def _texts(column: pa.AnyArray) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """A value as text: what JSON writes as a string without its quotation marks, anything else as JSON."""
+    """A value as text: a JSON string without its quotation marks, anything else as JSON."""
     encoded = _json_from_value(value)
     return str(json.loads(encoded)) if encoded.startswith('"') else encoded
 

@@ -21,14 +21,14 @@ from hdruntime.optional import require
 
 _AUTO = "auto"
 _LOCAL = "local"
-"""What Ray calls a cluster of this machine, started for one program."""
+"""Ray's name for a cluster of this machine, started for one program."""
 
 _KNOCK_SECONDS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """How many workers fit on a cluster, and what each of them takes of its node.
+    """How many workers fit on a cluster, and the share of its node that each of them takes.
 
     Attributes:
         workers: one session each.
@@ -43,7 +43,7 @@ class Places:
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The module ``ray``, connected to a cluster; what this started ends with the block, and nothing else.
+    """The module ``ray``, connected to a cluster; processes that this started end with the block, and nothing else.
 
     Args:
         address: ``auto`` for the cluster that this machine is a node of, or ``host:port`` of its head; None or "" for
@@ -78,8 +78,8 @@ def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str
     for all of them, many workers of one thread get more done than one worker of many.
 
     Args:
-        nodes: what each living node has: ``CPU``, ``GPU``.
-        bundle: what will run.
+        nodes: the resources of each living node: ``CPU``, ``GPU``.
+        bundle: the bundle that will run.
         backend: as :func:`hdruntime.load` takes it; with ``auto`` GPUs are taken if the bundle has an engine.
         threads: CPU cores of a worker.
 

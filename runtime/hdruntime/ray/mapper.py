@@ -99,7 +99,7 @@ class BundleMapper:
             batch: from ``batch_format="pyarrow"``.
 
         Raises:
-            InputError: it is not an Arrow table, lacks a column of texts, or has one with the name of a result.
+            InputError: the batch is not an Arrow table, lacks a column of texts, or has one with the name of a result.
             BackendError: the backend failed, and not because of a row.
         """
         if not isinstance(batch, pa.Table):

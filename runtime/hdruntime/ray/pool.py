@@ -23,10 +23,10 @@ from hdruntime.ray.worker import Loaded, WindowWorker
 logger = logging.getLogger(__name__)
 
 _WINDOWS_A_WORKER = 2
-"""One that runs, and one that waits for it to end."""
+"""One window that runs, and one that waits for the first to end."""
 
 _HELD_A_WORKER = 4
-"""Windows in the driver's memory for each worker: those, and results that wait for an earlier one."""
+"""Windows in the driver's memory for each worker: the worker's, and results that wait for an earlier one."""
 
 _MOST_DEATHS = 3
 """The job ends with an error when so many workers died over one window, or while they loaded the bundle."""
@@ -98,7 +98,7 @@ class RayPool:
     """About how many characters a window should have; inside the block, as many as suit the workers' backend."""
 
     loaded: Loaded | None = None
-    """What the latest worker said when it was ready."""
+    """The report of the latest worker when it was ready."""
 
     def __init__(
         self,

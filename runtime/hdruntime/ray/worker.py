@@ -1,4 +1,4 @@
-"""What runs in the processes of a Ray cluster: a session on what Ray assigned, and the worker of a job."""
+"""The processes of a Ray cluster: a session on the GPU or CPUs that Ray assigned, and the worker of a job."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def session_in_worker(
 
     Raises:
         BundleNotFoundError: the node has no bundle at that path.
-        BundleError: it has another bundle.
+        BundleError: the node has another bundle.
         BackendUnavailableError: the backend needs a GPU, and Ray gave the process none.
         HdexportError: as :func:`hdruntime.load` does.
     """
@@ -81,7 +81,7 @@ class Loaded:
 
     Attributes:
         node: address of its node.
-        backend: what runs the bundle there.
+        backend: the backend that runs the bundle there.
         backend_reason: why.
         window_characters: about how many characters a window should have for it.
     """

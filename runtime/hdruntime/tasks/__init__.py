@@ -1,1 +1,1 @@
-"""Tasks: what a bundle's outputs make of texts of any length, one module per kind of answer."""
+"""Tasks: a bundle's answers to texts of any length, one module per kind of answer."""

@@ -1,4 +1,4 @@
-"""One vector per text; of a text in pieces, those of its pieces pooled."""
+"""One vector per text; for a text in pieces, the pooled vectors of its pieces."""
 
 from __future__ import annotations
 

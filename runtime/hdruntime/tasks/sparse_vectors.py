@@ -34,7 +34,7 @@ def sparse_vectors(
     splits = runner.pieces(texts, overflow=overflow, stride=stride, prompt=prompt)
     numbers = [text for text, split in enumerate(splits) for _ in split.pieces]
     pieces = [piece for split in splits for piece in split.pieces]
-    # Without zeros at once: those of many texts would fill the memory.
+    # Without zeros at once: zeros of many texts would fill the memory.
     of_piece: dict[int, SparseVector] = {}
     for result in runner.good_batches(pieces, numbers, batch_tokens=batch_tokens, outputs=[SPARSE_EMBEDDING]):
         for piece, weights in zip(result.rows, result.outputs[SPARSE_EMBEDDING], strict=True):

@@ -1,1 +1,1 @@
-"""Texts: tokens, pieces of long texts, vectors, and what a task's outputs mean."""
+"""Texts: tokens, pieces of long texts, vectors, and the meaning of a task's outputs."""

@@ -28,7 +28,7 @@ MAX_ANSWER_TOKENS = 30
 """The longest answer; a longer span mostly is the start of one answer and the end of another."""
 
 _SPARE_SPANS = 10
-"""Spans of a piece beside twice those asked for, since tokens that are parts of one character have the same place."""
+"""Spans of a piece beside twice the asked number, since tokens that are parts of one character have the same place."""
 
 LogShares = npt.NDArray[np.float64]
 

@@ -16,7 +16,7 @@ Choice = TypeVar("Choice", bound=Enum)
 
 
 def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
-    """Refuse texts without tokens, and those of more tokens than the bundle accepts.
+    """Refuse texts without tokens, and texts of more tokens than the bundle accepts.
 
     Args:
         lengths: tokens of each text.
@@ -38,11 +38,11 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
 
     Args:
         inputs: any number of strings.
-        name: what an error calls them.
+        name: their name in an error.
         may_be_one: whether one string is a list of one.
 
     Raises:
-        InputError: they are something else, such as a mapping, whose keys are no texts, or one of them is no string.
+        InputError: the inputs are something else, such as a mapping, whose keys are no texts, or one is no string.
     """
     if isinstance(inputs, str) and may_be_one:
         return [inputs]
@@ -57,16 +57,16 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
 
 
 def listed(inputs: object, *, name: str, of: str, example: str) -> list[Any]:
-    """What a caller gave several of, in the order given.
+    """The items that a caller gave several of, in the order given.
 
     Args:
         inputs: a list, an iterator, an array, or a column of a data frame.
-        name: what an error calls it.
-        of: what it holds, as an error says it.
+        name: its name in an error.
+        of: its items, as an error calls them.
         example: how one of them is given.
 
     Raises:
-        InputError: it is one string, has keys or columns, has no order, or holds nothing that can be listed.
+        InputError: `inputs` is one string, has keys or columns, has no order, or holds nothing that can be listed.
     """
     if isinstance(inputs, str):
         raise InputError(f"{name} is one string; it must be a list of {of}: {example}")
@@ -75,7 +75,7 @@ def listed(inputs: object, *, name: str, of: str, example: str) -> list[Any]:
     if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):
         raise InputError(
             f"{name} is of type {type(inputs).__name__}, which has keys or columns; it must be a list of {of}.\n"
-            "Choose what holds them: list(data['text'])"
+            "Choose the part that holds them: list(data['text'])"
         )
     if isinstance(inputs, AnySet):
         raise InputError(

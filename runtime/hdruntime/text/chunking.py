@@ -27,7 +27,7 @@ from hdruntime.text.sentences import sentence_spans
 from hdruntime.text.splitting import SplitEncoding
 
 SENTENCES = "sentences"
-"""The rule whose chunks are those of :mod:`hdruntime.text.sentences`."""
+"""The rule whose chunks are sentences by :mod:`hdruntime.text.sentences`."""
 
 _OVERLAP = 256
 """Default tokens that consecutive macro chunks share; at most a quarter of a macro chunk."""
@@ -244,7 +244,7 @@ def _checked_spans(spans: Spans, text: str) -> IntArray:
     """int64 [spans, 2].
 
     Raises:
-        InputError: one is not a pair of whole numbers, or not within the text.
+        InputError: a span is not a pair of whole numbers, or not within the text.
     """
     if not isinstance(spans, Sequence | np.ndarray):
         raise InputError(f"chunks is of type {type(spans).__name__}; give (start, end) of each chunk, in characters.")

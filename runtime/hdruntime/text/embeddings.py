@@ -78,7 +78,7 @@ def normalized(embeddings: FloatingArray) -> FloatingArray:
 def quantized(
     embeddings: FloatingArray, precision: EmbeddingPrecision | str, ranges: FloatingArray | None = None
 ) -> npt.NDArray[Any]:
-    """Embeddings in fewer bytes, equal to those of sentence-transformers' ``quantize_embeddings``.
+    """Embeddings in fewer bytes, equal to sentence-transformers' ``quantize_embeddings``.
 
     Args:
         embeddings: float [..., dimensions].

@@ -63,7 +63,7 @@ class EntityFinder:
 
         Args:
             logits: [tokens, labels], float32.
-            text: what was tokenised, of any length.
+            text: the tokenised text, of any length.
             encoding: all its tokens.
         """
         return entities(
@@ -92,7 +92,7 @@ def entities(
     Args:
         logits: [tokens, labels], float32.
         labels: [labels], names; ``B-PER`` begins a PER, ``I-PER`` continues it.
-        text: what was tokenised.
+        text: the tokenised text.
         encoding: its tokens.
         aggregation: how tokens are grouped.
         continues: [tokens], whether a token continues the previous word; used only to find words.
@@ -129,7 +129,7 @@ def continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool]
         tokenizer: a ``tokenizers.Tokenizer``. If it marks continuations (``##ing``), these count; otherwise a space
             before the token does.
         encoding: the text's tokens.
-        text: what was tokenised.
+        text: the tokenised text.
     """
     model = tokenizer.model
     unknown = getattr(model, "unk_token", None)
@@ -143,7 +143,7 @@ def continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool]
 
 
 def _scores_of_word(scores: np.ndarray, aggregation: Aggregation) -> np.ndarray:
-    """[labels], from those of its tokens, [tokens, labels]."""
+    """[labels], from its tokens' scores, [tokens, labels]."""
     if aggregation is Aggregation.AVERAGE:
         return np.asarray(scores.mean(axis=0))
     return np.asarray(scores[scores.max(axis=1).argmax() if aggregation is Aggregation.MAX else 0])

@@ -1,4 +1,4 @@
-"""From token vectors to one vector per text."""
+"""Pooling of token vectors to one vector per text."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _first_token(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
 
 
 def _last_token(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
-    """Each row's last real token, whatever padding follows; shapes as in :func:`pooled`."""
+    """Each row's last real token, before any padding; shapes as in :func:`pooled`."""
     from_end = attention_mask.astype(bool)[:, ::-1].argmax(axis=1)
     return _token(hidden_states, attention_mask, attention_mask.shape[1] - 1 - from_end)
 

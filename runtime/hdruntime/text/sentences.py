@@ -28,7 +28,7 @@ _BORDER = re.compile(rf"(?P<marks>[.!?\N{{HORIZONTAL ELLIPSIS}}{_ENDS_ANYWHERE}]
 _NO_END = re.compile(
     r"(?:^|[^\w'\N{RIGHT SINGLE QUOTATION MARK}])(?:[^\W\d_]|Mr|Mrs|Ms|Dr|Prof|St)$|(?:^|\n)\s*\d{1,3}$"
 )
-"""What a single period does not end, at the end of the few characters before it."""
+"""Characters before a single period that ends no sentence."""
 
 _LONGEST_BEFORE = 6
 """Characters that `_NO_END` looks at."""

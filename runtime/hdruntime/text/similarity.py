@@ -22,7 +22,7 @@ _MOST_PRODUCTS = 2**24
 """Products of vectors that are made at a time, 64 MB."""
 
 _MOST_QUERY_VECTORS = 2**12
-"""Of several queries, and as many of several documents."""
+"""Most vectors of several queries together, and of several documents."""
 
 
 def similarities(function: str, first: object, second: object) -> Any:

@@ -69,7 +69,7 @@ def sparse_vector(weights: npt.NDArray[np.float32], *, max_active_dims: int | No
     Args:
         weights: float32 [dimensions].
         max_active_dims: keeps so many of them, the largest magnitudes, as sentence-transformers does; of equal ones
-            those of the smaller ids. None keeps all.
+            the ones with smaller ids. None keeps all.
     """
     indices = np.flatnonzero(weights)
     if max_active_dims is not None and len(indices) > max_active_dims:
@@ -82,7 +82,7 @@ def stacked(vectors: Sequence[SparseVector]) -> npt.NDArray[np.float32]:
     """float32 [vectors, dimensions], with their zeros.
 
     Raises:
-        InputError: they are not of one size.
+        InputError: the vectors are not of one size.
     """
     sizes = sorted({vector.dimensions for vector in vectors})
     if len(sizes) > 1:

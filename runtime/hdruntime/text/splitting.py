@@ -7,7 +7,7 @@
         whole = merged(split, outputs, specs=session.manifest.outputs, pooling=SplitPooling.MEAN)
 
 Every piece is run by itself: it has special tokens and the prompt, and pieces of a pair the whole first text.
-Nothing is carried from piece to piece. Bundles that remember what came before are streamed instead, see
+Nothing is carried from piece to piece. Bundles that remember earlier tokens are streamed instead, see
 :meth:`hdruntime.Session.stream`.
 """
 
@@ -47,13 +47,13 @@ class SplitPooling(str, Enum):
     """How the pieces' vectors are combined, or their logits if a text has one row of logits."""
 
     MEAN = "mean"
-    """Their mean, each piece weighted by its number of tokens."""
+    """The mean of the pieces' vectors, each weighted by the piece's number of tokens."""
     MAX = "max"
     """The largest value of each dimension."""
 
 
 SUM: Literal["sum"] = "sum"
-"""Their sum: of weights that the model itself sums over the tokens of a text. It is nothing that callers choose."""
+"""The sum, for weights that the model itself sums over the tokens of a text. Callers cannot choose it."""
 
 PiecePooling = SplitPooling | Literal["sum"]
 
@@ -67,7 +67,7 @@ class SplitEncoding:
         pieces: one or more; the only piece of a text that fits is ``whole`` itself.
         step: tokens from a piece's start to the next one's: the text's token ``i`` is token ``i - k * step`` of piece
             ``k``.
-        cuts: [pieces + 1], ascending from 0 to the text's tokens: those from ``cuts[k]`` up to ``cuts[k + 1]`` see most
+        cuts: [pieces + 1], ascending from 0 to the text's tokens: tokens ``cuts[k]`` up to ``cuts[k + 1]`` see most
             of the text in piece ``k``, so that their outputs are taken from there.
     """
 
@@ -80,7 +80,7 @@ class SplitEncoding:
 def split_encodings(encodings: Sequence[Encoding], *, max_len: int, stride: int, is_pair: bool) -> list[SplitEncoding]:
     """Cut every text of more than ``max_len`` tokens.
 
-    The pieces are those of the tokenizers library's ``truncation`` with a stride, for pairs by ``only_second``.
+    The pieces are the tokenizers library's, with ``truncation`` and a stride, for pairs by ``only_second``.
 
     Args:
         encodings: whole texts or pairs, special tokens included.
@@ -109,7 +109,7 @@ def merged(
     specs: Sequence[TensorSpec],
     pooling: PiecePooling,
 ) -> dict[str, FloatArray]:
-    """The outputs of a text from those of its pieces.
+    """The outputs of a text from the outputs of its pieces.
 
     Args:
         split: the text.
@@ -137,7 +137,7 @@ def merged(
 
 
 def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], pooling: PiecePooling) -> FloatArray:
-    """A text's vector from those of its pieces; where all of these have length 1, it has length 1, too.
+    """A text's vector from its pieces' vectors; where all of these have length 1, it has length 1, too.
 
     Means weighted by length, then made as long as the vectors were, is what people do by hand; see "Embedding texts
     that are longer than the model's maximum context length" in OpenAI's cookbook.
@@ -162,7 +162,7 @@ def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], poolin
 
 
 def pooled_logits(split: SplitEncoding, logits: Sequence[FloatArray], pooling: PiecePooling) -> FloatArray:
-    """A text's row of logits from those of its pieces.
+    """A text's row of logits from its pieces' rows.
 
     Args:
         split: the text.
@@ -202,7 +202,7 @@ def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool)
 
 
 def _range_to_cut(whole: Encoding, sequence: int) -> tuple[int, int]:
-    """Where a text's own tokens are; the special tokens and the prompt are before them, special tokens after them."""
+    """The range of a text's own tokens: special tokens and the prompt are before it, special tokens after it."""
     sequences = whole.sequence_ids
     if sequence not in sequences:
         return 0, 0

@@ -1,4 +1,4 @@
-"""The outputs of a streamed document, made of those of its segments as they arrive."""
+"""The outputs of a streamed document, made of its segments' outputs as they arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hdruntime.text.tokenization import Encoding
 SENTENCE_EMBEDDING = "sentence_embedding"
 
 _POOLINGS = ("mean", "max", "lasttoken")
-"""Those that a document's segments determine, and of its tokens' vectors, one after the other."""
+"""Poolings that a document's segments determine, from its tokens' vectors, one after the other."""
 
 _WHY_NOT = {"cls": "the first token, which sees the first segment only"}
 
@@ -31,11 +31,11 @@ class StreamedOutputs:
 
     One vector per document is pooled of all its tokens, as of one long text: their mean, their maximum, or the last
     token's; normalised if the bundle normalises. Other outputs of tokens are joined, and others, such as the logits of
-    a text, are those of the last segment, which has seen the segments before it.
+    a text, are the last segment's, which has seen the segments before it.
 
     Args:
         manifest: of the bundle.
-        outputs: names of outputs; those of an embedding may be ``sentence_embedding`` or what it is pooled of.
+        outputs: names of outputs; an embedding's may be ``sentence_embedding`` or the output that it is pooled of.
 
     Attributes:
         needed: names of the outputs that the segments must have.

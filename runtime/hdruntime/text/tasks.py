@@ -130,7 +130,7 @@ def activated(logits: np.ndarray, activation: Activation) -> np.ndarray:
 
 
 def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    # In terms of tanh nothing overflows, whatever the sign.
+    # In terms of tanh nothing overflows, with any sign.
     return 0.5 * (1 + np.tanh(0.5 * logits.astype(np.float32)))
 
 

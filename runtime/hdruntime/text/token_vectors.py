@@ -20,7 +20,7 @@ OUTPUT = "token_embeddings"
 
 
 class Side(str, Enum):
-    """What a text is; the names are those of sentence-transformers' ``task``, and of the prompts."""
+    """The kind of a text, by the names of sentence-transformers' ``task``, and of the prompts."""
 
     QUERY = "query"
     DOCUMENT = "document"
@@ -46,7 +46,7 @@ class TextSide:
         self._skipped = np.array(own.skipped_ids if named.value in own.skipped_in else (), np.int64)
 
     def expanded(self, encoding: Encoding) -> Encoding:
-        """A text's tokens with those that are added to a short query."""
+        """A text's tokens with the tokens that are added to a short query."""
         expansion = self.expansion
         missing = 0 if expansion is None else expansion.length - len(encoding)
         if expansion is None or missing <= 0:

@@ -22,15 +22,15 @@ from hdruntime.text.checks import check_text_lengths, checked_choice, checked_te
 
 
 class Overflow(str, Enum):
-    """What happens to a text of more tokens than the bundle accepts."""
+    """The treatment of a text of more tokens than the bundle accepts."""
 
     ERROR = "error"
-    """It is refused."""
+    """The text is refused."""
     TRUNCATE = "truncate"
-    """Its end is cut off, or its beginning, as the checkpoint's tokenizer does: of a pair that of the longer text; of a
-    pair in a chat template what is before the template's end, whichever text that is."""
+    """The text's end is cut off, or its beginning, as the checkpoint's tokenizer does: in a pair, the longer text is
+    cut; in a pair in a chat template, the part before the template's end, whichever text that is."""
     SPLIT = "split"
-    """It is run in pieces, whose results are put together; see :mod:`hdruntime.text.splitting`."""
+    """The text is run in pieces, whose results are put together; see :mod:`hdruntime.text.splitting`."""
     RECUR = "recur"
     """Every text is streamed, by bundles that remember the segments before; see :meth:`hdruntime.Session.stream`."""
 
@@ -43,7 +43,7 @@ class Encoding:
         input_ids: [tokens], special tokens included.
         token_type_ids: [tokens], 0 for the first text of a pair, 1 for the second.
         offsets: [tokens], (start, end) in characters of the token's own text; (0, 0) for special tokens.
-        sequence_ids: [tokens], 0 for tokens of the first text, 1 for those of the second, None for special tokens and
+        sequence_ids: [tokens], 0 for tokens of the first text, 1 for tokens of the second, None for special tokens and
             a template's.
         prompt_tokens: how many of the first tokens are the prompt's, a special token before it included.
         unattended_tokens: how many of the last tokens no token attends to.
@@ -72,7 +72,7 @@ class TextTokenizer:
     """A ``tokenizer.json`` with a limit on tokens. Safe to use from several threads.
 
     Args:
-        path: the file, which is read once: what becomes of the file afterwards changes nothing.
+        path: the file, which is read once: later changes of the file change nothing.
         max_len: most tokens of a text or pair, special tokens and template included.
         template: writes a pair as one text, which is read without special tokens; None for a pair of texts. With a
             template there are no texts but pairs.
@@ -110,7 +110,7 @@ class TextTokenizer:
         return cls(path, max_len=max_len, template=template, truncation_side=info.truncation_side)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its file: a tokenizer may have many megabytes."""
+        """Pickled by its file: a tokenizer may have many megabytes."""
         new = functools.partial(TextTokenizer, template=self._template, truncation_side=self._side)
         return functools.partial(new, max_len=self.max_len), (self._path,)
 
@@ -132,12 +132,12 @@ class TextTokenizer:
         """Encode texts, or pairs of texts, with their special tokens and without padding.
 
         Args:
-            texts: may be empty strings: those become special tokens only.
+            texts: may be empty strings, which become special tokens only.
             pairs: the second text of each pair, as many as ``texts``.
             overflow: ``truncate`` cuts a text, or the longer of a pair, at the tokenizer's side, and keeps the special
-                tokens; of a pair in a template what is before the template's end. ``split`` and ``recur`` give the
+                tokens; in a pair in a template, the part before the template's end. ``split`` and ``recur`` give the
                 whole text, however long it is.
-            prompt: what goes before every text, or before the first text of every pair, or where the template has it.
+            prompt: the text before every text, or before the first text of every pair, or where the template has it.
 
         Raises:
             InputError: not a list of strings, a text has no token (an empty one, where there are no special tokens),
@@ -178,7 +178,7 @@ class TextTokenizer:
         choice: Overflow,
         prompt: str,
     ) -> list[Encoding]:
-        """Pairs by the template; what is cut ends with the template's last tokens, as sentence-transformers has it."""
+        """Pairs by the template; a cut pair ends with the template's last tokens, as sentence-transformers has it."""
         if pairs is None:
             raise InputError(
                 "This bundle reads pairs: its chat template has places for a query and a document.\n"
@@ -270,7 +270,7 @@ def _of_template(item: Any, written: WrittenPair, ending: list[int]) -> Encoding
 
 
 def _ending(tokenizer: Any, template: PairTemplate, prompt: str) -> list[int]:
-    """The ids that a template ends with, found as sentence-transformers finds them: what two pairs' ends share."""
+    """The ids that a template ends with, found as sentence-transformers finds them: the common end of two pairs."""
     first, second = (
         tokenizer.encode(template.write(text, text, prompt=prompt).text, add_special_tokens=False).ids
         for text in ("0", "1 2 3 4")

@@ -22,14 +22,14 @@ _GRAPH_ROWS = 8
 _DTYPES = {"int64": "TYPE_INT64", "int32": "TYPE_INT32", "float32": "TYPE_FP32"}
 
 _PLATFORMS = {Backend.TENSORRT: "tensorrt_plan", Backend.ONNXRUNTIME: "onnxruntime_onnx"}
-"""Triton's older name of a backend. It takes a list of profiles only where this one is given, too."""
+"""Triton's older name of a backend, without which Triton takes no list of profiles."""
 
 
 def triton_config(bundle: Bundle, engine: EngineFile | None, *, name: str, file: str) -> Message:
     """The configuration of a model.
 
     Args:
-        bundle: what is served.
+        bundle: the served bundle.
         engine: its TensorRT engine that is served; None for its graph, in ONNX Runtime on a CPU.
         name: of the model.
         file: of the engine or the graph, in the directory of its version.
@@ -58,7 +58,7 @@ def most_rows(engine: EngineFile | None) -> int:
     """The largest n so that batches of 1 to n rows have a profile at every length that the engine takes; 0 for none."""
     if engine is None:
         return _GRAPH_ROWS
-    # What profiles take changes only where one begins or has just ended.
+    # The profile of a batch changes only where one begins or has just ended.
     lengths = {edge for profile in engine.profiles for edge in (profile.tokens[0], profile.tokens[2] + 1)}
     serving = [[profile for profile in engine.profiles if _takes(profile, tokens)] for tokens in lengths]
     return min(_rows_without_a_gap(profiles) for profiles in serving if profiles)

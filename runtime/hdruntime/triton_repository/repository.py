@@ -28,7 +28,7 @@ _WEIGHTS_ENDING = ".onnx.data"
 _VERSION = "1"
 
 _HEADER = "# Written by hdexport package; with --force it replaces this file, too.\n"
-"""What makes a directory one of ours; the configuration's format has such comments."""
+"""The line that makes a directory one of ours; the configuration's format has such comments."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Names that are a plain directory and need no escapes in a URL."""
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class TritonModel:
-    """What was written.
+    """The written repository.
 
     Attributes:
         path: the model's directory in the repository.
@@ -56,7 +56,7 @@ def package_for_triton(
 ) -> TritonModel:
     """Write a model directory, whole or not at all: ``config.pbtxt``, ``1/model.plan`` or ``1/model.onnx``, tokenizer.
 
-    The graph is the one for ONNX Runtime on a CPU, and is served there: what was verified, where it was verified.
+    The graph is the one for ONNX Runtime on a CPU, and is served there: the verified graph, where it was verified.
 
     Args:
         bundle: an opened bundle.

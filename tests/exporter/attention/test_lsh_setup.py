@@ -199,9 +199,7 @@ def problems_of(record: LshAttention) -> list[str]:
 
 def test_a_record_that_contradicts_itself_is_found() -> None:
     assert problems_of(OWN) == []
-    assert problems_of(dataclasses.replace(OWN, hashes=None)) == [
-        ".layers has layers lsh, and what they are is missing"
-    ]
+    assert problems_of(dataclasses.replace(OWN, hashes=None)) == [".layers has layers lsh, and their record is missing"]
     assert problems_of(dataclasses.replace(OWN, multiple=24)) == [".multiple 24 is no multiple of a chunk's 16 tokens"]
     odd = dataclasses.replace(OWN.hashes, buckets=(4, 5))
     assert problems_of(dataclasses.replace(OWN, hashes=odd)) == [".hashes.buckets has an odd number"]

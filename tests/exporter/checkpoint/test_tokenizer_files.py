@@ -189,7 +189,7 @@ def test_files_of_a_tokenizer_that_its_class_does_not_read_are_named(tiny_bert: 
         change_json(tiny_bert / "tokenizer_config.json", tokenizer_class=name)
         if there is not None:
             (tiny_bert / there).write_text("{}")
-        with pytest.raises(ModelError, match=rf"{message}(.|\n)*Put what is missing there.*--no-tokenizer"):
+        with pytest.raises(ModelError, match=rf"{message}(.|\n)*Put the missing files there.*--no-tokenizer"):
             read_tokenizer(tiny_bert)
         if there is not None:
             (tiny_bert / there).unlink()

@@ -39,7 +39,7 @@ LEFT_OUT = {
     ("neomme", "sentence-similarity"): "it does not load",
     ("transfo-xl", "sentence-similarity"): "it does not load",
     ("transfo-xl", "text-scoring"): "transformers has no such model any more",
-} | {("reformer", task.value): "PyTorch must follow what a graph decides" for task in Task}
+} | {("reformer", task.value): "PyTorch must follow a graph's decisions" for task in Task}
 """What transformers or sentence-transformers cannot answer to -> why, as the report says."""
 
 EVERY = [

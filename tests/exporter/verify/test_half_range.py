@@ -133,7 +133,7 @@ def test_the_first_module_that_overflows_is_the_one_that_overflows_in_pytorch(ch
     assert check.problem is not None
     first, _, advice = check.problem.partition("\n")
     assert f" of {module}, magnitude " in first
-    assert advice == "Build with --bf16, whose range is that of float32."
+    assert advice == "Build with --bf16, which has the range of float32."
     # Whether PyTorch agrees.
     model = AutoModel.from_pretrained(tiny_bundles("bert", precision="float16").checkpoint)
     with torch.no_grad():

@@ -165,7 +165,7 @@ def exchange(path: Path) -> None:
 
 
 REMOVED = {
-    "": r"\.out\.jsonl\.job, where the job keeps what is done, was removed or replaced while it ran",
+    "": r"\.out\.jsonl\.job, where the job keeps its rows, was removed or replaced while it ran",
     "results": r"job/results, which the job writes, was removed or replaced while it ran",
     "lock": r"job/lock was removed while the job ran: another job may be writing there",
 }
@@ -216,7 +216,7 @@ def test_a_folder_that_is_removed_in_the_middle_of_a_commit_is_detected(
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", remove_then_sync)
-    with pytest.raises(HdexportError, match="where the job keeps what is done, was removed or replaced while it ran"):
+    with pytest.raises(HdexportError, match="where the job keeps its rows, was removed or replaced while it ran"):
         run_words(bundle, [rows], tmp_path / "out.jsonl")
     assert left_in(tmp_path) == ["bundle", "in.jsonl"]
 

@@ -67,7 +67,7 @@ _MODES_OF_PATTERN = {
 }
 
 _REFERENCE_COPIES = 6
-"""Of one head's scores in the definition of block-sparse attention."""
+"""Copies of one head's scores in the definition of block-sparse attention."""
 
 
 class BlocksKind(AttentionKind):
@@ -95,7 +95,7 @@ class BlocksKind(AttentionKind):
         )
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> BlockRequest | None:
-        """A pattern and its numbers, and what the options say."""
+        """A pattern and its numbers, and the options."""
         asked = BlockRequest() if spec is None else _request(spec)
         policy, file = options.get("bigbird_last_block"), options.get("global_embeddings")
         asked = dataclasses.replace(
@@ -112,7 +112,7 @@ class BlocksKind(AttentionKind):
         return block_setup(request, subject)
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> BlockSparse | None:
-        """What the graph was traced with."""
+        """The record that the graph was traced with."""
         from hdexport.attention.blocks.setup import BlockSetup
 
         return setup.spec if isinstance(setup, BlockSetup) else None
@@ -125,7 +125,7 @@ class BlocksKind(AttentionKind):
             yield f".mode should be {known} for {record.pattern.value}, not {record.mode.value}"
 
     def read(self, record: BlockSparse, bundle: Bundle) -> BlockSetup:
-        """With the tables and embeddings that are files of the bundle."""
+        """The setup, with the tables and embeddings that are files of the bundle."""
         from hdexport.attention.blocks.setup import read_setup
 
         return read_setup(record, bundle)
@@ -180,13 +180,13 @@ class BlocksKind(AttentionKind):
         )
 
     def export_remark(self, record: BlockSparse, tokens: int) -> str | None:
-        """BigBird's code in PyTorch chooses dense attention for short texts, and an exporter sees what it chose."""
+        """BigBird's code in PyTorch chooses dense attention for short texts, and an exporter traces its choice."""
         if tokens > record.dense_tokens:
             return None
         return f"attends densely at every length, as the model does up to {record.dense_tokens} tokens"
 
     def describe(self, record: BlockSparse) -> Iterator[tuple[str, str]]:
-        """The pattern, its random blocks, its last block, and what is dense."""
+        """The pattern, its random blocks, its last block, and its dense texts."""
         yield "block-sparse", f"{record.pattern.value}, blocks of {record.block_size} tokens"
         if record.pattern is Pattern.BIGBIRD:
             of_mode = {Mode.HF_EVAL: "all of them block 0, as in Hugging Face", Mode.TABLE: "from a table"}

@@ -35,7 +35,7 @@ def block_sparse_node(
         query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         listed_blocks: [1 or heads, rows, listed], int32, for the modes ``table`` and ``lists``.
-        spec: what the attention is.
+        spec: the attention.
         scale: factor of the scores.
     """
     attributes: dict[str, Any] = _attributes(spec) | {"scale": float(scale)}
@@ -54,10 +54,10 @@ def block_sparse_node(
 
 @dataclass(frozen=True)
 class BlockMask:
-    """What block-sparse layers are given for a mask.
+    """The mask of block-sparse layers.
 
     Attributes:
-        spec: what the attention is.
+        spec: the attention.
         token_mask: [batch, tokens], int32, 0 for padding.
         query_scale: [batch, 1, 1, 1], float32, factors of the queries; None for none.
     """
@@ -81,11 +81,11 @@ def block_query_factors(
 ) -> torch.Tensor:
     """The factors of the queries of texts, by the keys that most of a text's queries see.
 
-    One factor serves all queries of a text. Those of global blocks see more keys than it is made for. The global tokens
-    that ``etc`` puts in front are no tokens of a text, and are not counted.
+    One factor serves all queries of a text. Queries of global blocks see more keys than it is made for. The global
+    tokens that ``etc`` puts in front are no tokens of a text, and are not counted.
 
     Args:
-        spec: what the attention is.
+        spec: the attention.
         query_scale: factor of the queries, by the keys that they see.
         attention_mask: [batch, tokens], 0 for padding, of the text as it was given.
         ordinary_keys: that a query of an ordinary block sees at most, in a text that is not attended to densely.
@@ -116,7 +116,7 @@ def through_blocks(
     Except for attention, tokens are computed one by one, so the order is changed once, and not in every layer.
 
     Args:
-        spec: what the attention is. Where its blocks are those of the padded batch, the order stays.
+        spec: the attention. Where its blocks are the padded batch's, the order stays.
         hidden_states: [batch, tokens, width]; the result has as many rows, in the order given.
         attention_mask: [batch, tokens], 0 for padding.
         layers: (hidden states, token mask as the operator wants it) -> hidden states, [batch, tokens, ...].
@@ -167,7 +167,7 @@ def _wrapped(place: torch.Tensor, tokens: int) -> torch.Tensor:
 def _with_global_tokens(
     spec: BlockSparse, hidden_states: torch.Tensor, token_mask: torch.Tensor, global_embeddings: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put the global tokens first; what is left of their last block is padding."""
+    """Put the global tokens first; the rest of their last block is padding."""
     batch = hidden_states.shape[0]
     unused = _global_blocks(spec) * spec.block_size - spec.global_tokens
     rows = torch.nn.functional.pad(global_embeddings.to(hidden_states.dtype), (0, 0, 0, unused))

@@ -93,14 +93,14 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
 
     Args:
         path: of the arrays ``full_kv_num_blocks`` [1 or heads, blocks] and ``full_kv_indices`` [1 or heads, blocks,
-            most], integers: how many blocks each block of queries sees, and, those first, which. An axis for the batch
-            may stand in front, of size 1. ``kv_num_blocks``, of partial blocks, may be there and 0.
+            most], integers: how many blocks each block of queries sees, and, the seen ones first, which. An axis for
+            the batch may stand in front, of size 1. ``kv_num_blocks``, of partial blocks, may be there and 0.
         heads: of each layer.
         max_tokens: the longest text.
         block_size: tokens of a block.
 
     Returns:
-        [1 or heads, blocks, most], -1 behind what a block lists.
+        [1 or heads, blocks, most], -1 behind a block's entries.
 
     Raises:
         InputError: the file holds other arrays, or lists invalid blocks, or partial blocks.
@@ -122,12 +122,12 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
 
 
 def _drawn_from(block: int, blocks: int, block_size: int) -> Integers:
-    """What the row of a block is drawn from, in the order by which a seed decides."""
+    """The blocks that a block's row is drawn from, in the order by which a seed decides."""
     inner = np.arange(1, blocks - 1)  # all but the first and the last, which everyone sees
     end = _DRAWN_FROM_TOKENS // block_size - 1 if 2 * block_size < _DRAWN_FROM_TOKENS else blocks - 1
     if block <= 2:
         return inner[block + 1 : end]
-    # As the paper's code has it: these may draw the blocks beside them, which they see anyway, once more.
+    # As the paper's code has it: these rows may draw the blocks beside them, which they see anyway, once more.
     if block >= blocks - 3 or block - 2 > end:
         return inner[:end]
     before, behind = inner[: block - 2], inner[block + 1 : end]

@@ -1,4 +1,4 @@
-"""Block-sparse attention in words: what was requested, and what a manifest says."""
+"""Block-sparse attention in words: the request, and the record in a manifest."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from typing import Literal
 from hdruntime.bundle.value_types import Count, Length, TokenCount
 
 LISTED_BLOCKS_FILE = "listed_blocks.npy"
-"""In a bundle: the operator's table of each layer."""
+"""File of a bundle with the operator's table of each layer."""
 
 GLOBAL_EMBEDDINGS_FILE = "global_embeddings.npy"
-"""In a bundle: what the layers are given for ETC's global tokens."""
+"""File of a bundle with the layers' inputs for ETC's global tokens."""
 
 
 class Pattern(str, Enum):
-    """Which blocks a block of queries sees."""
+    """The blocks that a block of queries sees."""
 
     BIGBIRD = "bigbird"
     """The first and the last block, a window of three blocks, and random ones."""
     ETC = "etc"
     """Global tokens in front of the text, and the window."""
     BLOCKS = "blocks"
-    """What a list says."""
+    """The blocks that a list says."""
 
 
 class Mode(str, Enum):
-    """Where the blocks come from that the pattern leaves open."""
+    """The source of the blocks that the pattern leaves open."""
 
     HF_EVAL = "hf_eval"
     """Every random block is block 0, as Hugging Face has it outside of training."""
@@ -50,17 +50,17 @@ class Mode(str, Enum):
 
 
 class LastBlock(str, Enum):
-    """Where the last block ends."""
+    """The end of the last block."""
 
     PADDED = "padded"
-    """With the padded batch, as in Hugging Face, so that a text's answer depends on the padding."""
+    """The end of the padded batch, as in Hugging Face, so that a text's answer depends on the padding."""
     ROW = "row"
-    """With each text, and padding changes nothing."""
+    """The end of each text: padding changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSparse:
-    """Block-sparse attention: a checkpoint's own, or what ``--attention bigbird|etc|blocks`` put in its place.
+    """Block-sparse attention: a checkpoint's own, or the replacement by ``--attention bigbird|etc|blocks``.
 
     Attributes:
         pattern: which blocks see which.

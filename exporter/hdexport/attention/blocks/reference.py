@@ -1,6 +1,6 @@
 """A model's own attention made block-sparse by counting, for every pair of tokens, how often a query sees a key.
 
-This is what bundles with ``--attention bigbird|etc|blocks`` are compared with: PyTorch's attention and a bias for every
+Bundles with ``--attention bigbird|etc|blocks`` are compared with this: PyTorch's attention and a bias for every
 pair, nothing of our operators. Counts are made block by block, as the papers draw them.
 """
 
@@ -49,7 +49,7 @@ class _Text:
     keys: int
 
     def with_table(self, table: torch.Tensor | None) -> torch.Tensor:
-        """[1 or heads, blocks + 1, blocks + 1], with what a layer's table, [1 or heads, rows, listed], lists."""
+        """[1 or heads, blocks + 1, blocks + 1], with the pairs in a layer's table, [1 or heads, rows, listed]."""
         if table is None:
             return self.times[None]
         none = len(self.times) - 1
@@ -113,13 +113,13 @@ def _text(setup: BlockSetup, real: torch.Tensor, extra: int) -> _Text:
     """The pairs of one text.
 
     Args:
-        setup: what the attention is.
+        setup: the attention.
         real: [tokens], bool, without the global tokens in front.
         extra: global tokens in front.
     """
     spec, tokens = setup.spec, len(real)
     places = real.nonzero().flatten().tolist() or [0]
-    # Blocks count from the text's first token, and end with its last, or they are those of the batch.
+    # Blocks count from the text's first token, and end with its last, or they are the batch's blocks.
     start, end = (places[0], places[-1] + 1) if spec.last_block is LastBlock.ROW else (0, tokens)
     count = -(-(end - start) // spec.block_size)
     block_of_token = torch.full((extra + tokens,), count)

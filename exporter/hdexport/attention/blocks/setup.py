@@ -48,9 +48,9 @@ class BlockSetup(Setup):
     """Block-sparse attention with all that it needs.
 
     Attributes:
-        spec: what the manifest says of it.
+        spec: the manifest's record of it.
         listed_blocks: [layers, 1 or heads, rows, listed], int32, the operator's table of each layer, or None.
-        global_embeddings: [global tokens, width], float32, what the layers are given for ETC's global tokens, or None.
+        global_embeddings: [global tokens, width], float32, the layers' inputs for ETC's global tokens, or None.
         query_scale: factor of the queries; None for none.
     """
 
@@ -63,7 +63,7 @@ class BlockSetup(Setup):
     def ordinary_keys(self) -> int:
         """Tokens of a text that a query of an ordinary block sees, at most, where the text is not attended to densely.
 
-        Random blocks are counted as if they were no others. Of lists, the block with a middling number is ordinary.
+        Random blocks are counted as if they were no others. Among lists, the one with a middling number is ordinary.
         """
         if self.spec.pattern is Pattern.BLOCKS:
             assert self.listed_blocks is not None
@@ -82,7 +82,7 @@ class BlockSetup(Setup):
         """The table of each layer, as a tensor.
 
         Raises:
-            BundleCorruptError: there is one for another number of layers.
+            BundleCorruptError: the tables are for another number of layers.
         """
         import torch
 
@@ -178,7 +178,7 @@ def bigbird(
 ) -> BlockSparse:
     """BigBird's attention, by default as Hugging Face evaluates it.
 
-    Its rule for what is attended to densely: texts that are no longer than the two global blocks, the three of the
+    Its rule for dense attention: texts that are no longer than the two global blocks, the three of the
     window, and twice the random ones.
 
     Args:
@@ -261,9 +261,9 @@ def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
 def _array_of_bundle(bundle: Bundle, name: str, dtype: str, *, axes: int) -> npt.NDArray[Any]:
     path = bundle.file(name)
     try:
-        # A copy of what is mapped: see `load_arrays`.
+        # A copy of mapped arrays: see `load_arrays`.
         values = np.array(load_arrays(path))
-    except Exception as error:  # what NumPy raises of damaged files has no class in common
+    except Exception as error:  # NumPy's errors for damaged files have no class in common
         raise BundleCorruptError(
             f"The file {name} of the bundle {bundle.path} cannot be read: {error}.\nRebuild or copy the bundle again."
         ) from error
@@ -280,7 +280,7 @@ def _contradicts(bundle: Bundle, name: str, found: str, expected: str) -> Bundle
 
 
 def _check_own(request: BlockRequest, own: BlockSparse | None, model_type: str) -> None:
-    """Refuse what a BigBird's own attention cannot be made; `own` is None where this checkpoint is dense."""
+    """Refuse a pattern that a BigBird's own attention cannot get; `own` is None where this checkpoint is dense."""
     if own is None:
         raise ModelError(
             f"The checkpoint's attention_type is original_full: {model_type} trained densely.\n"
@@ -370,7 +370,7 @@ def _tables(
 def _global_embeddings(
     request: BlockRequest, model: PreTrainedModel, first_special_id: Callable[[], int | None]
 ) -> npt.NDArray[np.float32]:
-    """[global tokens, width]: those of a file, or what the model's own embeddings give ids at positions 0, 1, ..."""
+    """[global tokens, width]: a file's, or the model's own embeddings of ids at positions 0, 1, ..."""
     import torch
 
     from hdexport.attention.model_parts import states_before_layers
@@ -402,7 +402,7 @@ def _read_embeddings(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "an archive"
         raise InputError(
             f"--global-embeddings {file} holds {found}; this model takes float32 {list(shape)}: "
-            "[global tokens, width], what its layers are given for each global token."
+            "[global tokens, width], the input of its layers for each global token."
         )
     if not np.isfinite(values).all():
         raise InputError(f"--global-embeddings {file} holds NaN or infinity.\nTrain, or write, it again.")

@@ -18,7 +18,7 @@ class ClippedAttention(ClippedDistances):
 
 
 class ClippedKind(ClippedDistanceKind):
-    """That of T5 and NEZHA."""
+    """The attention of T5 and NEZHA."""
 
     name = "clipped"
     record_type = ClippedAttention

@@ -25,7 +25,7 @@ def attend_by_distance(
     """[batch, tokens, heads, head_dim]; arguments as `clipped_distance_node` has them.
 
     Args:
-        mask: what the layers share; its factor, if there is one, is of the products of queries and keys.
+        mask: shared by the layers; its factor, if there is one, is of the products of queries and keys.
         query, key, value, scores_by_distance, values_by_distance, scale: as described there.
     """
     query = scaled(query, mask.query_scale)

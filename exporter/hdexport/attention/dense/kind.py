@@ -14,7 +14,7 @@ from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.value_types import Size
 
 _SCORE_COPIES = 3
-"""Of a layer's scores in PyTorch's own code: with the mask added, the softmax, and what is made of either."""
+"""Copies of a layer's scores in PyTorch's own code: scores with the mask, the softmax, and a copy made of either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class DenseAttention:
 
 
 class DenseKind(AttentionKind):
-    """Dense attention is what the library's attention interface gives where no other kind is in the way."""
+    """Dense attention: the library's attention interface gives it where no other kind is in the way."""
 
     name = "dense"
     record_type = DenseAttention
@@ -42,13 +42,13 @@ class DenseKind(AttentionKind):
         return DenseAttention(layers=layers) if layers else None
 
     def keys_of_layers(self, record: DenseAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """All tokens."""
+        """All tokens are keys."""
         return [tokens] * record.layers
 
     def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
-        """As all others do, unless attention is causal."""
+        """Masked tokens attend as all others do, unless attention is causal."""
         return not any(node.operator == "DenseAttention" and node.attributes.get("causal") for node in nodes)
 
     def reference_copies(self, record: DenseAttention, family: Family, heads: int) -> int:
-        """None where PyTorch's scaled_dot_product_attention slices them."""
+        """No copies where PyTorch's scaled_dot_product_attention slices the scores."""
         return 0 if family.has_sdpa else _SCORE_COPIES * heads

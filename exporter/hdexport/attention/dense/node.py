@@ -15,12 +15,12 @@ from hdplugins.operators.dense_attention.reference import dense_attention
 
 @dataclass(frozen=True)
 class DenseMask:
-    """What dense layers share: made once, handed from layer to layer as the library's mask is.
+    """The values that dense layers share: made once, handed from layer to layer as the library's mask is.
 
     Attributes:
         key_mask: [batch, tokens], bool, True for real tokens.
         query_scale: [batch, 1, 1, 1], float32, factors of the queries; None for none.
-        causal: whether a token sees only those up to itself.
+        causal: whether a token sees only tokens up to itself.
     """
 
     key_mask: torch.Tensor
@@ -61,7 +61,7 @@ def dense_attention_node(
         key, value: [batch, kv_heads, tokens, head_dim]; heads is a multiple of kv_heads.
         key_mask: [batch, tokens], bool, True for real tokens.
         scale: factor of the scores.
-        causal: whether a token sees only those up to itself.
+        causal: whether a token sees only tokens up to itself.
     """
     if not torch.compiler.is_exporting():
         return dense_attention(query, key, value, key_mask, scale=scale, causal=int(causal))

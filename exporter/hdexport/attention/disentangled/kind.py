@@ -1,4 +1,4 @@
-"""Disentangled attention, as a kind: that of DeBERTa."""
+"""Disentangled attention, DeBERTa's, as a kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DisentangledAttention(ClippedDistances):
 
 
 class DisentangledKind(ClippedDistanceKind):
-    """That of DeBERTa."""
+    """The attention of DeBERTa."""
 
     name = "disentangled"
     record_type = DisentangledAttention

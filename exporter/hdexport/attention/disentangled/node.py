@@ -26,7 +26,7 @@ def attend_disentangled(
     """[batch, tokens, heads, head_dim]; arguments as `disentangled_node` has them.
 
     Args:
-        mask: what the layers share; its factor, if there is one, is of the queries.
+        mask: shared by the layers; its factor, if there is one, is of the queries.
         query, key, value, position_keys, position_queries, row_of_distance, scale: as described there.
     """
     query = scaled(query, mask.query_scale)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def estimate_error(model: PreTrainedModel, attention: FeatureAttention, input_ids: torch.Tensor) -> Iterator[str]:
-    """A line on the relative error of all layers' attention, each of what the layers before it gave.
+    """A line on the relative error of all layers' attention, each on the output of the layers before it.
 
     The error is the length of the difference to softmax attention of the same queries, keys and values, divided by that
     one's length, over all heads and tokens of a text.

@@ -30,7 +30,7 @@ def favor_node(
         query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         key_mask: [batch, tokens], bool, True for real tokens.
         projection: [features, head_dim], float32.
-        record: what the attention is.
+        record: the attention.
         scale: factor of the products of queries and keys.
     """
     features, epsilon, compat = projection.shape[0], record.epsilon, int(record.compat)
@@ -44,10 +44,10 @@ def favor_node(
 
 @dataclass(frozen=True)
 class FavorMask:
-    """What layers whose dense attention became FAVOR+ are given for a mask.
+    """The mask of layers whose dense attention became FAVOR+.
 
     Attributes:
-        record: what the attention is.
+        record: the attention.
         key_mask: [batch, tokens], bool, True for real tokens.
         projection: [features, head_dim], float32.
         query_scale: [batch, 1, 1, 1], float32, factors of the queries; None for none.

@@ -1,4 +1,4 @@
-"""FAVOR+ in words: what was requested, and what a manifest says."""
+"""FAVOR+ in words: the request, and the record in a manifest."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class FavorAttention:
 
     @property
     def converted(self) -> bool:
-        """Whether it took the place of dense attention."""
+        """Whether the kind took the place of dense attention."""
         return self.seed is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FavorRequest:
-    """FAVOR+ as requested; None for what was not given.
+    """FAVOR+ as requested; None for a field that was not given.
 
     Attributes:
         features: of a query or key.

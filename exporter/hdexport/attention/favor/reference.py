@@ -1,4 +1,4 @@
-"""What bundles with FAVOR+ are compared with: the attention in plain PyTorch, text by text, in float64."""
+"""The reference of bundles with FAVOR+: the attention in plain PyTorch, text by text, in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hdexport.attention.favor.setup import FavorSetup
 
 _NUMBERS = itertools.count()
-"""Of the models that attend so, in this process."""
+"""Numbers of the models that attend so, in this process."""
 
 
 def use_features(model: PreTrainedModel, setup: FavorSetup) -> FeatureAttention:
@@ -28,13 +28,13 @@ def use_features(model: PreTrainedModel, setup: FavorSetup) -> FeatureAttention:
 
     Args:
         model: whose attention is reached through the library's attention interface.
-        setup: what the bundle's is.
+        setup: the bundle's.
 
     Returns:
         The attention, which all layers call.
     """
     attention = FeatureAttention(setup.projection(model), setup.record)
-    # What is registered is for all models of the process: each has one of its own.
+    # A registered function is for all models of the process: each has one of its own.
     name = f"hdexport-favor-reference-{next(_NUMBERS)}"
     ALL_ATTENTION_FUNCTIONS.register(name, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, lambda *_, attention_mask, **__: attention_mask.bool()[:, None, None])
@@ -47,7 +47,7 @@ class FeatureAttention:
 
     Attributes:
         projection: [features, head_dim].
-        record: what the attention is.
+        record: the attention.
         watch: called with queries, keys, values and the result, [batch, heads, tokens, head_dim], and the factor of
             the scores; None for nothing.
     """

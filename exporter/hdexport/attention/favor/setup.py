@@ -23,7 +23,7 @@ class FavorSetup(Setup):
     """FAVOR+ in a model.
 
     Attributes:
-        record: what the manifest says of it.
+        record: the manifest's record of it.
         query_scale: factor of the queries; None for none.
     """
 

@@ -1,4 +1,4 @@
-"""Local attention with sides, as a kind: that of LongT5."""
+"""Local attention with sides, LongT5's, as a kind."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _SIDE_COPIES = 10
-"""Of a layer's scores with sides in PyTorch's own code, for each head; measured, with what windows take: 2006 MB for
-8192 tokens, 12 heads and sides of 16."""
+"""Copies of a layer's scores with sides in PyTorch's own code, for each head; measured, with the windows' memory: 2006
+MB for 8192 tokens, 12 heads and sides of 16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class LocalGlobalSetup(Setup):
     """Local attention with sides in a model.
 
     Attributes:
-        record: what the manifest says of it.
+        record: the manifest's record of it.
     """
 
     record: LocalGlobalAttention
@@ -51,11 +51,11 @@ class LocalGlobalKind(AttentionKind):
         return None if record is None else LocalGlobalSetup(is_own=True, record=record)
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> LocalGlobalAttention | None:
-        """What the graph was traced with."""
+        """The record that the graph was traced with."""
         return setup.record if isinstance(setup, LocalGlobalSetup) else None
 
     def read(self, record: LocalGlobalAttention, bundle: Bundle) -> LocalGlobalSetup:
-        """All of it is in the record."""
+        """The setup from the record, which holds all of it."""
         return LocalGlobalSetup(is_own=True, record=record)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
@@ -76,7 +76,7 @@ class LocalGlobalKind(AttentionKind):
         return [window + sides] * record.layers
 
     def reference_copies(self, record: LocalGlobalAttention, family: Family, heads: int) -> int:
-        """Those of tokens with sides; windows are linear in tokens."""
+        """Copies of tokens' scores with sides; windows are linear in tokens."""
         return -(-_SIDE_COPIES * heads // record.side_tokens) if record.side_tokens else 0
 
     def describe(self, record: LocalGlobalAttention) -> Iterator[tuple[str, str]]:

@@ -52,7 +52,7 @@ def local_global_node(
 
 @dataclass(frozen=True)
 class LocalTokens:
-    """What the layers of a model share for a batch of texts.
+    """The values that the layers of a model share for a batch of texts.
 
     Attributes:
         token_mask: [batch, tokens], int32, 0 for padding.
@@ -73,7 +73,7 @@ class LocalTokens:
         """
         tokens, size = states.shape[1], self.side_tokens
         sides = number_of_sides(tokens, size)
-        # Where, not a product: what padding holds may be anything.
+        # Where, not a product: padding may hold any value.
         real = torch.where((self.token_mask != 0).unsqueeze(-1), states.float(), 0.0)
         whole_blocks = torch.nn.functional.pad(real, (0, 0, 0, sides * size - tokens))
         blocks = whole_blocks.unflatten(1, (sides, size)).sum(2)  # [batch, sides, width]

@@ -1,4 +1,4 @@
-"""Local attention with sides in words: what a manifest says."""
+"""Local attention with sides in words: the record in a manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hdruntime.bundle.value_types import Size, TokenCount
 
 @dataclass(frozen=True, kw_only=True)
 class LocalGlobalAttention:
-    """Layers in which a token sees those around it, and sums of blocks of the whole text.
+    """Layers in which a token sees the tokens around it, and sums of blocks of the whole text.
 
     Attributes:
         layers: how many.

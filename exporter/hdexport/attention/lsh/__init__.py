@@ -1,1 +1,1 @@
-"""LSH attention: tokens attend to those whose hashes are alike; and the local attention of its chunks."""
+"""LSH attention: tokens attend to tokens whose hashes are alike; and the local attention of its chunks."""

@@ -32,7 +32,7 @@ _SORTED_BY = "sorting"
 """Name of the buckets in every body of LSHAttention, in it or in its loop."""
 
 _INLINED = re.compile(rf"{_SORTED_BY}(_\d+)?")
-"""The same where bodies are inlined, which numbers their names after the first."""
+"""The same name where bodies are inlined, which numbers names after the first."""
 
 _CLOSE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.2}
 """Type of a bundle -> by how much products may differ that rounding makes equal, relative to the vector's length.
@@ -42,10 +42,10 @@ Products of another token, direction or round differ by about the length.
 
 
 class HashDecisions:
-    """What `hdexport.attention.kind.Decisions` asks for.
+    """The decisions of LSH attention; see `hdexport.attention.kind.Decisions`.
 
     Args:
-        record: what the attention is.
+        record: the attention.
         rotations: [heads, head_dim, rounds, directions].
         dtype: of the bundle.
     """
@@ -58,7 +58,7 @@ class HashDecisions:
         self._wrong = 0
 
     def watch(self, model: onnx_ir.Model) -> None:
-        """Buckets as outputs of each node's body, and with that of the graph; see `Decisions`."""
+        """Buckets as outputs of each node's body, and with the body of the graph; see `Decisions`."""
         import onnx_ir as ir
 
         # A body's name begins with the operator's.
@@ -101,11 +101,11 @@ class HashDecisions:
         return [f"{wrong} tokens in a bucket of a smaller product"] if wrong else []
 
     def begin_layer(self, layer: int | None = None, *, tokens: torch.Tensor | None = None) -> None:
-        """The module that is used next is that of this layer; None for the one after the last.
+        """This layer's module is used next; None for the layer after the last one.
 
         Args:
-            layer: its number among those that hash.
-            tokens: [tokens], bool, those of the text that it is given; None for all.
+            layer: its number among the layers that hash.
+            tokens: [tokens], bool, True for the tokens of the text that the layer is given; None for all.
         """
         self._layer = self._layer + 1 if layer is None else layer
         self._tokens = torch.ones(0) if tokens is None else tokens
@@ -127,8 +127,8 @@ class HashDecisions:
         """[1, heads, rounds * tokens], the buckets of the graph in place of the library's.
 
         Args:
-            vectors: [1, heads, tokens, head_dim], also of what is padded after the text.
-            found: [1, heads, rounds * tokens], buckets, those of a round after those of the one before.
+            vectors: [1, heads, tokens, head_dim], also of the padding after the text.
+            found: [1, heads, rounds * tokens], buckets, one round's after the other's.
             mask: [1, tokens], 0 for padding, which has a bucket of its own.
         """
         followed = self._followed[self._layer]
@@ -169,7 +169,7 @@ class HashDecisions:
 
 
 def _buckets(graph: onnx_ir.Graph) -> onnx_ir.Value:
-    """What a body sorts by, also where that is in its loop."""
+    """The values that a body sorts by, also where they are in its loop."""
     import onnx_ir as ir
 
     for node in graph:

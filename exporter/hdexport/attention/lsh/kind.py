@@ -80,14 +80,14 @@ class LshKind(AttentionKind):
         return dataclasses.replace(_own(record), remark=frozen)
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> LshAttention | None:
-        """What the graph was traced with."""
+        """The record that the graph was traced with."""
         return setup.record if isinstance(setup, LshSetup) else None
 
     def problems(self, record: LshAttention, manifest: Manifest) -> Iterator[str]:
-        """Layers need what they are made of, and chunks are whole."""
+        """Layers need their parts, and chunks are whole."""
         for layer, parts in (("lsh", (record.hashes, record.hashed)), ("local", (record.local,))):
             if layer in record.layers and None in parts:
-                yield f".layers has layers {layer}, and what they are is missing"
+                yield f".layers has layers {layer}, and their record is missing"
         for chunks in (record.hashed, record.local):
             if chunks is not None and record.multiple % chunks.tokens:
                 yield f".multiple {record.multiple} is no multiple of a chunk's {chunks.tokens} tokens"
@@ -95,7 +95,7 @@ class LshKind(AttentionKind):
             yield ".hashes.buckets has an odd number"
 
     def read(self, record: LshAttention, bundle: Bundle) -> LshSetup:
-        """All of it is in the record."""
+        """The setup from the record, which holds all of it."""
         setup = LshSetup(is_own=False, record=record) if record.converted else _own(record)
         return dataclasses.replace(setup, dtype=bundle.manifest.dtype)
 
@@ -122,7 +122,7 @@ class LshKind(AttentionKind):
         return Boundaries(lengths=frozenset(lengths), first=min(sizes) + 1, second=3 * record.multiple + 1, alone=True)
 
     def keys_of_layers(self, record: LshAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """Those of a query's chunks, in every round."""
+        """Keys in a query's chunks, in every round."""
         keys = {"lsh": 0, "local": 0}
         if record.hashed is not None and record.hashes is not None:
             keys["lsh"] = record.hashes.rounds * record.hashed.keys
@@ -137,7 +137,7 @@ class LshKind(AttentionKind):
         return "does not use hashes: its attention is dense, and its answers are those of the model before --attention"
 
     def export_remark(self, record: LshAttention, tokens: int) -> str | None:
-        """PyTorch's exporters see what the code chose for one length."""
+        """PyTorch's exporters trace the code's choices for one length."""
         return None if record.converted else "pads and hashes as the model does for a text of that length"
 
     def describe(self, record: LshAttention) -> Iterator[tuple[str, str]]:
@@ -201,7 +201,7 @@ def _converted(request: LshRequest, *, layers: int, max_len: int) -> LshAttentio
 
 
 def _frozen(own: LshAttention, request: LshRequest, config: Any, max_len: int) -> tuple[LshAttention, str | None]:
-    """A Reformer's attention with all that its code would decide at the first text, and what was decided.
+    """A Reformer's attention with all decisions that its code would make at the first text, and the record of them.
 
     Raises:
         InputError: the model was trained with other chunks than were requested.

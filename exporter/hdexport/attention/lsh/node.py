@@ -30,7 +30,7 @@ def lsh_node(
         query_key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         rotations: [heads, head_dim, rounds, directions], float32.
-        record: what the attention is.
+        record: the attention.
         scale: factor of the scores.
     """
     assert record.hashed is not None
@@ -64,10 +64,10 @@ def chunk_node(
 
 @dataclass(frozen=True)
 class LshMask:
-    """What layers whose dense attention became LSH attention are given for a mask.
+    """The mask of layers whose dense attention became LSH attention.
 
     Attributes:
-        record: what the attention is.
+        record: the attention.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         rotations: [heads, head_dim, rounds, directions], float32.
     """

@@ -26,7 +26,7 @@ def recall(model: PreTrainedModel, setup: LshSetup, input_ids: torch.Tensor) -> 
 
     Args:
         model: whose attention is the library's Reformer's; see `hdexport.attention.lsh.reference`.
-        setup: what the attention is.
+        setup: the attention.
         input_ids: [1, tokens].
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -57,7 +57,7 @@ def recall(model: PreTrainedModel, setup: LshSetup, input_ids: torch.Tensor) -> 
 
 
 def _share(query: torch.Tensor, rotations: torch.Tensor, setup: LshSetup, top: int) -> torch.Tensor:
-    """[], of the `top` keys of every query, [1, heads, tokens, head_dim], those that it sees."""
+    """Share, [], of its `top` nearest keys that a query of [1, heads, tokens, head_dim] sees."""
     keys = torch.nn.functional.normalize(query[0], dim=-1)
     scores = query[0] @ keys.mT  # [heads, tokens, tokens]
     scores.diagonal(dim1=1, dim2=2).fill_(-torch.inf)

@@ -1,4 +1,4 @@
-"""LSH attention in words: what was requested, and what a manifest says."""
+"""LSH attention in words: the request, and the record in a manifest."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LshAttention:
     """Layers whose tokens are sorted by hashes and cut into chunks, and, in a Reformer, layers of chunks unsorted.
 
     Attributes:
-        layers: what each layer is.
+        layers: the kind of each layer.
         hashes: of the layers ``lsh``; None without such layers.
         hashed: the chunks of their sorted tokens; likewise.
         local: the chunks of the layers ``local``; None without such layers.
@@ -74,7 +74,7 @@ class LshAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class LshRequest:
-    """LSH attention as requested; None for what was not given.
+    """LSH attention as requested; None for a field that was not given.
 
     Attributes:
         chunk: tokens of a chunk.

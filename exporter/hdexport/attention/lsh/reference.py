@@ -1,4 +1,4 @@
-"""What bundles with LSH attention are compared with: the attention of the library's Reformer.
+"""The reference of bundles with LSH attention: the attention of the library's Reformer.
 
 The library's attention runs in float64: in float32 its -1e5 for a token's own key leaves two decimals of a weight.
 """
@@ -66,7 +66,7 @@ def use_hashes(model: PreTrainedModel, setup: LshSetup) -> HashDecisions:
 
     Args:
         model: whose attention is reached through the library's attention interface.
-        setup: what the bundle's is.
+        setup: the bundle's.
 
     Returns:
         The buckets of a graph, which it follows.
@@ -85,7 +85,7 @@ def use_hashes(model: PreTrainedModel, setup: LshSetup) -> HashDecisions:
 
 @dataclass(frozen=True)
 class _Texts:
-    """What layers are given for a mask: the library's attention, and which tokens of each text are real.
+    """The layers' mask: the library's attention, and which tokens of each text are real.
 
     Attributes:
         attention: of a Reformer; its hidden states are queries and values side by side.

@@ -22,7 +22,7 @@ class LshSetup(Setup):
     """LSH attention in a model.
 
     Attributes:
-        record: what the manifest says of it.
+        record: the manifest's record of it.
         dtype: of the bundle.
     """
 

@@ -1,1 +1,1 @@
-"""Relative attention: scores depend on distances, and a text sees what is remembered of those before it."""
+"""Relative attention: scores depend on distances, and a text sees the memory of the texts before it."""

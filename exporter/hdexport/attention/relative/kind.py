@@ -1,4 +1,4 @@
-"""Relative attention, as a kind: that of XLNet and Transformer-XL."""
+"""Relative attention, XLNet's and Transformer-XL's, as a kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _SCORE_COPIES = 6
-"""Of a layer's scores in PyTorch's own code: of contents, positions, their shift, the sum, the masked, the weights."""
+"""Scores of a layer in PyTorch's own code: contents, positions, shifted positions, the sum, masked scores, weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class RelativeSetup(Setup):
     """Relative attention in a model.
 
     Attributes:
-        record: what the manifest says of it.
+        record: the manifest's record of it.
         max_len: tokens of the longest text.
     """
 
@@ -41,14 +41,14 @@ class RelativeSetup(Setup):
 
 
 class RelativeKind(AttentionKind):
-    """Scores by content and by distance, over the text and what is remembered before it."""
+    """Scores by content and by distance, over the text and the memory before it."""
 
     name = "relative"
     record_type = RelativeAttention
     holds_scores = False
 
     def setup(self, request: None, subject: Subject) -> RelativeSetup | None:
-        """A family's own, which remembers what the configuration says, or as much as was asked for."""
+        """A family's own attention, which remembers as many tokens as the configuration says, or as were asked for."""
         config, own = subject.model.config, subject.family.own
         # First of all: a configuration may be of use with a memory only.
         if subject.recurrence is not None and own is not None and own.kind == self.name:
@@ -62,20 +62,20 @@ class RelativeKind(AttentionKind):
         return _setup(record, memories, subject.max_len)
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> RelativeAttention | None:
-        """What the graph was traced with."""
+        """The record that the graph was traced with."""
         return setup.record if isinstance(setup, RelativeSetup) else None
 
     def problems(self, record: RelativeAttention, manifest: Manifest) -> Iterator[str]:
-        """The memory is that of the inputs."""
+        """The memory among the inputs."""
         if record.memory != manifest.most_memory:
             yield f".memory is {record.memory}, and the inputs have memories of {manifest.most_memory} tokens"
 
     def read(self, record: RelativeAttention, bundle: Bundle) -> RelativeSetup:
-        """All of it is in the record, and in the inputs."""
+        """The setup from the record and the inputs, which hold all of it."""
         return _setup(record, bundle.manifest.memories, bundle.manifest.max_len)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
-        """The library's own model, or what stands in for it where the library dropped it, and what it remembers."""
+        """The library's own model, or its replacement where the library dropped it, and its memories."""
         assert isinstance(setup, RelativeSetup)
         assert family.own is not None
         if setup.memories is not None:
@@ -93,11 +93,11 @@ class RelativeKind(AttentionKind):
         return Boundaries(lengths=lengths, first=min(sizes), second=max(sizes) + 1)
 
     def keys_of_layers(self, record: RelativeAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """The text's own tokens; what is remembered is another call's."""
+        """The text's own tokens; the memory is another call's."""
         return [tokens] * record.layers
 
     def reference_copies(self, record: RelativeAttention, family: Family, heads: int) -> int:
-        """All of a layer, several times."""
+        """All scores of a layer, several times."""
         return _SCORE_COPIES * heads
 
     def peer_remark(self, record: RelativeAttention) -> str | None:
@@ -118,7 +118,7 @@ class RelativeKind(AttentionKind):
 
 
 def _memories(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
-    """What each layer was given, and which of it is there."""
+    """Each layer's memory, and which of its tokens are there."""
     if not record.memory:
         return ()
     fill = Fill.ONES if record.empty_memory_is_seen else Fill.ZEROS

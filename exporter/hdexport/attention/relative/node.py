@@ -35,7 +35,7 @@ def relative_node(
         positions: [heads, distances, head_dim], as `Distances.seen` gives them.
         content_bias, position_bias: [heads, head_dim].
         segment_scores: [batch, heads, tokens]; None for none.
-        record: what the attention is.
+        record: the attention.
         scale: factor of the scores.
     """
     attributes = {"causal": int(record.causal), "reach": record.reach, "scale": float(scale)}
@@ -52,7 +52,7 @@ class Distances:
     """The distances that queries of a text of up to so many tokens have from keys, from the farthest key on.
 
     Attributes:
-        record: what the attention is.
+        record: the attention.
         max_len: tokens of the longest text.
     """
 
@@ -106,7 +106,7 @@ def key_kinds(
 
     Args:
         attention_mask: [batch, tokens], 0 for padding.
-        memory_mask: [batch, memory], 0 for what is not remembered; None for no memory. What is remembered is of
+        memory_mask: [batch, memory], 0 for tokens that are not remembered; None for no memory. Remembered tokens are of
             segment 0.
         segments: [batch, tokens], of the text's tokens; None where all are of segment 0.
     """

@@ -1,4 +1,4 @@
-"""Relative attention in words: what a manifest says."""
+"""Relative attention in words: the record in a manifest."""
 
 from __future__ import annotations
 

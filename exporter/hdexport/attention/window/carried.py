@@ -21,7 +21,7 @@ from hdexport.model.memories import MASK, POSITION, Memories, remembered, state_
 
 
 def carried_memories(*, layers: int, width: int, tokens: int, document_tokens: int) -> Memories:
-    """What a model with windows remembers.
+    """The memories of a model with windows.
 
     Args:
         layers: calls of an attention.
@@ -36,10 +36,10 @@ def carried_memories(*, layers: int, width: int, tokens: int, document_tokens: i
 
 @dataclass(frozen=True)
 class CarriedMask:
-    """What windowed layers share: made once for each call, handed from layer to layer as the library's mask is.
+    """The values that windowed layers share: made once for each call, and handed on as the library's mask is.
 
     Attributes:
-        window: what a token sees; without global tokens.
+        window: the tokens that a token sees; without global tokens.
         token_kind: [batch, memory + tokens], int32, 0 for memory that is not there yet, -1 for masked tokens, which see
             the others and are not seen, else 1.
         ends: [batch], int64, tokens of each text up to its last real one.
@@ -48,7 +48,7 @@ class CarriedMask:
     """
 
     differs_by_layer: ClassVar[bool] = True
-    """For `hdexport.graph.repeated_layers`: no layer's nodes are those of another one."""
+    """For `hdexport.graph.repeated_layers`: no two layers have the same nodes."""
 
     window: Window
     token_kind: torch.Tensor
@@ -82,10 +82,10 @@ class CarriedMask:
 
 
 def carried_mask(window: Window, attention_mask: torch.Tensor, memories: Memories) -> CarriedMask:
-    """What layers with such a window are given for a mask, and which tokens the next call finds in its memory.
+    """The mask of layers with such a window, and which tokens the next call finds in its memory.
 
     Args:
-        window: what a token sees.
+        window: the tokens that a token sees.
         attention_mask: [batch, tokens], bool, True for real tokens.
         memories: of the call.
     """

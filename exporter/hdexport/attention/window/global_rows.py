@@ -1,4 +1,4 @@
-"""The rows of global tokens: a few queries that attend to the whole text, put over what their windows gave.
+"""The rows of global tokens: a few queries that attend to the whole text, put over their windows' results.
 
 Everything here is standard operators, [global tokens, tokens] at most: linear in tokens for a bounded number of global
 tokens.
@@ -27,7 +27,7 @@ _MASKED_SCORE = -1.0e30
 
 @dataclass(frozen=True)
 class GlobalRows:
-    """Where the global tokens of each text are.
+    """The places of the global tokens of each text.
 
     Attributes:
         index: [batch, slots], int64. Slots beyond a text's number of global tokens repeat one of them; in a text
@@ -55,7 +55,7 @@ def find_global_rows(token_kind: torch.Tensor, bound: int) -> GlobalRows:
         token_kind: [batch, tokens], int32, 2 for global tokens; at most `bound` of them per text.
         bound: slots to find them in, 1 or more; a constant of the graph.
     """
-    # TopK needs at least as many values as it returns, whatever the length of the text: hence the padding.
+    # TopK needs at least as many values as it returns, at any length of the text: hence the padding.
     kinds = torch.nn.functional.pad(token_kind.float(), (0, bound))
     top, index = torch.topk(kinds, bound, dim=1)
     filled = top == _GLOBAL
@@ -91,8 +91,8 @@ def attend_through_projections(
     """`attend_to_all` over keys K x + b and values V x + c of hidden states x, none of which are computed.
 
     q . (K x + b) = (K^T q) . x + q . b, and q . b is the same for all keys, so the softmax does not see it; and
-    sum p (V x + c) = V (sum p x) + c, because the weights p sum to 1. What is left to project is one vector per query
-    and head, not one per token; see `absorbs_projections`.
+    sum p (V x + c) = V (sum p x) + c, because the weights p sum to 1. So one vector per query and head is projected,
+    not one per token; see `absorbs_projections`.
 
     Args:
         query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.
@@ -116,7 +116,7 @@ def absorbs_projections(head_dim: int, *, slots: int) -> bool:
     """Whether `attend_through_projections` is less work than to project all tokens for `attend_to_all`.
 
     Multiplications per token, with h = heads * head_dim: 2 h^2 for the projections and 2 slots h for the attention;
-    against 2 heads slots h. With fewer slots than a head is wide, the latter is less, and so is the memory: heads *
+    against 2 heads slots h. With fewer slots than a head is wide, the latter are fewer, and so is the memory: heads *
     slots scores take the place of h numbers of keys and of values. Four layers of Longformer's base shape, one text of
     4096 tokens, ONNX Runtime 1.31 on one core of an AMD EPYC, best of four runs, seconds and (megabytes of growth):
 
@@ -130,7 +130,7 @@ def absorbs_projections(head_dim: int, *, slots: int) -> bool:
 
     Args:
         head_dim: width of a head.
-        slots: queries that the graph has place for; those of a text with fewer global tokens are computed as well.
+        slots: queries that the graph has place for; all are computed, also for a text with fewer global tokens.
     """
     return slots < head_dim
 
@@ -145,7 +145,7 @@ def overwrite_rows(merged: torch.Tensor, rows: torch.Tensor, where: GlobalRows) 
     """Put the global tokens' rows in place.
 
     Args:
-        merged: [batch, tokens, heads, head_dim], what the windows gave.
+        merged: [batch, tokens, heads, head_dim], the windows' results.
         rows: [batch, slots, heads, head_dim].
         where: the tokens that the slots are of.
 

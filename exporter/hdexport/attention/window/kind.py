@@ -52,12 +52,12 @@ MOST_GLOBAL_TOKENS = 3840
 """Largest k of a TopK in TensorRT, by which the graph finds them."""
 
 _DEFAULT_BOUND, _DEFAULT_BOUND_OF_QUESTIONS = 16, 64
-"""Of marked tokens; all of a question's are global."""
+"""Most tokens that a caller may mark; all tokens of a question are global."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRequest:
-    """What was requested.
+    """The request.
 
     Attributes:
         window: in place of dense attention; None where the model keeps its own.
@@ -112,7 +112,7 @@ class WindowKind(AttentionKind):
     holds_scores = False
 
     def reads(self, spec: str) -> bool:
-        """Its parts may come in any order."""
+        """Whether a value is this kind's; its parts may come in any order."""
         return spec.partition(":")[0] in _NAMES
 
     def add_arguments(self, group: argparse._ArgumentGroup) -> None:
@@ -179,7 +179,7 @@ class WindowKind(AttentionKind):
             yield f".converted.dilation has {len(window.dilation)} values for {manifest.num_heads} heads"
 
     def read(self, record: WindowAttention, bundle: Bundle) -> WindowSetup:
-        """All of it is in the record, and in the inputs."""
+        """The setup from the record and the inputs, which hold all of it."""
         manifest = bundle.manifest
         inputs = tuple(spec for spec in manifest.inputs if spec.role in (Role.MARKS, Role.MEMORY))
         memories = Memories(manifest.memories) if manifest.memories else None
@@ -202,7 +202,7 @@ class WindowKind(AttentionKind):
         )
 
     def boundaries(self, record: WindowAttention) -> Boundaries | None:
-        """Where a text is no longer than a window reaches, and where windows are cut off on no side."""
+        """Boundaries where a text is no longer than a window reaches, and where windows are cut off on no side."""
         if not record.layers:
             return None
         sides = set(record.sides())
@@ -219,11 +219,11 @@ class WindowKind(AttentionKind):
         return [min(tokens, (left + right) * 3 // 2) for left, right in record.sides()]
 
     def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
-        """They do; Longformer's own give 0, there and here."""
+        """Masked tokens attend; with Longformer's own attention they give 0, there and here."""
         return True
 
     def leading_global_tokens(self, record: WindowAttention) -> int:
-        """Those of a window in place of dense attention."""
+        """Global tokens of a window in place of dense attention."""
         return 0 if record.converted is None else record.converted.global_tokens
 
     def peer_remark(self, record: WindowAttention) -> str | None:
@@ -233,7 +233,7 @@ class WindowKind(AttentionKind):
         return "does not use windows: its attention is dense, and its answers are those of the model before --attention"
 
     def describe(self, record: WindowAttention) -> Iterator[tuple[str, str]]:
-        """Windows, and what they took the place of."""
+        """Windows, and the attention that they replaced."""
         if record.layers:
             counts = Counter(record.sides())
             equal = all(left == right for left, right in counts)
@@ -249,7 +249,7 @@ class WindowKind(AttentionKind):
 
 
 def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
-    """What layers with such a window carry from segment to segment.
+    """The memories that layers with such a window carry from segment to segment.
 
     Raises:
         InputError: something in the model or its window is about a whole text.
@@ -259,7 +259,7 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
     from hdexport.model.surgery import PositionsByLength
 
     config, family = subject.model.config, subject.family
-    # Those of all families that windows are given to; rotary ones would have to turn keys before they are carried.
+    # All families that windows are given to learn positions; rotary ones would turn keys before they are carried.
     assert family.learned_positions
     if window.global_tokens:
         raise InputError(
@@ -299,7 +299,7 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
 def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
     """The input ``global_attention_mask``, by which callers mark global tokens.
 
-    Where a caller marks none, global tokens are those of transformers' classes: the question in question answering, the
+    Where a caller marks none, tokens are global as in transformers' classes: the question in question answering, the
     first token in classification of texts, and else none.
 
     Raises:

@@ -18,10 +18,10 @@ from hdplugins.operators.sliding_window_attention.reference import sliding_windo
 
 @dataclass(frozen=True)
 class WindowMask:
-    """What windowed layers share: made once, handed from layer to layer as the library's mask is.
+    """The values that windowed layers share: made once, handed from layer to layer as the library's mask is.
 
     Attributes:
-        window: what a token sees.
+        window: the tokens that a token sees.
         token_kind: [batch, tokens], int32, 1 for local tokens, 2 for global ones, -1 for masked ones, which see the
             others and are not seen.
         global_rows: where the global tokens are; None without any.
@@ -59,10 +59,10 @@ class WindowMask:
 
 
 def window_mask(window: Window, attention_mask: torch.Tensor, query_scale: LogScale | None = None) -> WindowMask:
-    """What layers with such a window are given for a mask.
+    """The mask of layers with such a window.
 
     Args:
-        window: what a token sees.
+        window: the tokens that a token sees.
         attention_mask: [batch, tokens], bool, True for real tokens.
         query_scale: factor of the queries, by the keys that they see; None for none.
     """

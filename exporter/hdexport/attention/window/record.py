@@ -1,4 +1,4 @@
-"""Windowed attention in words: what was requested, and what a manifest says."""
+"""Windowed attention in words: the request, and the record in a manifest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Window:
         return self.tokens + 1 + self.after + self.global_tokens
 
     def describe(self) -> str:
-        """Its two sides: "256 tokens on each side", "256 tokens before and 0 after"."""
+        """The window's two sides: "256 tokens on each side", "256 tokens before and 0 after"."""
         equal = self.tokens == self.after
         return f"{self.tokens} tokens {'on each side' if equal else f'before and {self.after} after'}"
 

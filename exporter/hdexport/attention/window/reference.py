@@ -1,6 +1,6 @@
 """A model's own attention made windowed by a mask for every pair of tokens.
 
-This is what bundles with ``--attention window:...`` are compared with: PyTorch's attention and a mask, nothing of ours.
+Bundles with ``--attention window:...`` are compared with this: PyTorch's attention and a mask, nothing of ours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Pairs(PairCounts):
         return 0 if self.memories is None else self.memories.given(MASK).shape[1]
 
     def carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is remembered is in front, [batch, memory, 2 * width]; see :class:`PairCounts`."""
+        """Keys and values of the memory are in front, [batch, memory, 2 * width]; see :class:`PairCounts`."""
         if self.memories is None:
             return key, value
         layer, states = next(self.layers), torch.cat([key, value], dim=1).transpose(1, 2)
@@ -70,18 +70,18 @@ class _Pairs(PairCounts):
         return (seen & self.real[:, None, None, :]).float()
 
     def keys(self) -> torch.Tensor:
-        """[batch, 1, tokens, 1], all for global tokens, for others what a window holds; see :class:`PairCounts`."""
+        """[batch, 1, tokens, 1]: all keys for global tokens, a window's for others; see :class:`PairCounts`."""
         real = self.real.sum(1)[:, None, None, None]
         local = real.clamp(max=self.window.most_keys)
         return torch.where(self.is_global[:, None, self.before :, None], real, local)
 
 
 def use_window_masks(model: PreTrainedModel, window: Window, memories: Memories | None = None) -> None:
-    """Make a model's own attention that of a window, in place.
+    """Give a model's own attention a window, in place.
 
     Args:
         model: whose attention is reached through the library's attention interface.
-        window: what a token sees.
+        window: the tokens that a token sees.
         memories: of the calls, with which a window has no global tokens; None for a model that remembers nothing.
     """
 

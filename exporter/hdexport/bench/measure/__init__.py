@@ -1,1 +1,1 @@
-"""One measurement: a process, a case, a call, and what the machine could do at best."""
+"""One measurement: a process, a case, a call, and the best rates of the machine."""

@@ -35,7 +35,7 @@ MOST_WARM_UP_S = 10.0
 """A warm-up that has taken so long and `STABLE_RUNS` ends, stable or not."""
 
 MOST_WARM_UP_RUNS = 1000
-"""Likewise."""
+"""Most runs of a warm-up."""
 
 _PACKAGES = (
     "hdexport", "numpy", "torch", "transformers", "sentence-transformers", "optimum", "optimum-onnx", "onnxruntime",
@@ -61,14 +61,14 @@ class WarmUp(NamedTuple):
 
 
 def timed(call: Callable[[], Result]) -> tuple[Result, float, float]:
-    """What a call returns, its latency and its CPU time, both in milliseconds."""
+    """A call's result, its latency and its CPU time, both in milliseconds."""
     began, cpu_began = time.perf_counter(), time.process_time()
     result = call()
     return result, (time.perf_counter() - began) * 1e3, (time.process_time() - cpu_began) * 1e3
 
 
 def with_growth(call: Callable[[], Result]) -> tuple[Result, int | None]:
-    """What a call returns, and the bytes by which the peak of resident memory rose above what was resident before.
+    """A call's result, and the bytes by which the peak of resident memory rose above the resident memory before.
 
     The growth is None if the kernel does not report it, that is, outside Linux. The peak of the process begins
     again: read the one before first, if it is needed.
@@ -85,7 +85,7 @@ def with_growth(call: Callable[[], Result]) -> tuple[Result, int | None]:
 def warm_up(call: Callable[[], object]) -> WarmUp:
     """Call until the latency is stable, at most `MOST_WARM_UP_S` and at least `STABLE_RUNS` times.
 
-    Stable are three runs in a row, the slowest at most 5 % longer than the fastest: what a first call does once,
+    Stable are three runs in a row, the slowest at most 5 % longer than the fastest: the work of a first call,
     such as compiling, touching pages and raising clocks, is over then. On a disturbed machine it may never be.
     """
     latencies_ms: list[float] = []
@@ -132,13 +132,13 @@ def latency_of(rounds: Sequence[Sequence[float]], *, is_stable: bool) -> Latency
 
 
 def environment(threads: int | None = None) -> dict[str, str]:
-    """What a result depends on besides the model: the machine, versions, threads and the commit.
+    """The conditions of a result besides the model: the machine, versions, threads and the commit.
 
     Args:
         threads: CPU threads that the measured processes use; None leaves them out.
 
     Returns:
-        name -> text; what this machine does not have, or does not report, is not in it.
+        name -> text, without conditions that this machine does not have or report.
     """
     found = {
         "cpu": _cpu_name(),
@@ -196,7 +196,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _commit(file: Path) -> str | None:
-    """Of the checkout that a file belongs to; an installed copy within another project's checkout has no commit."""
+    """The commit of a file's checkout; an installed copy within another project's checkout has no commit."""
     if not _git(file, "ls-files", "--error-unmatch", file.name):
         return None
     return _git(file, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")

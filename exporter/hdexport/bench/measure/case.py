@@ -1,4 +1,4 @@
-"""The model that a benchmark is about, and one case: what its process gets, and what it measures."""
+"""The model that a benchmark is about, and one case: the input of its process, and its figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Subject:
 
     Attributes:
         bundle: says which task, positions and attention the model has; of several the one that takes the longest texts.
-        checkpoint: what the bundle was built from: a directory, or ``organisation/name`` on the Hugging Face hub; None
+        checkpoint: the bundle's: a directory, or ``organisation/name`` on the Hugging Face hub; None
             where it is not here: then PyTorch's answers and the peers are left out.
         allow_pickle: also read weights that are stored as a pickle.
     """
@@ -29,16 +29,16 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseSpec:
-    """What a process measures.
+    """The description of a case, for its process.
 
     Attributes:
         runner: a backend of the runtime or a peer, as in `Series.runner`.
         bundle: the bundle that is run, or whose model a peer runs.
-        artefact: what the peer's preparation made: a folder or a file; None for backends, which have none.
+        artefact: the folder or file that the peer's preparation made; None for backends, which have none.
         inputs: an ``.npz`` of the inputs of the bundle's manifest, int64 [batch, tokens] each.
         expected: a folder of PyTorch's outputs in float32, a ``.npy`` file each; None measures without comparing.
         device: ``cpu`` or ``cuda``.
-        precision: what a bundle is asked to compute in, as for `hdruntime.load`; peers have their own.
+        precision: the precision that a bundle is asked to compute in, as for `hdruntime.load`; peers have their own.
         threads: CPU threads.
         least_runs: timed at least.
         least_seconds: the timed runs together take at least that; 0 is a probe of memory, which is not warmed up.
@@ -58,13 +58,13 @@ class CaseSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseFigures:
-    """What one process measured.
+    """The figures of one process.
 
     Attributes:
         latencies_ms: of each timed run, in order.
         is_stable: whether the warm-up ended because the latency no longer changed.
         memory: its peaks.
-        precision: what it computed in; ``auto`` on a GPU.
+        precision: the precision that it computed in; ``auto`` on a GPU.
         error: None where nothing was compared.
     """
 

@@ -1,4 +1,4 @@
-"""What a machine reaches at best: the rate of large matrix products and the bandwidth of large copies."""
+"""The best rates of a machine: of large matrix products, and the bandwidth of large copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
-"""Of matrix products; ``tf32`` is float32 in memory, multiplied on a GPU with 10 bits of mantissa."""
+"""Types of matrix products; ``tf32`` is float32 in memory, multiplied on a GPU with 10 bits of mantissa."""
 
 _PRODUCTS = {
     "cpu": ((256, 768, 3072), (1024, 1024, 1024), (2048, 768, 3072)),
@@ -30,7 +30,7 @@ _PRODUCTS = {
 use too, a short product is more likely to run undisturbed once."""
 
 _COPY_BYTES = 2**30
-"""At least twice the last-level cache of any CPU and GPU of today."""
+"""Bytes of a copy: at least twice the last-level cache of any CPU and GPU of today."""
 
 _SHARE_OF_MEMORY = 8
 """A copy's source takes at most this part of the memory that is free."""
@@ -43,14 +43,14 @@ _FLUSH_BYTES = 2**28
 
 _WARM_UP_RUNS = 3
 _IR_VERSION = 10
-"""Of ONNX files: what every ONNX Runtime that hdexport runs with can read."""
+"""Version of ONNX files that every ONNX Runtime that hdexport runs with can read."""
 
 
 def measured_ceilings(device: str, dtype: str = "float32", threads: int | None = None) -> Ceilings:
     """Measure both ceilings, in a second or two.
 
     The product's is the fastest run of some large products, by PyTorch and, in float32 on a CPU, by ONNX Runtime: on an
-    AMD EPYC of 2025 the latter's are more than twice as fast, and a ceiling must not be exceeded. The copy's is the
+    AMD EPYC of 2025, ONNX Runtime's are more than twice as fast, and a ceiling must not be exceeded. The copy's is the
     fastest run of one copy larger than any cache, the bytes read and written both counted.
 
     Args:
@@ -85,7 +85,7 @@ def times_ms(call: Callable[[], Any], *, device: str, least_s: float = _LEAST_SE
     """Latencies of a call that is repeated: by the clock on a CPU, by `replayed_ms` on a GPU.
 
     Args:
-        call: what is timed.
+        call: the call to time.
         device: ``cpu`` or ``cuda``.
         least_s: the timed runs together take about that, and are 3 at least.
     """
@@ -109,7 +109,7 @@ def replayed_ms(call: Callable[[], Any], *, least_s: float = _LEAST_SECONDS) -> 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(_WARM_UP_RUNS):  # compiles, and allocates what is cached
+        for _ in range(_WARM_UP_RUNS):  # compiles, and allocates cached memory
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()

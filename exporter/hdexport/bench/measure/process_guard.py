@@ -2,7 +2,7 @@
 
 `hdexport.bench.measure.processes` runs it as ``python -I -S process_guard.py LIFELINE COMMAND...``, on the standard
 library alone, so that it starts in milliseconds. LIFELINE is the reading end of a pipe whose other end only the waiting
-process has: when that process closes it or dies, by whatever signal, the pipe ends. The guard ends as the command did.
+process has: when that process closes it or dies, by any signal, the pipe ends. The guard ends as the command did.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def descendants(ancestor: int) -> list[int]:
 def _prepare() -> None:
     if sys.platform != "linux":
         return
-    # What the command started and left behind becomes the guard's, also if it began a session of its own.
+    # Processes that the command started and left behind become the guard's, also if they began a session of their own.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # The command inherits it: should the kernel have to choose a victim after all, then one of these.
     with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ def _kill_at_end(lifeline: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_descendants() -> None:
-    # Again and again: what is killed may just have started another.
+    # Again and again: a killed process may just have started another.
     while found := descendants(os.getpid()):
         for pid in found:
             with contextlib.suppress(OSError):

@@ -25,7 +25,7 @@ from hdexport.support.memory import free_bytes, resident_bytes_of, says_out_of_m
 logger = logging.getLogger(__name__)
 
 _MOST_OF_FREE_MEMORY = 0.9
-"""What a process may take by default: beyond it, the kernel might kill a process of another user."""
+"""Memory that a process may take by default: beyond it, the kernel might kill a process of another user."""
 
 _POLL_SECONDS = 0.05
 """Between two looks at resident memory."""
@@ -34,18 +34,18 @@ _LOOK_UP_SECONDS = 0.25
 """Between two looks for processes that were started meanwhile."""
 
 _LOOK_UP_SHARE = 100
-"""Looking takes at most 1/100 of the time: it reads a file of every process of the machine."""
+"""Looking takes at most 1/100 of the time, because each look reads a file of every process of the machine."""
 
 _KILLED_WITHIN_SECONDS = 30.0
 """A killed process that waits for a device may take a while to end."""
 
 _STDOUT_BYTES = 16 * 2**20
-"""That are read from the end: the JSON is in the last line."""
+"""Bytes that are read from the end: the JSON is in the last line."""
 
 _STDERR_BYTES = 2**16
 _REASON_LINES = 3
 _REASON_CHARACTERS = 500
-"""Of a line."""
+"""Most characters of a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,10 @@ class Outcome:
     """How a process ended.
 
     Attributes:
-        status: what the process says with a ``status`` in its output, or what its end says.
+        status: the ``status`` in the process' output, or else the kind of its end.
         output: the JSON object of the last line that it printed; None unless it ended by itself and printed one.
-        reason: what happened where the status is not ``ok``: the ``reason`` in its output, or its last words.
-        peak_rss_bytes: the most resident memory of the process and those that it started together, seen every 50 ms;
+        reason: the cause where the status is not ``ok``: the ``reason`` in its output, or its last words.
+        peak_rss_bytes: the most resident memory of the process and its children together, seen every 50 ms;
             a page that several share counts for each. 0 where it was never seen, or there is no ``/proc``.
     """
 
@@ -73,8 +73,8 @@ def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_b
 
     Args:
         time_limit_s: seconds until it is killed, which is ``timeout``.
-        memory_limit_bytes: resident memory, of the process and those that it starts together, above which it is
-            killed, which is ``OOM``. It is never more than most of what the machine has free, which None stands for.
+        memory_limit_bytes: resident memory, of the process and its children together, above which it is
+            killed, which is ``OOM``. The limit is never more than most of the free memory, which None stands for.
             A process that the kernel kills for want of memory, or that says so itself, is ``OOM`` too; any other bad
             end is ``failed``.
     """
@@ -95,7 +95,7 @@ def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_b
 
 @contextlib.contextmanager
 def own_output() -> Iterator[IO[str]]:
-    """Standard output for the block alone: what frameworks print meanwhile, also from C++, goes to standard error."""
+    """Standard output for the block alone: other output of frameworks, also from C++, goes to standard error."""
     sys.stdout.flush()
     with open(os.dup(1), "w", encoding="utf-8") as output:
         os.dup2(2, 1)
@@ -167,7 +167,7 @@ class _Memory:
         self.peak_bytes = max(self.peak_bytes, resident)
         if resident <= limit_bytes:
             return False
-        # Compilers that were forked share most of what they have: only the exact count may condemn.
+        # Compilers that were forked share most of their memory: only the exact count may condemn.
         return len(self._pids) == 1 or resident_bytes_of(self._pids, shared_once=True) > limit_bytes
 
     def _look_up(self) -> None:
@@ -210,7 +210,7 @@ def _last_json(printed: bytes) -> dict[str, Any] | None:
 
 
 def _last_words(printed: bytes) -> str:
-    """The last lines; of a traceback, the line that says what went wrong."""
+    """The last lines; of a traceback, the line that names the error."""
     lines = [line for line in printed.decode(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith((" ", "Traceback (most recent"))] or lines
     return "\n".join(line.strip()[:_REASON_CHARACTERS] for line in said[-_REASON_LINES:])

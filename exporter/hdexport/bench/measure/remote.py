@@ -1,4 +1,4 @@
-"""A function that runs in a process of its own; whatever it raises is a result.
+"""A function that runs in a process of its own; any error that it raises is a result.
 
 ``python -m hdexport.bench.measure.remote NAME FOLDER`` is that process: the folder holds the call, and gets its result.
 """
@@ -43,7 +43,7 @@ def run_function(
         memory_limit_bytes: likewise.
 
     Returns:
-        how the process ended, and what the function returned if that is ``ok``.
+        how the process ended, and the function's result if that is ``ok``.
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _CALL).write_bytes(pickle.dumps(call))
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Also if it is the cause of another error."""
+    """Whether an error or its cause says that memory was short."""
     if error is None:
         return False
     if isinstance(error, (MemoryError, OutOfMemoryError)) or says_out_of_memory(f"{type(error).__name__}: {error}"):
@@ -89,10 +89,10 @@ def _reason(error: Exception) -> str:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    # After the call, whose memory may be what is measured.
+    # After the call, whose memory may be the measured one.
     from hdexport.checkpoint.temporary_directory import remove_converted
 
     remove_converted()
     sys.stderr.flush()
-    # The result is written. What frameworks do when Python ends takes time, and can crash.
+    # The result is written. Frameworks' work at the end of Python takes time, and can crash.
     os._exit(code)

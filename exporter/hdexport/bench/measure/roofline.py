@@ -1,4 +1,4 @@
-"""What a model must at least compute and move for a batch, counted in its portable graph, and how near a run came."""
+"""The least work of a model for a batch, counted in its portable graph, and how near a run came."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ _NOT_COUNTED = frozenset({"Attention", "Conv", "ConvTranspose", "Einsum"})
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one batch takes, at the least.
+    """The least cost of one batch.
 
     Attributes:
-        flops: floating-point operations of all matrix products, 2 for each multiply-add; of attention operators those
-            of the queries and keys that see each other. Softmax, normalisation and activations are not counted.
+        flops: floating-point operations of all matrix products, 2 for each multiply-add; of attention operators, for
+            queries and keys that see each other. Softmax, normalisation and activations are not counted.
         dense_flops: the same, had every attention operator been dense.
-        moved_bytes: a lower bound of what crosses the memory bus: every weight, input and output once, and nothing in
-            between, as if all activations stayed in caches. Of a table that is looked up, one row per index, or the
-            whole table if it has fewer.
+        moved_bytes: a lower bound of the traffic on the memory bus: every weight, input and output once, and nothing in
+            between, as if all activations stayed in caches. A table that is looked up counts one row per index, or
+            the whole table if it has fewer.
     """
 
     flops: int
@@ -69,8 +69,8 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
     Texts are alone: a model that remembers has as little memory as it takes.
 
     Every product counts as the graph has it: a head over one token counts one token, and Longformer's rows of global
-    tokens count all the slots that the graph has for them. Of global tokens that the graph itself puts in front of each
-    text, the padding that completes their last block counts as well.
+    tokens count all the slots that the graph has for them. If the graph itself puts global tokens in front of each
+    text, the padding that completes the last block of global tokens counts as well.
 
     Args:
         bundle_path: a bundle's directory.
@@ -114,7 +114,7 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
 
 
 def roofline(work: Work, ceilings: Ceilings, *, p50_ms: float) -> Roofline:
-    """Compare a latency with what the machine could have done.
+    """Compare a latency with the machine's best.
 
     Args:
         ceilings: of the machine, in the dtype that the batch was computed in.
@@ -131,7 +131,7 @@ def works_of(bundle_path: Path, shapes: Sequence[tuple[int, int]]) -> dict[tuple
 
 
 def _decisive(node: onnx_ir.Node, memory: int) -> dict[str, Any]:
-    """What decides which queries and keys of an attention see each other: its attributes, and a table or a memory."""
+    """The input that decides which queries and keys of an attention see each other: attributes, a table or a memory."""
     import onnx_ir as ir
 
     decisive = attributes_of(node)
@@ -150,7 +150,7 @@ def _decisive(node: onnx_ir.Node, memory: int) -> dict[str, Any]:
 
 
 def _dense(operator: str, decisive: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """An operator by which every query sees every key, and what decides that."""
+    """An operator by which every query sees every key, and the input that decides that."""
     if operator not in _DENSE:
         return "DenseAttention", {}
     name, changes = _DENSE[operator]
@@ -165,7 +165,7 @@ def _default_global_tokens(manifest: Manifest) -> int:
 def _fix_shapes(model: onnx_ir.Model, sizes: Mapping[str, int]) -> None:
     """Give every value of the graph its shape for axes of these sizes, in place.
 
-    What an attention operator returns has the shape of its query, so that ONNX need not look into its body.
+    The result of an attention operator has the shape of its query, so that ONNX need not look into its body.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import ShapeInferencePass

@@ -15,17 +15,17 @@ from hdexport.bench.results.figure_text import case_state
 from hdexport.bench.results.result import BenchResult, CaseResult, Status
 
 _LEAST_FACTOR = 3.0
-"""That a logarithmic axis spans at least: less would make noise look like a trend."""
+"""Least factor that a logarithmic axis spans: a smaller one would make noise look like a trend."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartRows:
-    """What a chart draws.
+    """The rows that a chart draws.
 
     Attributes:
         points: one row per case with the figure: ``i`` is the number of its series, ``y`` where its value stands,
             ``high`` the end of its whisker, ``is_wrong`` whether its answer is wrong, ``detail_0``, ... the `labels`.
-        failures: one row per case without it: ``what`` happened, the ``reason``, ``rank`` among those of its length,
+        failures: one row per case without it: ``what`` happened, the ``reason``, ``rank`` among failures of its length,
             ``is_longest`` whether its texts are the longest.
         labels: of the details.
         domain: ends of the y axis, as far as values go.

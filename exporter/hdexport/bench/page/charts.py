@@ -32,7 +32,7 @@ _LENGTH_ROOM = 1.2
 """Factor between the outermost lengths and the ends of their axis."""
 
 _PNG_WIDTH, _PNG_HEIGHT, _PNG_SCALE = 940, 500, 1.5
-"""Pixels of the plot, and how many of the file each is: with the legend about 1900 wide, what a slide has."""
+"""Pixels of the plot, and pixels of the file for each: with the legend about 1900 wide, as a slide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Look:
         series: in turn.
         ink: of text and axes.
         wrong: of the rings around wrong answers.
-        has_legend: whether the chart has one; without, what is around it has.
+        has_legend: whether the chart has one; else the page around it has one.
     """
 
     series: Sequence[str]

@@ -15,7 +15,7 @@ from hdexport.bench.results.result import BenchResult, CaseResult, Latency, Outp
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What a chart shows.
+    """The figure that a chart shows.
 
     Attributes:
         key: in names of files and ids.
@@ -152,4 +152,4 @@ FIGURES = (
         is_log=False, fails_high=False, tick_format=".0%",
     ),
 )  # fmt: skip
-"""In the order of the page."""
+"""The figures, in the order of the page."""

@@ -78,7 +78,7 @@ def _page(result: BenchResult) -> str:
         findings=findings(result),
         batches=[(batch, charts[batch], cases_table(result, batch)) for batch in result.batches],
         largest_batches=largest_batches_table(result) if result.largest_batches else None,
-        # No text in it, whatever it holds, is markup.
+        # No text in the specifications is markup, even with "<" in it.
         specs=json.dumps(specs, allow_nan=False).replace("<", "\\u003c"),
         headline=headline(result),
         caution=caution(result),
@@ -94,7 +94,7 @@ def _text(name: str) -> str:
 def _script() -> str:
     """The page's own, with the libraries that it draws with."""
     script = vl_convert.javascript_bundle(_text(_SCRIPT))
-    # It must not end the element that it is in; within a string, the only place for it, this means the same.
+    # The script must not end the element that it is in; "</script" occurs in strings only, where this means the same.
     return re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
 
 

@@ -7,11 +7,11 @@ __all__ = ["DARK_COLOURS", "LIGHT_COLOURS", "SeriesStyle"]
 from dataclasses import dataclass
 
 LIGHT_COLOURS = ("#0068a8", "#d95f02", "#6c12f3", "#1ea0a9", "#5c2805", "#183f49")
-"""On white. Found by a search for colours that stay apart in normal vision and in the three kinds of colour blindness
-(simulated after Machado et al. 2009), each with a contrast of at least 3 with its background."""
+"""Colours on white. Found by a search for colours that stay apart in normal vision and in the three kinds of colour
+blindness (simulated after Machado et al. 2009), each with a contrast of at least 3 with its background."""
 
 DARK_COLOURS = ("#5ab4f0", "#ff9147", "#5f73f7", "#329574", "#e4f312", "#99fab3")
-"""The same on the page's dark background."""
+"""The same colours on the page's dark background."""
 
 _DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (13, 4), (4, 2, 1, 2, 1, 2))
 """Pixels of line and gap, alternating."""
@@ -36,7 +36,7 @@ class SeriesStyle:
 
     @classmethod
     def of(cls, index: int) -> SeriesStyle:
-        """Of the series of that number. Six differ in each of the three, the first 36 in one of them."""
+        """The style of the series of that number. Colour, dash and shape have six values each; 36 styles differ."""
         lap = index // len(LIGHT_COLOURS)
         return cls(
             colour=index % len(LIGHT_COLOURS),

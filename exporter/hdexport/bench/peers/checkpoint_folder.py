@@ -26,7 +26,7 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
         folder: the extended checkpoint is made there once, for all peers.
 
     Raises:
-        HdexportError: it cannot be read or extended.
+        HdexportError: the checkpoint cannot be read or extended.
     """
     from hdexport.checkpoint import find_checkpoint
     from hdexport.extend import ExtendOptions, extend
@@ -35,7 +35,7 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
 
     assert subject.checkpoint is not None
     checkpoint = find_checkpoint(subject.checkpoint, allow_pickle=subject.allow_pickle)
-    # What is opened later reads pickles, too: this is where they are refused.
+    # Files that are opened later may be pickles, too: this is where they are refused.
     checkpoint.weight_files(allow_pickle=subject.allow_pickle)
     manifest = open_bundle(subject.bundle, check_files=False).manifest
     is_extended = manifest.positions.rows > manifest.positions.base

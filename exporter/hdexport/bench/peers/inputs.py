@@ -17,7 +17,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.inference.inputs import checked_inputs
 
 _STREAM_TOKENS = 16_381
-"""That texts are cut from; a prime number, so that no two rows of a batch begin at the same place."""
+"""Tokens that texts are cut from; a prime number, so that no two rows of a batch begin at the same place."""
 
 _QUESTION_TOKENS = 8
 """Before the separator, if a bundle marks the tokens of questions."""
@@ -58,7 +58,7 @@ class Texts:
 
     @property
     def max_len(self) -> int:
-        """Of the longest text that the bundle takes, in tokens."""
+        """Tokens of the longest text that the bundle takes."""
         return self._bundle.manifest.max_len
 
     def _inputs(self, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
@@ -79,6 +79,6 @@ class Texts:
 
     @functools.cached_property
     def _frame(self) -> tuple[npt.NDArray[np.int64], ...]:
-        """What every text begins with, what its middle is cut from, and what it ends with."""
+        """The ids that every text begins with, that its middle is cut from, and that it ends with."""
         (ids,), kind = sample_ids(self._bundle, [_STREAM_TOKENS])
         return (ids[:1], ids[1:-1], ids[-1:]) if kind == ENGLISH else (ids[:0], ids, ids[:0])

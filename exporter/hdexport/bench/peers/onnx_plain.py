@@ -1,4 +1,4 @@
-"""A plain export: what `torch.onnx.export` makes of PyTorch's model when it is given dynamic axes and nothing else."""
+"""A plain export: PyTorch's model by `torch.onnx.export` with dynamic axes and no other options."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class OnnxPlain(OnnxPeer):
 def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.NDArray[np.int64]]) -> str | None:
     """Export a model with dynamic batch and tokens, as PyTorch's documentation shows.
 
-    If the exporter of torch.export fails, the one of TorchScript is used. It records what the code did with one short
+    If the exporter of torch.export fails, the one of TorchScript is used. It records the code's steps for one short
     text; nothing checks whether the graph is right for others.
 
     Args:
@@ -85,7 +85,7 @@ def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.ND
         try:
             _export_program(module, path, tensors)
         except Exception as error:
-            # What model code cannot be exported fails with dozens of types, not all of them the exporter's own.
+            # Model code that cannot be exported fails with dozens of types of errors, not all the exporter's own.
             reason = first_cause(error)
         else:
             return None

@@ -20,7 +20,7 @@ from hdruntime.errors import BackendUnavailableError, ExportError
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
 MODEL_FILE = "model.onnx"
-"""In the folder of an export; weights may be beside it."""
+"""File in the folder of an export; weights may be beside it."""
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""
@@ -44,7 +44,7 @@ def staged_export(folder: Path) -> AbstractContextManager[Path]:
 
 
 def check_provider(device: str) -> None:
-    """Refuse a GPU that the installed ONNX Runtime does not use: it would run on the CPU instead.
+    """Refuse a GPU that the installed ONNX Runtime does not use: ONNX Runtime would run on the CPU instead.
 
     Raises:
         BackendUnavailableError: with the command that installs the right one.
@@ -61,13 +61,13 @@ class OnnxPeer(Peer):
     """A peer whose artefact is an ONNX file, which ONNX Runtime runs with its own settings but the threads."""
 
     example_tokens: ClassVar[int]
-    """Of the texts that the model is exported with."""
+    """Tokens of the texts that the model is exported with."""
 
     def remark(self, manifest: Manifest) -> str | None:
         return export_remark(manifest, self.example_tokens)
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load the file; of its outputs those of the manifest are requested, and token types default to zeros.
+        """Load the file; the manifest's outputs are requested, and token types default to zeros.
 
         Raises:
             BackendUnavailableError: there is no ONNX Runtime for the case's device.

@@ -1,4 +1,4 @@
-"""OpenVINO: what `openvino.convert_model` makes of PyTorch's model, in float32 or as OpenVINO runs it by default."""
+"""OpenVINO: PyTorch's model by `openvino.convert_model`, in float32 or as OpenVINO runs it by default."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hdexport.model.graph_module import GraphModule
 
 MODEL_FILE = "model.xml"
-"""In the folder of a model; its weights are beside it."""
+"""File in the folder of a model; its weights are beside it."""
 
 _EXAMPLE = (1, 37)
 """Texts and tokens that the model is traced with; none of the axes of its inputs is fixed by that."""
@@ -63,7 +63,7 @@ class OpenVino(Peer):
 
     name = "openvino"
     precision: ClassVar[Precision] = Precision.FLOAT32
-    """That it is asked for; ``auto`` leaves it to OpenVINO."""
+    """Precision that OpenVINO is asked for; ``auto`` leaves it to OpenVINO."""
 
     def unavailable(self, manifest: Manifest) -> str | None:
         packages = ("openvino", "torch", "transformers", "safetensors")
@@ -103,7 +103,7 @@ class OpenVino(Peer):
 
 
 class OpenVinoDefault(OpenVino):
-    """The same model as OpenVINO runs it where it is not told in which precision."""
+    """The same model as OpenVINO runs it where no precision is given."""
 
     name = "openvino-default"
     precision = Precision.AUTO
@@ -117,7 +117,7 @@ class OpenVinoDefault(OpenVino):
 
 
 def check_cpu(device: str) -> None:
-    """Refuse a GPU: those that other peers run on are NVIDIA's.
+    """Refuse a GPU: the GPUs that other peers run on are NVIDIA's.
 
     Raises:
         BackendUnavailableError: with the option that helps.
@@ -127,7 +127,7 @@ def check_cpu(device: str) -> None:
 
 
 def default_precision() -> Precision:
-    """What OpenVINO computes in on this CPU, if it is not told."""
+    """OpenVINO's default precision on this CPU."""
     found = require("openvino").Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
     return _PRECISION_OF_TYPE[found.to_string()]
 
@@ -178,7 +178,7 @@ def write_converted(module: GraphModule, path: Path, example: Inputs) -> None:
             module(**tensors)
             model = openvino.convert_model(module, example_input=tensors)
         except Exception as error:
-            # What model code cannot be traced fails with dozens of types.
+            # Model code that cannot be traced fails with dozens of types of errors.
             raise ExportError(f"openvino.convert_model cannot convert the model: {first_cause(error)}") from error
     for value, name in zip(model.outputs, module.outputs, strict=True):
         value.set_names({name})

@@ -28,11 +28,11 @@ from hdruntime.optional import require
 
 _TEXTS = 64
 _LONGEST_TEXT = 512
-"""In tokens. The lengths of the texts are spread evenly from an eighth of it."""
+"""Tokens of the longest text; lengths are spread evenly from an eighth of it."""
 
 
 class OpenVinoInt8(OpenVino):
-    """See `OpenVino`; what is not quantised is computed in OpenVINO's default precision."""
+    """See `OpenVino`; nodes that are not quantised compute in OpenVINO's default precision."""
 
     name = "openvino-int8"
     precision = Precision.INT8
@@ -59,13 +59,13 @@ def _quantise(source: Path, path: Path, texts: Texts) -> None:
     longest = min(_LONGEST_TEXT, texts.max_len)
     lengths = [max(1, longest * (number % 8 + 1) // 8) for number in range(_TEXTS)]
     shown = [{name: rows[name] for name in names} for rows in texts.alone(lengths)]
-    # It draws its progress there.
+    # NNCF draws its progress on stdout.
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             quantised = nncf.quantize(
                 model, nncf.Dataset(shown), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(shown)
             )
         except Exception as error:
-            # What its graph cannot be quantised for fails with dozens of types.
+            # A graph that NNCF cannot quantise fails with dozens of types of errors.
             raise ExportError(f"nncf.quantize cannot quantise the model: {first_cause(error)}") from error
     openvino.save_model(quantised, path, compress_to_fp16=False)

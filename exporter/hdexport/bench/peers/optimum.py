@@ -19,9 +19,9 @@ from hdruntime.errors import ExportError
 _COMMAND = "optimum-cli"
 
 _INSTALL = "pipx install 'optimum-onnx[onnxruntime]'"
-"""It needs transformers 4, and hdexport 5: it runs in an environment of its own."""
+"""optimum-onnx needs transformers 4, and hdexport 5: Optimum runs in an environment of its own."""
 _EXAMPLE_TOKENS = 16
-"""Of the texts that it exports models with by default."""
+"""Tokens of the texts that Optimum exports models with by default."""
 
 
 class Optimum(OnnxPeer):
@@ -50,7 +50,7 @@ def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: st
     """Run the command; its own check after the export, at one short shape, does not change its exit code."""
     command = [_COMMAND, "export", "onnx", "--model", str(checkpoint), "--task", manifest.task]
     if manifest.task != "sentence-similarity":
-        # It would take a folder with sentence-transformers' modules for that task, whatever --task says.
+        # For that task, Optimum would take a folder with sentence-transformers' modules, whatever --task says.
         command += ["--library-name", "transformers"]
     if runs_in_half(device, manifest):
         command += ["--device", "cuda", "--dtype", {"float16": "fp16", "bfloat16": "bf16"}[manifest.dtype]]
@@ -64,7 +64,7 @@ def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: st
 
 
 def _remark(path: Path, manifest: Manifest) -> str | None:
-    """What the graph lacks of the bundle's computation, inputs and outputs."""
+    """The parts of the bundle's computation, inputs and outputs that the graph lacks."""
     import onnx
 
     positions = manifest.positions

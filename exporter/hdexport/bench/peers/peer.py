@@ -1,4 +1,4 @@
-"""What a peer is: whether it can run a model here, what it needs for that, and what it looks like when it is open."""
+"""A peer: whether it can run a model here, the artefact that it needs for that, and its open form."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class OpenCase:
     Attributes:
         call: runs its batch.
         half_precision: whether it computes in half precision, or with weights that were rounded to it.
-        precision: what it computes in on a CPU.
+        precision: the precision that it computes in on a CPU.
         allocator_bytes: peak of PyTorch's allocator on the GPU since the process began; None elsewhere.
-        engine_bytes: what TensorRT says its engine and contexts take on the GPU now; None elsewhere.
+        engine_bytes: memory that TensorRT's engine and contexts take on the GPU now, by its own report; None elsewhere.
         close: gives memory back.
     """
 
@@ -60,7 +60,7 @@ class OpenCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a peer's preparation made: for `CaseSpec.artefact`, and for readers."""
+    """The result of a peer's preparation: for `CaseSpec.artefact`, and for readers."""
 
     artefact: Path
     remark: str | None = None
@@ -70,7 +70,7 @@ class Peer(ABC):
     """Another library's way to run a model; by default it loads the checkpoint in PyTorch."""
 
     name: ClassVar[str]
-    """As the command line has it."""
+    """The peer's name on the command line."""
 
     @abstractmethod
     def unavailable(self, manifest: Manifest) -> str | None:
@@ -78,35 +78,35 @@ class Peer(ABC):
 
     @abstractmethod
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load what :meth:`prepare` made.
+        """Load the artefact of :meth:`prepare`.
 
         Args:
             manifest: of the bundle whose model it is.
             inputs: name -> [batch, tokens].
 
         Raises:
-            HdexportError: it cannot be loaded.
+            HdexportError: the artefact cannot be loaded.
         """
 
     def remark(self, manifest: Manifest) -> str | None:
-        """What of the bundle's attention it does not know; else None."""
+        """The part of the bundle's attention that it does not know; else None."""
         return attention_remark(manifest)
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
-        """Make what it runs: here, the checkpoint with the bundle's positions.
+        """Make the artefact: here, the checkpoint with the bundle's positions.
 
         Args:
-            folder: where to; it also holds what other peers made of the same subject, which is shared.
+            folder: where to; it also holds files of other peers for the same subject, which are shared.
             device: ``cpu`` or ``cuda``.
 
         Raises:
-            HdexportError: it could not be made; nothing is left half-written.
+            HdexportError: the artefact could not be made; nothing is left half-written.
         """
         return Prepared(artefact=checkpoint_folder(subject, folder))
 
 
 def attention_remark(manifest: Manifest) -> str | None:
-    """On peers that do not know the model's changed attention or positions; None where they compute the same."""
+    """Remark on peers that do not know the model's changed attention or positions; None where they compute the same."""
     remarks = [item.kind.peer_remark(item.record) for item in attention_of(manifest)]
     positions = manifest.positions
     if positions.form == "by_length":
@@ -140,7 +140,7 @@ def not_installed(*packages: str, install: str) -> str | None:
 
 
 def first_cause(error: BaseException) -> str:
-    """What went wrong first, in a line: PyTorch's exporter and compiler wrap it in pages of advice."""
+    """The first error, in a line: PyTorch's exporter and compiler wrap it in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

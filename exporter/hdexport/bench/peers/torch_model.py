@@ -40,12 +40,12 @@ class TorchEager(Peer):
 
 
 def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> GraphModule:
-    """The model of a folder, on the CPU, for a text alone: what a bundle remembers is no input of it.
+    """The model of a folder, on the CPU, for a text alone: a bundle's memories are no input of it.
 
     PyTorch's scaled_dot_product_attention computes the attention where transformers has it for the model.
 
     Args:
-        folder: what `checkpoint_folder` gave.
+        folder: the result of `checkpoint_folder`.
         half_precision: in the type of the bundle, else in float32.
 
     Raises:
@@ -64,7 +64,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     scale_queries(model, checkpoint.family, manifest)
     if half_precision:
         for parameter in model.parameters():
-            # Not the buffers: what is computed, such as rotary frequencies, stays in float32 in transformers, too.
+            # Not the buffers: computed values, such as rotary frequencies, stay in float32 in transformers, too.
             parameter.data = parameter.data.to(getattr(torch, manifest.dtype))
     return GraphModule(
         model,
@@ -101,7 +101,7 @@ def open_module(
         run: takes the inputs by name, tensors [batch, tokens] on the case's device.
         manifest: of the bundle whose model it is.
         inputs: name -> [batch, tokens].
-        outputs: from what `run` returns to tensors by the manifest's names.
+        outputs: from the result of `run` to tensors by the manifest's names.
         is_compiled: whether `run` compiles.
     """
     import torch

@@ -1,1 +1,1 @@
-"""What a benchmark found: in memory, in files, in words, and compared with another."""
+"""The results of a benchmark: in memory, in files, in words, and compared with other results."""

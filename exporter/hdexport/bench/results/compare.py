@@ -1,4 +1,4 @@
-"""What changed between two benchmarks beyond the noise, and what both runs have no word on."""
+"""Changes between two benchmarks beyond the noise, and facts about which either run has no word."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LEAST_ERROR_SIZE = 1e-6
 """Errors changed if their ratio exceeds this and the larger one that: below is the rounding of float32."""
 
 _LEAST_PEER_CASES = 3
-"""Of peers in both runs, for their median to be taken as the machine's drift."""
+"""Fewest cases of peers in both runs whose median is taken as the machine's drift."""
 
 _LEGITIMATE = ("commit", "hdexport", "gpu clock", "gpu memory clock")
 """Parts of the environment that may differ without the peers being others."""
 
 
 class ChangeKind(str, Enum):
-    """What of a case changed."""
+    """The figure of a case that changed."""
 
     STATUS = "status"
     LATENCY = "latency"
@@ -70,14 +70,14 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """What is common to all cases: the machine, or what they all share.
+    """A change that all cases have in common: the machine's, or of something that they all share.
 
     Attributes:
-        ratio: median of the latencies after over those before.
+        ratio: median of latency after over latency before.
         standard_error: of its logarithm.
         cases: of how many.
-        is_divided_out: whether it is that of peers whose software did not change, so that it is the machine's, and
-            ratios of latencies are given without it.
+        is_divided_out: whether the drift is of peers whose software did not change: it is the machine's, and ratios of
+            latencies are given without it.
     """
 
     ratio: float
@@ -88,7 +88,7 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultComparison:
-    """What two benchmarks have to say of each other.
+    """The comparison of two benchmarks.
 
     Attributes:
         changes: beyond the noise; statuses first, then as in the table.
@@ -96,7 +96,7 @@ class ResultComparison:
         before_noise: of the rounds of the first.
         after_noise: of the second.
         drift: None where no case has a latency in both.
-        environment: (name, before, after) of what differs; None where one lacks it.
+        environment: (name, before, after) of each difference; None where one lacks it.
         only_before: cases of the first alone.
         only_after: cases of the second alone.
     """
@@ -186,7 +186,7 @@ def _drift(
     used = of_peers if is_divided_out else pairs
     if not used:
         return None
-    # The median's variance is pi/2 that of the mean, for normal noise.
+    # The median's variance is pi/2 the mean's, for normal noise.
     variance = math.pi / 2 * statistics.fmean(pair.variance for pair in used) / len(used)
     return Drift(
         ratio=math.exp(statistics.median(pair.log_ratio for pair in used)),

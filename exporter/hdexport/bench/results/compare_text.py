@@ -15,7 +15,7 @@ _FEWEST_PERCENT = 2.0
 
 
 def comparison_lines(comparison: ResultComparison) -> list[str]:
-    """What the command line prints: remarks first, then one line per change."""
+    """The lines that the command prints: remarks first, then one line per change."""
     return [
         *_environment(comparison),
         *_noise(comparison),

@@ -26,10 +26,10 @@ COLUMNS = (
     *_ERROR,
     *_ROOFLINE,
 )
-"""In their order; those of a case that has no such figure are empty."""
+"""Names of the columns, in order; a column is empty for a case without its figure."""
 
 _UNAVAILABLE = "unavailable"
-"""In the column ``status`` of a series that could not run; its ``batch`` and ``tokens`` are empty."""
+"""Value of the column ``status`` for a series that could not run; its ``batch`` and ``tokens`` are empty."""
 
 
 def write_csv(path: Path, result: BenchResult) -> None:

@@ -63,12 +63,12 @@ def cosine_text(error: OutputError | None) -> str:
 
 
 def ratio_text(ratio: Ratio | None) -> str:
-    """Of the medians."""
+    """The ratio of the medians: ``3.0x``."""
     return "" if ratio is None else f"{number_text(ratio.value)}x"
 
 
 def range_text(ratio: Ratio | None) -> str:
-    """Of the rounds: ``2.9 to 3.1``."""
+    """The range of the rounds' ratios: ``2.9 to 3.1``."""
     return "" if ratio is None else f"{number_text(ratio.least)} to {number_text(ratio.most)}"
 
 

@@ -1,4 +1,4 @@
-"""What a reader of a benchmark has to know before the numbers."""
+"""Facts that a reader of a benchmark has to know before the numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = ("wrong", "failed", "unavailable", "note")
 
 
 def findings(result: BenchResult) -> list[tuple[str, str, str]]:
-    """What a reader has to know before the numbers, the worst first: (kind, series or "", text).
+    """Facts that a reader has to know before the numbers, the worst first: (kind, series or "", text).
 
     Kinds are ``wrong`` answers, ``failed`` cases, ``unavailable`` series and ``note``.
     """

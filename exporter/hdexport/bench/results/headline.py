@@ -48,7 +48,7 @@ def headline(result: BenchResult) -> str:
 
 
 def caution(result: BenchResult) -> str | None:
-    """What to say where a case has too few rounds to trust a ratio; None where all have enough."""
+    """The caution where a case has too few rounds to trust a ratio; None where all have enough."""
     rounds = min((len(case.latency.rounds_p50_ms) for case in result.cases if case.latency), default=_FEWEST_ROUNDS)
     if rounds >= _FEWEST_ROUNDS:
         return None
@@ -57,7 +57,7 @@ def caution(result: BenchResult) -> str | None:
 
 
 def model_names(result: BenchResult) -> list[str]:
-    """Names of the models, without repeats; of results that do not record them, those of the bundles' directories."""
+    """Names of the models, without repeats; names of the bundles' directories where results record no names."""
     return list(dict.fromkeys(series.model or Path(series.bundle).name for series in result.series))
 
 

@@ -1,4 +1,4 @@
-"""`bench.json`: what a benchmark found, written whole and read with every value checked."""
+"""`bench.json`: the result of a benchmark, written whole and read with every value checked."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def write_result(path: Path, result: BenchResult) -> None:
 
 
 def read_result(path: Path) -> BenchResult:
-    """Read what `write_result` wrote; keys that this version does not know are ignored.
+    """Read the file of `write_result`; keys that this version does not know are ignored.
 
     Args:
         path: the file, or the folder that holds it as `bench.json`.
 
     Raises:
-        InputError: it is missing, invalid, damaged, or of a newer hdexport; the message names the key.
+        InputError: the file is missing, invalid, damaged, or of a newer hdexport; the message names the key.
     """
     path = path / JSON_FILE if path.is_dir() else path
     text = _text(path)
@@ -59,7 +59,7 @@ _MEASURE_AGAIN = "measure again with: hdexport bench BUNDLE -o DIR"
 
 @dataclass(frozen=True, kw_only=True)
 class _AnySchema:
-    """What a result of any version has."""
+    """The keys of a result of any version."""
 
     schema_version: int
     cases: list[object]

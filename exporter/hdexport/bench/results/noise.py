@@ -12,18 +12,18 @@ from hdexport.bench.results.result import BenchResult, CaseResult
 from hdruntime.optional import require
 
 ASSUMED_SPREAD = 0.03
-"""Of one round, relative, where no case has two: what a quiet machine of two shared cores showed."""
+"""Relative spread of one round, where no case has two: a quiet machine of two shared cores showed it."""
 
 FALSE_ALARMS = 0.01
 """Probability that a comparison of two runs of the same thing shows a change of latency at all."""
 
 _POOLED_WEIGHT = 4
-"""Degrees of freedom by which a case's own spread is drawn to that of all: two or three rounds alone say little."""
+"""Degrees of freedom by which a case's spread is drawn to all cases' spread: two or three rounds alone say little."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Of one run.
+    """The noise of one run.
 
     Attributes:
         spread: standard deviation of the logarithm of a round's median, over all cases: relative, for small ones.
@@ -39,7 +39,7 @@ class Noise:
         return self.degrees == 0
 
     def variance_of(self, case: CaseResult) -> float:
-        """Of the mean logarithm of a case's rounds: from the spread of all, or from its own where that is larger."""
+        """Variance of the mean logarithm of a case's rounds, from all cases' spread or the case's own larger one."""
         logs = _logs(case)
         own = (_POOLED_WEIGHT * self.spread**2 + _squares(logs)) / (_POOLED_WEIGHT + len(logs) - 1)
         # Never from less than all cases have: rounds that agree by chance would make the next one a change.

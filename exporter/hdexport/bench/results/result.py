@@ -1,4 +1,4 @@
-"""What a benchmark found, as dataclasses that `bench.json` holds.
+"""The result of a benchmark, as dataclasses that `bench.json` holds.
 
 docs/bench.md describes every field, with its unit and what None means; a test compares the two.
 """
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 SCHEMA_VERSION = 1
-"""Of ``bench.json``; a field that changes its meaning or goes away raises it, one that is added does not."""
+"""Version of ``bench.json``; a field that changes its meaning or goes away raises it, an added field does not."""
 
 
 class Status(str, Enum):
@@ -66,7 +66,7 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Of one call with a whole batch, over the runs of all rounds, in milliseconds."""
+    """Latency of one call with a whole batch, over the runs of all rounds, in milliseconds."""
 
     p50_ms: float
     p95_ms: float
@@ -87,7 +87,7 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Of one process, the largest over the rounds, in bytes; None where there is no such figure."""
+    """Peak memory of one process, the largest over the rounds, in bytes; None where there is no such figure."""
 
     rss_bytes: int | None
     growth_bytes: int | None
@@ -98,7 +98,7 @@ class PeakMemory:
 
     @property
     def peak_bytes(self) -> int | None:
-        """What the case needs of the memory that is scarce: the GPU's where it ran on one, else resident memory."""
+        """The case's part of the scarce memory: the GPU's where it ran on one, else resident memory."""
         return self.rss_bytes if self.vram_bytes is None else self.vram_bytes
 
 
@@ -119,7 +119,7 @@ class OutputError:
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """What the model must at least do, and what this machine could have done in the time."""
+    """The least work of the model, and the machine's best in the time."""
 
     flops: int
     dense_flops: int
@@ -147,7 +147,7 @@ class CaseResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What the machine reached: the best of the start of the run and of its end."""
+    """Rates that the machine reached: the best of the start of the run and of its end."""
 
     device: str
     dtype: str
@@ -205,7 +205,7 @@ class BenchResult:
         return next((case for case in self.cases if (case.series, case.batch, case.tokens) == wanted), None)
 
     def ratio_to_first(self, case: CaseResult) -> Ratio | None:
-        """A case's latency over that of `first_series` at its batch size and length; None where one is missing."""
+        """A case's latency over `first_series`' at its batch size and length; None where one is missing."""
         first = None if self.first_series is None else self.case(self.first_series, case.batch, case.tokens)
         if first is None or first.latency is None or case.latency is None:
             return None

@@ -46,8 +46,8 @@ class Probe:
 
     Attributes:
         status: how it ended.
-        peak_bytes: what it took; None where it did not get to its end.
-        reason: what happened where the status is not ``ok``.
+        peak_bytes: the memory that it took; None where it did not get to its end.
+        reason: the cause where the status is not ``ok``.
     """
 
     status: Status
@@ -56,7 +56,7 @@ class Probe:
 
 
 class Found(NamedTuple):
-    """What a search found; the fields are those of `LargestBatch`."""
+    """The result of a search, with the fields of `LargestBatch`."""
 
     batch: int
     peak_bytes: int | None
@@ -68,7 +68,7 @@ def bytes_from(text: str) -> int:
     """An amount of memory in bytes, as users type it: ``24GB``, ``512 MB``, ``8GiB`` or ``24e9``.
 
     Raises:
-        InputError: it is not one.
+        InputError: the text is not such an amount.
     """
     match = _AMOUNT.fullmatch(text.strip())
     factor = _UNITS.get(match[2].upper()) if match else None
@@ -82,7 +82,7 @@ def bytes_from(text: str) -> int:
 
 
 def probe_case(spec: CaseSpec, *, budget_bytes: int, time_limit_s: float) -> Probe:
-    """What one call of a case takes. On a CPU its process is ended as soon as it takes more than the budget."""
+    """The memory of one call of a case. On a CPU its process is ended as soon as it takes more than the budget."""
     probe = dataclasses.replace(spec, expected=None, least_runs=1, least_seconds=0.0)
     limit = budget_bytes if spec.device == "cpu" else None
     outcome, figures = run_function(
@@ -106,15 +106,15 @@ def largest_batch(
 ) -> Found:
     """The largest batch that was seen to fit.
 
-    Memory is nearly linear in the batch: after 1 and 2 the next try is where the budget would be reached, and those
+    Memory is nearly linear in the batch: after 1 and 2 the next try is where the budget would be reached, and tries
     after it close in on where it is. Few tries, but the answer is one of them, and so is the batch that does not fit.
 
     Args:
         time_limit_s: no further try begins after it.
 
     Returns:
-        the batch, what it took, whether it is the limit, and what ended the search. It is the limit if the next larger
-        one does not fit, or, of batches of 40 and more, one that is at most 5 % larger.
+        the batch, its memory, whether it is the limit, and why the search ended. A batch is the limit if the next
+        larger one does not fit, or, of batches of 40 and more, one that is at most 5 % larger.
     """
     fitted: list[tuple[int, int]] = []
     too_large: int | None = None
@@ -148,7 +148,7 @@ def largest_batch(
 def _next_batch(
     fitted: Sequence[tuple[int, int]], too_large: int | None, budget_bytes: int, most_texts: int, *, halves: bool
 ) -> int | None:
-    """What to try; None if nothing is left. Only larger batches than the largest that fitted are ever tried."""
+    """The batch to try; None if nothing is left. Only larger batches than the largest that fitted are ever tried."""
     largest = fitted[-1][0] if fitted else 0
     least = largest + max(1, largest // _RESOLUTION)
     if largest >= most_texts or (too_large is not None and least >= too_large):
@@ -156,7 +156,7 @@ def _next_batch(
     most = min(most_texts, largest * _FASTEST_GROWTH)
     if too_large is not None:
         most = too_large - max(1, too_large // _RESOLUTION)
-        # The prediction closes in at once if memory is linear; every other try halves, whatever memory is like.
+        # The prediction closes in at once if memory is linear; every other try halves, however memory grows.
         if halves or least > most:
             return (largest + too_large) // 2
     if len(fitted) < 2:

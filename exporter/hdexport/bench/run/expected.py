@@ -20,14 +20,14 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: i
         rows: outputs of one text each, name -> array without the batch axis; `batch` of them.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as scratch:
         folder = Path(scratch) / "rows"
         folder.mkdir()
         for number, row in enumerate(rows):
             for name, values in row.items():
-                # Mapped again for each row: what stays mapped counts as memory of the process.
+                # Mapped again for each row: mapped pages count as memory of the process.
                 new = {"mode": "w+", "dtype": np.float32, "shape": (batch, *values.shape)}
                 array = np.lib.format.open_memmap(folder / f"{name}.npy", **({"mode": "r+"} if number else new))
                 array[number] = values

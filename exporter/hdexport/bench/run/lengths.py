@@ -1,4 +1,4 @@
-"""The lengths that a benchmark measures, from what the command line says."""
+"""The lengths that a benchmark measures, from the command line's options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hdruntime.errors import InputError
 
 _FIRST = 512
 _STEPS_BELOW_FIRST = 3
-"""A model of at most `_FIRST` tokens is measured from an eighth of what it takes."""
+"""A model of at most `_FIRST` tokens is measured from an eighth of its longest text."""
 
 _RANGE = re.compile(r"(\d+):(\d+):(x|\+)(\d+)")
 

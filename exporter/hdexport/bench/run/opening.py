@@ -1,4 +1,4 @@
-"""A case's callable from its description, and whether what it returns is right."""
+"""A case's callable from its description, and whether its answer is right."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hdruntime.errors import BackendError, OutOfMemoryError
 
 
 def open_case(spec: CaseSpec) -> OpenCase:
-    """Load what runs a case; packages are imported as far as that runner needs them.
+    """Load the runner of a case; packages are imported as far as that runner needs them.
 
     Raises:
-        HdexportError: it cannot be loaded; see `hdruntime.load`, or the peer.
+        HdexportError: the runner cannot be loaded; see `hdruntime.load`, or the peer.
     """
     with np.load(spec.inputs) as file:
         inputs = {name: file[name] for name in file.files}
@@ -44,7 +44,7 @@ def wrong_by(spec: CaseSpec, outputs: Mapping[str, FloatArray], case: OpenCase) 
 
     Args:
         outputs: name -> array, of the manifest's names and shapes.
-        case: which returned them; how far they may be off depends on what it computes in.
+        case: the case that returned them; their tolerances depend on its precision.
 
     Returns:
         the worst of all outputs that PyTorch and the runner have.

@@ -1,4 +1,4 @@
-"""What a benchmark will run: the ways to run each model, at which lengths and batches, and what cannot run here."""
+"""The plan of a benchmark: the ways to run each model, at which lengths and batches, and ways that cannot run here."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _CPU_LOWERINGS = {Backend.ONNXRUNTIME: CPU_LOWERING, Backend.OPENVINO: OPENVINO_
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What to measure.
+    """The measurements that a user asks for.
 
     Attributes:
         bundles: their directories.
         lengths: tokens of a text; None for 512, doubled up to the longest that a bundle takes.
         batches: texts of a call.
         peers: names of `PEERS`; None for all.
-        backends: names of `Backend`; None for those that each bundle has a graph or an engine for.
+        backends: names of `Backend`; None for each that a bundle has a graph or an engine for.
         precisions: names of `Precision` that bundles compute in on a CPU; None for ``auto`` and, of bundles that have
             such a graph, ``int8``.
         rounds: processes that each case is given, one after the other, the other cases in between.
@@ -69,14 +69,14 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSeries:
-    """A series, and what runs it.
+    """A series, and its runner.
 
     Attributes:
-        series: what the result says of it.
+        series: its entry in the result.
         bundle: the bundle that is run, or whose model a peer runs.
         subject: the model in PyTorch.
         device: ``cpu`` or ``cuda``.
-        precision: what a bundle is asked to compute in on a CPU.
+        precision: the precision that a bundle is asked to compute in on a CPU.
     """
 
     series: Series
@@ -87,20 +87,20 @@ class PlannedSeries:
 
     @property
     def is_available(self) -> bool:
-        """Whether it can run here."""
+        """Whether the series can run here."""
         return self.series.unavailable is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that will run, and what will not.
+    """All series, the ones that cannot run here included.
 
     Attributes:
-        series: in the order of the tables, those that cannot run here included.
+        series: in the order of the tables, also series that cannot run here.
         lengths: tokens, rising.
         batches: texts, as given.
         threads: CPU threads of every process.
-        notes: what a reader has to know.
+        notes: for the reader.
     """
 
     series: tuple[PlannedSeries, ...]
@@ -196,7 +196,7 @@ def _subject(group: Sequence[Bundle], options: BenchOptions) -> Subject:
 
 
 def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[Backend]:
-    """Those that a bundle was built for; the first is what others are compared with."""
+    """Backends that a bundle was built for; the first is the one that others are compared with."""
     has_openvino = any(graph.lowering == OPENVINO_LOWERING for graph in bundle.manifest.graphs)
     on_gpu = [] if machine.gpu is None else [Backend.ONNXRUNTIME_CUDA]
     engines = [Backend(engine.flavour) for engine in bundle.manifest.engines]
@@ -204,7 +204,7 @@ def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[Backend]:
 
 
 def _own_precisions(bundle: Bundle, backend: Backend) -> list[Precision]:
-    """Those that a bundle has graphs for; a session takes those with graphs of their own by name only."""
+    """Precisions that a bundle has graphs for; a session takes precisions with graphs of their own by name only."""
     lowering = _CPU_LOWERINGS.get(backend)
     own = [each for each in OPTION_OF_GRAPHS if lowering is not None and has_graph(bundle, lowering, precision=each)]
     return [Precision.AUTO, *own]
@@ -218,7 +218,7 @@ def _backend_series(
     machine: ThisMachine,
     bundles: Sequence[Bundle],
 ) -> list[PlannedSeries]:
-    """A backend with a bundle; on a GPU, where the graph or the engine says what it computes in, once."""
+    """A backend with a bundle; on a GPU, once, where the graph or the engine decides the precision."""
     on_cpu = backend in _CPU_LOWERINGS
     names = [other.path.name for other in bundles]
     name = bundle.path.name if names.count(bundle.path.name) == 1 else str(bundle.path)

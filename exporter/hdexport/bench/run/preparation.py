@@ -1,4 +1,4 @@
-"""What cases need before they run, each made in a process of its own: inputs, PyTorch's answers, what peers run."""
+"""Files that cases need, each made in a process of its own before they run: inputs, PyTorch's answers, artefacts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def inputs_path(folder: Path, batch: int, tokens: int) -> Path:
-    """Where a batch's inputs are: an ``.npz`` of int64 [batch, tokens] arrays."""
+    """The file of a batch's inputs: an ``.npz`` of int64 [batch, tokens] arrays."""
     return folder / f"inputs-{batch}x{tokens}.npz"
 
 
 def expected_path(folder: Path, batch: int, tokens: int) -> Path:
-    """Where PyTorch's outputs for that batch are: a folder of float32 arrays, a ``.npy`` file each."""
+    """The folder of PyTorch's outputs for that batch: float32 arrays, a ``.npy`` file each."""
     return folder / f"expected-{batch}x{tokens}"
 
 
@@ -63,14 +63,14 @@ def write_expected(subject: Subject, folder: Path, shapes: Sequence[tuple[int, i
 
 
 def make_artefact(subject: Subject, folder: Path, peer: str, device: str) -> Prepared:
-    """What a peer prepares."""
+    """A peer's artefact."""
     return PEERS[peer].prepare(subject, folder, device=device)
 
 
 def _answers(
     reference: Reference, inputs: Mapping[str, npt.NDArray[np.int64]], batch: int
 ) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
-    # They are of one length and have no padding, so that alone they answer as together, whatever the attention is.
+    # All rows are of one length and have no padding: alone they answer as together, whatever the attention is.
     for row in range(batch):
         outputs = reference.batch({name: ids[row : row + 1] for name, ids in inputs.items()})
         yield {name: values[0] for name, values in outputs.items()}

@@ -30,11 +30,11 @@ from hdexport.bench.run.watcher import Watcher
 from hdruntime.errors import BackendError
 
 _TIME_LIMIT_S = 3600.0
-"""Of one step: exports of large models take minutes."""
+"""Time limit of one step: exports of large models take minutes."""
 
 
 class Preparation:
-    """What was made for a plan.
+    """The files that were made for a plan.
 
     Args:
         folder: an empty one, for everything that is made.
@@ -70,26 +70,26 @@ class Preparation:
             self._make_artefact(planned)
 
     def measure_ceilings(self) -> None:
-        """Measure what this machine can do; of several measurements the best counts, because others may disturb one."""
+        """Measure this machine's rates; of several measurements the best counts, because others may disturb one."""
         for device, dtype in self._devices:
             self._measure_ceilings(device, dtype)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be made, and what that costs the reader."""
+        """The files that could not be made, and the cost of that to the reader."""
         return tuple(self._notes)
 
     @property
     def ceilings(self) -> tuple[Ceilings, ...]:
-        """All that were measured."""
+        """All ceilings that were measured."""
         return tuple(self._ceilings.values())
 
     def ceilings_of(self, planned: PlannedSeries) -> Ceilings | None:
-        """Of the device and type that a series computes with; None where they could not be measured."""
+        """Ceilings of a series' device and type; None where they could not be measured."""
         return self._ceilings.get(_device_and_dtype(planned))
 
     def work_of(self, planned: PlannedSeries, batch: int, tokens: int) -> Work | None:
-        """What a case has to compute; None where it could not be counted."""
+        """The work of a case; None where it could not be counted."""
         return self._work.get(planned.subject, {}).get((batch, tokens))
 
     def inputs(self, planned: PlannedSeries, batch: int, tokens: int) -> Path:
@@ -108,7 +108,7 @@ class Preparation:
         return path if path.exists() else None
 
     def made(self, planned: PlannedSeries) -> Prepared | None:
-        """What a peer's preparation made; None of other series, and if it failed."""
+        """The result of a peer's preparation; None for other series, and if it failed."""
         return self._artefacts.get(planned.series.name, (None, None))[1]
 
     def failure(self, planned: PlannedSeries) -> str | None:
@@ -180,10 +180,10 @@ class Preparation:
 
 
 def _max_len(subject: Subject, plan: Plan) -> int:
-    """Of its bundles; the subject's own is the longest."""
+    """Longest text of the subject's bundles; the subject's own bundle takes the longest."""
     return max(planned.bundle.manifest.max_len for planned in plan.series if planned.subject == subject)
 
 
 def _device_and_dtype(planned: PlannedSeries) -> tuple[str, str]:
-    """On a CPU everything computes in float32, whatever the type of the weights."""
+    """On a CPU everything computes in float32, also with weights of another type."""
     return (planned.device, planned.bundle.manifest.dtype) if planned.device == "cuda" else ("cpu", "float32")

@@ -1,4 +1,4 @@
-"""What is known of one case while its rounds go on."""
+"""The results of one case so far, while its rounds go on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CaseRecord:
 
     Attributes:
         case: the series and the shape.
-        rounds: what each gave.
+        rounds: the results of each.
         end: how a round ended that gave nothing; the case then has no figures, and needs no other round.
     """
 
@@ -29,11 +29,11 @@ class CaseRecord:
     end: tuple[Status, str] | None = None
 
     def result(self, work: Work | None, ceilings: Ceilings | None) -> CaseResult | None:
-        """What is known; None before the first round.
+        """The results so far; None before the first round.
 
         Args:
-            work: what the model must do for the batch, None if it was not counted.
-            ceilings: what the machine can do, None if it was not measured.
+            work: the model's work for the batch, None if it was not counted.
+            ceilings: the machine's rates, None if they were not measured.
         """
         if self.end is not None:
             return dataclasses.replace(self.case, status=self.end[0], reason=self.end[1])

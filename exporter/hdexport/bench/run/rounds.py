@@ -28,7 +28,7 @@ _LEAST_RUNS = 10
 """Timed runs of a case, over all its rounds."""
 
 _LEAST_SECONDS = 1.0
-"""That they take together."""
+"""Least duration of a case's timed runs together."""
 
 _SEARCH_LIMITS = 3
 """A search for the largest batch starts no process after this many time limits of one."""
@@ -38,7 +38,7 @@ class Bench:
     """One run; a context manager, which removes what it prepared.
 
     Args:
-        scratch: a folder that is not there yet, for what is prepared: checkpoints and exports, which may be large.
+        scratch: a folder that is not there yet, for prepared files: checkpoints and exports, which may be large.
 
     Raises:
         InputError: an option that does not fit, or nothing that could run.
@@ -73,12 +73,12 @@ class Bench:
         return any(True for _ in self._cases())
 
     def note(self, text: str) -> None:
-        """Add what a reader has to know."""
+        """Add notes for the reader."""
         self._notes.append(text)
         self._watcher.note(text)
 
     def prepare(self) -> None:
-        """Make what the cases need, which may take longer than they do.
+        """Make the files that the cases need, which may take longer than the cases do.
 
         Raises:
             BackendError: not even inputs could be made.
@@ -107,7 +107,7 @@ class Bench:
             self._find_largest_batches(self._options.memory_budget_bytes)
 
     def result(self) -> BenchResult:
-        """What is known so far."""
+        """The result so far."""
         return BenchResult(
             schema_version=SCHEMA_VERSION,
             date=self._date,

@@ -1,4 +1,4 @@
-"""How a benchmark says what it is doing; the library only calls, the command line shows."""
+"""Progress of a benchmark: the library calls, the command line shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hdexport.bench.results.result import CaseResult
 
 
 class Watcher:
-    """Silent; the base of what shows something."""
+    """Silent; the base of classes that show something."""
 
     def step(self, title: str) -> None:
         """Something is prepared."""
@@ -25,4 +25,4 @@ class Watcher:
         """Round `number`, from 1, of a case begins."""
 
     def finish(self, case: CaseResult) -> None:
-        """A round of a case ended; what is known of the case so far."""
+        """A round of a case ended; the result of the case so far."""

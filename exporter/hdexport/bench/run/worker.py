@@ -1,4 +1,4 @@
-"""What the process of one case does: open it, measure it, and compare its answers."""
+"""The process of one case: open it, measure it, and compare its answers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def measured(spec: CaseSpec) -> CaseFigures:
     """Measure a case in this process, which should have done nothing else before.
 
     `PeakMemory.rss_bytes` is the peak of the process from its start to the end of the timed runs;
-    `PeakMemory.growth_bytes` how far that peak rose during all calls, warm-up included, above what was resident once
-    the case was open. So the growth has what a first call keeps, such as arenas and compiled code. A case
+    `PeakMemory.growth_bytes` how far that peak rose during all calls, warm-up included, above the resident memory once
+    the case was open. So the growth includes memory that a first call keeps, such as arenas and compiled code. A case
     whose timed runs need not take any time is a probe of memory, and its first call is timed.
 
     Raises:
-        HdexportError: it cannot be opened or run; so do the errors of a peer's packages.
+        HdexportError: the case cannot be opened or run; a peer's packages may raise their own errors.
     """
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(GpuMemoryWatch()) if spec.device == "cuda" else None
@@ -42,7 +42,7 @@ def measured(spec: CaseSpec) -> CaseFigures:
             allocator_bytes=case.allocator_bytes(),
             engine_bytes=case.engine_bytes(),
         )
-        # Last, and with outputs of a call of its own: neither they nor the comparison are part of what was measured.
+        # Last, and with outputs of a call of its own: the comparison and these outputs are not measured.
         error = None if spec.expected is None else wrong_by(spec, case.call(), case)
     # On a GPU the graph, the engine or the weights say it.
     precision = case.precision if spec.device == "cpu" else Precision.AUTO

@@ -13,10 +13,10 @@ from hdexport.checkpoint.foreign.keras_file import KerasLayers
 
 _DENSE = ("kernel", "bias")
 _NORM = ("beta", "gamma")
-"""In the order of a layer's arrays."""
+"""Parts of a normalisation, in the order of a layer's arrays."""
 
 _NEXT_SENTENCE = "cls/seq_relationship/output_weights"
-"""Its axes are exchanged in Google's checkpoints."""
+"""Google's name of a weight whose axes are exchanged in Google's checkpoints."""
 
 _MAPPING = "bert/encoder/embedding_hidden_mapping_in"
 _ATTENTION = ("self/query", "self/key", "self/value", "output/dense")
@@ -31,8 +31,8 @@ _KINDS_THAT_TELL = {
 def named_layers(layers: KerasLayers) -> dict[str, list[np.ndarray]]:
     """Layers by their names, also where the file only counts them.
 
-    Those that cannot be told from others without their names keep what the file calls them: the pooler, and what a user
-    added.
+    Layers that cannot be told from others without their names keep the names of the file: the pooler, and layers that a
+    user added.
     """
     if layers.named:
         return layers.named
@@ -89,7 +89,7 @@ def google_variables(
             if arrays and layer not in _KINDS_THAT_TELL.values():
                 others.append(layer)
             continue
-        # Zipped as far as both go: what is missing is noticed where it is needed, by its name.
+        # Zipped as far as both go: missing parts are noticed where they are needed, by their names.
         variables.update(zip(names, arrays, strict=False))
     if _NEXT_SENTENCE in variables:
         variables[_NEXT_SENTENCE] = variables[_NEXT_SENTENCE].T
@@ -134,7 +134,7 @@ _SHARED_LAYER = {
     ),
     "FeedForward-Norm": tuple(f"LayerNorm_1/{part}" for part in _NORM),
 }
-"""Part of a layer's name -> names of its arrays, in a layer of BERT and in that of ALBERT."""
+"""Part of a layer's name -> names of its arrays, in a layer of BERT and in a layer of ALBERT."""
 
 
 def _variables_of(layer: str) -> list[str] | None:

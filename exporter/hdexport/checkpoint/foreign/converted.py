@@ -33,7 +33,7 @@ _OPTIMIZER = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_\d+)?|AdamWeightDecayOptimizer(_\d+)?|ExponentialMovingAverage|global_step|"
     r"beta[12]_power|loss_scale|good_steps|temperature)"
 )
-"""Names of what training keeps and a model does not need."""
+"""Names of variables that training keeps and a model does not need."""
 
 _LABELS = "output_weights"
 _LISTED = 3
@@ -47,7 +47,7 @@ class _Stored:
     Attributes:
         file: their file, for messages.
         shapes: Google's name -> shape.
-        floating: names of those that hold floating-point numbers.
+        floating: names of variables of floating-point numbers.
         read: gives one's value.
         others: names that are none of Google's.
     """
@@ -113,7 +113,7 @@ def google_files(directory: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         directory: for which `has_google_config` holds, with weights of PyTorch.
 
     Returns:
-        Name of a file -> its text or JSON value; and what was chosen, a line each.
+        Name of a file -> its text or JSON value; and the choices that were made, a line each.
 
     Raises:
         ModelError: a file cannot be read, or its values are wrong.
@@ -162,7 +162,7 @@ def _chosen(layout: Variables, stored: _Stored) -> tuple[list[Variable], str]:
     """The variables that are converted, and the class that they make.
 
     Raises:
-        ModelError: one is missing.
+        ModelError: a variable is missing.
     """
     chosen = list(layout.encoder)
     ending = "Model"

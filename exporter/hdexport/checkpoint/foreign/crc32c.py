@@ -1,4 +1,4 @@
-"""CRC-32C, by which TensorFlow guards what it stores: hundreds of megabytes per second without a compiled package.
+"""CRC-32C, by which TensorFlow guards its files: hundreds of megabytes per second without a compiled package.
 
 A checksum is linear over GF(2) in the data. So the data is cut into lanes, which NumPy advances together, four bytes
 per step, and the lanes' checksums are joined by the linear map of "as many zero bytes as a lane has".
@@ -16,7 +16,7 @@ _POLYNOMIAL = 0x82F63B78
 """Castagnoli's, its bits reversed."""
 
 _MASK_DELTA = 0xA282EAD8
-"""What LevelDB adds to a rotated checksum, so that checksums of data that holds checksums stay meaningful."""
+"""Constant that LevelDB adds to a rotated checksum, so that checksums of data that holds checksums stay meaningful."""
 
 _FEW_BYTES = 4096
 """Fewer are quicker one by one."""
@@ -68,7 +68,7 @@ def _byte_table() -> list[int]:
 
 @functools.cache
 def _word_tables() -> tuple[np.ndarray, ...]:
-    """What each byte of a word adds, the last byte's first: the same byte, followed by 0 to 3 zero bytes."""
+    """The term that each byte of a word adds, the last byte's first: the same byte, followed by 0 to 3 zero bytes."""
     tables = [np.array(_byte_table(), np.uint32)]
     for _ in range(3):
         tables.append(tables[0][tables[-1] & 0xFF] ^ tables[-1] >> 8)
@@ -76,7 +76,7 @@ def _word_tables() -> tuple[np.ndarray, ...]:
 
 
 def _zero_word() -> np.ndarray:
-    """The map of four zero bytes: [32], what each bit of a state becomes."""
+    """The map of four zero bytes: [32], the image of each bit of a state."""
     states = np.uint32(1) << np.arange(32, dtype=np.uint32)
     for _ in range(4):
         states = _word_tables()[0][states & 0xFF] ^ states >> 8
@@ -84,7 +84,7 @@ def _zero_word() -> np.ndarray:
 
 
 def _mapped(columns: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """States, of any number, after a linear map: the sum over GF(2) of what their bits become."""
+    """States, of any number, after a linear map: the sum over GF(2) of their bits' images."""
     result = np.zeros_like(states)
     for bit in range(32):
         result ^= columns[bit] * (states >> np.uint32(bit) & np.uint32(1))

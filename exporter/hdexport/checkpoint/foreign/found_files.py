@@ -33,7 +33,7 @@ class FoundFiles:
 
     Attributes:
         config: the configuration's.
-        values: what it holds.
+        values: its content.
         weights: the index of a TensorFlow checkpoint, or a Keras file.
     """
 
@@ -73,7 +73,7 @@ def find_files(directory: Path) -> FoundFiles:
         directory: for which `is_foreign` holds.
 
     Raises:
-        ModelError: one of them is missing, or there are several.
+        ModelError: the configuration or the weights are missing, or there are several.
     """
     weights = _weights(directory)
     config, values = _config(directory, weights)

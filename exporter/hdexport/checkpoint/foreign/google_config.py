@@ -41,11 +41,11 @@ _UNSUPPORTED = {
     "residual_attention_scores": "attention scores that are added from layer to layer",
     "shared_segment_embeddings": "segments that share the tokens' embeddings",
 }
-"""Options of bert4keras that change what is computed, in its configurations and as arguments."""
+"""Options of bert4keras that change the computation, in its configurations and as arguments."""
 
 _EPSILON = 1e-12
 _EPSILON_OF_KERAS = 1e-7
-"""What bert4keras adds to variances in RoFormer and NEZHA, Keras' own; Google adds less."""
+"""Epsilon that bert4keras adds to variances in RoFormer and NEZHA, Keras' own; Google adds less."""
 
 _RELATIVE, _ROTARY = "Embedding-Relative-Position", "Embedding-Rotary-Position"
 _SHARED = "Transformer-MultiHeadSelfAttention"
@@ -68,7 +68,7 @@ def model_type_of(
     """
     named = values.get("model_type")
     if named is not None:
-        # What bert4keras calls a RoBERTa computes as BERT does, and its weights have BERT's names.
+        # bert4keras' RoBERTa computes as BERT does, and its weights have BERT's names.
         named = "bert" if named == "roberta" else named
         if named not in MODEL_TYPES:
             raise ModelError(
@@ -163,4 +163,4 @@ def _check_size(value: object, key: str, file: Path) -> None:
         found = "no " + key if value is None else f"{key} {shown(value)}"
         raise ModelError(f"{file} has {found}; it must be a whole number, 1 or more.\nSet it to the checkpoint's.")
     if key in _COUNTS and value > MOST_LAYERS:
-        raise ModelError(f"{file} has {key} {value}; the most is {MOST_LAYERS}.\nSet it to what the checkpoint has.")
+        raise ModelError(f"{file} has {key} {value}; the most is {MOST_LAYERS}.\nSet it to the checkpoint's.")

@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"(?P<kind>.+?)(?:_(?P<number>\d+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class KerasLayers:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         named: name of a layer -> its arrays, in their order; layers without weights have none.
@@ -50,7 +50,7 @@ def read_keras_file(file: Path) -> KerasLayers:
     """All layers of a file.
 
     Raises:
-        ModelError: it is damaged, or was not written by Keras.
+        ModelError: the file is damaged, or was not written by Keras.
         MissingDependencyError: h5py is not installed.
     """
     h5py = require("h5py")
@@ -98,7 +98,7 @@ def _counted(layers: Any) -> dict[str, list[list[np.ndarray]]]:
 
 
 def _arrays(layer: Any) -> Iterator[np.ndarray]:
-    """The arrays of a layer, before those of layers within it, by their attributes' names."""
+    """The arrays of a layer, before the arrays of layers within it, by their attributes' names."""
     own = layer.get("vars", {})
     for number in sorted(own, key=int):
         yield np.asarray(own[number])
@@ -108,6 +108,6 @@ def _arrays(layer: Any) -> Iterator[np.ndarray]:
 
 
 def _attribute_order(name: str) -> tuple[int, str]:
-    # bert4keras' attention makes its layers in this order; a feed-forward network's are in that of the alphabet.
+    # bert4keras' attention makes its layers in this order; a feed-forward network's are in alphabetical order.
     order = ("q_dense", "k_dense", "v_dense", "o_dense")
     return (order.index(name) if name in order else -1, name)

@@ -28,14 +28,14 @@ _CLS, _SEP, _MASK, _PAD = "[CLS]", "[SEP]", "[MASK]", "<pad>"
 
 
 def tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, dict[str, Any]]:
-    """The content of ``tokenizer.json``, and what ``tokenizer_config.json`` says of it.
+    """The content of ``tokenizer.json``, and its settings in ``tokenizer_config.json``.
 
     Args:
         file: the model.
         lowercase: whether texts are lowercased first.
 
     Raises:
-        ModelError: it is no such model, of another algorithm, or lacks a special token.
+        ModelError: the file is no such model, of another algorithm, or lacks a special token.
     """
     try:
         fields = fields_of(file.read_bytes())
@@ -44,7 +44,7 @@ def tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, di
         characters = _message(fields, _NORMALIZER).get(2, [b""])[-1]
         unknown = [index for index, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN]
         if len(unknown) != 1 or not isinstance(characters, bytes) or not isinstance(algorithm, int):
-            raise DamagedError("it has no piece for what is unknown")
+            raise DamagedError("it has no piece for unknown text")
     except (OSError, ValueError) as error:
         raise _unreadable(file, error) from error
     if algorithm != _UNIGRAM:
@@ -62,7 +62,7 @@ def tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, di
     try:
         text = _tokenizer(pieces, unknown[0], characters, ids, lowercase=lowercase).to_str()
     except Exception as error:
-        # What tokenizers, written in Rust, raises for a damaged map of characters has no class of its own.
+        # Errors of tokenizers, written in Rust, for a damaged map of characters have no class of their own.
         raise _unreadable(file, error) from error
     names = {
         "cls_token": _CLS,

@@ -1,7 +1,7 @@
 """LevelDB's format of a sorted table, in which TensorFlow writes the index of a checkpoint.
 
-Blocks of entries, whose keys share prefixes with those before; a block that lists the blocks; and a footer of 48 bytes
-that says where that one is. Each block has a checksum, which is compared.
+Blocks of entries, whose keys share prefixes with the keys before; a block that lists the blocks; and a footer of 48
+bytes that says where the list is. Each block has a checksum, which is compared.
 
 Source: the file ``doc/table_format.md`` of LevelDB, and TensorFlow's ``core/lib/io/format.h``.
 """
@@ -29,7 +29,7 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
         data: the whole file.
 
     Raises:
-        DamagedError: it is cut off, changed, something else, or compressed.
+        DamagedError: the table is cut off, changed, something else, or compressed.
     """
     if len(data) < _FOOTER_BYTES or data[-len(_MAGIC) :] != _MAGIC:
         raise DamagedError(
@@ -64,7 +64,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of a block; the list of those with whole keys behind them is for searching, and not needed."""
+    """The entries of a block; the list of entries with whole keys behind them is for searching, and not needed."""
     if len(block) < 4:
         raise DamagedError("a block has no entries")
     end = len(block) - 4 * (int.from_bytes(block[-4:], "little") + 1)

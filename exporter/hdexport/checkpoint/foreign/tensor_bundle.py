@@ -39,7 +39,7 @@ _NAMES = {4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 17: "u
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """Where a tensor lies.
+    """The place of a tensor in a file.
 
     Attributes:
         type_number: of its type, in TensorFlow.
@@ -60,7 +60,7 @@ class StoredTensor:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it may be a weight."""
+        """Whether the tensor may be a weight."""
         return self.type_number == _BFLOAT16 or _TYPES.get(self.type_number, "").startswith("<f")
 
 
@@ -106,7 +106,7 @@ class TensorBundle:
         self._shards = self._checked_shards(_number(header, 1))
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor's numbers; those of bfloat16 as float32, which holds them exactly.
+        """A tensor's numbers; numbers of bfloat16 as float32, which holds them exactly.
 
         Raises:
             ModelError: its type is not read, it is stored in slices, or its bytes were changed.

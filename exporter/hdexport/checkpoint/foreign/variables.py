@@ -20,10 +20,10 @@ class Variable:
 
     Attributes:
         google: its name in a checkpoint of TensorFlow.
-        hugging_face: that of the weight.
+        hugging_face: the weight's name in transformers.
         axes: of its shape in the checkpoint.
         transposed: whether the weight has these exchanged, as kernels do.
-        identity: whether it may be missing: it is then the matrix of ones on the diagonal, or a bias of zeros.
+        identity: whether the variable may be missing: then it is ones on the diagonal, or a bias of zeros.
     """
 
     google: str
@@ -38,10 +38,10 @@ class Variables:
     """The variables of a model.
 
     Attributes:
-        encoder: those that every checkpoint has.
-        heads: ending of a class in transformers -> those of its head, of which a checkpoint has all or none. The first
-            that is there says what the model was made for; "" says nothing.
-        layer_scope: what precedes the number in the names of layers' variables.
+        encoder: variables that every checkpoint has.
+        heads: ending of a class in transformers -> variables of its head, of which a checkpoint has all or none. The
+            first head that is there says what the model was made for; "" says nothing.
+        layer_scope: the part before the number in the names of layers' variables.
         class_prefix: of the classes in transformers.
         computed: weights in transformers that no checkpoint of TensorFlow has, because they follow from its
             configuration.
@@ -123,7 +123,7 @@ def _linear(google: str, hugging_face: str, outputs: Axis) -> Iterator[Variable]
 
 
 def _classifier() -> tuple[Variable, ...]:
-    """Of Google's ``run_classifier.py``, which names its variables without a scope."""
+    """Variables of Google's ``run_classifier.py``, which names them without a scope."""
     weight = Variable(google="output_weights", hugging_face="classifier.weight", axes=("num_labels", "hidden_size"))
     return (weight, _bias("output_bias", "classifier.bias", "num_labels"))
 

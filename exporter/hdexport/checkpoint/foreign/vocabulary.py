@@ -30,7 +30,7 @@ class Vocabulary:
         copies: name of a file -> the file that it is a copy of.
         config: content of ``tokenizer_config.json``; empty for none.
         pad_token_id: of the padding; None where it is not known here.
-        remarks: what was chosen, a line each.
+        remarks: choices that were made, a line each.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Vocabulary:
 def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str) -> Vocabulary | None:
     """The tokenizer of a checkpoint; None where it has none.
 
-    ``tokenizer_config.json`` in the directory overrules what is chosen here.
+    ``tokenizer_config.json`` in the directory overrules the settings that are chosen here.
 
     Args:
         directory: of the checkpoint.

@@ -12,14 +12,14 @@ _MOST_VARINT_BYTES = 10
 
 
 class DamagedError(ValueError):
-    """Bytes are not what their format asks for; the message is half a sentence that says how."""
+    """Bytes do not follow their format; the message is half a sentence that says how."""
 
 
 def read_varint(data: bytes, offset: int) -> tuple[int, int]:
     """A number of 1 to 10 bytes, and where the next one begins.
 
     Raises:
-        DamagedError: the bytes end within it, or it has more.
+        DamagedError: the bytes end within the number, or the number has more.
     """
     value = 0
     for index, byte in enumerate(data[offset : offset + _MOST_VARINT_BYTES]):
@@ -45,7 +45,7 @@ def fields_of(message: bytes) -> dict[int, list[int | bytes]]:
     """Field number -> values in their order: numbers of varint and fixed fields, bytes of the others.
 
     Raises:
-        DamagedError: it is no message.
+        DamagedError: the bytes are no message.
     """
     fields: dict[int, list[int | bytes]] = {}
     offset = 0

@@ -13,7 +13,7 @@ class NezhaConfig(BertConfig):
 
     Attributes:
         max_relative_position: the distance, in tokens, that all beyond it count as.
-        max_position_embeddings: tokens that it was trained with; it has no table of positions.
+        max_position_embeddings: tokens that it was trained with; NEZHA has no table of positions.
     """
 
     model_type = "nezha"
@@ -25,10 +25,10 @@ class NezhaConfig(BertConfig):
     eos_token_id: int | list[int] | None = 3
 
     def validate_architecture(self) -> None:
-        """Refuse what no NEZHA is.
+        """Refuse configurations of no NEZHA.
 
         Raises:
-            ValueError: it says what arrived and what fits.
+            ValueError: the message says which value arrived and which fits.
         """
         super().validate_architecture()
         if self.max_relative_position < 1:

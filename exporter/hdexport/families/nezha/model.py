@@ -33,7 +33,7 @@ from hdexport.families.nezha.config import NezhaConfig
 
 
 class NezhaEmbeddings(torch.nn.Module):
-    """Of words and token types."""
+    """Embeddings of words and token types."""
 
     def __init__(self, config: NezhaConfig) -> None:
         super().__init__()

@@ -20,12 +20,12 @@ _NOT_COMPUTED = {
     "shift_tokens": "shifted tokens",
     "axial_position_emb": "axial positions",
 }
-"""Flag -> what it asks for."""
+"""Flag -> the feature that it asks for."""
 
 
 @strict
 class PerformerConfig(PreTrainedConfig):
-    """A Performer. What the class does not name, such as rates of dropout, changes no answer.
+    """A Performer. Keys that the class does not name, such as rates of dropout, change no answer.
 
     Attributes:
         num_tokens: of the vocabulary.
@@ -85,10 +85,10 @@ class PerformerConfig(PreTrainedConfig):
         return int(self.dim_head * math.log(self.dim_head)) if self.nb_features is None else self.nb_features
 
     def validate_architecture(self) -> None:
-        """Refuse what is not computed here, and what is no Performer.
+        """Refuse settings that are not computed here, and configurations of no Performer.
 
         Raises:
-            ValueError: it says what arrived and what fits.
+            ValueError: the message says which value arrived and which fits.
         """
         for name in ("dim_head", "ff_mult"):
             if getattr(self, name) < 1:

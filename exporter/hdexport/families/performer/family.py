@@ -62,4 +62,4 @@ _ROTARY = dataclasses.replace(
     training_weights=(*FAMILY.training_weights, "pos_emb.", "layer_pos_emb."),
     why_not_tuned="its positions are computed, and none is learned",
 )
-"""Of checkpoints with ``rotary_position_emb``, which PerformerLM has unless told otherwise."""
+"""Rotary positions of checkpoints with ``rotary_position_emb``, which PerformerLM has unless told otherwise."""

@@ -23,7 +23,7 @@ EPSILON = 1e-4
 
 
 class _Positions(torch.nn.Module):
-    """The table of positions: ``emb`` in a checkpoint, ``position_embeddings`` to those who extend it."""
+    """The table of positions: ``emb`` in a checkpoint, ``position_embeddings`` to code that extends it."""
 
     def __init__(self, config: PerformerConfig) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class PerformerModel(PreTrainedModel):
             self.post_init()
 
     def attentions(self) -> list[_Attention]:
-        """Each layer's."""
+        """The attention of each layer."""
         return [module for module in self.modules() if isinstance(module, _Attention)]
 
     @torch.no_grad()
@@ -271,7 +271,7 @@ class PerformerModel(PreTrainedModel):
         Args:
             input_ids: [batch, tokens], int64.
             attention_mask: [batch, tokens], 0 for padding; None for none.
-            position_ids: [1 or batch, tokens], int64; None for those from 0.
+            position_ids: [1 or batch, tokens], int64; None for 0, 1, ...
         """
         return BaseModelOutput(last_hidden_state=self._states(input_ids, attention_mask, position_ids))
 

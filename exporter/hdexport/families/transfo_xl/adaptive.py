@@ -53,7 +53,7 @@ class AdaptiveEmbedding(torch.nn.Module):
 
 
 class AdaptiveSoftmax(torch.nn.Module):
-    """The probability of a token: that of its cluster, times that within it.
+    """The probability of a token: its cluster's, times the token's within the cluster.
 
     The first cluster shares its softmax with one logit for each of the others. Weights are named as in transformers 4.
 
@@ -81,7 +81,7 @@ class AdaptiveSoftmax(torch.nn.Module):
         """The log-probability of one token per state.
 
         Args:
-            states: [batch, tokens, d_model], what the tokens are predicted from.
+            states: [batch, tokens, d_model], the states that the tokens are predicted from.
             tokens: [batch, tokens], int64.
 
         Returns:

@@ -17,12 +17,12 @@ class TransfoXLConfig(PreTrainedConfig):
     Attributes:
         cutoffs: first ids of the clusters of rarer tokens, in ascending order.
         d_embed: width of the embeddings of the most frequent tokens.
-        div_val: what the width is divided by from one cluster to the next; 1 for one table of one width.
-        pre_lnorm: whether layers normalise what they are given; else what they give.
+        div_val: divisor of the width from one cluster to the next; 1 for one table of one width.
+        pre_lnorm: whether layers normalise their inputs; else their outputs.
         mem_len: tokens of earlier calls that each layer remembers.
         clamp_len: distance from which on all are treated alike; 0 or less for none.
         same_length: whether all tokens see `mem_len` tokens, themselves included; else all that are there.
-        proj_share_all_but_first: whether the projections of clusters are those of the embeddings, where `tie_projs`
+        proj_share_all_but_first: whether the clusters' projections are the embeddings' projections, where `tie_projs`
             does not say it for each.
         untie_r: whether each layer has its biases u and v; else all share them.
     """
@@ -72,10 +72,10 @@ class TransfoXLConfig(PreTrainedConfig):
         return [0, *self.cutoffs, self.vocab_size]
 
     def validate_architecture(self) -> None:
-        """Refuse what no Transformer-XL is, or what its code never computed.
+        """Refuse configurations of no Transformer-XL, or of one that its code never computed.
 
         Raises:
-            ValueError: it says what arrived and what fits.
+            ValueError: the message says which value arrived and which fits.
         """
         for name in ("d_embed", "d_head", "d_inner", "div_val"):
             if getattr(self, name) < 1:

@@ -75,7 +75,7 @@ def _attention(config: Any) -> RelativeAttention:
 
 
 def _memories(config: Any, task: Task) -> tuple[InputSpec, ...]:
-    """What the first token of a segment is predicted from."""
+    """The memory that the first token of a segment is predicted from."""
     if task is not Task.TEXT_SCORING:
         return ()
     return state_memory(LAST, config.d_model), state_memory(STARTED, 1)

@@ -24,12 +24,12 @@ LAST, STARTED = "last", "started"
 """Memories of a model that scores: the last token's state, [batch, d_model], and 1 once it is there, [batch, 1]."""
 
 Mems = Mapping[str, torch.Tensor]
-"""What is remembered, float32: [batch, memory, d_model] by the number of its layer, "0", and more by name."""
+"""The memories, float32: [batch, memory, d_model] by the number of its layer, "0", and more by name."""
 
 
 @dataclass
 class TransfoXLOutput(ModelOutput):
-    """States, [batch, tokens, d_model], and what the next call is given."""
+    """States, [batch, tokens, d_model], and the memories for the next call."""
 
     last_hidden_state: torch.Tensor | None = None
     mems: dict[str, torch.Tensor] | None = None
@@ -37,7 +37,7 @@ class TransfoXLOutput(ModelOutput):
 
 @dataclass
 class TransfoXLScores(ModelOutput):
-    """Log-probabilities, [batch, tokens], float32, and what the next call is given."""
+    """Log-probabilities, [batch, tokens], float32, and the memories for the next call."""
 
     log_probabilities: torch.Tensor | None = None
     mems: dict[str, torch.Tensor] | None = None
@@ -63,7 +63,7 @@ class _FeedForward(torch.nn.Module):
 
 
 class _Attention(torch.nn.Module):
-    """Attention of the text to what is remembered and to itself.
+    """Attention of the text to the memory and to itself.
 
     Attributes:
         distances: of all texts, where the operator attends; None for PyTorch's attention.
@@ -90,7 +90,7 @@ class _Attention(torch.nn.Module):
             self.qkv_net.weight[part * self.width : (part + 1) * self.width] for part in range(3)
         )
         text = normalised.narrow(1, seen.shape[1] - tokens, tokens)
-        # Of constants only, so that a runtime computes it once; cut to the text after that.
+        # The positions depend on constants only: a runtime computes them once. The slice of the text follows.
         positions = self.r_net(waves.to(states.dtype)).unflatten(1, (self.config.n_head, -1)).transpose(0, 1)
         query, key, value = (
             self._heads(text, of_query),
@@ -239,7 +239,7 @@ class TransfoXLModel(_TransfoXL):
 
 
 class TransfoXLLMHeadModel(_TransfoXL):
-    """The log-probability of each token after those before it; weights as in transformers 4's class of that name."""
+    """The log-probability of each token after the tokens before; weights as in transformers 4's class of that name."""
 
     def __init__(self, config: TransfoXLConfig) -> None:
         super().__init__(config)
@@ -262,7 +262,7 @@ class TransfoXLLMHeadModel(_TransfoXL):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, mems: Mems | None = None, **_: Any
     ) -> TransfoXLScores:
-        """Score a segment: log p(token | those before it, and what is remembered).
+        """Score a segment: log p(token | the tokens and the memory before it).
 
         Args:
             input_ids: [batch, tokens], int64.

@@ -1,1 +1,1 @@
-"""What is changed in a graph, one file a change."""
+"""Changes of a graph, one file per change."""

@@ -1,6 +1,6 @@
 """Compute feed-forward networks in chunks of tokens: their wide values grow with a chunk and not with the text.
 
-For ONNX Runtime only. TensorRT-RTX 1.7.1 fuses the activation with the first product, and what it plans is mostly for
+For ONNX Runtime only. TensorRT-RTX 1.7.1 fuses the activation with the first product, and plans memory mostly for
 attention: 201 MB for two layers of BERT-base at 16384 tokens in float16, and as much if their networks are cut out.
 Loops add to that, because their results are kept to the end: 12 networks alone take 159 MB, in loops 383 MB.
 """
@@ -30,7 +30,7 @@ _PARTS = frozenset({"Slice", "Split"})
 """Operators that take the wide values of a gated network apart."""
 
 _WIDE_AXIS = 2
-"""Of [batch, tokens, width]."""
+"""The last axis of [batch, tokens, width]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class FeedForward:
 
     @property
     def graph(self) -> onnx_ir.Graph | onnx_ir.Function:
-        """What the nodes are in."""
+        """The graph or function that holds the nodes."""
         graph = self.nodes[0].graph
         assert graph is not None
         return graph
@@ -173,7 +173,7 @@ def _network_before(last: onnx_ir.Node) -> FeedForward:
 
 
 def _is_linear(node: onnx_ir.Node) -> bool:
-    """Whether it is the product of [batch, tokens, width] and a weight."""
+    """Whether a node is the product of [batch, tokens, width] and a weight."""
     if node.op_type != "MatMul" or node.domain:
         return False
     states, weight = node.inputs
@@ -208,7 +208,7 @@ def _is_constant(value: onnx_ir.Value) -> bool:
 
 
 def _bias_after(last: onnx_ir.Node) -> onnx_ir.Node | None:
-    """What adds a constant to a linear layer, if nothing else reads it."""
+    """The node that adds a constant to a linear layer, if nothing else reads it."""
     users = [use.node for use in last.outputs[0].uses()]
     if len(users) != 1 or users[0].op_type != "Add":
         return None
@@ -232,7 +232,7 @@ def _why_none(nodes: Collection[onnx_ir.Node], sources: Collection[onnx_ir.Value
 
 
 class _Sizes:
-    """What all loops over values of one shape share.
+    """The nodes that all loops over values of one shape share.
 
     Args:
         network: the first of the networks.

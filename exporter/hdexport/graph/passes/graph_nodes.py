@@ -47,5 +47,5 @@ def group_of(node: onnx_ir.Node) -> int:
 
 
 def is_causal(node: onnx_ir.Node) -> bool:
-    """Whether a token sees only those up to itself; nodes of old, without the attribute, are not causal."""
+    """Whether a token sees only tokens up to itself; nodes of old, without the attribute, are not causal."""
     return bool(node.attributes.get_int("causal", 0))

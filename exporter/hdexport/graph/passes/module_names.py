@@ -45,8 +45,8 @@ def name_transposed_weights(model: onnx_ir.Model) -> int:
 def module_names(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, str]:
     """The path of each node's module, such as ``encoder.layer.3.intermediate.dense``.
 
-    A node without weights gets the module of what it reads last, because its values come from there; an attention
-    what the modules of its inputs have in common. The path is empty where neither says, and for linear layers whose
+    A node without weights gets the module of the value that it reads last, because its values come from there; an
+    attention the common part of its inputs' modules. The path is empty where neither says, and for linear layers whose
     weight has no name of PyTorch's, as in bundles of older versions.
 
     Args:

@@ -1,7 +1,7 @@
-"""Pool wide values of tokens in blocks of tokens: those of all tokens of a text are never in memory at once.
+"""Pool wide values of tokens in blocks of tokens: a text's values are never in memory all at once.
 
 SPLADE pools logits [batch, tokens, vocabulary], 500 MB for a text of 4096 tokens and a vocabulary of 30522. In a loop,
-each turn makes those of one block and keeps their maximum, [batch, vocabulary], or adds their sums, [batch, sums,
+each turn makes one block's logits and keeps their maximum, [batch, vocabulary], or adds their sums, [batch, sums,
 vocabulary].
 
 For ONNX Runtime and OpenVINO only: TensorRT-RTX 1.7.1 ends with an internal error where it plans such a loop.
@@ -25,7 +25,7 @@ _ELEMENTWISE = frozenset({
 })  # fmt: skip
 
 _TOKENS_AXIS, _RANK = 1, 3
-"""Of [batch, tokens, width]."""
+"""The tokens' axis, and the rank, of [batch, tokens, width]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,10 @@ class _Pooled:
     """A product with a weight whose tokens are pooled.
 
     Attributes:
-        nodes: in the order of the graph: the product, elementwise operators, what pools, and a Cast of what it gives.
+        nodes: in the order of the graph: the product, elementwise operators, the pool, and a Cast of its result.
         sequences: [batch, tokens, ...], all that they read beside constants and `factors`.
-        pool: what pools: a maximum, or a product from the left.
-        factors: [batch, sums, tokens], what it multiplies by; None for a maximum.
+        pool: the node that pools: a maximum, or a product from the left.
+        factors: [batch, sums, tokens], the product's; None for a maximum.
         result: [batch, width] or [batch, sums, width], all that other nodes read of them.
     """
 
@@ -48,10 +48,10 @@ class _Pooled:
 
 
 def pool_in_blocks(model: onnx_ir.Model) -> int:
-    """Replace what pools the tokens of a product with a weight by loops over blocks of tokens, in place.
+    """Replace pools over the tokens of a product with a weight by loops over blocks of tokens, in place.
 
-    What pools is a maximum over the tokens, or a product with factors for each token, which sums. Between the product
-    with the weight and what pools it are elementwise operators alone, whose other inputs are constants and one value
+    A pool is a maximum over the tokens, or a product with factors for each token, which sums. Between the product
+    with the weight and the pool are elementwise operators alone, whose other inputs are constants and one value
     for each token. A batch of up to 256 tokens in all is one block.
 
     Args:
@@ -77,7 +77,7 @@ def _products(model: onnx_ir.Model) -> list[_Pooled]:
 
 
 def _before(pool: onnx_ir.Node) -> _Pooled | None:
-    """What a node pools; None where that is no product with a weight, or of another axis than that of tokens."""
+    """The product that a node pools; None where that is no product with a weight, or the axis is not the tokens'."""
     factors, pooled = _pooled_by(pool)
     if pooled is None:
         return None
@@ -117,7 +117,7 @@ def _before(pool: onnx_ir.Node) -> _Pooled | None:
 
 
 def _pooled_by(pool: onnx_ir.Node) -> tuple[onnx_ir.Value | None, onnx_ir.Value | None]:
-    """The factors that a node pools with, if any, and what it pools, [batch, tokens, width]; None if it is no pool."""
+    """The factors of a pool, if any, and its input, [batch, tokens, width]; None for a node that is no pool."""
     import onnx_ir as ir
 
     first, second = pool.inputs[0], pool.inputs[1] if len(pool.inputs) > 1 else None
@@ -130,7 +130,7 @@ def _pooled_by(pool: onnx_ir.Node) -> tuple[onnx_ir.Value | None, onnx_ir.Value 
 
 
 def _is_weight(value: onnx_ir.Value | None) -> bool:
-    """Whether it is an initializer, or one transposed, as a weight that is the table of the tokens' vectors, too."""
+    """Whether a value is an initializer, or one transposed, as a weight that is the table of tokens' vectors, too."""
     node = None if value is None else value.producer()
     if node is not None and node.op_type == "Transpose":
         value = node.inputs[0]
@@ -138,7 +138,7 @@ def _is_weight(value: onnx_ir.Value | None) -> bool:
 
 
 def _widens(product: onnx_ir.Node) -> bool:
-    """Whether it makes more values of a token than it reads; others are small enough."""
+    """Whether a product makes more values of a token than it reads; others are small enough."""
     read, made = product.inputs[0], product.outputs[0]
     assert read is not None
     return read.shape is not None and made.shape is not None and int(made.shape[-1]) > int(read.shape[-1])
@@ -185,7 +185,7 @@ def _replace_by_loop(pooled: _Pooled, *, name: str) -> None:
 
 
 def _body(pooled: _Pooled, *, size: onnx_ir.Value, last: onnx_ir.Value, name: str) -> onnx_ir.Graph:
-    """A block's turn: its number, whether to go on and what was pooled before -> the last two of these, after it."""
+    """A block's turn: its number, whether to go on and the earlier blocks' pool -> the last two, after this block."""
     import onnx_ir as ir
 
     graph, result = pooled.pool.graph, pooled.result
@@ -232,7 +232,7 @@ def _factors(
     end: onnx_ir.Value,
     wanted: onnx_ir.Value,
 ) -> onnx_ir.Value:
-    """[batch, sums, size], those of the tokens from `first` to `end`; 0 before `wanted`."""
+    """[batch, sums, size], the factors of the tokens from `first` to `end`; 0 before `wanted`."""
     import onnx_ir as ir
 
     assert factors.dtype is not None

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import onnx_ir
 
 LAYERS_DOMAIN = "hdexport.layers"
-"""Of the marks that tracing leaves in a graph; none is left afterwards."""
+"""Domain of the marks that tracing leaves in a graph; this pass removes all marks."""
 
 INPUTS = "Inputs"
 """Inputs of a layer that is traced: as many outputs as inputs."""
 
 OUTPUTS = "Outputs"
-"""What comes out of it, and after that its weights: as many outputs as come out."""
+"""The layer's results, and after them its weights: as many outputs as results."""
 
 REPEAT = "Repeat"
 """A layer that is not traced: from its inputs, followed by its weights, to its outputs."""
@@ -29,7 +29,7 @@ FIRST = "first"
 """Attribute of all three: the number of the layer that is traced."""
 
 _RESULT = "layer_result."
-"""Begins the names of what layers return, before the number of the call and the place among the results."""
+"""Begins the names of layers' results, before the number of the call and the place among the results."""
 
 
 def repeat_layers(model: onnx_ir.Model) -> int:
@@ -66,7 +66,7 @@ def _keep_names(
     Args:
         model: the graph.
         calls: the mark at the end of each call of a layer, in order.
-        replaced: output of a mark -> what stands in its place, which may be the output of another mark.
+        replaced: output of a mark -> its replacement, which may be the output of another mark.
     """
     outputs = list(model.graph.outputs)
     names = []
@@ -91,10 +91,10 @@ def _first(mark: onnx_ir.Node) -> int:
 def _copy_layer(
     repeat: onnx_ir.Node, start: onnx_ir.Node, body: Sequence[onnx_ir.Node], end: onnx_ir.Node
 ) -> dict[onnx_ir.Value, onnx_ir.Value]:
-    """Put copies of what depends on a layer's inputs or weights in the place of `repeat`; the rest is shared.
+    """Put copies of the nodes that depend on a layer's inputs or weights in the place of `repeat`; the rest is shared.
 
     Returns:
-        Output of `repeat` -> what stands in its place.
+        Output of `repeat` -> its replacement.
     """
     results, weights = end.inputs[: len(end.outputs)], end.inputs[len(end.outputs) :]
     replaced = (*start.outputs, *weights)

@@ -1,4 +1,4 @@
-"""Turn ``Scan`` into ``Loop``: OpenVINO takes what a Scan's body reads from around it for states, and refuses it."""
+"""Turn ``Scan`` into ``Loop``: OpenVINO takes outer values that a Scan's body reads for states, and refuses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def scans_to_loops(model: onnx_ir.Model) -> int:
-    """Replace every Scan of a graph, those within branches and loops as well, in place.
+    """Replace every Scan of a graph, also within branches and loops, in place.
 
     A loop's body gathers its element of each sequence by its number. Sequences are read along axis 0, forwards.
 
@@ -60,7 +60,7 @@ def _replace(scan: onnx_ir.Node, *, name: str) -> None:
         after.type, after.shape = before.type, before.shape
     for node in (length, trips, loop):
         graph.insert_before(scan, node)
-    # A body may end with what its Scan gives.
+    # A body may end with a result of its Scan.
     graph.outputs[:] = [
         loop.outputs[scan.outputs.index(value)] if value in scan.outputs else value for value in graph.outputs
     ]

@@ -42,7 +42,7 @@ _NO_LARGER = frozenset({
     "Unsqueeze",
     "Where",
 })  # fmt: skip
-"""Operators whose results are no larger than what went in, which is a weight or watched where it was computed, or 1."""
+"""Operators whose results are no larger than their inputs, which are weights or were watched where computed, or 1."""
 
 _NODE, _OPERATOR, _MODULE = "hdexport.node", "hdexport.operator", "hdexport.module"
 """Metadata of nodes, which inlining copies from a node to its body."""
@@ -89,13 +89,13 @@ _SCORES_BODY = f"""
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """A float16 value of the portable graph, or those within one attention.
+    """A float16 value of the portable graph, or the values within one attention.
 
     Attributes:
         output: name of the output that holds the largest magnitude, float32 []. Infinity shows in it; NaN may not, for
             ONNX Runtime takes the largest of the others.
         node: name of the portable graph's node that computes the value.
-        operator: what that node does, ``MatMul``; in an attention, whose products are watched, its name.
+        operator: operator of that node, ``MatMul``; for an attention, whose products are watched, its name.
         module: of PyTorch's model, as `hdexport.graph.passes.module_names` has it.
     """
 
@@ -108,16 +108,16 @@ class Watched:
 def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     """Rewrite a portable graph, in place, for ONNX Runtime on a CPU.
 
-    Left out is what cannot be larger than something watched: what only moves, an activation function's results, and an
+    Left out are values that cannot be larger than a watched one: moved values, an activation function's results, and an
     attention's, which are averages of its values. Within an attention its scores are looked at, which are products of
-    two activations; in texts of more than `_MOST_QUERIES` tokens, those of some queries with all keys.
+    two activations; in texts of more than `_MOST_QUERIES` tokens, some queries' scores with all keys.
 
     Args:
         model: a portable float16 graph, with the bodies of its functions.
 
     Returns:
-        What is watched, in graph order, and the names of outputs that hold, for each of the graph's own, the sum of its
-        magnitudes: NaN where there is NaN in it.
+        The watched values, in graph order, and the names of outputs that hold, for each of the graph's own, the sum of
+        its magnitudes: NaN where there is NaN in it.
     """
     import onnx.parser
     import onnx_ir as ir
@@ -151,7 +151,7 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
 
 
 def _label(graph: onnx_ir.Graph) -> None:
-    """Write into each node what it is, for inlining to copy."""
+    """Write into each node its name, operator and module, for inlining to copy."""
     for node, module in module_names(graph).items():
         operator = operator_of(node).name if node.domain == ONNX_DOMAIN else node.op_type
         node.metadata_props.update({_NODE: node.name or "", _OPERATOR: operator, _MODULE: module})
@@ -189,7 +189,7 @@ class _Watcher:
         return self._op(graph, node, _SCORES, node.inputs[:2], attributes, domain=_SCORES_DOMAIN)
 
     def _in_body(self, graph: onnx_ir.Graph, node: onnx_ir.Node) -> list[onnx_ir.Value]:
-        """Of an attention's body: products have the type of the query, and nothing else that is large has."""
+        """Magnitudes in an attention's body: products have the query's type, and no other large value has it."""
         if node.op_type == "If":
             return [self._in_branches(node)]
         return [self._magnitude(graph, node.outputs[0])] if node.op_type == "MatMul" else []

@@ -18,8 +18,8 @@ def widen_to_float32(model: onnx_ir.Model) -> int:
     """Widen types in place: casts, constants and values become float32, and each weight is cast where it enters.
 
     The casts of weights are folded when the model is loaded, so they cost nothing per run, and the file with the
-    weights can be shared with the half-precision graph. Of tables such as embeddings, which are as large as all other
-    weights of a small model, only the rows that are read are cast: what is folded would be a copy of the table.
+    weights can be shared with the half-precision graph. In tables such as embeddings, which are as large as all other
+    weights of a small model, only the rows that are read are cast: a folded cast would be a copy of the table.
 
     Returns:
         The number of weights that were widened; 0 for a graph that is float32 already.
@@ -54,7 +54,7 @@ def widen_to_float32(model: onnx_ir.Model) -> int:
 
 
 def _widen_rows(reader: onnx_ir.Node, weight: onnx_ir.Value) -> None:
-    """Cast what a node of the main graph reads from a weight."""
+    """Cast the weight that a node of the main graph reads."""
     import onnx_ir as ir
 
     read = reader.outputs[0]

@@ -1,4 +1,4 @@
-"""What OpenVINO finds on this machine, and what a session on a device computes in."""
+"""OpenVINO's devices on this machine, and the precision of a session on a device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class OpenVinoDevice:
 
     Attributes:
         name: OpenVINO's, as `hdruntime.load` takes it.
-        model: what the device calls itself.
-        capabilities: what it computes in, of OpenVINO's words: ``FP32``, ``BF16``, ``FP16``, ``INT8`` and others.
+        model: the device's name for itself.
+        capabilities: its types of numbers, in OpenVINO's words: ``FP32``, ``BF16``, ``FP16``, ``INT8`` and others.
     """
 
     name: str
@@ -32,7 +32,7 @@ class OpenVinoDevice:
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether it computes in bfloat16; OpenVINO emulates it on some CPUs, which do not say so."""
+        """Whether the device computes in bfloat16; OpenVINO emulates it on some CPUs, which do not say so."""
         return "BF16" in self.capabilities
 
 
@@ -70,7 +70,7 @@ def chosen_device(core: Any, name: str | None) -> OpenVinoDevice:
 
 
 def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Manifest) -> Precision:
-    """What a session computes in; ``auto`` on a GPU or NPU, where OpenVINO decides.
+    """The precision of a session; ``auto`` on a GPU or NPU, where OpenVINO decides.
 
     Args:
         device: from `chosen_device`.
@@ -101,7 +101,7 @@ def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Man
 def needs_float32(manifest: Manifest) -> bool:
     """Whether OpenVINO must not compute a bundle in half precision, as it does by itself on many devices.
 
-    It takes the precision for whatever is a number: for the counts of LSH attention's sort, too. The other operators
+    It takes the precision for every number: for the counts of LSH attention's sort, too. The other operators
     count in integers.
     """
     return "LSHAttention" in manifest.operator_names

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _SHARED_AND_NEVER_WRITTEN = "r--s"
-"""Permissions of a mapping whose pages hold what the file holds, so that none of them can be lost."""
+"""Permissions of a mapping whose pages hold the file's content, so that none of them can be lost."""
 
 
 def release_mapped_files(paths: Iterable[Path]) -> int:

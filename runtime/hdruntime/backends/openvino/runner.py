@@ -54,14 +54,14 @@ keeps 457."""
 class OpenVinoRunner(EqualLengthRunner):
     """A bundle's graphs in OpenVINO, on the CPU or one of its other devices.
 
-    Batches without padding run in a graph without masks where the bundle has one, except those of one token: OpenVINO
+    Batches without padding run in a graph without masks where the bundle has one, except batches of one token: OpenVINO
     (2026.4.1) keeps the kernel of attention without a mask that it compiled for one token, and gives wrong results for
     16 and more from then on. Each graph is compiled when a batch needs it, the one for batches without padding at once.
 
     Args:
         bundle: the runner takes its graphs for OpenVINO.
         threads: CPU threads of one run; None for OpenVINO's choice.
-        precision: what it computes in.
+        precision: the precision to compute in.
         device: OpenVINO's name of a device; None for the CPU.
 
     Raises:
@@ -69,7 +69,7 @@ class OpenVinoRunner(EqualLengthRunner):
         BackendUnavailableError: OpenVINO does not find the device, the device does not compute in the precision, or the
             bundle has no such graph.
         BackendError: OpenVINO cannot load the graph.
-        OutOfMemoryError: there is too little memory for it.
+        OutOfMemoryError: there is too little memory for the graphs.
         BundleCorruptError: the graph differs from its manifest.
     """
 
@@ -144,7 +144,7 @@ class _Model:
 
     Raises:
         BackendError: OpenVINO cannot read the graph.
-        OutOfMemoryError: there is too little memory for it.
+        OutOfMemoryError: there is too little memory for the graph.
         BundleCorruptError: the graph differs from its manifest.
     """
 
@@ -157,7 +157,7 @@ class _Model:
         self._has_run = False
         self._is_closed = False
         with self._loading() as path:
-            # At once, so that what becomes of the file changes nothing; by path, so that OpenVINO finds and maps
+            # At once, so that later changes of the file change nothing; by path, so that OpenVINO finds and maps
             # model.onnx.data beside it.
             self._model = core.read_model(os.fspath(path))
         inputs, outputs = _interface(self._model.inputs), _interface(self._model.outputs)
@@ -168,7 +168,7 @@ class _Model:
 
         Raises:
             BackendError: OpenVINO cannot compile it.
-            OutOfMemoryError: there is too little memory for it.
+            OutOfMemoryError: there is too little memory for the graph.
         """
         with self._loading():
             compiled = self._core.compile_model(self._model, self._device, self._options)
@@ -207,7 +207,7 @@ class _Model:
             except (RuntimeError, MemoryError) as error:
                 raise _run_error(error, *shape) from error
             if not self._has_run:
-                # The first run lays out what compiling left in the file.
+                # The first run lays out the weights that compiling left in the file.
                 self._has_run = True
                 self._release_weights()
             if math.prod(shape) > _LARGE_RUN_TOKENS:
@@ -233,12 +233,12 @@ def _options(device: str, precision: Precision, threads: int | None, *, has_bflo
     elif precision is Precision.BFLOAT16:
         options["INFERENCE_PRECISION_HINT"] = "bf16"
     elif precision.has_graphs and device == CPU:
-        # Of their float nodes.
+        # The precision of the graphs' float nodes.
         options["INFERENCE_PRECISION_HINT"] = "bf16" if has_bfloat16 else "f32"
     if device == CPU:
         options["PERFORMANCE_HINT"] = "LATENCY"
         options["CPU_RUNTIME_CACHE_CAPACITY"] = _KEPT_KERNELS
-        # Each process pins its first thread to the first core and so on: those of several processes share cores.
+        # Each process pins its first thread to the first core and so on: threads of several processes share cores.
         options["ENABLE_CPU_PINNING"] = False
         if threads is not None:
             options["INFERENCE_NUM_THREADS"] = threads
@@ -257,7 +257,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """What OpenVINO says, without the lines of its own source that it names."""
+    """OpenVINO's message, without the lines of its own source that it names."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith("Exception from ")]
     return " ".join(said) or type(error).__name__

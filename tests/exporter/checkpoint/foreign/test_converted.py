@@ -384,7 +384,7 @@ def test_capital_letters_of_an_english_albert_are_kept_where_a_file_says_so(tmp_
     ("content", "message"),
     [
         (b"text", "cannot be read as a SentencePiece model"),
-        (b"", "cannot be read as a SentencePiece model: it has no piece for what is unknown"),
+        (b"", "cannot be read as a SentencePiece model: it has no piece for unknown text"),
         (b"\x0a\x08\x0a\x01\xff\x15\0\0\0\0", "cannot be read as a SentencePiece model"),
         (b"\x0a\x07\x0a\x05<unk>\x18\x02", "cannot be read as a SentencePiece model"),
         (b"\x0a\x09\x0a\x05<unk>\x10\xff\xff\xff\xff\x7f", "cannot be read as a SentencePiece model"),
