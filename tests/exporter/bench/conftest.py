@@ -77,13 +77,3 @@ def workshop(tiny_bundles: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
         return folders[bundle.path]
 
     return make
-
-
-@pytest.fixture
-def workshop_of(tmp_path: Path) -> Callable[[Path], Workshop]:
-    """The workshop of a folder with a ``checkpoint`` and its ``bundle``."""
-
-    def make(directory: Path) -> Workshop:
-        return Workshop(Subject(bundle=directory / "bundle", checkpoint=str(directory / "checkpoint")), tmp_path)
-
-    return make

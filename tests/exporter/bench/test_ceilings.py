@@ -20,14 +20,6 @@ def test_the_ceilings_of_a_cpu_are_plausible(monkeypatch: pytest.MonkeyPatch) ->
     assert 0.5e9 < measured.copy_bytes_per_s < 1e12
 
 
-def test_the_ceiling_is_the_fastest_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for by_pytorch, by_onnxruntime in ((3.0, 2.0), (2.0, 3.0)):
-        monkeypatch.setattr(ceilings, "_rate_of_product", lambda *_, _rate=by_pytorch, **__: _rate)
-        monkeypatch.setattr(ceilings, "_rate_by_onnxruntime", lambda *_, _rate=by_onnxruntime, **__: _rate)
-        monkeypatch.setattr(ceilings, "_rate_of_copy", lambda *_: 5.0)
-        assert measured_ceilings("cpu").matmul_flops_per_s == 3.0
-
-
 def test_what_has_no_ceiling_is_refused() -> None:
     for device, dtype in (("tpu", "float32"), ("cpu", "tf32"), ("cpu", "float64"), ("cuda", "int8")):
         with pytest.raises(InputError, match=f"{device} in {dtype} cannot be measured(.|\\n)*bfloat16"):

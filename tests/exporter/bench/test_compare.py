@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 from scipy import stats
@@ -12,7 +11,7 @@ from hdexport.bench.results.compare import ChangeKind, ResultComparison, compare
 from hdexport.bench.results.compare_text import comparison_lines
 from hdexport.bench.results.noise import ASSUMED_SPREAD, FALSE_ALARMS, noise_of, threshold
 from hdexport.bench.results.result import BenchResult, CaseResult, Series, Status
-from support.sample_results import MEASURED, OPTIMUM, OURS, PLAIN, TORCH, sample_result, slower, with_cases
+from support.sample_results import MEASURED, OURS, PLAIN, TORCH, sample_result, slower, with_cases
 
 SEEDS = 60
 
@@ -37,7 +36,7 @@ def pairs(*, rounds: int = 3, noise: float = 0.015) -> list[tuple[BenchResult, B
     ]
 
 
-@pytest.mark.parametrize(("rounds", "noise"), [(2, 0.03), (3, 0.015), (3, 0.1), (5, 0.03)])
+@pytest.mark.parametrize(("rounds", "noise"), [(3, 0.015), (3, 0.1)])
 def test_two_runs_of_the_same_thing_rarely_differ(rounds: int, noise: float) -> None:
     alarms = sum(bool(compare_results(*pair).changes) for pair in pairs(rounds=rounds, noise=noise))
     # More than that is what 1 % of false alarms gives once in two thousand times.
@@ -87,26 +86,7 @@ def test_one_round_is_reported_and_assumes_the_documented_noise() -> None:
     assert changed(compare_results(before, slower(after, 1.3, OURS))) == {OURS}
 
 
-def test_a_certain_change_below_two_percent_does_not_matter() -> None:
-    before = sample_result(noise=1e-6)
-    assert not compare_results(before, slower(before, 1.015, OURS)).changes
-    assert changed(compare_results(before, slower(before, 1.03, OURS))) == {OURS}
-
-
-def test_a_case_noisier_than_the_others_is_judged_by_its_own_noise() -> None:
-    before, after = sample_result(seed=1, noise=0.005), sample_result(seed=2, noise=0.005)
-
-    def shaken(case: CaseResult) -> CaseResult:
-        if case.latency is None or (case.series, case.tokens) != (OURS, 512):
-            return case
-        rounds = tuple(p50 * factor for p50, factor in zip(case.latency.rounds_p50_ms, (1, 1.3, 1.7), strict=True))
-        return dataclasses.replace(case, latency=dataclasses.replace(case.latency, rounds_p50_ms=rounds))
-
-    assert not compare_results(with_cases(before, shaken), after).changes
-
-
-@pytest.mark.parametrize("degrees", [1, 8, 20, 100])
-@pytest.mark.parametrize("comparisons", [1, 60])
+@pytest.mark.parametrize(("comparisons", "degrees"), [(1, 8), (60, 1)])
 def test_the_threshold_is_students(comparisons: int, degrees: int) -> None:
     exact = stats.t.isf(FALSE_ALARMS / (2 * comparisons), degrees)
     assert threshold(comparisons, degrees) == pytest.approx(exact)
@@ -141,43 +121,3 @@ def test_memory_and_error_and_answers_and_statuses_are_compared() -> None:
     lines = "\n".join(comparison_lines(comparison))
     assert f"{OURS}, 8 x 8192: status ok -> OOM" in lines
     assert "8 changes in 6 of 50 cases" in lines
-
-
-def test_largest_batches_are_compared_within_the_same_budget() -> None:
-    before = sample_result()
-    fewer = tuple(dataclasses.replace(found, batch=found.batch // 2) for found in before.largest_batches)
-    comparison = compare_results(before, dataclasses.replace(before, largest_batches=fewer))
-    assert changed(comparison, ChangeKind.LARGEST_BATCH) == {OURS, TORCH, PLAIN}
-    other = tuple(dataclasses.replace(found, budget_bytes=1) for found in fewer)
-    assert not compare_results(before, dataclasses.replace(before, largest_batches=other)).changes
-
-
-def test_what_only_one_has_and_what_they_ran_on_is_reported() -> None:
-    before, after = sample_result(), sample_result(lengths=(512, 1024))
-    after = dataclasses.replace(
-        after,
-        cases=tuple(case for case in after.cases if case.series != OPTIMUM),
-        environment={**after.environment, "cpu": "another", "gpu": "NVIDIA H100"},
-    )
-    comparison = compare_results(before, after)
-    assert comparison.compared == 2 * 2 * 4
-    assert {tokens for _, _, tokens in comparison.only_before if _ != OPTIMUM} >= {2048, 4096, 8192}
-    assert set(comparison.environment) == {("cpu", "AMD EPYC 7B13", "another"), ("gpu", None, "NVIDIA H100")}
-    lines = comparison_lines(comparison)
-    assert "gpu: not recorded -> NVIDIA H100" in lines
-    assert any(line.startswith(f"only in the first: {OPTIMUM} at 1 x 512, 1 x 1024") for line in lines)
-
-
-def test_runs_without_a_common_case_have_nothing_to_compare() -> None:
-    before, after = sample_result(lengths=(1024,)), sample_result(lengths=(2048,))
-    comparison = compare_results(before, after)
-    assert (comparison.compared, comparison.drift, comparison.changes) == (0, None, ())
-    assert comparison_lines(comparison)[-1] == "the two results have no case in common"
-
-
-def test_the_ratio_of_a_change_is_that_of_the_rounds_means() -> None:
-    before = without_peers(sample_result(noise=1e-9))
-    (change, *_) = compare_results(before, slower(before, 1.5, OURS)).changes
-    assert change.ratio == pytest.approx(1.5)
-    assert change.standard_error is not None
-    assert math.isfinite(change.standard_error)

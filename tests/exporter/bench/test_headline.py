@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hdexport.bench.results.headline import caution, headline, model_names
+from hdexport.bench.results.headline import caution, headline
 from hdexport.bench.results.result import BenchResult, CaseResult, OutputError
 from support.sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result, slower, with_cases
 
@@ -24,14 +24,10 @@ def with_only(*names: str, noise: float = 0.0) -> BenchResult:
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        (with_only(OURS, COMPILED, TORCH), "4.0 times as fast as PyTorch at 1024 tokens, with 0.43 of its memory"),
         (with_only(OURS, COMPILED), "2.7 times as fast as torch.compile at 1024 tokens, with 0.35 of its memory"),
-        (with_only(OURS, PLAIN), "2.5 times as fast as a plain ONNX export at 1024 tokens, with 0.53 of its memory"),
-        (with_only(TORCH), "Only torch could be measured"),
         (with_only(OURS, SENTENCE), "159 ms for 1024 tokens, with 369 MB of memory"),
         # Optimum is wrong at 1024 tokens: a fast wrong answer does not count.
         (with_only(OURS, OPTIMUM), "2.4 times as fast as Optimum at 512 tokens, with 0.53 of its memory"),
-        (with_only(SENTENCE), "Nothing could be measured"),
         (
             slower(with_only(OURS, TORCH), 10, OURS),
             "Takes 2.5 times as long as PyTorch at 1024 tokens, with 0.43 of its memory",
@@ -68,17 +64,8 @@ def test_wrong_answers_are_the_headline_whatever_their_speed() -> None:
     assert headline(with_cases(result, wrong)) == "Wrong answers at 512 tokens"
 
 
-@pytest.mark.parametrize(
-    ("rounds", "said"), [(1, "Only 1 round measured: "), (2, "Only 2 rounds measured: "), (3, None)]
-)
+@pytest.mark.parametrize(("rounds", "said"), [(2, "Only 2 rounds measured: "), (3, None)])
 def test_few_rounds_get_a_caution(rounds: int, said: str | None) -> None:
     found = caution(sample_result(rounds=rounds))
     assert (found is None) == (said is None)
     assert (found or "").startswith(said or "")
-
-
-def test_models_have_their_names_and_without_them_those_of_their_directories() -> None:
-    result = sample_result()
-    assert model_names(result) == ["longformer-8192"]
-    named = tuple(dataclasses.replace(series, model="all-MiniLM-L6-v2") for series in result.series)
-    assert model_names(dataclasses.replace(result, series=named)) == ["all-MiniLM-L6-v2"]

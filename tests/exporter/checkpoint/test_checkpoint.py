@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.positions import LONGEST
 from hdexport.model.tasks import ENCODER_TASKS, Task
 from hdruntime.errors import ModelError
-from support.grids import EVERY_RUN_TYPES, nightly_unless
+from support.grids import nightly_unless
 from support.tiny_models import change_json, pickle_weights, save_tiny_model
 
 WITH_ALL_TASKS = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).tasks is None]
@@ -26,24 +25,13 @@ HEADS = [Task.FILL_MASK, Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Ta
 
 
 def families_with(tasks: Sequence[Task]) -> list[Any]:
-    """(model type, task): every run tries all tasks of BERT, and each other family with one task, in turn."""
+    """(model type, task): every run tries all tasks of BERT, and one of families that name their heads otherwise."""
+    others = {("distilbert", Task.QUESTION_ANSWERING), ("modernbert", Task.FILL_MASK)}
     return [
-        nightly_unless(model_type == "bert" or number % len(tasks) == place, model_type, task)
-        for number, model_type in enumerate(WITH_ALL_TASKS)
-        for place, task in enumerate(tasks)
+        nightly_unless(model_type == "bert" or (model_type, task) in others, model_type, task)
+        for model_type in WITH_ALL_TASKS
+        for task in tasks
     ]
-
-
-@pytest.mark.parametrize(
-    "model_type", [nightly_unless(name in EVERY_RUN_TYPES, name) for name in SUPPORTED_MODEL_TYPES]
-)
-def test_every_family_has_64_usable_positions(tmp_path: Path, model_type: str) -> None:
-    save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION)
-    checkpoint = find_checkpoint(tmp_path / "model")
-    # Distances are of any number.
-    assert checkpoint.base_positions == (LONGEST if checkpoint.family.counts_distances else 64)
-    assert checkpoint.task() is Task.FEATURE_EXTRACTION
-    assert checkpoint.name == "model"
 
 
 @pytest.mark.parametrize(
@@ -58,48 +46,23 @@ def test_the_task_is_that_of_the_head(tmp_path: Path, model_type: str, task: Tas
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_half_precision_weights_are_loaded_as_float32(tiny_bert: Path) -> None:
-    weights = {name: weight.half() for name, weight in load_file(tiny_bert / "model.safetensors").items()}
-    save_file(weights, tiny_bert / "model.safetensors", metadata={"format": "pt"})
-    change_json(tiny_bert / "config.json", dtype="float16")
-    model = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
 def test_a_relative_or_trailing_path_is_named_after_its_directory(tiny_bert: Path, monkeypatch) -> None:
     monkeypatch.chdir(tiny_bert)
     assert find_checkpoint(".").name == "tiny-bert"
     assert find_checkpoint(f"{tiny_bert}{os.sep}").name == "tiny-bert"
 
 
-@pytest.mark.parametrize("name", ["nowhere", "model.safetensors"])
-def test_what_is_not_a_directory_is_refused(tiny_bert: Path, name: str) -> None:
-    with pytest.raises(ModelError, match=rf"no model directory '.*{name}'.\nName a directory"):
-        find_checkpoint(tiny_bert / name)
-
-
-def test_a_hub_id_that_cannot_be_downloaded_is_explained(monkeypatch, tmp_path: Path) -> None:
-    import huggingface_hub.constants
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ModelError,
-        match=r"no directory 'nobody/nothing', and the model could not be downloaded .*(\n.*)*Check the name",
-    ):
-        find_checkpoint("nobody/nothing")
+def test_what_is_not_a_directory_is_refused(tiny_bert: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model directory '.*model.safetensors'.\nName a directory"):
+        find_checkpoint(tiny_bert / "model.safetensors")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, r"holds no config.json(.|\n)*save_pretrained"),
-        ("", r"config.json cannot be read(.|\n)*Download the model again"),
         ("{", r"config.json cannot be read"),
-        (b"\xff\xfe", r"config.json cannot be read"),
-        ("[]", r"config.json holds no JSON object"),
         ("{}", r"names no model_type(.|\n)*\"model_type\": \"bert\""),
-        ('{"model_type": 5}', r"names no model_type"),
         (
             '{"model_type": "clip"}',
             r"'clip' is not supported: it is no encoder.*\n.*\nSupported: albert, bert, .*, xlm-roberta",
@@ -115,16 +78,14 @@ def test_a_config_that_cannot_be_used_is_refused(tmp_path: Path, content: str | 
         find_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("rows", [None, 0, "512"])
-def test_a_config_without_positions_is_refused(tiny_bert: Path, rows: object) -> None:
-    change_json(tiny_bert / "config.json", max_position_embeddings=rows)
+def test_a_config_without_positions_is_refused(tiny_bert: Path) -> None:
+    change_json(tiny_bert / "config.json", max_position_embeddings=None)
     with pytest.raises(ModelError, match=r"max_position_embeddings .* leaves no position"):
         _ = find_checkpoint(tiny_bert).base_positions
 
 
-@pytest.mark.parametrize("model_type", ["longformer", "mpnet", "roberta"])
-def test_positions_that_follow_the_padding_need_its_id(tmp_path: Path, model_type: str) -> None:
-    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+def test_positions_that_follow_the_padding_need_its_id(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "roberta", Task.FEATURE_EXTRACTION)
     change_json(tmp_path / "config.json", pad_token_id=None)
     with pytest.raises(
         ModelError, match=r"has pad_token_id None, which is not a token id.\nSet it to the tokenizer's, e.g. 1"
@@ -167,7 +128,7 @@ def test_safetensors_are_preferred_to_a_pickle_beside_them(tiny_bert: Path) -> N
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION, allow_pickle=allow_pickle)
 
 
-@pytest.mark.parametrize("left_bytes", [0, 7, 1000, -4])
+@pytest.mark.parametrize("left_bytes", [0, -4])
 def test_truncated_weights_are_refused(tiny_bert: Path, left_bytes: int) -> None:
     weights = tiny_bert / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:left_bytes])
@@ -246,7 +207,9 @@ def test_a_missing_head_is_refused(tmp_path: Path, model_type: str, task: Task) 
         find_checkpoint(tmp_path).load(task)
 
 
-@pytest.mark.parametrize("model_type", [nightly_unless(name in EVERY_RUN_TYPES, name) for name in WITH_ALL_TASKS])
+@pytest.mark.parametrize(
+    "model_type", [nightly_unless(name in ("bert", "modernbert"), name) for name in WITH_ALL_TASKS]
+)
 def test_an_encoder_is_loaded_from_a_checkpoint_with_another_head(tmp_path: Path, model_type: str) -> None:
     """A masked language model has no pooler, and its encoder's answers need none."""
     trained = save_tiny_model(tmp_path, model_type, Task.FILL_MASK)
@@ -256,10 +219,9 @@ def test_an_encoder_is_loaded_from_a_checkpoint_with_another_head(tmp_path: Path
             assert torch.equal(weight, trained.base_model.get_parameter(name)), name
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_named(tiny_bert: Path, value: float) -> None:
+def test_weights_that_are_not_finite_are_named(tiny_bert: Path) -> None:
     weights = load_file(tiny_bert / "model.safetensors")
-    weights["encoder.layer.1.output.dense.weight"][2, 3] = value
+    weights["encoder.layer.1.output.dense.weight"][2, 3] = float("nan")
     save_file(weights, tiny_bert / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"NaN or infinite: encoder.layer.1.output.dense.weight"):
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)

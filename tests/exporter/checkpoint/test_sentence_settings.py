@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers.normalizers import NFD, Lowercase, Sequence
+from tokenizers.normalizers import NFD, Lowercase
 from transformers import AutoTokenizer
 
 from hdexport.checkpoint import find_checkpoint
@@ -65,7 +65,7 @@ def test_settings_are_those_of_the_files(encoder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("modules", [[], ["Normalize"], ["Dense"], ["Dense", "Normalize"], ["Normalize", "Dense"]])
+@pytest.mark.parametrize("modules", [["Dense"], ["Dense", "Normalize"], ["Normalize", "Dense"]])
 def test_a_dense_layer_after_the_pooling_is_stated(encoder: Path, modules: list[str]) -> None:
     save_sentence_modules(encoder, *modules, pooling={"pooling_mode_mean_tokens": True})
     found = settings(encoder)
@@ -93,9 +93,8 @@ def test_the_own_length_is_the_least_of_those_in_the_files(
     assert found.max_seq_length == tokens
 
 
-@pytest.mark.parametrize("task", [Task.FILL_MASK, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING])
-def test_other_tasks_have_no_such_settings(encoder: Path, task: Task) -> None:
-    assert settings(encoder, task) is None
+def test_other_tasks_have_no_such_settings(encoder: Path) -> None:
+    assert settings(encoder, Task.FILL_MASK) is None
 
 
 def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(encoder: Path) -> None:
@@ -117,7 +116,6 @@ def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(
     ("file", "values", "message"),
     [
         (CONFIG, {"prompts": ["query: "]}, r"prompts should be `object \| null`, not \[\"query: \"\]"),
-        (CONFIG, {"prompts": {"query": 5}}, r"prompts\['query'\] should be `str \| null`, not 5"),
         (
             CONFIG,
             {"default_prompt_name": "passage"},
@@ -128,27 +126,13 @@ def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(
             {"similarity_fn_name": "maxsim"},
             "similarity_fn_name should be one of .*'cosine', 'dot'.*, not \"maxsim\"",
         ),
-        (CONFIG, {"truncate_dim": 0}, "truncate_dim should be `int` >= 1, not 0"),
-        (CONFIG, {"model_type": 3}, "model_type should be `str`, not 3"),
         (
             CONFIG,
             {"model_type": "PixelEncoder"},
             "model_type .PixelEncoder.; SentenceTransformer, SparseEncoder and CrossEncoder are",
         ),
-        (TRANSFORMER, {"max_seq_length": -1}, "max_seq_length should be `int` >= 1, not -1"),
-        (TRANSFORMER, {"max_seq_length": True}, r"max_seq_length should be `int \| null`, not true"),
-        (
-            TRANSFORMER,
-            {"transformer_task": "fill-mask"},
-            "'transformer_task' 'fill-mask', which a bundle cannot honour",
-        ),
-        (TRANSFORMER, {"tokenizer_args": {"model_max_length": "5"}}, r"tokenizer_args\.model_max_length should be"),
         (TRANSFORMER, {"query_length": 32}, "'query_length' 32, which a bundle cannot honour"),
-        (TRANSFORMER, {"modality_config": {"message": {}}}, r"'modality_config' \{'message': \{\}\}, which"),
-        (TRANSFORMER, {"processing_kwargs": {"text": {"padding": 1}}}, "'processing_kwargs' .*, which"),
-        (TRANSFORMER, {"config_args": {"hidden_act": "relu"}}, "'config_args' .*, which"),
         (TRANSFORMER, {"tokenizer_args": {"use_fast": 1}}, r"'tokenizer_args\.use_fast' 1, which"),
-        ("1_Pooling/config.json", {"pooling_mode": "mediantoken"}, "asks for the pooling mediantoken"),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_refused_by_name(
@@ -183,16 +167,16 @@ def test_a_class_of_the_checkpoints_own_is_not_taken_for_one_of_the_library(enco
 
 
 @pytest.mark.parametrize(
-    ("named", "labels", "activation"),
+    ("named", "labels", "activation", "version"),
     [
-        (None, 1, "sigmoid"),
-        (None, 3, "identity"),
-        ("torch.nn.modules.activation.Softmax", 3, "softmax"),
-        ("torch.nn.Identity", 1, "identity"),
-        ("torch.nn.modules.activation.Sigmoid", 3, "sigmoid"),
+        (None, 1, "sigmoid", 3),
+        (None, 1, "sigmoid", 5),
+        (None, 3, "identity", 6),
+        ("torch.nn.modules.activation.Softmax", 3, "softmax", 3),
+        ("torch.nn.Identity", 1, "identity", 5),
+        ("torch.nn.modules.activation.Sigmoid", 3, "sigmoid", 6),
     ],
 )
-@pytest.mark.parametrize("version", [3, 5, 6])
 def test_the_activation_of_a_cross_encoder_is_found(
     cross_encoder: Path, named: str | None, labels: int, activation: str, version: int
 ) -> None:
@@ -216,8 +200,8 @@ def test_the_activation_of_a_cross_encoder_is_found(
     assert (found.kind, found.activation, found.max_seq_length) == ("cross-encoder", activation, BASE)
 
 
-@pytest.mark.parametrize("named", ["torch.nn.modules.activation.Tanh", "own.Sigmoid"])
-def test_an_activation_that_is_not_supported_is_refused(cross_encoder: Path, named: str) -> None:
+def test_an_activation_that_is_not_supported_is_refused(cross_encoder: Path) -> None:
+    named = "torch.nn.modules.activation.Tanh"
     change_json(cross_encoder / CONFIG, activation_fn=named)
     with pytest.raises(ModelError, match=rf"{CONFIG} has activation_fn '{named}'; supported: torch.nn.Sigmoid, "):
         settings(cross_encoder)
@@ -248,14 +232,8 @@ def test_a_cross_encoder_of_modules_pools_and_has_the_labels_of_its_last_layer(c
     ("kinds", "values", "message"),
     [
         (["Transformer", "Dense"], {}, "chains the modules Transformer, Dense; a Transformer followed by a Pooling is"),
-        (["Transformer", "Pooling", "LSTM", "Dense"], {}, "module LSTM after its Pooling.*; Dense, LayerNorm, Norm"),
         (["Transformer", "Pooling", "Dense"], {}, "is a CrossEncoder, and Dense, its last module, gives no scores; a"),
-        (["Transformer", "Pooling"], {}, "is a CrossEncoder, and Pooling, its last module, gives no scores; a Dense"),
-        (
-            ["Transformer", "Pooling", "Dense"],
-            {"out_features": "2", "module_output_name": "scores"},
-            "out_features ",
-        ),
+        (["Transformer", "Pooling", "Dense"], {"out_features": "2", "module_output_name": "scores"}, "out_features "),
     ],
 )
 def test_a_cross_encoder_whose_modules_are_not_understood_is_refused(
@@ -272,7 +250,7 @@ def test_a_cross_encoder_whose_modules_are_not_understood_is_refused(
         settings(cross_encoder)
 
 
-@pytest.mark.parametrize("present", [None, NFD(), Lowercase(), Sequence([NFD(), Lowercase()])], ids=str)
+@pytest.mark.parametrize("present", [None, NFD(), Lowercase()], ids=str)
 def test_texts_are_lowercased_by_the_bundles_tokenizer(
     encoder: Path, tmp_path_factory: pytest.TempPathFactory, present: Any
 ) -> None:

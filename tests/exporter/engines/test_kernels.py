@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from hdexport.engines.kernels import write_kernels
 from hdexport.engines.targets import EngineTarget
-from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.graph.lowering.tensorrt import tensorrt_graph
 from hdplugins.kernels.aot import KernelError, read_kernel
 from hdplugins.kernels.cuda_launch import find_kernels
 from hdplugins.operators.sliding_window_attention.tensorrt_plugin import FACE
@@ -20,8 +19,6 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
 from support.attention_graphs import attention_model
 from support.sparse_operators import Window
-
-PTX_TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
 
 WINDOW = Window(left=16, right=16, bound=4, dtype="float16")
 
@@ -77,26 +74,6 @@ def test_a_plugin_finds_what_was_written_for_its_gpu(lowered: ir.Model, tmp_path
     for dtype, architecture in (("bfloat16", 86), ("float16", 80), ("float16", 120)):
         with pytest.raises(KernelError, match="Build the bundle for this GPU"):
             found(dtype, architecture)
-
-
-@needs_triton
-def test_a_graph_without_plugins_gets_no_kernels(tmp_path: Path) -> None:
-    native = tensorrt_graph(attention_model(WINDOW), dtype="float16", attention_impl=AttentionImpl.NATIVE)
-    assert write_kernels(native, tmp_path, dtype="float16", architectures=("sm86",)) == ()
-    assert list(tmp_path.iterdir()) == []
-
-
-@needs_triton
-def test_triton_compiles_for_one_architecture_alone_from_sm_90_on(lowered: ir.Model, tmp_path: Path) -> None:
-    """Why a cubin of sm_120 is not given to sm_121: once Triton compiles for families, fewer are needed."""
-    from hdplugins.kernels.aot import compile_kernels
-
-    sources = FACE.kernel_sources([*[(1, 2, 1, 32)] * 3, (1, 1)], {}, dtype="float16", architectures=[89, 90, 121])
-    small = [source for source in sources if source.function == "plan_keys"]
-    targets = {kernel.architecture: PTX_TARGET.search(kernel.ptx.read_text()) for kernel in compile_kernels(small)}
-    assert {number: found and found[1] for number, found in targets.items()} == {
-        86: "sm_86", 90: "sm_90a", 121: "sm_121a",
-    }  # fmt: skip
 
 
 def test_a_gpu_that_is_too_old_is_refused(lowered: ir.Model, tmp_path: Path) -> None:

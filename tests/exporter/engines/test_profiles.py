@@ -15,29 +15,10 @@ from hdruntime.errors import InputError
 
 @pytest.mark.parametrize(
     ("max_len", "lengths"),
-    [
-        (1, (1,)),
-        (127, (127,)),
-        (128, (128,)),
-        (129, (128, 129)),
-        (512, (128, 512)),
-        (513, (128, 512, 513)),
-        (1024, (128, 512, 1024)),
-        (1025, (128, 512, 1024, 1025)),
-        (4096, (128, 512, 1024, 2048, 4096)),
-        (5000, (128, 512, 1024, 2048, 4096, 5000)),
-    ],
+    [(1, (1,)), (128, (128,)), (129, (128, 129)), (513, (128, 512, 513)), (5000, (128, 512, 1024, 2048, 4096, 5000))],
 )
 def test_default_buckets_double_up_to_max_len(max_len: int, lengths: tuple[int, ...]) -> None:
     assert default_lengths(max_len) == lengths
-
-
-@given(st.integers(min_value=1, max_value=300_000))
-def test_default_buckets_ascend_and_end_at_max_len(max_len: int) -> None:
-    lengths = default_lengths(max_len)
-    assert list(lengths) == sorted(set(lengths))
-    assert lengths[-1] == max_len
-    assert lengths[0] >= min(128, max_len)
 
 
 @given(st.integers(min_value=1, max_value=20_000), st.data())
@@ -52,11 +33,6 @@ def test_a_profile_is_tuned_for_its_longest_input() -> None:
     profiles = profiles_from_options(4096, profiles="512,128,4096", batch="1:4:16")
     assert [profile.tokens for profile in profiles] == [(1, 128, 128), (1, 512, 512), (1, 4096, 4096)]
     assert {profile.batch for profile in profiles} == {(1, 4, 16)}
-
-
-def test_a_single_batch_size_takes_smaller_batches_too() -> None:
-    (profile,) = profiles_from_options(100, batch="8")
-    assert profile.batch == (1, 8, 8)
 
 
 def test_shapes_in_the_words_of_trtexec_become_a_profile() -> None:
@@ -95,17 +71,13 @@ def refuse(message: str, **options: Any) -> None:
 
 
 def test_lengths_that_are_not_numbers_are_refused() -> None:
-    for value in ("", "0", "-1", "128,", "128;512", "1.5", "abc", "nan", " 128", "1_000", "\u0663"):
+    for value in ("", "0", "128,", "1.5", "1_000", "\u0663"):
         refuse(r"--profiles holds .*\n.*--profiles 128,512,4096", profiles=value)
 
 
-def test_batches_that_are_not_numbers_are_refused() -> None:
-    for value in ("", "0", "-1", "1:0:8", "a:b:c", "1::8"):
-        refuse(r"--batch holds .*\n.*1:1:8", batch=value)
-
-
-def test_batches_out_of_order_are_refused() -> None:
-    for value in ("4:2:8", "1:9:8", "8:8:1", "1:8", "1:2:3:4"):
+def test_batches_that_are_not_numbers_in_order_are_refused() -> None:
+    refuse(r"--batch holds .*\n.*1:1:8", batch="1:0:8")
+    for value in ("4:2:8", "1:9:8", "1:8"):
         refuse("not MIN:OPT:MAX with MIN <= OPT <= MAX", batch=value)
 
 
@@ -114,47 +86,22 @@ def test_a_profile_longer_than_the_model_names_max_len() -> None:
         profiles_from_options(4096, profiles="128,4097")
 
 
-def test_a_length_given_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="has a length twice"):
-        profiles_from_options(4096, profiles="128,512,128")
-
-
 def test_bad_shapes_are_refused_with_the_fix() -> None:
     refused = [
         ("ids:1x1", "names the input 'ids'; inputs are input_ids"),
         ("mems.0:1x512x768", r"names the input 'mems.0'; .* Memories have the sizes of the bundle"),
-        ("input_ids", "for example --minShapes=input_ids"),
-        ("input_ids:1", "two axes, batch and tokens"),
         ("input_ids:1x1x1", "two axes, batch and tokens"),
-        ("input_ids:1x0", "holds '0'"),
-        ("input_ids:1x-4", "holds '-4'"),
         ("input_ids:axb", "holds 'a'"),
         ("input_ids:1x1,attention_mask:1x2", "different shapes"),
-        ("input_ids:9x1", "batch sizes 9, 1 and 8"),
         ("input_ids:1x300", "tokens sizes 300, 256 and 4096"),
     ]
     for shape, message in refused:
         refuse(message, min_shapes=[shape], opt_shapes=["input_ids:1x256"], max_shapes=["input_ids:8x4096"])
 
 
-def test_shapes_longer_than_the_model_are_refused() -> None:
-    with pytest.raises(InputError, match="--maxShapes asks for 4097 tokens"):
-        profiles_from_options(
-            4096,
-            min_shapes=["input_ids:1x1"],
-            opt_shapes=["input_ids:1x1"],
-            max_shapes=["input_ids:1x4097"],
-        )
-
-
 def test_an_incomplete_profile_is_refused() -> None:
     with pytest.raises(InputError, match=r"--minShapes 1 times, --optShapes 0 times, --maxShapes 1 times"):
         profiles_from_options(4096, min_shapes=["input_ids:1x1"], max_shapes=["input_ids:1x1"])
-
-
-def test_two_ways_to_describe_profiles_at_once_are_refused() -> None:
-    for other in ({"profiles": "128"}, {"batch": "8"}):
-        refuse("in one of the two ways", min_shapes=["input_ids:1x1"], **other)
 
 
 def test_a_batch_beyond_a_tensor_is_refused() -> None:

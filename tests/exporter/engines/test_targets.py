@@ -33,9 +33,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     ("targets", "flavours"),
     [
         (["onnx"], ()),
-        ([], ()),
-        (["tensorrt"], (Backend.TENSORRT,)),
-        (["tensorrt-rtx"], (Backend.TENSORRT_RTX,)),
         (["onnx", "tensorrt-rtx", "tensorrt"], (Backend.TENSORRT_RTX, Backend.TENSORRT)),
         (["tensorrt", "tensorrt"], (Backend.TENSORRT,)),
     ],
@@ -45,9 +42,7 @@ def test_named_targets_are_kept_whatever_is_installed(machine: Machine, targets:
     assert flavours_of_targets(targets) == flavours
 
 
-@pytest.mark.parametrize(
-    "flavours", [(), (Backend.TENSORRT,), (Backend.TENSORRT_RTX,), (Backend.TENSORRT, Backend.TENSORRT_RTX)]
-)
+@pytest.mark.parametrize("flavours", [(), (Backend.TENSORRT,), (Backend.TENSORRT, Backend.TENSORRT_RTX)])
 def test_auto_takes_what_can_be_built_here_and_logs_why_not_the_rest(
     machine: Machine, caplog: pytest.LogCaptureFixture, flavours: tuple[Backend, ...]
 ) -> None:
@@ -57,8 +52,3 @@ def test_auto_takes_what_can_be_built_here_and_logs_why_not_the_rest(
     for flavour in (Backend.TENSORRT, Backend.TENSORRT_RTX):
         assert (f"no {flavour.value} engine can be built here" in caplog.text) == (flavour not in flavours)
     assert f"engines to build: {', '.join(flavour.value for flavour in flavours) or 'none'}" in caplog.text
-
-
-def test_auto_and_a_name_ask_for_a_flavour_once(machine: Machine) -> None:
-    machine(Backend.TENSORRT_RTX)
-    assert flavours_of_targets(["auto", "tensorrt-rtx"]) == (Backend.TENSORRT_RTX,)

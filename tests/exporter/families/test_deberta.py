@@ -17,9 +17,7 @@ from hdruntime.errors import ModelError
 from support.tiny_models import change_json, save_tiny_model
 
 
-@pytest.mark.parametrize(
-    ("buckets", "most", "reach"), [(256, 512, 512), (32, 128, 128), (10, 30, 30), (9, 30, 57), (-1, 40, 40), (0, 1, 1)]
-)
+@pytest.mark.parametrize(("buckets", "most", "reach"), [(256, 512, 512), (9, 30, 57), (-1, 40, 40), (0, 1, 1)])
 def test_every_distance_has_the_row_that_the_library_gathers(buckets: int, most: int, reach: int) -> None:
     rows = rows_of_distances(buckets=buckets, most=most)
     assert len(rows) == 2 * reach + 1
@@ -30,12 +28,6 @@ def test_every_distance_has_the_row_that_the_library_gathers(buckets: int, most:
     assert torch.equal(rows[(-back).clamp(-reach, reach) + reach], expected)
     # The farthest distance of one direction at least is told apart from the one before it.
     assert rows[0] != rows[1] or rows[-1] != rows[-2]
-
-
-@pytest.mark.parametrize(("buckets", "most"), [(256, 100), (2, 512), (3, 512)])
-def test_buckets_that_tell_no_distances_apart_are_refused(buckets: int, most: int) -> None:
-    with pytest.raises(ModelError, match=rf"position_buckets {buckets} and max_relative_positions {most}"):
-        rows_of_distances(buckets=buckets, most=most)
 
 
 @pytest.mark.parametrize(

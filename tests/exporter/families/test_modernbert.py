@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,31 +19,21 @@ import pytest
 import torch
 import transformers
 
-from hdexport.attention.dense.kind import DenseAttention
-from hdexport.attention.window.record import WindowAttention
-from hdexport.build import BuildOptions, build, pipeline
+from hdexport.build import pipeline
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.engines.targets import EngineTarget
 from hdexport.engines.tensorrt_builder import build_engine
 from hdexport.families import family_of
 from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
-from hdexport.model.positions import Scheme
-from hdexport.model.precision import Precision, cast_model
-from hdexport.model.surgery import extend_positions
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Backend
-from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face
-from support.attention_records import recorded
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.needs import needs_rtx
 from support.padded_batches import cases
 from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
-
-WINDOW = 8
-"""Tokens that a local layer of the tiny models sees on each side: half of their ``local_attention``."""
 
 # Around the window and its span, the checkpoint's 64 positions, primes, the bundle's longest.
 LENGTHS = (1, 2, 7, 8, 9, 10, 16, 17, 37, 64, 65, 131, 300)
@@ -81,49 +70,6 @@ def test_the_keys_of_older_configurations_are_read(tmp_path: Path) -> None:
     assert_close(got, expected, atol=ATOL)
 
 
-def test_each_layer_is_one_node_with_the_window_on_each_side(tiny_bundles) -> None:
-    bundle = tiny_bundles("modernbert")
-    nodes = attention_nodes(bundle)
-    kinds = ["DenseAttention", "SlidingWindowAttention", "SlidingWindowAttention", "DenseAttention"]
-    assert [node.op_type for node in nodes] == kinds
-    for node in nodes[1:3]:
-        assert {name: attribute.value for name, attribute in node.attributes.items()} == {
-            "left": WINDOW,
-            "right": WINDOW,
-            "dilation": (1,),
-            "global_bound": 0,
-            "scale": pytest.approx(8**-0.5),
-        }
-    assert bundle.manifest.operators == {"hdexport::DenseAttention": 2, "hdexport::SlidingWindowAttention": 2}
-    assert recorded(bundle.manifest, "dense") == DenseAttention(layers=2)
-    assert recorded(bundle.manifest, "window") == WindowAttention(layers=(WINDOW, WINDOW), converted=None)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "changes"),
-    [
-        *((tokens, {"local_attention": 2 * (WINDOW + off)}) for tokens in (WINDOW + 2, 300) for off in (-1, 1)),
-        (65, {"full_attention": 1.5}),
-        (65, {"sliding_attention": 1.5}),
-    ],
-    ids=str,
-)
-def test_a_window_one_token_off_and_other_rotary_frequencies_would_be_seen(
-    tiny_bundles, tokens: int, changes: dict[str, Any]
-) -> None:
-    bundle, feeds = tiny_bundles("modernbert"), random_text(tokens)
-    config = transformers.AutoConfig.from_pretrained(bundle.checkpoint)
-    for name, value in changes.items():
-        if name in config.rope_parameters:
-            config.rope_parameters[name]["rope_theta"] *= value
-        else:
-            setattr(config, name, value)
-    model = transformers.AutoModel.from_pretrained(bundle.checkpoint, config=config).eval()
-    with torch.inference_mode():
-        other = model(**{name: torch.from_numpy(ids) for name, ids in feeds.items()}).last_hidden_state.numpy()
-    assert np.abs(bundle.session(**feeds)["last_hidden_state"] - other).max() > 100 * ATOL
-
-
 def test_nothing_outside_the_operators_has_a_value_per_pair_of_tokens(tiny_bundles) -> None:
     graph = tiny_bundles("modernbert").graph.graph
     shapes = {value.name: value.shape for node in graph.all_nodes() for value in node.outputs}
@@ -132,14 +78,6 @@ def test_nothing_outside_the_operators_has_a_value_per_pair_of_tokens(tiny_bundl
         axes = Counter(str(axis) for axis in shape or () if not isinstance(axis, int))
         assert set(axes.values()) <= {1}, (name, shape)
     assert "Softmax" not in {node.op_type for node in graph.all_nodes()}
-
-
-def test_the_tables_are_weights_that_are_cut_once_for_each_kind_of_layer(tiny_bundles) -> None:
-    graph = tiny_bundles("modernbert").graph.graph
-    operators = Counter(node.op_type for node in graph.all_nodes())
-    assert (operators["Cos"], operators["Sin"], operators["Range"]) == (0, 0, 0)
-    cut = [node.inputs[0] for node in graph if node.op_type == "Slice" and node.inputs[0].is_initializer()]
-    assert [(value.dtype, tuple(value.shape)) for value in cut] == [(ir.DataType.FLOAT, (300, 4))] * 4
 
 
 @pytest.mark.nightly
@@ -186,23 +124,6 @@ def test_half_precision_is_right_far_from_the_origin(tiny_bundles, model_type: s
         assert_answers(bundle, feeds, wrong, cosine=cosine)
 
 
-@pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
-def test_a_cast_model_keeps_frequencies_and_makes_tables_in_float32(tmp_path, precision: Precision) -> None:
-    model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
-    frequencies = model.base_model.rotary_emb.full_attention_inv_freq.clone()
-    cast_model(model, precision)
-    model.config.max_position_embeddings = 8192
-    family_of("modernbert").adapt(model)
-    positions = torch.tensor([0, 1, 2049, 4097, 8191])
-    hidden_states = torch.zeros(1, 8192, 32, dtype=precision.torch_dtype)
-    tables = model.base_model.rotary_emb(hidden_states, torch.arange(8192)[None], "full_attention")
-    # Angles are rounded to float32 as the library's are, and to nothing less: at 8191 that is 2**-12.
-    angles = (positions[:, None].float() * frequencies.repeat(2)).double()
-    for table, exact in zip(tables, (angles.cos(), angles.sin()), strict=True):
-        assert table.dtype == torch.float32
-        assert_close(table[0, positions].numpy(), exact.numpy(), atol=2**-24)
-
-
 def test_a_classifier_reads_the_first_real_token(traced_models) -> None:
     """As Hugging Face's does where that is the first of all; where padding is, it reads the padding."""
     bundle = traced_models("modernbert", "text-classification", classifier_pooling="cls", num_hidden_layers=1)
@@ -228,28 +149,11 @@ def test_a_classifier_pools_in_float32(tiny_bundles) -> None:
     assert {value.dtype for value in (*mean.inputs, *product.inputs)} == {ir.DataType.FLOAT}
 
 
-def test_every_length_is_served_without_a_table(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
-    for max_len in (40, 64, 65, 300):
-        model, family = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION), family_of("modernbert")
-        positions = extend_positions(model, family, max_len=max_len, scheme=Scheme.HIERARCHICAL, alpha=0.4)
-        assert (positions.scheme, positions.form, positions.base, positions.rows) == ("none", "computed", 64, max_len)
-
-
 @pytest.mark.parametrize(("trained", "warns"), [(299, True), (300, False)])
 def test_a_build_warns_of_lengths_beyond_the_training(tiny_bundles, caplog, trained: int, warns: bool) -> None:
     positions = dataclasses.replace(tiny_bundles("modernbert").manifest.positions, base=trained)
     pipeline._warn_of_untrained_positions(positions, family_of("modernbert"))
     assert ("computed, not learned: 299 to 299 are served, but the model never saw them" in caplog.text) == warns
-
-
-def test_frequencies_that_depend_on_the_length_are_refused(tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}
-    parameters = {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}
-    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION, rope_parameters=parameters)
-    with pytest.raises(ModelError, match=r"kind 'dynamic' change with the length of a text.*\n.*default, linear, yarn"):
-        build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=300))
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @needs_rtx
@@ -279,7 +183,3 @@ def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
         precision="float16",
     )
     assert json.loads((tmp_path / engine.passport).read_text())["plugins"] == plugins
-
-
-def attention_nodes(bundle: Any) -> list[ir.Node]:
-    return [node for node in bundle.graph.graph if node.domain == "hdexport"]

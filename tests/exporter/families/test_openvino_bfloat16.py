@@ -188,8 +188,7 @@ def test_openvino_is_as_near_hugging_face_as_pytorch(openvino_bundles, model_typ
 
 
 @pytest.mark.parametrize(
-    "model_type",
-    [nightly_unless(name in ("embedding_gemma2_text", "roformer"), name) for name in FAMILIES],
+    "model_type", [nightly_unless(name in ("embedding_gemma2_text", "roformer"), name) for name in FAMILIES]
 )
 def test_rounding_every_value_of_the_graph_passes_and_a_small_mistake_does_not(
     openvino_bundles, model_type: str

@@ -86,12 +86,7 @@ def built(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize(
-    ("variant", "compat"),
-    [
-        nightly_unless((variant, compat) in (("biases", False), ("rotary", True)), variant, compat)
-        for variant in VARIANTS
-        for compat in (False, True)
-    ],
+    ("variant", "compat"), [("biases", False), ("rotary", True), nightly_unless(False, "plain", False)]
 )
 def test_bundles_answer_as_the_library_did(built, variant: str, compat: bool) -> None:
     """Either mode in either graph. Padding changes what the library answers, and in its mode what a bundle does."""
@@ -116,10 +111,7 @@ def test_bundles_answer_as_the_library_did(built, variant: str, compat: bool) ->
             assert_close(masked[mask == 1], padded[mask == 1], atol=ATOL)
 
 
-@pytest.mark.parametrize(
-    ("variant", "compat"),
-    [("biases", False), ("rotary", True), nightly_unless(False, "biases", True)],
-)
+@pytest.mark.parametrize(("variant", "compat"), [("biases", False), ("rotary", True)])
 def test_bundles_are_verified(built, variant: str, compat: bool) -> None:
     opened = open_bundle(built(variant, compat))
     found = verify_bundle(opened, reference_of(opened, find_checkpoint(DATA / variant)), grid=Grid.QUICK)
@@ -156,16 +148,9 @@ def changed(tmp_path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rotary_position_emb": True, "dim": 15}, "dim is 15 and dim_head 8; with rotary_position_emb both must be"),
         ({"axial_position_emb": True}, "axial_position_emb is true: axial positions"),
-        ({"generalized_attention": True}, "generalized_attention is true: features of another kernel"),
-        ({"reversible": True}, "reversible is true: reversible layers"),
         ({"causal": True}, "causal is true: a causal Performer"),
         ({"local_attn_heads": 1}, "local_attn_heads is 1; 0 is supported"),
-        ({"local_attn_heads": [0, 2]}, r"local_attn_heads is \[0, 2\]; 0 is supported"),
-        ({"nb_features": 0}, "nb_features is 0, and dim_head 8: that is 0 features"),
-        ({"dim_head": 1, "nb_features": None}, "nb_features is None, and dim_head 1: that is 0 features"),
-        ({"ff_mult": 0}, "ff_mult is 0; it must be 1 or more"),
     ],
     ids=str,
 )
@@ -185,26 +170,8 @@ def test_positions_that_turn_are_computed_for_any_length(built, tmp_path: Path) 
     assert not (tmp_path / "longer").exists()
 
 
-def test_wrong_turns_are_found() -> None:
-    expected = expected_answers("rotary")
-    encoder = loaded("rotary", Task.FEATURE_EXTRACTION)
-    encoder.layer_pos_emb.frequency.copy_(encoder.layer_pos_emb.frequency.flip(0))
-    with torch.inference_mode():
-        states = encoder(torch.from_numpy(expected["ids"])).last_hidden_state.numpy()
-    assert np.abs(states - expected["states"]).max() > 0.01
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "performer.net.layers.1.0.fn.fast_attention.projection_matrix",
-        "performer.net.layers.0.0.fn.to_k.weight",
-        "performer.net.layers.1.1.fn.fn.w2.bias",
-        "pos_emb.emb.weight",
-        "norm.weight",
-    ],
-)
-def test_a_missing_weight_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_projection_is_named(tmp_path: Path) -> None:
+    name = "performer.net.layers.1.0.fn.fast_attention.projection_matrix"
     checkpoint = changed(tmp_path)
     weights = load_file(checkpoint / "model.safetensors")
     del weights[name]
@@ -213,29 +180,7 @@ def test_a_missing_weight_is_named(tmp_path: Path, name: str) -> None:
         find_checkpoint(checkpoint).load(Task.FILL_MASK)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"nb_features": 22}, r"projection_matrix is not what config.json says: \[21, 8\].*\(nb_features 22\)"),
-        ({"heads": 4}, r"the shape of performer\.net\.layers\.0\.0\.fn\.to_"),
-        ({"ff_glu": False}, r"the shape of performer\.net\.layers\.0\.1\.fn\.fn\.w1"),
-        ({"num_tokens": 61}, r"the shape of token_emb\.weight.*\(num_tokens 61\)"),
-        ({"depth": 3}, "has depth 3, and the weights are of the layers 0 to 1.\nSet depth to 2"),
-        ({"qkv_bias": False}, r"does not use: performer\.net\.layers\.0\.0\.fn\.to_k\.bias"),
-    ],
-    ids=str,
-)
-def test_a_shape_that_does_not_fit_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        find_checkpoint(changed(tmp_path, **changes)).load(Task.FILL_MASK)
-
-
 def test_the_task_is_that_of_the_head(tmp_path: Path) -> None:
     assert find_checkpoint(DATA / "plain").task() is Task.FILL_MASK
     with pytest.raises(ModelError, match="text-classification of a performer has no model in transformers"):
         loaded("biases", Task.TEXT_CLASSIFICATION)
-
-
-def test_a_pickle_is_not_read_unless_it_is_trusted() -> None:
-    with pytest.raises(ModelError, match="--allow-pickle"):
-        find_checkpoint(DATA / "plain").load(Task.FILL_MASK)

@@ -66,22 +66,6 @@ def test_nothing_is_quadratic_in_the_graph_for_a_cpu(tiny_bundles) -> None:
     assert not {"Softmax", "MultiHeadAttention", "Trilu"} & set(counts)
 
 
-def test_answers_do_not_depend_on_how_padding_is_numbered(tiny_bundles) -> None:
-    """transformers numbers padding by default, and leaves it out where its generation asks: distances are the same."""
-    bundle = tiny_bundles("qwen3")
-    ids = torch.from_numpy(np.concatenate([np.full((1, 30), PAD_TOKEN_ID), text_of(65)], axis=1))
-    mask = (ids != PAD_TOKEN_ID).long()
-    counted = (mask.cumsum(1) - 1).clamp(min=0)
-    with torch.inference_mode():
-        numbered, left_out = (
-            bundle.hugging_face.model(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state
-            for positions in (None, counted)
-        )
-    ours = bundle.session(input_ids=ids.numpy(), attention_mask=mask.numpy())["last_hidden_state"]
-    assert_close(left_out[:, 30:].numpy(), numbered[:, 30:].numpy(), atol=ATOL)
-    assert_close(ours[:, 30:], left_out[:, 30:].numpy(), atol=ATOL)
-
-
 def test_a_classifier_reads_the_last_token_that_is_not_the_padding_s_as_hugging_face(tiny_bundles) -> None:
     """Texts of Qwen3-Embedding end with the id of padding, and the mask says that it is real."""
     bundle, ids = tiny_bundles("qwen3", "text-classification"), text_of(65)

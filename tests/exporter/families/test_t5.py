@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.precision import Precision, cast_model
 from hdexport.model.tasks import Task
 from hdexport.verify import Grid, verify_bundle
-from hdexport.verify.half_range import check_half_range
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ModelError
@@ -30,16 +28,12 @@ from support.answers import assert_as_hugging_face
 from support.comparators import assert_close, assert_same_directions
 from support.padded_batches import batches
 from support.tampered_bundles import tampered
-from support.tiny_models import change_json, save_tiny_model
+from support.tiny_models import save_tiny_model
 
 REACH = 20
 """Of the tiny T5."""
 
-MODELS = {
-    "t5": transformers.T5ForConditionalGeneration,
-    "mt5": transformers.MT5ForConditionalGeneration,
-    "umt5": transformers.UMT5ForConditionalGeneration,
-}
+MODELS = {"t5": transformers.T5ForConditionalGeneration, "umt5": transformers.UMT5ForConditionalGeneration}
 
 
 def test_every_length_around_the_reach_answers_as_hugging_face(tiny_bundles) -> None:
@@ -66,7 +60,7 @@ def test_the_table_has_the_number_of_every_distance(model_type: str) -> None:
         assert torch.equal(table[0, :, 0][:, rows], expected), (buckets, reach)
 
 
-@pytest.mark.parametrize(("buckets", "reach"), [(3, 128), (32, 8), (0, 128), (32, 0)])
+@pytest.mark.parametrize(("buckets", "reach"), [(3, 128), (32, 8)])
 def test_buckets_of_no_distances_are_refused(buckets: int, reach: int, tmp_path: Path) -> None:
     sizes = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": reach}
     save_tiny_model(tmp_path / "model", "t5", Task.FEATURE_EXTRACTION, **sizes)
@@ -77,7 +71,7 @@ def test_buckets_of_no_distances_are_refused(buckets: int, reach: int, tmp_path:
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
 def test_the_encoder_of_a_whole_model_is_loaded_and_its_decoder_left_out(model_type: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
     alone = find_checkpoint(tmp_path)
@@ -94,16 +88,6 @@ def test_the_encoder_of_a_whole_model_is_loaded_and_its_decoder_left_out(model_t
         assert torch.equal(model(ids).last_hidden_state, whole.encoder(ids).last_hidden_state)
 
 
-def test_an_encoder_without_one_of_its_weights_is_refused(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path, "t5", Task.FEATURE_EXTRACTION)
-    weights = load_file(tmp_path / "model.safetensors")
-    lost = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    weights.pop(lost)
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=f"has no weights for {lost}"):
-        find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
-
-
 def test_tables_are_stored_once_where_layers_share_them(tiny_bundles) -> None:
     def tables(model_type: str) -> list[list[Any]]:
         graph = tiny_bundles(model_type).graph.graph
@@ -117,29 +101,15 @@ def test_tables_are_stored_once_where_layers_share_them(tiny_bundles) -> None:
 # Wrong answers
 
 
-def _turn(model: ir.Model) -> None:
-    """Numbers of keys before a query and after it change places."""
-    for value in {node.inputs[4] for node in model.graph if node.op_type == "ClippedDistanceAttention"}:
-        value.const_value = ir.tensor(np.ascontiguousarray(value.const_value.numpy()[..., ::-1]))
-
-
 def _shift(model: ir.Model) -> None:
     """Every distance has the number of the one before it."""
     for value in {node.inputs[4] for node in model.graph if node.op_type == "ClippedDistanceAttention"}:
         value.const_value = ir.tensor(np.roll(value.const_value.numpy(), 1, axis=-1))
 
 
-def _share(model: ir.Model) -> None:
-    """All layers have the first one's numbers."""
-    first, *others = (node for node in model.graph if node.op_type == "ClippedDistanceAttention")
-    for node in others:
-        node.replace_input_with(4, first.inputs[4])
-
-
-@pytest.mark.parametrize(("model_type", "change"), [("t5", _turn), ("t5", _shift), ("umt5", _share)])
-def test_a_wrong_table_is_found(tiny_bundles, model_type: str, change: Callable[[ir.Model], None], tmp_path) -> None:
-    bundle = tiny_bundles(model_type)
-    wrong = open_bundle(tampered(bundle, tmp_path / "wrong", change, "model.onnx"))
+def test_a_wrong_table_is_found(tiny_bundles, tmp_path) -> None:
+    bundle = tiny_bundles("t5")
+    wrong = open_bundle(tampered(bundle, tmp_path / "wrong", _shift, "model.onnx"))
     reference = reference_of(wrong, find_checkpoint(bundle.checkpoint))
     assert not verify_bundle(wrong, reference, grid=Grid.QUICK).passed
     right = open_bundle(bundle.path)
@@ -168,8 +138,8 @@ def _in_half(path: Path, model_type: str, precision: Precision) -> Any:
     return model
 
 
-@pytest.mark.parametrize("model_type", ["t5", "mt5"])
-def test_states_beyond_float16_are_right(model_type: str, tmp_path: Path) -> None:
+def test_states_beyond_float16_are_right(tmp_path: Path) -> None:
+    model_type = "t5"
     path = _with_large_states(tmp_path, model_type)
     original = find_checkpoint(path).load(Task.FEATURE_EXTRACTION)
     largest = []
@@ -202,20 +172,7 @@ def test_a_text_of_padding_alone_is_finite_in_half_precision(precision: Precisio
     assert_close(both[1:].float().numpy(), alone.float().numpy(), atol=1e-2)
 
 
-def test_a_bundle_in_float16_holds_states_beyond_its_range_and_only_its_norms_in_float32(tmp_path: Path) -> None:
-    path = _with_large_states(tmp_path / "model", "t5")
-    build(BuildOptions(model=path, output=tmp_path / "bundle", max_len=64, precision="float16", verify=None))
-    check = check_half_range(open_bundle(tmp_path / "bundle"))
-    assert check.problem is None
-    assert check.record is not None
-    graph = ir.load(tmp_path / "bundle" / "model.onnx").graph
-    types = {name: value.dtype for name, value in graph.initializers.items() if value.dtype.is_floating_point()}
-    wide = {name for name, dtype in types.items() if dtype is ir.DataType.FLOAT and not name.startswith("val_")}
-    assert wide == {name for name in types if "norm" in name}
-    assert len(wide) == 5
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_norms_are_the_librarys_in_float32(dtype: torch.dtype) -> None:
     original = transformers.models.t5.modeling_t5.T5LayerNorm(6, eps=1e-3)
     with torch.no_grad():
@@ -247,10 +204,3 @@ def test_onnx_runtime_makes_one_operator_of_a_norm(tiny_bundles, tmp_path: Path)
     names = [node.op_type for node in ir.load(tmp_path / "optimised.onnx").graph]
     assert sum(name in ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization") for name in names) == 5
     assert "Pow" not in names
-
-
-def test_a_configuration_of_a_negative_epsilon_is_refused(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path, "t5", Task.FEATURE_EXTRACTION)
-    change_json(tmp_path / "config.json", layer_norm_epsilon=-1.0)
-    with pytest.raises(ModelError, match=r"has layer_norm_epsilon -1\.0, which is below zero"):
-        find_checkpoint(tmp_path).settings()

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 
 from hdexport.checkpoint import find_checkpoint
@@ -40,7 +39,6 @@ VARIANTS = ("clusters", "pre_lnorm", "shared_biases", "untied")
 
 ATOL = 2e-5
 
-TASKS = (Task.FEATURE_EXTRACTION, Task.TEXT_SCORING)
 OUTPUTS = {Task.FEATURE_EXTRACTION: "last_hidden_state", Task.TEXT_SCORING: "log_probabilities"}
 
 
@@ -68,8 +66,9 @@ def copy_of(variant: str, directory: Path) -> Path:
     return shutil.copytree(DATA / variant, directory / variant)
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "task"), [*((name, Task.TEXT_SCORING) for name in VARIANTS), ("clusters", Task.FEATURE_EXTRACTION)]
+)
 def test_the_module_answers_as_transformers_4_did(variant: str, task: Task) -> None:
     model = find_checkpoint(DATA / variant).load(task, allow_pickle=True)
     for rows in (1, 3):
@@ -128,27 +127,13 @@ def test_bundles_answer_as_transformers_4_did(stored_bundles, variant: str, task
                     assert_close(outputs[-1][f"new_mems.{layer}"], memory, atol=ATOL)
 
 
-@pytest.mark.parametrize("segments", [(16, 16, 2), (1, 1, 16, 16), (15, 3, 1, 15)])
-@pytest.mark.parametrize("variant", ["clusters", nightly_unless(False, "untied")])
-def test_where_all_tokens_see_equally_far_segments_change_nothing(
-    stored_bundles, variant: str, segments: tuple[int, ...]
-) -> None:
-    bundle, expected = stored_bundles(DATA / variant, "text-scoring"), expected_answers(variant, 3)
+@pytest.mark.parametrize("segments", [(1, 1, 16, 16), (15, 3, 1, 15)])
+def test_where_all_tokens_see_equally_far_segments_change_nothing(stored_bundles, segments: tuple[int, ...]) -> None:
+    bundle, expected = stored_bundles(DATA / "clusters", "text-scoring"), expected_answers("clusters", 3)
     for name, call in streams(bundle, 3).items():
         outputs = [call(input_ids=ids)["log_probabilities"] for ids in pieces(expected.ids, segments)]
         with named_case(name):
             assert_close(np.concatenate(outputs, axis=1), expected.scores, atol=ATOL)
-
-
-def test_documents_are_scored_as_they_stream(stored_bundles) -> None:
-    """Documents of different lengths, each of which begins one of the expected ones."""
-    bundle, expected = stored_bundles(DATA / "clusters", "text-scoring"), expected_answers("clusters", 3)
-    lengths, scores = (34, 5, 20), {0: [], 1: [], 2: []}
-    documents = [ids[:length] for ids, length in zip(expected.ids, lengths, strict=True)]
-    for segment in bundle.session.stream_all(documents, segment=12, rows=2):
-        scores[segment.document].append(segment.outputs["log_probabilities"])
-    for row, length in enumerate(lengths):
-        assert_close(np.concatenate(scores[row]), expected.scores[row, :length], atol=ATOL)
 
 
 def test_a_job_scores_documents_of_more_tokens_than_a_segment(stored_bundles, tmp_path: Path) -> None:
@@ -209,14 +194,6 @@ def test_padding_before_a_text_is_not_seen() -> None:
     assert (padded.log_probabilities[:, :5] == 0).all()
 
 
-@pytest.mark.nightly
-def test_half_precision_scores_nearly_as_transformers_4_did(stored_bundles) -> None:
-    bundle, expected = stored_bundles(DATA / "clusters", "text-scoring", "float16"), expected_answers("clusters", 3)
-    call = streams(bundle, 3)["portable"]
-    scores = [call(input_ids=ids)["log_probabilities"] for ids in pieces(expected.ids, expected.segments)]
-    assert_close(np.concatenate(scores, axis=1), expected.scores, atol=0.02)
-
-
 def family_sizes(**changes: Any) -> dict[str, Any]:
     sizes = {"vocab_size": 60, "cutoffs": [20, 35], "d_model": 24, "d_embed": 24, "n_head": 3, "d_head": 8}
     return sizes | {"d_inner": 32, "n_layer": 2, "mem_len": 9, "div_val": 2} | changes
@@ -234,10 +211,9 @@ def random_model(task: Task, config: TransfoXLConfig) -> Any:
 @pytest.mark.parametrize(
     "sizes", [{"div_val": 2}, {"div_val": 1}, {"div_val": 1, "d_embed": 16}, {"cutoffs": [], "div_val": 1}]
 )
-@pytest.mark.parametrize("most_logits", [7, 16384])
-def test_probabilities_of_all_tokens_add_up_to_1(sizes: dict[str, Any], most_logits: int) -> None:
+def test_probabilities_of_all_tokens_add_up_to_1(sizes: dict[str, Any]) -> None:
     softmax = random_model(Task.TEXT_SCORING, TransfoXLConfig(**family_sizes(**sizes))).crit
-    softmax.most_logits = most_logits
+    softmax.most_logits = 7  # in several parts
     states = torch.randn(1, 5, 24).repeat_interleave(60, dim=0)  # [tokens of the vocabulary, 5, d_model]
     with torch.inference_mode():
         scores = softmax(states, torch.arange(60)[:, None].expand(60, 5))
@@ -270,14 +246,8 @@ def test_no_more_logits_than_a_chunk_are_in_memory() -> None:
     ("changes", "message"),
     [
         ({"cutoffs": [35, 20]}, r"cutoffs is \[35, 20\]; it must ascend within 1 to vocab_size - 1 \(59\)"),
-        ({"cutoffs": [20, 60]}, r"cutoffs is \[20, 60\]; it must ascend"),
-        ({"attn_type": 1}, "attn_type is 1; relative attention, 0, is supported"),
         ({"adaptive": False}, "adaptive is false; adaptive embeddings, true, are supported"),
-        ({"div_val": 0}, "div_val is 0; it must be 1 or more"),
         ({"div_val": 5}, "d_embed 24 divided by div_val 5 for each of 2 cutoffs leaves no width"),
-        ({"tie_projs": [True]}, r"tie_projs is \[True\]; it must have 3 entries"),
-        ({"mem_len": "many"}, "mem_len"),
-        ({"d_model": 23}, r"d_model is 23; it must be even"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -290,15 +260,6 @@ def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, changes: d
 def test_a_token_that_would_see_none_is_refused(tiny_bundles) -> None:
     with pytest.raises(ModelError, match=r"mem_len 0 and same_length(.|\n)*--recurrence 512"):
         tiny_bundles("transfo-xl", same_length=True)
-
-
-@pytest.mark.nightly
-def test_another_memory_than_in_training_is_verified(tiny_bundles) -> None:
-    bundle = tiny_bundles("transfo-xl", "text-scoring", recurrence=12, same_length=True)
-    (record,) = bundle.manifest.attention
-    assert (record["memory"], record["reach"]) == (12, 12)
-    found = verified(bundle)
-    assert found.passed
 
 
 def test_another_memory_than_in_training_is_asked_for(traced_models) -> None:
@@ -317,34 +278,6 @@ def test_scores_are_verified_against_pytorch(stored_bundles) -> None:
     assert {"log_probabilities", "new_mems.0", "new_mems.last"} <= set(found.checks[0].outputs)
 
 
-@pytest.mark.parametrize("prefix", ["transformer.", ""])
-def test_a_missing_weight_is_named(tmp_path: Path, prefix: str) -> None:
-    checkpoint = copy_of("clusters", tmp_path)
-    stored = load_file(checkpoint / "model.safetensors")
-    weights = {name.removeprefix("transformer."): weight for name, weight in stored.items()}
-    del weights["layers.1.dec_attn.r_net.weight"]
-    weights = {name if name.startswith("crit") else prefix + name: weight for name, weight in weights.items()}
-    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"has no weights for (transformer\.)?layers\.1\.dec_attn\.r_net\.weight"):
-        find_checkpoint(checkpoint).load(Task.TEXT_SCORING if prefix else Task.FEATURE_EXTRACTION)
-
-
-def test_another_number_of_layers_than_the_weights_have_is_refused(tmp_path: Path) -> None:
-    checkpoint = copy_of("clusters", tmp_path)
-    change_json(checkpoint / "config.json", n_layer=1000)
-    with pytest.raises(ModelError, match="has n_layer 1000, and the weights are of the layers 0 to 1"):
-        find_checkpoint(checkpoint).load(Task.TEXT_SCORING)
-
-
-def test_pickled_weights_and_vocabularies_are_not_read_unless_they_are_trusted(tmp_path: Path) -> None:
-    checkpoint = find_checkpoint(copy_of("shared_biases", tmp_path))
-    (checkpoint.path / "vocab.pkl").write_bytes(b"not read")
-    assert checkpoint.tokenizer is None
-    with pytest.raises(ModelError, match="--allow-pickle"):
-        checkpoint.load(Task.TEXT_SCORING)
-    checkpoint.load(Task.TEXT_SCORING, allow_pickle=True)
-
-
 def test_a_converted_tokenizer_is_read(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "transfo-xl", Task.TEXT_SCORING)
     (tmp_path / "vocab.pkl").write_bytes(b"not read")
@@ -357,9 +290,3 @@ def test_the_task_is_that_of_the_head() -> None:
     assert checkpoint.task() is Task.TEXT_SCORING
     with pytest.raises(ModelError, match=r"fill-mask of a transfo-xl has no head(.|\n)*--task feature-extraction"):
         checkpoint.load(Task.FILL_MASK)
-
-
-def test_encoders_do_not_score_texts(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path, "bert", Task.FILL_MASK)
-    with pytest.raises(ModelError, match=r"text-scoring of a bert(.|\n)*--task feature-extraction"):
-        find_checkpoint(tmp_path).load(Task.TEXT_SCORING)

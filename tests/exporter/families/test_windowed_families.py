@@ -6,18 +6,14 @@ their engines built in test_sparse_engine.py.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import transformers
-from safetensors.torch import save_file
 
 import hdruntime
 from hdexport.build import BuildOptions, build
-from hdexport.model.norms import RootMeanSquareNorm, float32_norm
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_as_hugging_face, inputs_of
@@ -27,7 +23,7 @@ from support.grids import nightly_unless
 from support.hugging_face import HuggingFace
 from support.needs import needs_openvino
 from support.padded_batches import cases
-from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_sentence_modules, save_tiny_model
+from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 from support.traced import TracedModel
 
 WINDOW = 8
@@ -49,22 +45,6 @@ def test_lengths_around_the_window_answer_as_hugging_face(tiny_bundles, model_ty
     assert_as_hugging_face(bundle, LENGTHS)
 
 
-@each_family
-def test_a_window_one_token_off_would_be_seen(tiny_bundles, model_type: str) -> None:
-    bundle = tiny_bundles(model_type)
-    ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, 65))
-    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    for off in (-1, 1):
-        settings = json.loads((bundle.checkpoint / "config.json").read_text())
-        # Of EmbeddingGemma it counts both sides.
-        settings["sliding_window"] += off * (2 if model_type == "gemma3_text" else 1)
-        config = transformers.AutoConfig.for_model(**settings)
-        model = transformers.AutoModel.from_pretrained(bundle.checkpoint, config=config).eval()
-        with torch.inference_mode():
-            other = model(**{name: torch.from_numpy(array) for name, array in feeds.items()}).last_hidden_state.numpy()
-        assert np.abs(bundle.session(**feeds)["last_hidden_state"] - other).max() > 100 * ATOL
-
-
 @needs_openvino
 @pytest.mark.parametrize("model_type", [nightly_unless(name == "embedding_gemma2_text", name) for name in FAMILIES])
 def test_openvino_answers_as_hugging_face(openvino_bundles, model_type: str) -> None:
@@ -76,41 +56,11 @@ def test_openvino_answers_as_hugging_face(openvino_bundles, model_type: str) -> 
                 assert_close(got, bundle.hugging_face(ids, mask)["last_hidden_state"][mask == 1], atol=ATOL)
 
 
-def test_embedding_gemma_answers_as_sentence_transformers_chains_it(tmp_path: Path) -> None:
-    """Mean, two layers without activation, and a vector of length 1."""
-    checkpoint = tmp_path / "model"
-    model = save_tiny_model(checkpoint, "gemma3_text", Task.FEATURE_EXTRACTION)
-    save_sentence_modules(checkpoint, "Dense", "Dense", "Normalize", pooling={"pooling_mode_mean_tokens": True})
-    generator, weights = torch.Generator().manual_seed(0), []
-    for folder, sizes in (("2_Dense", (48, 32)), ("3_Dense", (32, 48))):
-        weights.append(torch.randn(sizes, generator=generator))
-        save_file({"linear.weight": weights[-1]}, checkpoint / folder / "model.safetensors")
-        settings = {"out_features": sizes[0], "in_features": sizes[1], "bias": False}
-        settings["activation_function"] = "torch.nn.modules.linear.Identity"
-        (checkpoint / folder / "config.json").write_text(json.dumps(settings))
-    traced = TracedModel(BuildOptions(model=checkpoint, output=tmp_path / "bundle", max_len=64, verify=None))
-    ids = np.random.default_rng(2).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 37))
-    mask = np.ones_like(ids)
-    mask[0, 20:] = 0
-    with torch.inference_mode():
-        states = model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).last_hidden_state
-    mean = (states * torch.from_numpy(mask)[..., None]).sum(1) / torch.from_numpy(mask.sum(1, keepdims=True))
-    expected = torch.nn.functional.normalize(mean @ weights[0].T @ weights[1].T, dim=-1).numpy()
-    assert_close(traced.traced(input_ids=ids, attention_mask=mask)["sentence_embedding"], expected, atol=ATOL)
-
-
 def test_a_gemma_that_generates_text_is_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model", "gemma3_text", Task.FEATURE_EXTRACTION, use_bidirectional_attention=False)
     with pytest.raises(ModelError, match=r"earlier tokens only.*\n.*use_bidirectional_attention|use_bidirectional"):
         build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=64))
     assert not (tmp_path / "bundle").exists()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("heads", [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}], ids=str)
-def test_other_groups_of_heads_answer_as_hugging_face(tiny_bundles, heads: dict[str, int]) -> None:
-    """Each head's own keys, and those that all heads share."""
-    assert_as_hugging_face(tiny_bundles("ultrabert", **heads), (9, 65))
 
 
 def test_neomme_of_several_windows_answers_as_hugging_face(traced_models) -> None:
@@ -136,17 +86,3 @@ def test_states_beyond_float16_are_right_in_float16(tmp_path: Path) -> None:
     got = half.traced(input_ids=ids, attention_mask=np.ones_like(ids))["last_hidden_state"]
     cosines = (got * expected).sum(-1) / np.linalg.norm(got, axis=-1) / np.linalg.norm(expected, axis=-1)
     assert cosines.min() > 0.999
-
-
-@pytest.mark.parametrize("name", ["gemma3.modeling_gemma3.Gemma3", "neomme.modeling_neomme.NeoMME"])
-def test_norms_are_the_librarys(name: str) -> None:
-    module, _, prefix = name.rpartition(".")
-    library = __import__(f"transformers.models.{module}", fromlist=[prefix])
-    original = getattr(library, f"{prefix}RMSNorm")(6, eps=1e-3)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        original.weight.uniform_(0.5, 2.0, generator=generator)
-    ours = float32_norm(original)
-    assert isinstance(ours, RootMeanSquareNorm)
-    states = torch.randn(2, 5, 6, generator=generator)
-    torch.testing.assert_close(ours(states), original(states), atol=1e-6, rtol=1e-6)

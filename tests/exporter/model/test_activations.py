@@ -23,7 +23,7 @@ def test_the_gelu_of_a_tanh_is_one_operator_that_computes_the_same(name: str) ->
     assert (torch.nn.functional.gelu(VALUES) - expected).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("name", ["gelu", "relu", "silu", "quick_gelu", "gelu_10"])
+@pytest.mark.parametrize("name", ["gelu", "quick_gelu"])
 def test_other_activations_stay_what_they_are(name: str) -> None:
     model = torch.nn.Sequential(ACT2FN[name])
     before = model[0]

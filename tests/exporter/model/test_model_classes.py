@@ -53,8 +53,7 @@ def test_a_type_of_the_library_is_not_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "encoder_alone"),
-    [(Task.FEATURE_EXTRACTION, True), (Task.SENTENCE_SIMILARITY, True), (Task.TOKEN_CLASSIFICATION, False)],
+    ("task", "encoder_alone"), [(Task.FEATURE_EXTRACTION, True), (Task.TOKEN_CLASSIFICATION, False)]
 )
 def test_a_family_loads_its_encoders_alone_where_no_head_is_asked_for(task: Task, encoder_alone: bool) -> None:
     family = Family(model_types=("t5",), encoder_classes={"t5": "T5EncoderModel"})

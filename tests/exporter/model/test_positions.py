@@ -83,16 +83,13 @@ def test_every_row_is_the_definitions_in_its_dtype(table: np.ndarray, alpha: flo
     assert farthest(table, extend_table(table, len(table) ** 2, alpha=alpha), alpha) <= 1
 
 
-@pytest.mark.parametrize("wrong", ["alpha swapped", "one row late", "alpha 0.41", "tiled"])
+@pytest.mark.parametrize("wrong", ["one row late", "alpha 0.41"])
 def test_the_comparison_with_the_definition_refuses_a_wrong_table(wrong: str) -> None:
     table = random_table(5)
     right = extend_table(table, 25)
-    tampered = {
-        "alpha swapped": extend_table(table, 25, alpha=1 - DEFAULT_ALPHA),
-        "one row late": np.vstack([right[:5], right[4:24]]),
-        "alpha 0.41": extend_table(table, 25, alpha=0.41),
-        "tiled": extend_table(table, 25, scheme=Scheme.TILE),
-    }[wrong]
+    tampered = {"one row late": np.vstack([right[:5], right[4:24]]), "alpha 0.41": extend_table(table, 25, alpha=0.41)}[
+        wrong
+    ]
     assert farthest(table, right, DEFAULT_ALPHA) <= 1
     assert farthest(table, tampered, DEFAULT_ALPHA) > 1000
 
@@ -103,11 +100,6 @@ def test_a_shorter_table_is_the_start_of_a_longer_one(scheme: Scheme) -> None:
     longer = extend_table(table, 25, scheme=scheme)
     for max_len in range(1, 26):
         assert same_bits(extend_table(table, max_len, scheme=scheme), longer[:max_len]), max_len
-
-
-def test_512_rows_give_262144_different_ones() -> None:
-    extended = extend_table(random_table(512, width=2, dtype=np.float64), 512 * 512)
-    assert len(np.unique(extended, axis=0)) == 262144
 
 
 def test_tiling_repeats_the_rows_bit_for_bit() -> None:
@@ -156,13 +148,6 @@ def test_factored_equals_folded_to_rounding(table: np.ndarray, alpha: float, dat
     assert (np.abs((low + high).astype(np.float64) - folded) <= allowed).all()
 
 
-def test_new_rows_are_rounded_once_when_the_dtype_narrows() -> None:
-    table = random_table(6)
-    narrow = extend_table(table, 36, dtype=np.float16)
-    assert same_bits(narrow[:6], table.astype(np.float16))
-    assert same_bits(narrow, extend_table(table.astype(np.float64), 36).astype(np.float16))
-
-
 def test_bfloat16_tables_are_extended_in_bfloat16() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 arrays come from ml_dtypes, which onnx brings")
     table = random_table(6).astype(ml_dtypes.bfloat16)
@@ -177,10 +162,8 @@ def test_bfloat16_tables_are_extended_in_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("max_len", "base", "width", "itemsize", "form"),
     [
-        (4096, 512, 384, 4, Form.FOLDED),
         (16384, 512, 1024, 4, Form.FOLDED),
         (16385, 512, 1024, 4, Form.FACTORED),
-        (262144, 512, 384, 2, Form.FACTORED),
         (100_000, 100_000, 1024, 4, Form.FOLDED),
     ],
 )
@@ -189,34 +172,18 @@ def test_the_form_changes_at_the_memory_bound(max_len: int, base: int, width: in
     assert FOLDED_LIMIT_BYTES == 16384 * 1024 * 4
 
 
-def test_lengths_up_to_the_square_are_accepted() -> None:
-    for max_len in (1, 511, 512, 513, 512 * 512):
-        check_options(scheme=Scheme.HIERARCHICAL, alpha=DEFAULT_ALPHA, max_len=max_len, base=512)
-        # The other schemes do not read alpha.
-        check_options(scheme=Scheme.TILE, alpha=0.5, max_len=max_len, base=512)
-        check_options(scheme=Scheme.NONE, alpha=0.5, max_len=min(max_len, 512), base=512)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"alpha": 0.5}, r"--alpha 0.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0.5"),
-        ({"alpha": 0}, r"--alpha 0 is outside the open interval"),
         ({"alpha": 1.0}, r"--alpha 1.0 is outside the open interval"),
-        ({"alpha": -0.4}, r"--alpha -0.4 is outside"),
-        ({"alpha": 1.4}, r"--alpha 1.4 is outside"),
         ({"alpha": float("nan")}, r"--alpha nan is not a finite number"),
-        ({"alpha": float("inf")}, r"--alpha inf is not a finite number"),
         ({"max_len": 0}, r"--max-len 0 is not a number of positions. Use a whole number, 1 or more"),
-        ({"max_len": -1}, r"--max-len -1 is not a number of positions"),
         (
             {"max_len": 262145},
             r"above 262144: .* 512 x 512 .*\nUse --max-len 262144 or less, or --positions interpolate",
         ),
-        (
-            {"scheme": Scheme.NONE, "max_len": 513},
-            r"above the checkpoint's 512 positions.*\nUse --max-len 512 or",
-        ),
+        ({"scheme": Scheme.NONE, "max_len": 513}, r"above the checkpoint's 512 positions.*\nUse --max-len 512 or"),
         ({"scheme": Scheme.TILE, "max_len": 10**12}, r"--max-len 1000000000000 is above 16777216"),
     ],
 )
@@ -239,15 +206,14 @@ def test_a_row_outside_float16_is_refused_by_position(make: object) -> None:
         make(table, 2, dtype=np.float16)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_damaged_table_is_refused_by_row(value: float) -> None:
+def test_a_damaged_table_is_refused_by_row() -> None:
     table = random_table(5)
-    table[3, 1] = value
+    table[3, 1] = np.nan
     with pytest.raises(ModelError, match=r"Row 3 of the checkpoint's position table holds NaN or infinity"):
         extend_table(table, 25)
 
 
-@pytest.mark.parametrize(("shape", "first_row"), [((5,), 0), ((0, 4), 0), ((5, 0), 0), ((5, 4), 5), ((5, 4), -1)])
+@pytest.mark.parametrize(("shape", "first_row"), [((5,), 0), ((5, 4), 5)])
 def test_a_table_without_usable_rows_is_refused(shape: tuple[int, ...], first_row: int) -> None:
     with pytest.raises(ModelError, match=r"has no usable row"):
         extend_table(np.zeros(shape, np.float32), 3, first_row=first_row)

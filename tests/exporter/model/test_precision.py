@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,18 +27,7 @@ CASES = [
             ("modernbert", "text-classification", "float16"),
             ("distilbert", "feature-extraction", "float32"),
         )
-    ],
-    *[
-        nightly_unless(False, *case)
-        for case in (
-            ("mpnet", "feature-extraction", "float16"),
-            ("bert", "feature-extraction", "float16"),
-            ("bert", "fill-mask", "bfloat16"),
-            ("albert", "feature-extraction", "float16"),
-            ("roberta", "feature-extraction", "float16"),
-            ("mpnet", "token-classification", "float16"),
-        )
-    ],
+    ]
 ]
 
 
@@ -132,25 +119,6 @@ def test_the_checker_passes_and_no_constant_is_infinite(bundle, file: str) -> No
     assert [name for name, value in found.items() if not np.isfinite(value.astype(np.float64)).all()] == []
 
 
-@pytest.mark.parametrize(
-    ("model_type", "task", "precision"), [case for case in CASES if case.values[0] in ("bert", "mpnet")]
-)
-def test_polygraphy_finds_no_errors(bundle, precision: str, tmp_path: Path) -> None:
-    pytest.importorskip("onnx_graphsurgeon", reason="polygraphy's check lint needs onnx-graphsurgeon; not installed")
-    from polygraphy.logger import G_LOGGER
-    from polygraphy.tools import main
-
-    with G_LOGGER.verbosity():  # which the command sets for good
-        status = main(["check", "lint", str(bundle.path / "model.onnx"), "-o", str(tmp_path / "report.json")])
-    report = json.loads((tmp_path / "report.json").read_text())
-    errors = [entry["message"] for entry in report["lint_entries"] if entry["level"] == "exception"]
-    if precision == "bfloat16":
-        # Polygraphy runs each node in ONNX Runtime through NumPy, and NumPy has no bfloat16.
-        assert all("No corresponding Numpy type for Tensor Type. bfloat16" in message for message in errors)
-    else:
-        assert (status, errors) == (0, [])
-
-
 @pytest.mark.parametrize(("model_type", "task", "precision"), [case for case in CASES if case.values[2] != "float32"])
 def test_the_lowered_graph_computes_in_float32_from_the_same_weights(bundle) -> None:
     half = set(HALF.values())
@@ -179,17 +147,15 @@ def test_a_weight_outside_float16_is_named_and_fits_bfloat16() -> None:
     assert layer[0].weight[0, 0] == torch.tensor(1e5, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_weight_that_is_not_finite_fits_no_half_precision(precision: Precision, value: float) -> None:
+def test_a_weight_that_is_not_finite_fits_no_half_precision() -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(4, 4))
     with torch.no_grad():
-        layer[0].weight[1, 2] = value
+        layer[0].weight[1, 2] = float("nan")
     with pytest.raises(ExportError, match=r"0\.weight"):
-        cast_model(layer, precision)
+        cast_model(layer, Precision.BFLOAT16)
 
 
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
 def test_a_cast_layer_normalisation_keeps_float32_weights_and_the_neighbours_type(precision: Precision) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
     weights = model[1].weight.detach().clone()
@@ -204,17 +170,8 @@ def test_a_cast_layer_normalisation_keeps_float32_weights_and_the_neighbours_typ
     assert normalised.isfinite().all()
 
 
-def test_a_normalisation_without_bias_is_given_none() -> None:
-    model = torch.nn.Sequential(torch.nn.LayerNorm(8, bias=False))
-    cast_model(model, Precision.FLOAT16)
-    assert list(model.state_dict()) == ["0.weight"]
-    hidden_states = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).half()
-    expected = torch.nn.functional.layer_norm(hidden_states.float(), (8,), model[0].weight).half()
-    assert torch.equal(model(hidden_states), expected)
-
-
-@pytest.mark.parametrize("precision", list(Precision))
-def test_what_is_computed_and_not_learned_keeps_its_type_and_bits(precision: Precision) -> None:
+def test_what_is_computed_and_not_learned_keeps_its_type_and_bits() -> None:
+    precision = Precision.FLOAT16
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Identity())
     model[1].register_buffer("frequencies", torch.tensor([1 / 3, 1e-7]), persistent=False)
     model[1].register_buffer("ids", torch.arange(3))

@@ -55,11 +55,7 @@ def test_both_graphs_answer_as_a_checkpoint_with_that_base(tiny_bundles, tmp_pat
 
 @pytest.mark.parametrize(
     ("precision", "scale", "grid"),
-    [
-        ("float32", "none", Grid.QUICK),
-        nightly_unless(False, "float16", "logn", Grid.FULL),
-        nightly_unless(False, "float32", "none", Grid.FULL),
-    ],
+    [("float32", "none", Grid.QUICK), nightly_unless(False, "float16", "logn", Grid.FULL)],
 )
 def test_bundles_are_verified(tiny_bundles, precision: str, scale: str, grid: Grid) -> None:
     bundle = tiny_bundles("modernbert", precision=precision, rope_factor=4.0, attention_scale=scale)
@@ -89,11 +85,7 @@ def test_positions_that_are_scaled_already_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "max_len", "said"),
     [
-        (
-            "bert",
-            300,
-            "--rope ntk:4 is for rotary positions, and those of bert are learned.\nLeave it out;",
-        ),
+        ("bert", 300, "--rope ntk:4 is for rotary positions, and those of bert are learned.\nLeave it out;"),
         ("roformer", 300, "--rope ntk:4 cannot stretch the positions of roformer.\nLeave it out."),
         ("modernbert", BASE, "changes all answers, for texts longer than the 64 tokens of training; --max-len 64"),
     ],
@@ -108,7 +100,7 @@ def test_models_that_have_no_use_for_it_are_refused(tmp_path: Path, model_type: 
 
 
 def test_a_value_of_another_form_is_refused() -> None:
-    for value in ("ntk", "ntk:", "ntk:1", "ntk:0.5", "ntk:nan", "ntk:inf", "ntk:-2", "yarn:4", "4"):
+    for value in ("ntk", "ntk:1", "ntk:nan", "yarn:4"):
         refused = run_here("build", "nothing", f"--rope={value}")
         assert refused.returncode == 1, value
         assert f"argument --rope: {value} is not ntk:FACTOR with a FACTOR above 1, such as ntk:4" in refused.stderr

@@ -77,12 +77,7 @@ def test_documents_are_truncated_split_and_read_whole(tmp_path: Path) -> None:
 def score(way: Way, kind: str, low: float, high: float, bundle: str = "one") -> Score:
     difference = Mean((low + high) / 2, low, high)
     return Score(
-        bundle=bundle,
-        precision=Precision.FLOAT32,
-        way=way,
-        kind=kind,
-        mrr=Mean(0.5, 0.4, 0.6),
-        difference=difference,
+        bundle=bundle, precision=Precision.FLOAT32, way=way, kind=kind, mrr=Mean(0.5, 0.4, 0.6), difference=difference
     )
 
 
@@ -110,16 +105,6 @@ def test_findings_say_what_whole_texts_change_and_begin_with_what_truncation_los
     ]
 
 
-def test_a_difference_within_its_interval_is_not_a_finding() -> None:
-    other = score(Way.WHOLE, "later", -0.01, 0.03, bundle="two")
-    result = dataclasses.replace(RESULT, cut_texts={"one": 0, "two": 0}, scores=(*RESULT.scores, other))
-    assert list(findings(result))[:2] == [
-        "one: whole texts find later sentences better than truncation: +0.07 (+0.02 to +0.12)",
-        "two: whole texts and later sentences: no difference shown by 40 queries: +0.01 (-0.01 to +0.03)",
-    ]
-
-
-SENTENCE = "Long documents are read whole documents are long ."
 TEXTS = [Text(f"{number}.txt", "Long documents are read. " * 4) for number in range(5)]
 
 

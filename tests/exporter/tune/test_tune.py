@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extension import read_extension
 from hdexport.checkpoint.position_choice import choose_positions
-from hdexport.families import family_of
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
 from hdexport.support.progress import Progress
@@ -34,7 +34,7 @@ from hdexport.tune.run import RECORD_FILE, Tuned, tune
 from hdexport.tune.state import kept_steps
 from hdexport.tune.student import make_student
 from hdruntime.errors import HdexportError, InputError, ModelError, NonFiniteOutputError
-from support.grids import EVERY_RUN_TYPES, nightly_unless
+from support.grids import nightly_unless
 from support.tiny_models import BASE, save_sentence_modules, save_tiny_model
 from support.waiting import wait_until
 
@@ -98,7 +98,12 @@ def test_only_new_rows_change_and_all_else_keeps_every_bit(
 
 @pytest.mark.parametrize(
     "model_type",
-    [name for name in EVERY_RUN_TYPES if family_of(name).learned_positions and family_of(name).why_not_tuned is None],
+    [
+        # Without rows in front of the table and with such rows; a kind of attention; a table by another name.
+        nightly_unless(name in ("roberta", "longformer", "performer"), name)
+        for name in SUPPORTED_MODEL_TYPES
+        if family_of(name).learned_positions and family_of(name).why_not_tuned is None
+    ],
 )
 def test_every_family_with_a_table_is_tuned(run: Run, tmp_path: Path, model_type: str) -> None:
     other = tmp_path / model_type
@@ -122,25 +127,15 @@ def test_a_family_that_is_not_tuned_says_why(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "tuned").exists()
 
 
-def test_short_texts_are_answered_as_before(run: Run, model: Path, tmp_path: Path) -> None:
-    run()
-    ids = torch.arange(5, 5 + BASE)[None]
-    with torch.no_grad():
-        one, other = (AutoModel.from_pretrained(path)(ids)[0] for path in (model, tmp_path / "tuned"))
-    assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("options", "least"),
     [
         nightly_unless(False, {"loss": Loss.CONTRAST}, 0.05),
         nightly_unless(False, {"loss": Loss.DISTILL}, 0.01),
-        nightly_unless(False, {"loss": Loss.CONTRAST, "train": Trained.ALL, "rate": 3e-3}, 0.5),
         nightly_unless(False, {"loss": Loss.DISTILL, "attention": "window:16"}, 0.01),
-        nightly_unless(False, {"loss": Loss.DISTILL, "attention": "bigbird:block=8,random=1"}, 0.01),
         ({"loss": Loss.CONTRAST, "attention_scale": "none", "gradient_checkpointing": True}, 0.05),
     ],
-    ids=["contrast", "distill", "all", "windows", "blocks", "checkpointing"],
+    ids=["contrast", "distill", "windows", "checkpointing"],
 )
 def test_the_loss_goes_down(run: Run, texts: Path, options: dict[str, Any], least: float) -> None:
     texts_of_topics(texts, documents=12)
@@ -216,10 +211,8 @@ def test_what_is_interrupted_continues_to_the_same_bits(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("loss", [Loss.CONTRAST, Loss.DISTILL])
-def test_what_is_killed_continues_to_the_same_bits(
-    run: Run, model: Path, texts: Path, tmp_path: Path, loss: Loss
-) -> None:
+def test_what_is_killed_continues_to_the_same_bits(run: Run, model: Path, texts: Path, tmp_path: Path) -> None:
+    loss = Loss.CONTRAST
     options = {"model": str(model), "texts": str(texts), "max_len": MAX_LEN, "batch_tokens": 600, "steps": 12}
     child_options = repr(options | {"output": "OUTPUT", "loss": "LOSS"})
     child_options = child_options.replace("'OUTPUT'", f"Path({str(tmp_path / 'tuned')!r})").replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -88,24 +87,6 @@ def test_a_wrong_plugin_is_found(with_engine, verified) -> None:
     found = verified(with_engine(another_weight))
     assert not any(check.passed for check in found.checks)
     assert found.summary()[-1].startswith(f"-[ ] {ENGINE}: 0 of ")
-
-
-def test_an_engine_that_does_not_load_fails_with_the_reason(with_engine, verified) -> None:
-    machine = with_engine()
-    machine.trt.trouble["deserialize"] = "the kernels are of another version"
-    found = verified(machine)
-    assert not found.passed
-    assert "the kernels are of another version" in found.checks[0].line()
-
-
-def test_a_profile_that_the_manifest_does_not_have_is_found(with_engine, verified) -> None:
-    machine = with_engine()
-    (engine,) = machine.bundle.manifest.engines
-    wider = dataclasses.replace(engine, profiles=(dataclasses.replace(PROFILES[0], tokens=(1, 64, 65)), PROFILES[1]))
-    machine.with_manifest(engines=(wider,))
-    found = verified(machine)
-    assert not found.passed
-    assert "profile" in found.checks[0].line()
 
 
 def test_lengths_beyond_the_profiles_are_left_out_and_said(with_engine, verified) -> None:

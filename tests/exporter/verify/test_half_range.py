@@ -11,19 +11,17 @@ import onnx_ir as ir
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel
 
 from hdexport.build import BuildOptions, build
 from hdexport.cli import main
-from hdexport.graph.passes.module_names import module_names
 from hdexport.model.tasks import Task
 from hdexport.verify.half_range import RangeCheck, check_half_range
-from hdexport.verify.sample_text import ENGLISH, RANDOM_IDS, sample_ids
+from hdexport.verify.sample_text import sample_ids
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import VerificationError
 from support.tampered_bundles import tampered
-from support.tiny_models import BASE, SEPARATOR_ID, VOCAB_SIZE, save_tiny_model
+from support.tiny_models import BASE, save_tiny_model
 
 LIMIT = 65504
 MAX_LEN = 300
@@ -119,16 +117,8 @@ def test_the_largest_activation_is_that_of_pytorch(tiny_bundles, caplog) -> None
     assert warnings(caplog) == []
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "encoder.layer.0.attention.self.key",
-        "encoder.layer.1.attention.output.dense",
-        "encoder.layer.1.intermediate.dense",
-    ],
-)
-def test_the_first_module_that_overflows_is_the_one_that_overflows_in_pytorch(changed, tiny_bundles, module) -> None:
-    factor = 100_000.0
+def test_the_first_module_that_overflows_is_the_one_that_overflows_in_pytorch(changed, tiny_bundles) -> None:
+    module, factor = "encoder.layer.1.attention.output.dense", 100_000.0
     check = check_half_range(bundle := changed(times({module: factor})))
     assert check.problem is not None
     first, _, advice = check.problem.partition("\n")
@@ -159,7 +149,6 @@ def test_values_close_to_the_limit_pass_with_a_warning(changed, caplog) -> None:
 
 ATTENTIONS = {
     "DenseAttention": None,
-    "SlidingWindowAttention": "window:16,global:5",
     # Dense for the shortest text and sparse for the others, each in a branch of the graph.
     "BlockSparseAttention": "bigbird:block=4,random=3",
 }
@@ -210,9 +199,8 @@ def test_nan_in_an_output_counts(changed) -> None:
     assert "output last_hidden_state, magnitude infinity or NaN" in check.problem
 
 
-@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
-def test_a_weight_that_is_not_finite_is_named(changed, number) -> None:
-    check = check_half_range(changed(one_number("dense.bias", number)))
+def test_a_weight_that_is_not_finite_is_named(changed) -> None:
+    check = check_half_range(changed(one_number("dense.bias", np.inf)))
     assert check.problem is not None
     assert "weight model.encoder.layer.1.output.dense.bias, magnitude infinity or NaN" in check.problem
 
@@ -234,51 +222,6 @@ def test_infinity_in_the_place_of_masked_values_is_not_an_overflow(changed) -> N
     assert check_half_range(changed(change)).problem is None
 
 
-@pytest.mark.parametrize("model_type", ["albert", "bert", "modernbert"])
-def test_every_linear_layer_of_a_graph_has_the_name_of_its_module(tiny_bundles, model_type) -> None:
-    tiny = tiny_bundles(model_type)
-    modules = dict(AutoModel.from_pretrained(tiny.checkpoint).named_modules())
-    linear = {name for name, module in modules.items() if isinstance(module, torch.nn.Linear)} - {
-        "pooler.dense",
-        "pooler",
-    }
-    nodes = module_names(tiny.graph.graph)
-    assert {name for node, name in nodes.items() if node.op_type == "MatMul"} == linear
-    # Everything that is computed from weights is somewhere in the model.
-    named = {name for name in nodes.values() if name and not name.startswith("rotary_emb.")}
-    assert named <= set(modules)
-
-
-def test_random_ids_stand_in_where_words_are_not_in_the_vocabulary(tiny_bundles) -> None:
-    tiny = tiny_bundles("bert", precision="float16")
-    (short, long), kind = sample_ids(Bundle(tiny.path, tiny.manifest), [5, 300])
-    assert kind == RANDOM_IDS
-    assert (len(short), len(long)) == (5, 300)
-    assert len(set(long.tolist())) > VOCAB_SIZE / 2
-    assert long.min() > 3
-    assert long.max() < VOCAB_SIZE
-    without = dataclasses.replace(tiny.manifest, tokenizer=None)
-    assert sample_ids(Bundle(tiny.path, without), [5])[1] == RANDOM_IDS
-
-
-def test_english_text_ends_with_the_separator_at_every_length(tiny_bundles, tmp_path) -> None:
-    tiny = tiny_bundles("bert", precision="float16")
-    words = {word: index for index, word in enumerate(["[CLS]", "[PAD]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz"])}
-    tokenizer = Tokenizer(models.WordLevel(words | {"[UNK]": len(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", SEPARATOR_ID)]
-    )
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert tiny.manifest.tokenizer is not None
-    info = dataclasses.replace(tiny.manifest.tokenizer, file="tokenizer.json", unk_token_id=len(words))
-    texts, kind = sample_ids(Bundle(tmp_path, dataclasses.replace(tiny.manifest, tokenizer=info)), [2, 32, 300])
-    assert kind == ENGLISH
-    assert [len(ids) for ids in texts] == [2, 32, 300]
-    assert all((ids[0], ids[-1]) == (0, SEPARATOR_ID) for ids in texts)
-    assert np.array_equal(texts[1][:-1], texts[2][:31])
-
-
 @pytest.fixture(scope="module")
 def overflowing(tmp_path_factory) -> Path:
     """A checkpoint whose weights fit float16, and whose activations do not."""
@@ -297,15 +240,6 @@ def test_a_float16_build_stops_and_leaves_nothing(overflowing, tmp_path) -> None
     ):
         build(options)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.nightly
-def test_the_same_checkpoint_builds_in_bfloat16(overflowing, tmp_path) -> None:
-    options = BuildOptions(model=overflowing, output=tmp_path / "bundle", max_len=65, precision="bfloat16")
-    manifest = build(options)
-    assert manifest.half_range is None
-    assert manifest.verification is not None
-    assert manifest.verification["passed"] is True
 
 
 def test_bundles_of_a_larger_range_are_not_looked_at(tiny_bundles, tmp_path) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import onnx_ir as ir
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.graph.left_out_layers import LayerResults, leave_layers_out_of_graph
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
@@ -44,8 +42,6 @@ def last_position(model: ir.Model) -> None:
 @pytest.mark.parametrize(
     ("model_type", "task"),
     [
-        ("bert", "feature-extraction"),
-        # A head of sentence-transformers is a layer of its own, behind the repeated one.
         ("bert", "sentence-similarity"),
         # Global without a norm, local, local, global.
         ("modernbert", "feature-extraction"),
@@ -59,11 +55,6 @@ def test_long_texts_leave_out_the_layer_that_repeats_another(tiny_bundles, model
     assert {check.left_out for check in found.checks if check.case.tokens > BASE + 1} == {1}
     lines = [check.line() for check in found.checks if check.left_out]
     assert all("; without the layer that repeats another" in line for line in lines)
-
-
-def test_the_full_grid_takes_all_layers(tiny_bundles) -> None:
-    bundle = tiny_bundles("bert")
-    assert {check.left_out for check in verified(bundle, bundle.path, Grid.FULL).checks} == {0}
 
 
 @pytest.mark.parametrize(
@@ -96,22 +87,3 @@ def test_a_graph_that_lost_the_places_of_its_layers_runs_whole(tiny_bundles, tmp
     checks = verified(bundle, tampered(bundle, tmp_path / "renamed", rename, "onnxruntime_cpu.onnx")).checks
     assert {check.left_out for check in checks} == {0}
     assert all(check.passed for check in checks)
-
-
-def test_an_output_that_a_copy_returns_keeps_its_name() -> None:
-    """Two layers that add a number each; the second is left out."""
-    number = ir.tensor(np.array([1.0], np.float32), name="one")
-    given, one = (ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1])) for name in "xw")
-    one.const_value = number
-    first = ir.node("Add", [given, one])
-    second = ir.node("Add", [first.outputs[0], one])
-    for node, name in ((first, "a"), (second, "y")):
-        node.outputs[0].name, node.outputs[0].type = name, given.type
-    graph = ir.Graph([given], [second.outputs[0]], nodes=[first, second], initializers=[one], opset_imports={"": 23})
-    model = ir.Model(graph, ir_version=10)
-    missing = LayerResults(names=(("a",), ("z",)), repeated=(1,))
-    assert not leave_layers_out_of_graph(model, missing)
-    assert len(graph) == 2
-    assert leave_layers_out_of_graph(model, LayerResults(names=(("a",), ("y",)), repeated=(1,)))
-    assert [node.op_type for node in graph] == ["Add", "Identity"]
-    assert [value.name for value in graph.outputs] == ["y"]

@@ -18,21 +18,13 @@ from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.checkpoint import find_checkpoint
 from hdexport.verify import Grid, Verification, verification, verify_bundle
-from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
-from hdexport.verify.checks import compare_case
+from hdexport.verify.case_memory import arrays_bytes
 from hdexport.verify.expected import sampled_tokens
 from hdexport.verify.graph_runners import runner
-from hdexport.verify.graph_sets import GraphSet, graph_sets
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
-from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import FileRecord, GraphFile
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from support.tampered_bundles import tampered
-
-OPENVINO = GraphFile(file="openvino.onnx", lowering=OPENVINO_LOWERING, dtype="float32")
-LONG = Case(tokens=300, lengths=(300,), padding="none")
 
 
 def reference_for(bundle) -> Reference:
@@ -103,45 +95,6 @@ def test_graphs_whose_weights_do_not_fit_together_are_open_one_after_another(tin
     assert found[10**9] == found[10**4]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "limit_bytes", "parts"),
-    [
-        ("float32", 3999, [1, 1, 1]),
-        ("float32", 4000, [2, 1]),
-        ("float32", 8000, [3]),
-        ("float16", 8000, [2, 1]),
-        ("float32", 0, [1, 1, 1]),
-    ],
-)
-def test_each_graph_has_a_copy_of_the_weights(tiny_bundles, dtype: str, limit_bytes: int, parts: list[int]) -> None:
-    files = {
-        "model.onnx": 500, "model.onnx.data": 1500, "tokenizer.json": 10**9, "engines/a.engine": 10**9,
-    }  # fmt: skip
-    manifest = dataclasses.replace(
-        tiny_bundles("bert").manifest,
-        dtype=dtype,
-        files={name: FileRecord(sha256="0" * 64, size_bytes=size) for name, size in files.items()},
-    )
-    both = dataclasses.replace(OPENVINO, file="openvino_unpadded.onnx")
-    sets = [GraphSet(graphs=graphs, precision=Precision.FLOAT32) for graphs in ([OPENVINO], [both], [OPENVINO, both])]
-    assert [len(part) for part in open_at_once(sets, manifest, limit_bytes)] == parts
-
-
-def test_outputs_and_references_count(tiny_bundles) -> None:
-    manifest = dataclasses.replace(tiny_bundles("bert").manifest, num_heads=12)
-    manifest = dataclasses.replace(manifest, graphs=(*manifest.graphs, OPENVINO))
-    portable, lowered, fused = graph_sets(manifest, {Precision.FLOAT32}, lambda what: None)
-    assert lowered.lowering == CPU_LOWERING
-    assert arrays_bytes(LONG, manifest) == 3 * 300 * 32 * 4  # the graph's twice, and PyTorch's
-    padded = Case(tokens=300, lengths=(300, 9, 1), padding="left")
-    assert arrays_bytes(padded, manifest) == (2 * 3 * 300 + 310) * 32 * 4
-    assert scores_bytes(portable, LONG, manifest) == 3 * 4 * 12 * 300**2
-    assert scores_bytes(lowered, LONG, manifest) == 0
-    assert scores_bytes(lowered, padded, manifest) == 3 * 4 * 3 * 12 * 300**2
-    # OpenVINO holds none of dense attention's, not even with a mask.
-    assert scores_bytes(fused, padded, manifest) == 0
-
-
 def test_logits_over_a_large_vocabulary_take_gigabytes_and_samples_do_not(tiny_bundles) -> None:
     right = tiny_bundles("bert", "fill-mask").manifest
     outputs = (dataclasses.replace(right.outputs[0], shape=("batch", "tokens", 250_002)),)
@@ -206,19 +159,6 @@ def test_a_wrong_vocabulary_shows_at_some_tokens(with_vocabulary, tmp_path) -> N
     for check in sampled:
         assert not check.outputs["logits"].passed
         assert check.outputs["head_input"].passed
-
-
-def test_a_token_that_is_not_a_sample_is_compared_before_the_vocabulary(with_vocabulary) -> None:
-    samples = sampled_tokens(LONG, 64)
-    token = next(token for token in range(300) if token not in samples)
-    states, logits = np.ones((1, 300, 32), np.float32), np.ones((1, len(samples), 5), np.float32)
-    expected = [{"head_input": states[0].copy(), "logits": logits[0]}]
-    states[0, token, 7] = 1.001
-    manifest = with_vocabulary.manifest
-    graphs = GraphSet(graphs=manifest.graphs[:1], precision=Precision.FLOAT32)
-    check = compare_case(graphs, LONG, manifest, expected, {"head_input": states, "logits": logits}, samples)
-    assert check.outputs["logits"].passed
-    assert not check.outputs["head_input"].passed
 
 
 def test_samples_are_real_tokens_of_every_row_and_around_the_checkpoints_positions() -> None:

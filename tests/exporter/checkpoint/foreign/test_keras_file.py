@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.foreign.keras_file import is_hdf5, read_keras_file
+from hdexport.checkpoint.foreign.keras_file import read_keras_file
 from hdruntime.errors import MissingDependencyError, ModelError
 from support.tensor_bundles import BERT4KERAS, copied_checkpoint
 
@@ -47,20 +46,9 @@ def test_a_whole_model_and_long_lists_of_names_are_read(tmp_path: Path) -> None:
     assert list(read_keras_file(file).named) == list(expected)
 
 
-def test_hdf5_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    assert is_hdf5(BERT4KERAS / "roformer" / "best_model.weights")
-    assert not is_hdf5(BERT4KERAS / "roformer" / "vocab.txt")
-    assert not is_hdf5(tmp_path)
-
-
 def other(file: Path) -> None:
     with h5py.File(file, "w") as opened:
         opened["something"] = np.zeros(3)
-
-
-def without_a_layer(file: Path) -> None:
-    with h5py.File(file, "a") as opened:
-        del opened["Transformer-0-FeedForward"]
 
 
 def emptied(file: Path) -> None:
@@ -73,9 +61,7 @@ def emptied(file: Path) -> None:
     ("change", "message"),
     [
         (lambda file: file.write_bytes(file.read_bytes()[:5000]), r"best_model.h5 cannot be read as a Keras file"),
-        (lambda file: file.write_bytes(b"text"), r"best_model.h5 cannot be read as a Keras file"),
         (other, r"is HDF5 that Keras' save_weights\(\) did not write: it holds 'something'"),
-        (without_a_layer, r"best_model.h5 cannot be read as a Keras file"),
         (emptied, r"best_model.h5 lacks 'bert/encoder/layer_0/output/dense/bias', which a BertForMaskedLM needs"),
     ],
 )
@@ -86,23 +72,11 @@ def test_what_is_not_such_a_file_is_refused(tmp_path: Path, change: Callable[[Pa
         find_checkpoint(directory)
 
 
-def test_several_keras_files_are_refused(tmp_path: Path) -> None:
-    directory = copied_checkpoint("hierarchical", tmp_path)
-    shutil.copyfile(directory / "best_model.h5", directory / "older.weights")
-    with pytest.raises(ModelError, match=r"several Keras files: best_model.h5, older.weights.\nLeave one"):
-        find_checkpoint(directory)
-
-
 def test_without_h5py_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = copied_checkpoint("hierarchical", tmp_path)
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(MissingDependencyError, match=r"package 'h5py'.*\n.*pip install 'hdexport\[keras\]'"):
         find_checkpoint(directory)
-
-
-@pytest.mark.parametrize(("name", "model_type"), [("hierarchical", "bert"), ("roformer", "roformer")])
-def test_the_family_is_that_of_the_layers(name: str, model_type: str) -> None:
-    assert find_checkpoint(BERT4KERAS / name).config["model_type"] == model_type
 
 
 def test_layers_of_a_user_are_left_out_and_said(tmp_path: Path) -> None:
@@ -113,8 +87,3 @@ def test_layers_of_a_user_are_left_out_and_said(tmp_path: Path) -> None:
         group["kernel:0"] = np.zeros((16, 2))
         group.attrs["weight_names"] = ["kernel:0"]
     assert "Of best_model.h5, this is left out: 'classifier'." in find_checkpoint(directory).remarks
-
-
-def test_layers_that_only_their_class_tells_are_left_out_and_said() -> None:
-    (line,) = (line for line in find_checkpoint(BERT4KERAS / "keras3").remarks if "left out" in line)
-    assert line == "Of best_model.weights.h5, this is left out: 'dense, number 1 from the end'."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,8 @@ import pytest
 from hdexport.checkpoint.foreign.crc32c import crc32c
 from hdexport.checkpoint.foreign.sorted_table import read_table
 from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
-from hdexport.checkpoint.foreign.wire_format import DamagedError, fields_of, read_varint
 from hdruntime.errors import ModelError
-from support.tensor_bundles import BERT4KERAS, header, sorted_table, write_checkpoint
+from support.tensor_bundles import BERT4KERAS, header, sorted_table
 
 VALUES = np.linspace(-3, 3, 12).reshape(3, 4)
 
@@ -33,8 +31,6 @@ def index(tmp_path: Path) -> Path:
         ("empty", np.zeros((0, 4), np.float32)),
         ("float16", VALUES.astype(np.float16)),
         ("float32", VALUES.astype(np.float32)),
-        ("float64", VALUES),
-        ("int32", np.arange(5, dtype=np.int32)),
         ("int64", np.arange(5)),
         ("scalar", np.array(2.5, np.float32)),
         ("wide", np.arange(2000, dtype=np.float32)),
@@ -123,17 +119,8 @@ def test_changed_numbers_are_noticed_by_their_checksum(index: Path) -> None:
     [
         (b"version https://git-lfs.github.com/spec/v1\n" * 3, "do not end in the magic number"),
         (sorted_table({b"": header()}, compression=1), "compressed with Snappy, and TensorFlow compresses no index"),
-        (sorted_table({b"": header()}, compression=7), "compressed by the unknown method 7"),
-        (sorted_table({b"name": b""}), "it has no header"),
         (sorted_table({b"": header(endianness=1)}), "its numbers are big-endian"),
-        (sorted_table({b"": header(shards=0)}), "says that there are 0 data files"),
-        (sorted_table({b"": header(), b"\xff": b""}), "a name in it is not UTF-8"),
         (sorted_table({b"": header(), b"name": b"\x08"}), "a number in it has no end"),
-        (sorted_table({b"": header(), b"name": b"\x12\x09"}), "a record in it is cut off"),
-        (sorted_table({b"": header(), b"name": b"\x0b"}), "a field of the unknown kind 3"),
-        (sorted_table({b"": header(), b"name": b"\x0a\x01x"}), "has text in field 1, which is a number"),
-        (sorted_table({b"": header(), b"name": b"\x10\x01"}), "has a number in field 2, which is a message"),
-        (sorted_table({b"": header(), b"name": b"\x18\x01"}), "has 'name' in data file 1, of 1"),
         (sorted_table({b"": header(), b"_CHECKPOINTABLE_OBJECT_GRAPH": b""}), "a checkpoint of objects, as Keras"),
     ],
 )
@@ -143,21 +130,7 @@ def test_an_index_of_something_else_is_refused(tmp_path: Path, content: bytes, m
         TensorBundle(tmp_path / "model.index")
 
 
-def test_an_index_that_is_a_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.index").mkdir()
-    with pytest.raises(ModelError, match="cannot be read: Is a directory"):
-        TensorBundle(tmp_path / "model.index")
-
-
-def test_bytes_that_do_not_fit_the_shape_are_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", {"a": np.zeros(4, np.float32)})
-    record = b"\x08\x01\x12\x04\x12\x02\x08\x03\x28\x10"  # float32 of [3] in 16 bytes
-    (tmp_path / "model.index").write_bytes(sorted_table({b"": header(), b"a": record}))
-    with pytest.raises(ModelError, match=r"gives 'a' 16 bytes, which is not what its shape \[3\] has"):
-        TensorBundle(tmp_path / "model.index").read("a")
-
-
-@pytest.mark.parametrize("entries_of_block", [1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("entries_of_block", [1, 15, 16, 17])
 def test_tables_of_any_number_of_blocks_are_read(entries_of_block: int) -> None:
     entries = {f"layer_{number}/kernel".encode(): bytes([number % 256]) * (number % 5) for number in range(300)}
     assert read_table(sorted_table(entries, entries_of_block=entries_of_block)) == entries
@@ -172,16 +145,3 @@ def test_checksums_of_lanes_are_those_of_single_bytes(size: int) -> None:
         for _ in range(8):
             state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
     assert crc32c(data) == state ^ 0xFFFFFFFF
-
-
-def test_the_checksum_is_castagnolis() -> None:
-    # Of RFC 3720, appendix B.4, and of the nine digits that every table of checksums has.
-    assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(bytes(32)) == 0x8A9136AA
-    assert crc32c(b"\xff" * 32) == 0x62A8AB43
-
-
-@pytest.mark.parametrize("read", [lambda: read_varint(b"\x80" * 11, 0), lambda: fields_of(b"\x0d\x00")])
-def test_numbers_without_an_end_are_refused(read: Callable[[], object]) -> None:
-    with pytest.raises(DamagedError, match=r"no end|cut off"):
-        read()
