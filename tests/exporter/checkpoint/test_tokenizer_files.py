@@ -140,7 +140,7 @@ def test_files_of_a_tokenizer_that_its_class_does_not_read_are_named(tiny_bert: 
     (tiny_bert / "tokenizer.json").unlink()
     change_json(tiny_bert / "tokenizer_config.json", tokenizer_class="RobertaTokenizer")
     (tiny_bert / "vocab.json").write_text("{}")
-    message = r"holds vocab.json .*reads vocab.json and merges.txt, or tokenizer.json(.|\n)*Put .* there.*--no-tokenizer"
+    message = r"holds vocab.json .*reads vocab.json and merges.txt, or tokenizer.json(.|\n)*Put .*--no-tokenizer"
     with pytest.raises(ModelError, match=message):
         read_tokenizer(tiny_bert)
 
