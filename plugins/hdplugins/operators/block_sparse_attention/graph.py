@@ -91,19 +91,18 @@ def _parallel(
 
     def sparse(op: Op) -> Value:  # [batch, heads, tokens, head_dim]
         key_span, value_span = (_spans(op, parts, tables, state) for state in (key, value))
-        padded_query = _padded(op, tables, query, window=0)
-        query_blocks = _split(op, tables, padded_query)
+        heads_1d, head_dim_1d = op.Shape(query, start=1, end=2), op.Shape(query, start=3)
+        _, query_blocks = _cut(op, tables, query, head_dim_1d, window=0)
         block_sums = _sparse_attention(
             op, parts, op.Mul(query_blocks, scale), key_span, value_span, tables.bias, axes=5
         )
-        head_dim_1d = op.Shape(query, start=3)
         rows_shape = op.Concat([0, 0, -1], head_dim_1d, axis=0)
         global_queries = []
         if parts.first:
-            first_end_1d = op.Unsqueeze(op.Mul(tables.first_global, tables.block), [0])
-            global_queries.append(op.Slice(padded_query, [0], first_end_1d, [2]))
+            first_blocks = op.Slice(query_blocks, [0], op.Unsqueeze(tables.first_global, [0]), [2])
+            global_queries.append(op.Reshape(first_blocks, rows_shape))
         if tables.last is not None:
-            global_queries.append(op.Squeeze(_last_block(op, tables, query_blocks), [2]))
+            global_queries.append(op.Squeeze(_last_block(op, tables, query_blocks, heads_1d, head_dim_1d), [2]))
         if not global_queries:
             return op.Slice(op.Reshape(block_sums, rows_shape), [0], tables.tokens_1d, [2])
         all_bias = op.Unsqueeze(tables.token_bias, [1, 2])
@@ -117,7 +116,7 @@ def _parallel(
             block_sums = op.Where(is_last, op.Unsqueeze(last_sums, [2]), block_sums)
         rows = op.Reshape(block_sums, rows_shape)
         if parts.first:
-            others = op.Slice(rows, first_rows_1d, op.Shape(rows, start=2, end=3), [2])
+            others = op.Slice(rows, first_rows_1d, op.Mul(tables.blocks_1d, tables.block_1d), [2])
             rows = op.Concat(op.Slice(global_sums, [0], first_rows_1d, [2]), others, axis=2)
         return op.Slice(rows, [0], tables.tokens_1d, [2])
 
@@ -146,22 +145,22 @@ def _parallel(
     return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), joined)
 
 
-def _padded(op: Op, tables: BlockTables, state: Value, *, window: int) -> Value:
-    """Complete the last block of a state, and add that many empty blocks on both sides."""
+def _cut(op: Op, tables: BlockTables, state: Value, head_dim_1d: Value, *, window: int) -> tuple[Value, Value]:
+    """Cut a state into blocks, [batch, heads, blocks, block, head_dim].
+
+    Returns:
+        The blocks with that many empty ones on both sides, and the blocks alone.
+    """
     before_1d = op.Mul(tables.block_1d, [window])
     behind_1d = op.Add(before_1d, tables.missing_1d)
-    return op.Pad(state, op.Concat([0, 0], before_1d, [0, 0, 0], behind_1d, [0], axis=0))
+    padded = op.Pad(state, op.Concat([0, 0], before_1d, [0, 0, 0], behind_1d, [0], axis=0))
+    wide_blocks = op.Reshape(padded, op.Concat([0, 0, -1], tables.block_1d, head_dim_1d, axis=0))
+    return wide_blocks, op.Slice(wide_blocks, [window], op.Add(tables.blocks_1d, [window]), [2])
 
 
-def _split(op: Op, tables: BlockTables, padded: Value) -> Value:
-    """Turn a padded state into [batch, heads, blocks, block, head_dim]."""
-    return op.Reshape(padded, op.Concat([0, 0, -1], tables.block_1d, op.Shape(padded, start=3), axis=0))
-
-
-def _last_block(op: Op, tables: BlockTables, blocks: Value) -> Value:
+def _last_block(op: Op, tables: BlockTables, blocks: Value, heads_1d: Value, head_dim_1d: Value) -> Value:
     """Return the last block of each text, [batch, heads, 1, block, head_dim]."""
     assert tables.last is not None
-    heads_1d, head_dim_1d = op.Shape(blocks, start=1, end=2), op.Shape(blocks, start=4)
     shape = op.Concat([1], heads_1d, [1], tables.block_1d, head_dim_1d, axis=0)
     return op.GatherElements(blocks, op.Expand(op.Unsqueeze(tables.last.numbers, [1, 2, 3, 4]), shape), axis=2)
 
@@ -169,16 +168,15 @@ def _last_block(op: Op, tables: BlockTables, blocks: Value) -> Value:
 def _spans(op: Op, parts: Parts, tables: BlockTables, state: Value) -> Value:
     """Return the keys or values of the spans of blocks, [batch, heads, blocks, span, head_dim]."""
     reach = max(parts.window, 0)
-    wide_blocks = _split(op, tables, _padded(op, tables, state, window=reach))
-    blocks = op.Slice(wide_blocks, [reach], op.Add(tables.blocks_1d, [reach]), [2])
     heads_1d, head_dim_1d = op.Shape(state, start=1, end=2), op.Shape(state, start=3)
+    wide_blocks, blocks = _cut(op, tables, state, head_dim_1d, window=reach)
     of_each_block = op.Concat([1, 1], tables.blocks_1d, [1, 1], axis=0)
     spans = []
     if tables.front_end_1d is not None:
         front = op.Slice(blocks, [0], tables.front_end_1d, [2])
         spans.append(op.Expand(op.Reshape(front, op.Concat([0, 0, 1, -1], head_dim_1d, axis=0)), of_each_block))
     if tables.last is not None:
-        spans.append(op.Expand(_last_block(op, tables, blocks), of_each_block))
+        spans.append(op.Expand(_last_block(op, tables, blocks, heads_1d, head_dim_1d), of_each_block))
     if parts.window >= 0:
         spans.append(neighbours(op, wide_blocks, tables.blocks_1d, reach, axis=2))
     if tables.listed is not None:
