@@ -6,7 +6,7 @@ respects streams, events and synchronisation. So a program that forgets to wait 
 some seed. Access to memory that is freed or was never allocated is a recorded fault.
 """
 
-# ruff: noqa: N801, N802, N815  (the driver's own names)
+# ruff: noqa: N801, N802  (the driver's own names)
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ _DEVICE = "cuda"
 _SDPA_KERNELS = 1 + 2 + 16
 """Flash, memory-efficient and plain attention, whatever ONNX Runtime's environment variables say: the graph's choice of
 masks relies on them. TensorRT's old kernels, which it would prefer for some shapes, know no Hopper. cuDNN's attention
-(8), which it would prefer from sm_90 on, stays out on every GPU: cuDNN makes a plan for each batch size and length, which
-takes the CPU about 40 ms (pytorch/pytorch#191576), ONNX Runtime keeps every plan (`cudnn_flash_attention.cc`), and texts
-have any length. Of masks, cuDNN takes lengths, [batch], alone, for which GPUs without cuDNN's attention have plain
-products, with memory quadratic in tokens; a graph serves them all."""
+(8), which it would prefer from sm_90 on, stays out on every GPU: cuDNN makes a plan for each batch size and length,
+which takes the CPU about 40 ms (pytorch/pytorch#191576), ONNX Runtime keeps every plan (`cudnn_flash_attention.cc`),
+and texts have any length. Of masks, cuDNN takes lengths, [batch], alone, for which GPUs without cuDNN's attention have
+plain products, with memory quadratic in tokens; a graph serves them all."""
 
 
 class OnnxRuntimeCudaRunner(GraphRunner):

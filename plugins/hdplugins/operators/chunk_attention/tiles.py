@@ -7,6 +7,8 @@ from __future__ import annotations
 
 __all__ = ["tiles_for_chunks"]
 
+import itertools
+
 from hdplugins.kernels.attention_tiles import Tiles, listed_architecture, tiles_for
 
 # Found like those of `attention_tiles`, for both operators alike. None has been timed.
@@ -17,14 +19,16 @@ _FLOAT32 = {16: (16, 16, 4, 2), 32: (32, 32, 4, 2)}
 """Likewise for float32, 32 for more."""
 
 _HALF_OTHERWISE = {
-    **dict.fromkeys([(80, 128, 64), (86, 128, 64), (120, 128, 64), (120, 80, 64)], Tiles(64, 32, 4, 3, 64)),
-    (80, 96, 64): Tiles(64, 64, 4, 2, 64),
+    **dict.fromkeys(
+        [(80, 96, 64), (80, 128, 64), (86, 96, 64), (86, 128, 64), (120, 128, 64), (120, 80, 64)],
+        Tiles(64, 32, 4, 3, 64),
+    ),
     (120, 96, 64): Tiles(64, 32, 4, 2, 64),
 }
 """(lowest architecture, head_dim, the tokens above) -> tiles instead of these, where registers would spill."""
 
 _FLOAT32_OTHERWISE = {
-    **dict.fromkeys([(80, 80, 32), (80, 96, 32)], Tiles(32, 32, 8, 2, 64)),
+    **dict.fromkeys(itertools.product((80, 86, 90, 100, 120), (80, 96), (32,)), Tiles(32, 32, 8, 2, 64)),
     (80, 128, 32): Tiles(32, 16, 4, 2, 64),
     (80, 64, 16): Tiles(16, 16, 4, 2, 64),
 }
