@@ -7,8 +7,6 @@ from __future__ import annotations
 
 __all__ = ["tiles_for_chunks"]
 
-import itertools
-
 from hdplugins.kernels.attention_tiles import Tiles, listed_architecture, tiles_for
 
 # Found like those of `attention_tiles`, for both operators alike. None has been timed.
@@ -28,8 +26,9 @@ _HALF_OTHERWISE = {
 """(lowest architecture, head_dim, the tokens above) -> tiles instead of these, where registers would spill."""
 
 _FLOAT32_OTHERWISE = {
-    **dict.fromkeys(itertools.product((80, 86, 90, 100, 120), (80, 96), (32,)), Tiles(32, 32, 8, 2, 64)),
-    (80, 128, 32): Tiles(32, 16, 4, 2, 64),
+    **{(architecture, 80, 32): Tiles(32, 32, 8, 2, 64) for architecture in (80, 86, 90, 100, 120)},
+    **{(architecture, 96, 32): Tiles(32, 32, 8, 2, 64) for architecture in (80, 86, 120)},
+    **dict.fromkeys([(80, 128, 32), (90, 96, 32), (100, 96, 32)], Tiles(32, 16, 4, 2, 64)),
     (80, 64, 16): Tiles(16, 16, 4, 2, 64),
 }
 """Likewise for float32."""
