@@ -49,7 +49,13 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --m
 test: $(INSTALLED)
 	$(PYTEST) -m 'not nightly'
 
-test-all: $(INSTALLED)
+# The oldest and the newest Triton that kernels must compile well with, each in a folder: the installed one is torch's.
+TRITONS := $(if $(filter Linux,$(shell uname -s)),3.6.0 3.9.0)
+
+$(VENV)/tritons/%: $(INSTALLED)
+	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ triton==$*
+
+test-all: $(INSTALLED) $(TRITONS:%=$(VENV)/tritons/%)
 	$(PYTEST)
 
 SEED ?= $(shell date +%s)

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cases import DTYPES, FAMILIES, HIDDEN_SIZE, Case
-from benchmarks.gpu.flex_attention import flex_attention_on
+from benchmarks.gpu.flex_attention import flex_attention_on, has_flash_backend
 from benchmarks.gpu.job import Job, StepFailedError
 from hdexport.bench.measure.ceilings import measured_ceilings, times_ms
 from hdexport.bench.results.result import Ceilings
@@ -114,6 +114,7 @@ def time_kernels(
     window: int = WINDOW,
     total_tokens: int = TOTAL_TOKENS,
     is_tuned: bool = False,
+    of_face: bool = False,
 ) -> None:
     """The kernels against SDPA and FlexAttention, at every length.
 
@@ -122,6 +123,7 @@ def time_kernels(
         window: tokens on each side of a query.
         total_tokens: batch x tokens.
         is_tuned: the kernels alone, at the longest length, with other tiles than the table's too.
+        of_face: these are the candidates of the operator's face alone.
     """
     cases = FAMILIES[family]
     ceilings = _NO_CEILINGS if job.rehearsal else measured_ceilings("cuda", dtype)
@@ -133,9 +135,12 @@ def time_kernels(
         timed = list(cases.timed(window, **shape))
         if is_tuned:
             # The one with globals, or with a table, or of several rounds, or with values.
-            _time_tiles(job, [case for _, case, computed_by in timed if computed_by == "kernel"][1], ceilings)
+            _time_tiles(job, [case for _, case, computed_by in timed if computed_by == "kernel"][1], ceilings, of_face)
             continue
         for name, case, computed_by in timed:
+            if computed_by == "flex flash" and not has_flash_backend():
+                print(f"{name}: left out, for flash_attn.cute is not installed", file=sys.stderr)
+                continue
             job.write(**timed_row(name, case, _call(case, job.device, computed_by), ceilings))
 
 
@@ -291,16 +296,18 @@ def _difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
     return compare(actual.cpu(), reference(*exact), reference(*inputs))
 
 
-def _time_tiles(job: Job, case: Case, ceilings: Ceilings) -> None:
-    """The table's tiles first, then others; those that do not fit are reported."""
+def _time_tiles(job: Job, case: Case, ceilings: Ceilings, of_face: bool) -> None:
+    """The face's candidates, the table's tiles first, then others; those that do not fit are reported."""
     from triton.runtime.errors import OutOfResources
 
     shapes = [tuple(tensor.shape) for tensor in case.tensors(job.device) if tensor is not None]
     architecture = architecture_of(job.device)
-    table = face_of(case.OPERATOR).tiles(shapes, case.attributes, dtype=case.dtype, architecture=architecture)
-    heads = {table.head, 1 << (case.head_dim.bit_length() - 1)}
-    others = itertools.starmap(Tiles, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads))
-    candidates = dict.fromkeys([table, *others])
+    face = face_of(case.OPERATOR)
+    candidates = dict.fromkeys(face.candidates(shapes, case.attributes, dtype=case.dtype, architecture=architecture))
+    if not of_face:
+        heads = {tiles.head for tiles in candidates} | {1 << (case.head_dim.bit_length() - 1)}
+        others = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads)
+        candidates |= dict.fromkeys(itertools.starmap(Tiles, others))
     for tiles in itertools.islice(candidates, _REHEARSED_TILES if job.rehearsal else None):
         try:
             call = attention_call(case.OPERATOR, case.tensors(job.device), case.attributes, tiles=tiles)
@@ -319,7 +326,8 @@ def _call(case: Case, device: str, computed_by: str) -> Callable[[], Any]:
     *_, key, value = tensors[: case.OPERATOR.states]
     if computed_by == "sdpa":
         return functools.partial(scaled_dot_product_attention, tensors[0], key, value)
-    return functools.partial(flex_attention_on(device), tensors[0], key, value, block_mask=case.flex_mask(device))
+    flex = flex_attention_on(device, backend="FLASH" if computed_by == "flex flash" else "AUTO")
+    return functools.partial(flex, tensors[0], key, value, block_mask=case.flex_mask(device))
 
 
 def _buffers(

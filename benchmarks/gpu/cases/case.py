@@ -57,7 +57,10 @@ class Case(ABC):
     @classmethod
     @abstractmethod
     def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, Case, str]]:
-        """(name, case, who computes it: ``kernel``, ``flex`` or ``sdpa``); `window` is of those that have one."""
+        """(name, case, who computes it); `window` is of those that have one.
+
+        Who computes it is ``kernel``, ``flex``, ``flex flash`` (FlexAttention by FlashAttention) or ``sdpa``.
+        """
 
     @property
     @abstractmethod

@@ -47,6 +47,7 @@ class WindowCase(Case):
         yield "window", near, "kernel"
         yield "window, 1 global", dataclasses.replace(near, globals=1), "kernel"
         yield "FlexAttention window", near, "flex"
+        yield "FlexAttention window, flash", near, "flex flash"
         yield "open window", opened, "kernel"
         yield "torch SDPA dense", opened, "sdpa"
 

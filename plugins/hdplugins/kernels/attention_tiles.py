@@ -63,8 +63,9 @@ class Tiles:
     head: int
 
 
-# Where the numbers come from: of the tiles tried, the largest that `ptxas -v` of Triton 3.9 reports no register spills
-# of on that architecture, float16 and bfloat16 alike. None has been timed: tune with `benchmarks.gpu kernels --tune`.
+# Where the numbers come from: of the tiles tried, the largest of which `ptxas -v` of Triton 3.6 and of 3.9 reports no
+# register spills on that architecture, float16 and bfloat16 alike (docs/sliding_window_attention.md). None has been
+# timed: tune with `benchmarks.gpu kernels --tune`.
 # A head of 128 is split in two where its fragments would not fit the registers otherwise, and so is every float32 one
 # above 32: float32 products are multiply-adds, whose operands Triton keeps in registers over the whole head.
 _HALF_WIDE = {
@@ -80,7 +81,7 @@ _HALF = {
     86: _HALF_NARROW | {128: Tiles(128, 64, 8, 3, 64)},
     90: _HALF_WIDE,
     100: _HALF_WIDE,
-    120: _HALF_NARROW | {96: Tiles(64, 64, 8, 3, 64), 128: Tiles(128, 64, 8, 3, 64)},
+    120: _HALF_NARROW | {96: Tiles(64, 64, 8, 3, 64), 128: Tiles(128, 32, 8, 2, 64)},
 }
 """Lowest architecture -> head_dim -> tiles, for float16 and bfloat16."""
 

@@ -80,6 +80,14 @@ class PluginFace(ABC):
             ValueError: there is no kernel for the GPU, a size or the dtype.
         """
 
+    def candidates(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> tuple[Tiles, ...]:
+        """The tiles of `tiles`, and others that are worth timing beside them on a GPU, compiled as carefully.
+
+        Raises:
+            ValueError: as `tiles`.
+        """
+        return (self.tiles(shapes, attributes, dtype=dtype, architecture=architecture),)
+
     @abstractmethod
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles

@@ -1,6 +1,7 @@
 """Our kernels as machine code: arguments, registers, shared memory, and which there are.
 
-Every run compiles each operator for an architecture, and together for all; the whole grid is nightly."""
+Every run compiles each operator for an architecture, and together for all; the whole grid is nightly, with the oldest
+and the newest Triton beside the installed one where `make test-all` has put them."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import importlib
 import itertools
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from hdplugins.kernels.aot import (
     compile_kernels,
     read_kernel,
 )
+from hdplugins.kernels.aot_worker import register_limits
 from hdplugins.kernels.attention_tiles import HEAD_DIMS
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.operators.sliding_window_attention.tiles import WINDOW_HEAD_DIMS
@@ -69,6 +72,17 @@ def sources_of(
 
 
 ALL_SOURCES = [source for name in EVERY for source in sources_of(name, head_dim=80)]
+
+
+TRITONS = [None, *sorted(Path(sys.prefix, "tritons").glob("*"))]
+"""Folders of other versions; None is the installed one."""
+
+
+@pytest.fixture(params=TRITONS, ids=lambda folder: folder.name if folder else "installed")
+def any_triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers import that version: `aot` passes them this process's paths."""
+    if request.param is not None:
+        monkeypatch.syspath_prepend(str(request.param))
 
 
 @dataclass(frozen=True)
@@ -238,6 +252,7 @@ def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("any_triton")
 @pytest.mark.parametrize("case", NIGHTLY, ids=str)
 def test_kernels_of_the_whole_grid_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(case: Case) -> None:
     assert_is_good_machine_code(case, compile_kernels(case.sources))
@@ -253,6 +268,7 @@ def test_what_was_compiled_is_in_the_users_cache(
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("any_triton")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("operator", [RELATIVE, CLIPPED])
@@ -275,17 +291,70 @@ def test_distances_keep_all_in_registers_with_and_without_what_is_optional(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("operator", [CHUNKS, LSH])
+@pytest.mark.usefixtures("any_triton")
+@pytest.mark.parametrize(
+    ("operator", "sizes"), [(BLOCKS, (16, 32, 64, 84, 128)), (CHUNKS, (16, 32, 64)), (LSH, (16, 32, 64))]
+)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_chunks_of_every_size_keep_all_in_registers(dtype: str, head_dim: int, operator: str) -> None:
-    architectures = list(SHARED_BYTES)
-    sizes = [
-        sources_of(operator, size, head_dim=head_dim, dtype=dtype, architectures=architectures) for size in (16, 32, 64)
-    ]
-    for kernel in compile_kernels([source for sources in sizes for source in sources]):
+def test_blocks_and_chunks_of_every_size_keep_all_in_registers(
+    dtype: str, head_dim: int, operator: str, sizes: Sequence[int]
+) -> None:
+    of_all = {"head_dim": head_dim, "dtype": dtype, "architectures": list(SHARED_BYTES)}
+    for kernel in compile_kernels([source for size in sizes for source in sources_of(operator, size, **of_all)]):
         assert_worth_shipping(kernel)
         assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("any_triton")
+@pytest.mark.parametrize("head_dim", WINDOW_HEAD_DIMS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_windows_of_every_head_keep_all_in_registers_with_all_tiles_that_are_to_be_timed(
+    dtype: str, head_dim: int
+) -> None:
+    face, shapes = face_of(OPERATORS[WINDOWS]), [*[(1, 1, 1, head_dim)] * 3, (1, 1)]
+    sources = [
+        source
+        for architecture in SHARED_BYTES
+        for tiles in face.candidates(shapes, {}, dtype=dtype, architecture=architecture)
+        for source in face.kernel_sources(shapes, {}, dtype=dtype, architectures=[architecture], tiles=tiles)
+    ]
+    for kernel in compile_kernels(sources):
+        assert_worth_shipping(kernel)
+        assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
+
+
+def test_windows_are_timed_with_smaller_tiles_too_on_hopper() -> None:
+    face, shapes = face_of(OPERATORS[WINDOWS]), [*[(1, 1, 1, 64)] * 3, (1, 1)]
+    table, other = face.candidates(shapes, {}, dtype="float16", architecture=90)
+    assert table == face.tiles(shapes, {}, dtype="float16", architecture=90)
+    assert (other.block_queries, other.num_warps) == (64, 4)
+    assert len(face.candidates(shapes, {}, dtype="float32", architecture=90)) == 1
+
+
+def test_the_oldest_triton_of_the_whole_grid_is_the_oldest_that_is_installed() -> None:
+    root = Path(__file__).parents[3]
+    tried = re.search(r"^TRITONS := .*Linux,.*\),([\d.]+) ([\d.]+)\)$", (root / "Makefile").read_text(), re.MULTILINE)
+    allowed = re.search(r'"triton>=([\d.]+),<4', (root / "pyproject.toml").read_text())
+    assert tried is not None
+    assert allowed is not None
+    assert tried[1] == f"{allowed[1]}.0"
+
+
+@pytest.mark.parametrize(
+    ("registers", "num_warps", "limits"),
+    [
+        (80, 8, [128, 255]),  # three blocks of a processor become two, and one
+        (96, 2, [112, 128, 144, 168, 200, 255]),
+        (168, 4, [255]),
+        (255, 8, []),
+    ],
+)
+def test_a_kernel_that_spills_gets_the_registers_of_a_block_less_and_no_more_than_there_are(
+    registers: int, num_warps: int, limits: list[int]
+) -> None:
+    assert register_limits(registers, num_warps) == limits
 
 
 def test_the_checks_of_machine_code_see_what_they_are_for(compiled_apart: Sequence[CompiledKernel]) -> None:

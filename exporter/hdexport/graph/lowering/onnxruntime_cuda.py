@@ -20,7 +20,8 @@ none                                   flash attention in half precision, from A
 
 So there are three branches: texts without padding, texts with padding after them, which is how the runtime pads, and
 any other mask. With a bias there are two: the first one and the last. Where the memory-efficient kernel is refused, the
-form with starts would be read as something else and give wrong answers: it is only used where the sources refuse nothing.
+form with starts would be read as something else and give wrong answers: it is only used where the sources refuse
+nothing.
 
 Causal attention has no use for a mask where texts are packed: there are the first branch, and one that packs them. A
 head of keys that several heads of queries share is repeated.

@@ -17,15 +17,18 @@ _FLOAT32 = {16: (16, 16, 4, 2), 32: (32, 32, 4, 2)}
 """Likewise for float32, 32 for more."""
 
 _HALF_OTHERWISE = {
-    **dict.fromkeys([(80, 128, 64), (86, 128, 64), (120, 128, 64), (120, 80, 64)], Tiles(64, 32, 4, 3, 64)),
-    (80, 96, 64): Tiles(64, 64, 4, 2, 64),
+    **dict.fromkeys(
+        [(80, 96, 64), (80, 128, 64), (86, 96, 64), (86, 128, 64), (120, 128, 64), (120, 80, 64)],
+        Tiles(64, 32, 4, 3, 64),
+    ),
     (120, 96, 64): Tiles(64, 32, 4, 2, 64),
 }
 """(lowest architecture, head_dim, the tokens above) -> tiles instead of these, where registers would spill."""
 
 _FLOAT32_OTHERWISE = {
-    **dict.fromkeys([(80, 80, 32), (80, 96, 32)], Tiles(32, 32, 8, 2, 64)),
-    (80, 128, 32): Tiles(32, 16, 4, 2, 64),
+    **{(architecture, 80, 32): Tiles(32, 32, 8, 2, 64) for architecture in (80, 86, 90, 100, 120)},
+    **{(architecture, 96, 32): Tiles(32, 32, 8, 2, 64) for architecture in (80, 86, 120)},
+    **dict.fromkeys([(80, 128, 32), (90, 96, 32), (100, 96, 32)], Tiles(32, 16, 4, 2, 64)),
     (80, 64, 16): Tiles(16, 16, 4, 2, 64),
 }
 """Likewise for float32."""

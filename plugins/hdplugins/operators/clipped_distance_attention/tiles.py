@@ -21,8 +21,8 @@ _HALF = {
 
 _HALF_OTHERWISE = {
     **dict.fromkeys([(90, 128), (100, 128)], Tiles(128, 64, 8, 3, 64)),
-    (86, 80): Tiles(64, 64, 8, 2, 64),
-    **dict.fromkeys([(120, 80), (120, 128)], Tiles(32, 64, 8, 2, 64)),
+    **dict.fromkeys([(80, 96), (86, 96)], Tiles(64, 32, 8, 2, 64)),
+    **dict.fromkeys([(86, 80), (120, 80), (120, 128)], Tiles(32, 64, 8, 2, 64)),
     (120, 96): Tiles(32, 32, 4, 2, 64),
 }
 """(lowest architecture, head_dim) -> tiles instead of these."""
@@ -40,8 +40,8 @@ _HALF_WITH_VALUES_OTHERWISE = {
     **dict.fromkeys([(90, 80), (100, 80), (100, 96)], Tiles(128, 64, 8, 3, 64)),
     **dict.fromkeys([(120, 64), (90, 128), (100, 128)], Tiles(64, 64, 8, 2, 64)),
     (120, 32): Tiles(64, 64, 8, 2, 32),
-    (86, 64): Tiles(32, 64, 8, 2, 64),
-    **dict.fromkeys([(80, 80), (80, 96)], Tiles(32, 32, 4, 2, 64)),
+    **dict.fromkeys([(80, 64), (86, 64)], Tiles(32, 64, 8, 2, 64)),
+    (80, 80): Tiles(32, 32, 4, 2, 64),
 }
 
 _FLOAT32 = {

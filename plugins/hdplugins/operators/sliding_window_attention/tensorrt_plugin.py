@@ -13,7 +13,11 @@ from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_siz
 from hdplugins.kernels.cuda_launch import Launch
 from hdplugins.operators.plugin_face import Attributes, FieldType, PluginFace, Shapes
 from hdplugins.operators.sliding_window_attention import OPERATOR
-from hdplugins.operators.sliding_window_attention.tiles import WINDOW_HEAD_DIMS, tiles_for_windows
+from hdplugins.operators.sliding_window_attention.tiles import (
+    WINDOW_HEAD_DIMS,
+    candidates_for_windows,
+    tiles_for_windows,
+)
 
 SUMMARY_INTS = 4
 """int32 values at the start of a text's plan: globals listed, first local token, one past the last, unused."""
@@ -52,6 +56,9 @@ class _Face(PluginFace):
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
         return tiles_for_windows(architecture, shapes[0][3], dtype)
+
+    def candidates(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> tuple[Tiles, ...]:
+        return candidates_for_windows(architecture, shapes[0][3], dtype)
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles

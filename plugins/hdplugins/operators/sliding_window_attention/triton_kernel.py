@@ -216,7 +216,7 @@ def attend(
         start = begin + edge * block_keys + tl.where(edge < edge_blocks, 0, whole_end - whole_begin)
         n = start + tl.arange(0, block_keys)
         present = n < end
-        # Among local tokens alone, where most windows are, nothing waits for their kinds; narrow ones have no other keys.
+        # Among local tokens alone, where most windows are, nothing waits for kinds: narrow windows have no other loop.
         kind = tl.load(kinds + n * dilation, mask=present & (not is_run), other=_LOCAL)
         # Globals are seen already, by the first loop.
         is_local = present & (kind == _LOCAL)
