@@ -183,28 +183,21 @@ def test_table_csv_and_page_hold_every_case_and_what_is_missing(
 
 
 @pytest.mark.slow
-def test_a_run_compared_with_itself_has_not_changed_and_a_slower_one_has(
-    measured: tuple[Path, str], hdexport: Command, tmp_path: Path
-) -> None:
+def test_a_slower_run_is_compared(measured: tuple[Path, str], hdexport: Command, tmp_path: Path) -> None:
+    """What counts as a change: tests/exporter/bench/test_compare.py."""
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     result = json.loads((measured[0] / "bench.json").read_text())
-    for case in result["cases"]:
-        # The noise of a busy machine is not what is tested here.
-        case["latency"]["rounds_p50_ms"] = [case["latency"]["p50_ms"], 1.01 * case["latency"]["p50_ms"]]
-    before.write_text(json.dumps(result))
-    for case in result["cases"]:
-        if case["series"] == OURS:
-            for name in ("p50_ms", "p95_ms", "p99_ms", "mean_ms", "sd_ms", "min_ms", "max_ms"):
-                case["latency"][name] *= 3
-            case["latency"]["rounds_p50_ms"] = [3 * each for each in case["latency"]["rounds_p50_ms"]]
-    after.write_text(json.dumps(result))
-    changed, same = hdexport("bench", "--compare", before, after), hdexport("bench", "--compare", before, before)
+    for file, times in ((before, 1), (after, 3)):
+        for case in result["cases"]:
+            p50_ms = case["latency"]["p50_ms"] * (times if case["series"] == OURS else 1)
+            # The noise of a busy machine is not what is tested here.
+            case["latency"].update(p50_ms=p50_ms, rounds_p50_ms=[p50_ms, 1.01 * p50_ms])
+        file.write_text(json.dumps(result))
+    printed = hdexport("bench", "--compare", before, after)
+    assert printed.returncode == 0, printed.stderr
+    assert OURS in printed.stdout
     compared = json.loads(hdexport("bench", "--compare", before, after, "--json").stdout)
-    assert {change["case"][0] for change in compared["changes"]} == {OURS}
-    assert {change["kind"] for change in compared["changes"]} == {"latency"}
-    assert (changed.returncode, same.returncode) == (0, 0), (changed.stderr, same.stderr)
-    assert OURS in changed.stdout
-    assert OURS not in same.stdout
+    assert {(change["case"][0], change["kind"]) for change in compared["changes"]} == {(OURS, "latency")}
 
 
 @pytest.mark.slow
@@ -281,15 +274,10 @@ def test_results_are_replaced_only_by_force(refused: Callable[..., str], bundle:
 
 REFUSED = [
     ([], "No bundle was given.\nName one"),
-    (["BUNDLE", "--lengths", "512;1024"], "is not a length in tokens"),
     (["BUNDLE", "--lengths", "101"], "take 1 to 100"),
     (["BUNDLE", "--batch", "0"], "argument --batch: 0 is not a whole number, 1 or more\nSee: hdexport bench --help"),
     (["BUNDLE", "--peers", "tf"], "'tf' is not a peer; valid are torch"),
-    (["BUNDLE", "--backends", "cuda"], "'cuda' is not a backend"),
-    (["BUNDLE", "--precision", "fp8"], "'fp8' is not a precision; valid are auto, float32, bfloat16, int8"),
     (["BUNDLE", "--time-limit", "-1"], "not a number of seconds"),
-    (["BUNDLE", "--memory-budget", "lots"], "not an amount of memory"),
-    (["nowhere"], "nowhere"),
     (["--compare", "a.json", "b.json"], "a.json"),
     (["--json"], "--json prints a comparison.\nAdd --compare A.json B.json, or read DIR/bench.json."),
 ]

@@ -101,9 +101,6 @@ def test_output_without_a_reader_ends_a_command_as_it_ends_cat(
         pytest.param(
             ["build", "{checkpoint}", "--target", "onnx", "--no-verify", "-o", "{output}"], 0, marks=pytest.mark.nightly
         ),
-        pytest.param(["extend", "{checkpoint}", "--max-len", "100", "-o", "{output}"], 0, marks=pytest.mark.nightly),
-        (["package", "{bundle}", "--triton", "{output}"], 0),
-        (["run", "{small}/bücher-文", "{small}/tëxt.txt", "-o", "{output}.jsonl"], 0),
         (["run", "{small}/bücher-文", "{small}/bad.jsonl", "-o", "{output}.jsonl", "--progress", "json"], 2),
         pytest.param(
             ["bench", "{bundle}", "--lengths", "8", "--peers", "none", "--rounds", "1", "-o", "{output}"],
@@ -146,9 +143,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONC
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        ("inspect bücher-文", 0),
         ("run bücher-文 tëxt.txt -o öut.jsonl --force", 0),
-        ("package bücher-文 --triton repositörium", 1),
         ("inspect nowhere-文", 1),
     ],
 )
@@ -218,16 +213,12 @@ def building(checkpoint: Path, output: Path, *ignored: signal.Signals) -> Iterat
         process.communicate()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str
-)
-def test_a_build_that_is_stopped_leaves_nothing(
-    checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_a_build_that_is_stopped_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    """By SIGHUP; the tests beneath stop one by SIGINT and by SIGTERM."""
     with building(checkpoint, tmp_path / "deep" / "out") as process:
-        process.send_signal(number)
+        process.send_signal(signal.SIGHUP)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
+    assert process.returncode == 129, errors
     assert errors.endswith("interrupted: nothing was kept\n")
     assert "Traceback" not in errors
     assert not list(tmp_path.iterdir())
@@ -260,7 +251,7 @@ except KeyboardInterrupt as stop:
 @pytest.mark.parametrize(
     ("number", "after"),
     # The least time is over before Python has done with what it forgets.
-    [(signal.SIGINT, 0.01), (signal.SIGTERM, 0.01), (signal.SIGHUP, 0.01), (signal.SIGTERM, 1e-6)],
+    [(signal.SIGINT, 0.01), (signal.SIGHUP, 0.01), (signal.SIGTERM, 1e-6)],
     ids=str,
 )
 def test_a_signal_that_python_forgets_interrupts_after_that(number: signal.Signals, after: float) -> None:
