@@ -68,9 +68,7 @@ def test_a_windowed_bundle_is_verified_and_runs(hdexport: Command, windowed, tmp
 
 
 REFUSED = [
-    (("--bigbird-last-block", "row"), "--bigbird-last-block row is for BigBird's attention"),
     (("--attention", "window"), r"not understood at 'window'.\nIts forms are\n  window:W\[,right:R\]"),
-    (("--attention", "bigbird:block=4,table=nowhere.npy"), "nowhere.npy"),
     (("--attention", "blocks:file=nowhere.npz,block=4"), "nowhere.npz"),
 ]
 """Options -> what is said of them."""
@@ -108,29 +106,20 @@ def test_a_bert_becomes_a_big_bird_or_an_etc_verified_and_shown(
     assert told in shown
 
 
-def test_the_help_has_every_grammar_and_says_how_it_counts(hdexport: Command) -> None:
-    text = " ".join(hdexport("build", "--help").stdout.split())
-    forms = [form for kind in kinds() for form in kind.forms.values()]
-    assert {form.grammar.partition(":")[0].partition("[")[0] for form in forms} >= {
-        "window",
-        "bigbird",
-        "etc",
-        "blocks",
-    }
-    # The longest form is broken over two lines, and words of a sentence at their hyphens.
-    for form in forms:
-        assert "".join(f"{form.grammar}: {form.help}".split()) in text.replace(" ", "")
-    assert "Longformer's attention_window counts both sides: its 512 is W = 256" in text
-
-
-def test_the_help_has_the_options_of_every_kind(hdexport: Command) -> None:
-    text = "".join(hdexport("build", "--help").stdout.split())
+def test_the_help_has_the_grammar_and_the_options_of_every_kind(hdexport: Command) -> None:
+    shown = hdexport("build", "--help").stdout
+    # Lines are broken between words, and words of a sentence at their hyphens.
+    text = "".join(shown.split())
+    assert "Longformer's attention_window counts both sides: its 512 is W = 256" in " ".join(shown.split())
     found = set()
     for kind in kinds():
+        for form in kind.forms.values():
+            assert "".join(f"{form.grammar}: {form.help}".split()) in text
+            found.add(re.split(r"[:\[]", form.grammar)[0])
         parser = argparse.ArgumentParser(add_help=False)
         kind.add_arguments(parser.add_argument_group("attention"))
         for action in parser._actions:
             found.update(action.option_strings)
-            said = f"{action.option_strings[0]} {action.metavar} {action.help}"
-            assert "".join(said.split()) in text
-    assert found >= {"--max-global", "--bigbird-last-block", "--global-embeddings"}
+            assert "".join(f"{action.option_strings[0]} {action.metavar} {action.help}".split()) in text
+    options = {"--max-global", "--bigbird-last-block", "--global-embeddings"}
+    assert found >= {"window", "bigbird", "etc", "blocks"} | options

@@ -69,14 +69,6 @@ def test_json_progress_is_an_object_a_line_and_ends_with_what_was_done(
     assert last["message"].startswith("2 of 9002 rows failed: ")
 
 
-def test_the_rows_of_parquet_are_known_beforehand(hdexport: Command, bundle: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        pyarrow.parquet.write_table(pyarrow.table({"text": ["long"] * 10}), tmp_path / f"{name}.parquet")
-    inputs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    done = hdexport("run", bundle, *inputs, "-o", tmp_path / "out.jsonl", "--progress", "json")
-    assert json.loads(done.stderr.splitlines()[0])["rows_total"] == 20
-
-
 def test_a_job_that_fails_says_so_last(hdexport: Command, bundle: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": [str(number) * 50 for number in range(1000)]}), rows)

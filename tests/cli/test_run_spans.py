@@ -154,9 +154,5 @@ def test_options_of_other_tasks_and_numbers_below_1_are_refused(
     asks = "--top-k and .* are for question-answering, .* is token-classification"
     refused(*of_tokens, "--top-k", 2, message=asks)
     refused(*of_tokens, "--handle-impossible-answer", message=asks)
-    of_answers = ("run", built_for(Task.QUESTION_ANSWERING) / "bundle", *of_tokens[2:])
-    refused(
-        *of_answers, "--aggregation", "average", message="--aggregation is for token-classification, .* is question"
-    )
-    refused(*of_answers, "--top-k", 0, message="argument --top-k: 0 is not a whole number, 1 or more")
+    refused(*of_tokens, "--top-k", 0, message="argument --top-k: 0 is not a whole number, 1 or more")
     assert not (tmp_path / "out.jsonl").exists()
