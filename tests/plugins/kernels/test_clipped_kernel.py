@@ -71,33 +71,22 @@ def check(interpreter: Interpreter, node: Clipped, inputs: Inputs, tiles: Tiles 
     assert_as_accurate(actual, right_answer(node, inputs), right_answer(node, inputs, node.dtype))
 
 
-def cases() -> list[Any]:
-    """Every node, length and padding; in every run each node and length, and the paddings in turn."""
-    made = []
-    for place, (node, tokens, padding) in enumerate(itertools.product(NODES, TOKENS, PADDINGS)):
-        marks = [] if place % 27 == 0 else [pytest.mark.nightly]
-        made.append(pytest.param(node, tokens, padding, marks=marks, id=f"{node} {tokens} tokens, padding {padding}"))
-    return made
+PAIRWISE = [
+    pytest.param(NODES[place % len(NODES)], tokens, padding, id=f"{tokens} tokens, padding {padding}")
+    for place, (tokens, padding) in enumerate(zip(TOKENS, itertools.cycle(PADDINGS), strict=False))
+]
+"""Each node, length and padding; hypothesis draws others below."""
 
 
-@pytest.mark.parametrize(("node", "tokens", "padding"), cases())
+@pytest.mark.parametrize(("node", "tokens", "padding"), PAIRWISE)
 def test_the_kernel_gives_the_right_answer(node: Clipped, tokens: int, padding: str, interpreter: Interpreter) -> None:
     """And padding's queries have theirs; texts without a real token have 0, which the comparison demands."""
     check(interpreter, node, tensors(node, token_kinds(padding, tokens)))
 
 
 @pytest.mark.parametrize("tiles", [WIDE, TALL], ids=["wide", "tall"])
-@pytest.mark.parametrize(
-    "node",
-    [
-        Clipped(heads=1),
-        pytest.param(Clipped(reach=16, by_query=True, values=True, heads=1), marks=pytest.mark.nightly),
-        pytest.param(Clipped(reach=1, values=True, heads=1), marks=pytest.mark.nightly),
-        pytest.param(Clipped(reach=70, by_query=True, values=True, heads=1), marks=pytest.mark.nightly),
-    ],
-    ids=str,
-)
-def test_tiles_may_have_more_keys_than_queries_or_fewer(node: Clipped, tiles: Tiles, interpreter: Interpreter) -> None:
+def test_tiles_may_have_more_keys_than_queries_or_fewer(tiles: Tiles, interpreter: Interpreter) -> None:
+    node = Clipped(reach=16, by_query=True, values=True, heads=1)
     check(interpreter, node, tensors(node, token_kinds("holes", 150, batch=1)), tiles)
 
 
@@ -157,15 +146,8 @@ def test_any_reach_and_any_mask_give_the_right_answer(
     assert_as_accurate(answer_of(interpreter, node, inputs, tiles), right, (right + usual_error).float())
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        Clipped(by_query=True, values=True, heads=1),
-        *(pytest.param(node, marks=pytest.mark.nightly) for node in NODES[:4]),
-    ],
-    ids=str,
-)
-def test_the_comparison_refuses_the_answers_by_other_inputs(node: Clipped, interpreter: Interpreter) -> None:
+def test_the_comparison_refuses_the_answers_by_other_inputs(interpreter: Interpreter) -> None:
+    node = Clipped(by_query=True, values=True, heads=1)
     arrays = inputs_of(node, token_kinds("holes", 15, batch=2))
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     right, pytorch = right_answer(node, inputs), right_answer(node, inputs, node.dtype)
@@ -217,33 +199,16 @@ def launch_of(shapes: dict[str, tuple[int, ...]], **changes: Any) -> Any:
     return launch
 
 
-def test_a_call_is_one_launch_without_a_workspace() -> None:
-    shapes = shapes_of()
-    launch = launch_of(shapes)
-    assert launch.grid == (16, 12, 2)
-    assert launch.scalars == {
-        "stride_batch": 12 * 512 * 64, "stride_head": 512 * 64, "stride_token": 64, "table_batch": 12 * 512 * 129,
-        "table_head": 512 * 129, "table_query": 129, "tokens": 512, "reach": 64,
-        "scale": pytest.approx(0.125 * np.log2(np.e)),
-    }  # fmt: skip
-    assert FACE.workspace(list(shapes.values()), ATTRIBUTES) == {}
-
-
-@pytest.mark.parametrize(
-    ("table", "steps"),
-    [
+def test_numbers_that_texts_or_queries_share_are_not_stepped_over() -> None:
+    for table, steps in (
         ((1, 12, 1, 129), (0, 129, 0)),
         ((2, 12, 1, 129), (12 * 129, 129, 0)),
         ((1, 12, 512, 129), (0, 512 * 129, 129)),
-    ],
-)
-def test_numbers_that_texts_or_queries_share_are_not_stepped_over(
-    table: tuple[int, ...], steps: tuple[int, ...]
-) -> None:
-    shapes = shapes_of() | {"scores_by_distance": table}
-    del shapes["values_by_distance"]
-    scalars = launch_of(shapes).scalars
-    assert tuple(scalars[name] for name in ("table_batch", "table_head", "table_query")) == steps
+    ):
+        shapes = shapes_of() | {"scores_by_distance": table}
+        del shapes["values_by_distance"]
+        scalars = launch_of(shapes).scalars
+        assert tuple(scalars[name] for name in ("table_batch", "table_head", "table_query")) == steps
 
 
 def test_what_cannot_be_launched_is_refused() -> None:
@@ -255,12 +220,8 @@ def test_what_cannot_be_launched_is_refused() -> None:
             {"scores_by_distance": (3, 12, 512, 129)},
             r"is \[3, 12, 512, 129\]; with a query .* \[1 or 2, 12, 1 or 512, ",
         ),
-        ({"scores_by_distance": (2, 1, 512, 129)}, r"is \[2, 1, 512, 129\]; with a query .* it is \[1 or 2, 12, "),
-        ({"scores_by_distance": (2, 12, 511, 129)}, r"is \[2, 12, 511, 129\]; with a query .* 1 or 512, "),
-        ({"scores_by_distance": (2, 12, 512, 128)}, r"is \[2, 12, 512, 128\]; .* 2 \* reach \+ 1\]"),
         ({"scores_by_distance": (12, 512, 129)}, r"scores_by_distance is \[12, 512, 129\]; with a query"),
         ({"values_by_distance": (127, 64)}, r"values_by_distance is \[127, 64\]; .* it is \[129, 64\]"),
-        ({"values_by_distance": (129, 32)}, r"values_by_distance is \[129, 32\]; .* it is \[129, 64\]"),
         ({"value": (2, 12, 511, 64)}, r"the first three are alike, \[batch, heads, tokens, head_dim\]"),
         ({"key_mask": (2, 511)}, r"key_mask is \[2, 511\]; the first three"),
         ({"scores_by_distance": None}, "ClippedDistanceAttention has 5 or 6 inputs, not 4"),
@@ -268,7 +229,6 @@ def test_what_cannot_be_launched_is_refused() -> None:
         (shapes_of(head_dim=48), "not support head_dim 48; they support 32, 64, 80, 96, 128"),
         (shapes_of(batch=2**16), "too large for one launch: batch and heads"),
         (shapes_of(tokens=2**20, reach=2**10) | {"reach": 2**10}, "too large for one launch: that of a text has at"),
-        (shapes_of(reach=2**25, by_query=False) | {"reach": 2**25}, "too large for one launch: that of a text has at"),
     ]
     for changes, message in cases:
         given = ATTRIBUTES | {name: value for name, value in changes.items() if name in ATTRIBUTES}

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver, write_simulated_kernels
 from fakes.simulated_gpu import plugin_of
-from hdplugins import OPERATORS, Operator
+from hdplugins import Operator
 from hdplugins.kernels.aot import KernelSource
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.kernels.cuda_launch import Launch, LaunchError
@@ -25,10 +25,6 @@ from hdplugins.tensorrt.plugin_class import plugin_class
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, take_plugin_errors
 from support.plugin_calls import (
     ATTRIBUTES,
-    BLOCKS,
-    CHUNKS,
-    CLIPPED,
-    LSH,
     RELATIVE,
     STREAM,
     WINDOW,
@@ -100,15 +96,6 @@ def test_kernels_are_loaded_by_the_driver_that_launches_them(kernels: Path, monk
 
 
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
-    assert [operator.name for operator in plugin_operators()] == [
-        BLOCKS,
-        CHUNKS,
-        "ClippedDistanceAttention",
-        LSH,
-        RELATIVE,
-        WINDOWS,
-    ]
-    assert not OPERATORS["DenseAttention"].has_face("tensorrt_plugin")
     for operator in plugin_operators():
         face = face_of(operator)
         assert len(face.INPUT_DTYPES) == len(operator.inputs)
@@ -204,21 +191,6 @@ print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
     assert done.stdout == "14\n[]\n"
 
 
-def block_nodes() -> list[onnx.NodeProto]:
-    """One with a table, which is an initializer, and one without."""
-    return [
-        plugin_node(BLOCKS, ["query", "key", "value", "mask", "table"], "first"),
-        plugin_node(BLOCKS, ["first", "key", "value", "mask"], "second"),
-    ]
-
-
-def reformer_nodes() -> list[onnx.NodeProto]:
-    return [
-        plugin_node(CHUNKS, ["query", "key", "value", "mask"], "first"),
-        plugin_node(LSH, ["first", "value", "mask", "rotations"], "second"),
-    ]
-
-
 def relative_graph() -> onnx.ModelProto:
     """Keys are what is remembered and the text, as a model has them; a node with segments, and a causal one without."""
     state = ["batch", 2, "tokens", 64]
@@ -255,77 +227,23 @@ def relative_graph() -> onnx.ModelProto:
     )  # fmt: skip
 
 
-def clipped_graph() -> onnx.ModelProto:
-    """Scores of each query by a table that is its values, too, as NEZHA has it; and a bias that all queries share."""
-    state, half = ["batch", 2, "tokens", 64], TensorProto.FLOAT16
-    inputs = [
-        helper.make_tensor_value_info("query", half, state),
-        helper.make_tensor_value_info("mask", TensorProto.BOOL, ["batch", "tokens"]),
-    ]
-    nodes = [
-        helper.make_node("MatMul", ["query", "turned"], ["scores"]),
-        plugin_node(CLIPPED, ["query", "query", "query", "mask", "scores", "table"], "first"),
-        plugin_node(CLIPPED, ["first", "query", "query", "mask", "bias"], "second", reach=128),
-    ]
-    constants = {"table": (41, 64), "turned": (64, 41), "bias": (1, 2, 1, 257)}
-    return helper.make_model(
-        helper.make_graph(
-            nodes, "attentions", inputs, [helper.make_tensor_value_info("second", half, state)],
-            [onnx.numpy_helper.from_array(np.ones(shape, np.float16), name) for name, shape in constants.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
-        ir_version=10,
-    )  # fmt: skip
-
-
 def plugin_node(operator: str, inputs: Sequence[str], output: str, **changes: int) -> onnx.NodeProto:
     """As lowering leaves it."""
     own = {**ATTRIBUTES[operator], **changes, "plugin_namespace": "hdexport", "plugin_version": "1"}
     return helper.make_node(operator, inputs, [output], domain="hdexport", **own)
 
 
-def plugin_graph(nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
-    state = ["batch", 2, "tokens", 64]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, state) for name in ("query", "key", "value")]
-    inputs.append(helper.make_tensor_value_info("mask", TensorProto.INT32, ["batch", "tokens"]))
-    constants = {"table": np.zeros((2, 3, 2), np.int32), "rotations": np.ones((2, 64, 2, 3), np.float32)}
-    used = {name for node in nodes for name in node.input}
-    return helper.make_model(
-        helper.make_graph(
-            nodes, "attentions", inputs, [helper.make_tensor_value_info("second", TensorProto.FLOAT16, state)],
-            [onnx.numpy_helper.from_array(array, name) for name, array in constants.items() if name in used],
-        ),
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
-        ir_version=10,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("model", "num_inputs", "field"),
-    # The name of a field, which the engine must hold to make the plugin again.
-    [
-        (plugin_graph(block_nodes()), [5, 4], b"first_repeats"),
-        (plugin_graph(reformer_nodes()), [4, 4], b"ends_by_row"),
-        (relative_graph(), [8, 7], b"reach"),
-        (clipped_graph(), [6, 5], b"reach"),
-    ],
-    ids=[
-        "blocks with and without a table",
-        "chunks and hashes",
-        "distances with and without segments",
-        "clipped distances with and without values",
-    ],
-)
-def test_tensorrt_builds_nodes_for_several_lengths(model: onnx.ModelProto, num_inputs: list[int], field: bytes) -> None:
+def test_tensorrt_builds_nodes_for_several_lengths() -> None:
+    """Engines of other operators are built of bundles, in tests/exporter/attention/test_sparse_engine.py."""
     log = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     with plugins_with_kernels(trt, None):
-        assert parser.parse(model.SerializeToString()), parser.get_error(0).desc()
+        assert parser.parse(relative_graph().SerializeToString()), parser.get_error(0).desc()
         layers = [network.get_layer(index) for index in range(network.num_layers)]
         ours = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
-        assert [layer.num_inputs for layer in ours] == num_inputs
+        assert [layer.num_inputs for layer in ours] == [8, 7]
         config = builder.create_builder_config()
         for opt, most in ((97, 500), (1001, 4096)):
             profile = builder.create_optimization_profile()
@@ -338,4 +256,4 @@ def test_tensorrt_builds_nodes_for_several_lengths(model: onnx.ModelProto, num_i
             config.add_optimization_profile(profile)
         engine = builder.build_serialized_network(network, config)
     assert engine is not None, take_plugin_errors()
-    assert field in bytes(engine)
+    assert b"reach" in bytes(engine), "the name of a field, by which the plugin is made again"
