@@ -103,10 +103,10 @@ DTYPES = ("float16", "bfloat16", "float32")
 SIZES = {
     WINDOWS: [("float16", 64, 64), ("float32", 64, 64), ("bfloat16", 128, 64), *((dtype, 256, 64) for dtype in DTYPES)],
     BLOCKS: [("float16", 64, 64), ("float32", 64, 64), ("bfloat16", 128, 64), ("float16", 64, 84)],
-    **dict.fromkeys((CHUNKS, LSH), list(itertools.product(DTYPES, HEAD_DIMS, (16, 32, 64)))),
-    **dict.fromkeys((RELATIVE, CLIPPED), list(itertools.product(DTYPES, HEAD_DIMS, (64,)))),
+    **dict.fromkeys((CHUNKS, LSH), tuple(itertools.product(DTYPES, HEAD_DIMS, (16, 32, 64)))),
+    **dict.fromkeys((RELATIVE, CLIPPED), tuple(itertools.product(DTYPES, HEAD_DIMS, (64,)))),
 }
-"""Operator -> the types, sizes of heads, and sizes of blocks or chunks of its kernels that are tried in a nightly run."""
+"""Operator -> types, sizes of heads, and sizes of blocks or chunks, of its kernels that a nightly run compiles."""
 
 
 def called_modules(kernel: Any) -> set[str]:
