@@ -21,7 +21,6 @@ from hdruntime.bundle.manifest import Manifest
 from support.forks import Fork
 from support.full_disks import on_full_disks
 from support.stored_builds import build_of_stored_graph, take_stored_graph
-from support.tiny_models import pickle_weights
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -113,22 +112,6 @@ def test_without_a_model_it_takes_the_current_directory_and_names_the_bundle_aft
     (options,) = asked
     assert (options.model.path.resolve(), options.output) == (model, Path("my-model-40-float16"))
     assert (options.max_len, options.precision, options.verify) == (40, "float16", None)
-
-
-def test_a_pickle_is_built_where_it_is_allowed(
-    hdexport: Command,
-    refused: Refused,
-    copied: Path,
-    bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    take_stored_graph(monkeypatch, bundle)
-    pickle_weights(copied)
-    arguments = (*BUILD, copied, "--no-verify", "-o", tmp_path / "out")
-    refused(*arguments, message="--allow-pickle")
-    assert hdexport(*arguments, "--allow-pickle").returncode == 0
-    assert hdruntime.open_bundle(tmp_path / "out").manifest.parameters > 0
 
 
 def test_a_tokenizer_that_cannot_be_read_stops_a_build_for_texts_and_not_for_ids(

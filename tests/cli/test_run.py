@@ -91,6 +91,18 @@ def test_what_a_backend_does_not_compute_in_or_on_is_refused(
     assert "Backend: onnxruntime (float32 is a precision of CPUs; " in same.stdout
 
 
+def test_options_of_other_tasks_are_refused(run: Command, bundle: Path, rows: Path, tmp_path: Path) -> None:
+    """What they do where they fit: tests/runtime/text."""
+    for options, message in (
+        (("--top-k", 2), "--top-k and --handle-impossible-answer are for question-answering"),
+        (("--handle-impossible-answer",), "--top-k and --handle-impossible-answer are for question-answering"),
+        (("--aggregation", "average"), "--aggregation is for token-classification"),
+    ):
+        done = run(bundle, rows, "-o", tmp_path / "out.jsonl", *options)
+        assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_failed_rows_are_counted_and_give_exit_code_2(run: Command, bundle: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_bytes(

@@ -70,7 +70,6 @@ def test_records_are_read_in_their_order(manifest: Manifest) -> None:
 MALFORMED = (
     ({**BLOCKS, "mode": "lists"}, r"manifest\.attention\[1\]\.mode should be hf_eval or table for bigbird, not li"),
     ({"kind": "window"}, r"manifest\.attention\[1\]\.layers is missing"),
-    ({"kind": "dense", "layers": 0}, r"manifest\.attention\[1\]\.layers should be `int` >= 1, not 0"),
     (
         {**WINDOW, "converted": {**WINDOW["converted"], "dilation": [1, 2, 3]}},
         r"manifest\.attention\[1\]\.converted\.dilation has 3 values for \d+ heads",

@@ -7,26 +7,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver, write_simulated_kernels
+from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_gpu import plugin_of
-from hdplugins import Operator
-from hdplugins.kernels.aot import KernelSource
-from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.kernels.cuda_launch import Launch, LaunchError
-from hdplugins.operators.plugin_face import FieldType, PluginFace, face_of
-from hdplugins.tensorrt.plugin_class import plugin_class
+from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, take_plugin_errors
 from support.plugin_calls import (
     ATTRIBUTES,
     RELATIVE,
-    STREAM,
     WINDOW,
     WINDOWS,
     run,
@@ -101,81 +95,6 @@ def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
         assert len(face.INPUT_DTYPES) == len(operator.inputs)
         assert face.INPUT_DTYPES[0] is None
         assert tuple(face.FIELDS) == operator.attributes
-
-
-class TwoBuffers(PluginFace):
-    """All that a second operator adds: two scratch buffers, and one kernel that takes both."""
-
-    FIELDS: ClassVar = {"factor": FieldType.FLOAT}
-    DTYPES = ("float32",)
-    INPUT_DTYPES = (None,)
-    OUTPUT = "result"
-    POINTERS: ClassVar = {"scale": ("second", "data", "first", "result")}
-
-    def tiles(self, shapes: Any, attributes: Any, *, dtype: str, architecture: int) -> Tiles:
-        raise NotImplementedError
-
-    def constants(self, shapes: Any, attributes: Any, *, dtype: str, tiles: Tiles) -> dict[str, dict[str, int]]:
-        raise NotImplementedError
-
-    def serves(self, kernel: Any, shapes: Any, attributes: Any, *, dtype: str) -> bool:
-        return dtype == "float32"
-
-    def workspace(self, shapes: Any, attributes: Any) -> dict[str, int]:
-        return {"first": 4 * shapes[0][0], "second": 10}
-
-    def launches(self, shapes: Any, attributes: Any, *, constants: Any) -> tuple[Launch, ...]:
-        scalars = {"count": shapes[0][0], "factor": attributes["factor"]}
-        return (Launch(kernel="scale", grid=(constants["scale"]["block"], 1, 1), scalars=scalars),)
-
-
-@pytest.fixture
-def two_buffers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    module = ModuleType("two_buffers.tensorrt_plugin")
-    module.FACE = TwoBuffers()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "two_buffers", ModuleType("two_buffers"))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    operator = Operator(name="TwoBuffers", version=3, package="two_buffers", inputs=("data",), attributes=("factor",))
-    pointers = {"second": "*i8", **dict.fromkeys(("data", "first", "result"), "*fp32")}
-    signature = {**pointers, "count": "i32", "factor": "fp32"}
-    source = KernelSource(
-        module="two_buffers", function="scale", architecture=86, signature=signature, constants={"block": 7}
-    )
-    write_simulated_kernels(tmp_path / "kernels", "TwoBuffers", [source])
-    return plugin_class(trt, operator)({"factor": 0.5}, tmp_path / "kernels")
-
-
-def one_tensor() -> list[Any]:
-    tensor = trt.PluginTensorDesc()
-    tensor.dims, tensor.type, tensor.format = trt.Dims((100,)), trt.DataType.FLOAT, trt.TensorFormat.LINEAR
-    return [tensor]
-
-
-def test_a_second_operator_needs_only_its_face(two_buffers: Any, launched: list[LaunchedKernel]) -> None:
-    two_buffers.on_shape_change(one_tensor(), one_tensor())
-    two_buffers.enqueue(one_tensor(), one_tensor(), [0x1000], [0x2000], 0x3000, STREAM)
-    assert launched[0].grid == (7, 1, 1)
-    # 400 bytes of the first buffer end at the next multiple of 256.
-    assert launched[0].arguments == {
-        "second": 0x3000 + 512, "data": 0x1000, "first": 0x3000, "result": 0x2000, "count": 100, "factor": 0.5,
-    }  # fmt: skip
-    assert (two_buffers.plugin_name, two_buffers.plugin_version) == ("TwoBuffers", "3")
-
-
-@pytest.mark.parametrize(
-    ("scalars", "message"),
-    [
-        ({"count": 2**31, "factor": 1.0}, "2147483648 does not fit"),
-        ({"factor": 1.0}, "takes count: i32; the launch has"),
-    ],
-)
-def test_a_launch_that_does_not_fit_its_kernel_is_refused(
-    scalars: dict[str, Any], message: str, two_buffers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch = Launch(kernel="scale", grid=(1, 1, 1), scalars=scalars)
-    monkeypatch.setattr(TwoBuffers, "launches", lambda *_, **__: (launch,))
-    with pytest.raises(LaunchError, match=message):
-        two_buffers.on_shape_change(one_tensor(), one_tensor())
 
 
 def test_a_machine_that_runs_bundles_needs_nothing_that_builds_them() -> None:
