@@ -263,10 +263,9 @@ def test_a_verification_compares_answers_and_what_is_left(tiny_bundles, model_ty
     assert {str(spec.fed_from) for spec in bundle.manifest.memories} <= set(found.checks[0].outputs)
 
 
-@pytest.mark.parametrize("name", ["mems.1", "mems.position"])
-def test_a_verification_finds_a_memory_that_is_ignored(across, tmp_path: Path, name: str) -> None:
+def test_a_verification_finds_a_memory_that_is_ignored(across, tmp_path: Path) -> None:
     def ignore(model: ir.Model) -> None:
-        memory = next(value for value in model.graph.inputs if value.name == name)
+        memory = next(value for value in model.graph.inputs if value.name == "mems.1")
         first = next(node for node in model.graph if memory in node.inputs)
         zeros = ir.node("Sub", [memory, memory])
         model.graph.insert_before(first, zeros)

@@ -133,16 +133,6 @@ def own_answer(bundle: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -
         return bundle.hugging_face.model(torch.from_numpy(input_ids), torch.from_numpy(attention_mask))
 
 
-def test_a_classifier_with_the_first_token_marked_answers_as_hugging_face(traced_models) -> None:
-    """The runtime marks it: see `test_the_defaults_by_task_and_family`."""
-    bundle = traced_models("longformer", "text-classification")
-    input_ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 50))
-    attention_mask = np.stack([np.arange(50) < length for length in (50, 31)]).astype(np.int64)
-    marks = (np.arange(50) < 1).astype(np.int64)[None].repeat(2, axis=0)
-    got = bundle.traced(input_ids=input_ids, attention_mask=attention_mask, global_attention_mask=marks)
-    assert_close(got["logits"], own_answer(bundle, input_ids, attention_mask).logits.numpy(), atol=ATOL)
-
-
 def test_question_answering_marks_the_question_as_hugging_face_does(tiny_bundles) -> None:
     bundle = tiny_bundles("longformer", "question-answering")
     question = marked_input(Default(fill=Fill.UNTIL_TOKEN, token_id=SEPARATOR_ID), bound=64)

@@ -219,7 +219,6 @@ def other_values(model: ir.Model) -> None:
 @pytest.mark.parametrize(
     ("change", "decides", "spec", "file"),
     [
-        (other_rotations, True, None, "model.onnx"),
         (other_rotations, True, CONVERSIONS[0], "onnxruntime_cpu.onnx"),
         (other_values, False, CONVERSIONS[0], "model.onnx"),
     ],

@@ -271,21 +271,10 @@ def test_a_classifier_is_verified_with_padding_on_the_left_which_it_was_trained_
     assert not any("left" in what for what in found.not_checked)
 
 
-@pytest.mark.parametrize("wrong", ["a memory that is ignored", "a memory of the wrong tokens"])
-def test_a_verification_finds_a_wrong_memory(tiny_bundles, tmp_path, wrong: str) -> None:
+def test_a_verification_finds_a_memory_of_the_wrong_layer(tiny_bundles, tmp_path) -> None:
     def change(model: ir.Model) -> None:
-        mask = next(value for value in model.graph.inputs if value.name == "mems.mask")
-        if wrong == "a memory that is ignored":
-            (cast,) = [node for node, _ in mask.uses() if node.op_type == "Cast"]
-            cast.attributes["to"] = ir.AttrInt64("to", cast.attributes["to"].as_int())
-            zero = ir.node("Sub", [mask, mask])
-            model.graph.insert_before(cast, zero)
-            cast.replace_input_with(0, zero.outputs[0])
-        else:
-            memory = next(value for value in model.graph.inputs if value.name == "mems.1")
-            other = next(value for value in model.graph.inputs if value.name == "mems.0")
-            memory.replace_all_uses_with(other)
+        one, other = (next(value for value in model.graph.inputs if value.name == f"mems.{layer}") for layer in (0, 1))
+        other.replace_all_uses_with(one)
 
     bundle = tiny_bundles("xlnet", **BOTH_WAYS)
-    found = verified(bundle, tampered(bundle, tmp_path / "wrong", change, "model.onnx"))
-    assert not found.passed
+    assert not verified(bundle, tampered(bundle, tmp_path / "wrong", change, "model.onnx")).passed
