@@ -67,7 +67,7 @@ def backwards(layer: SparseLayer, inputs: Inputs) -> Inputs:
 
 
 def test_every_operator_with_a_plugin_is_described() -> None:
-    """Those with tables of distances in test_relative_kernel.py and test_clipped_kernel.py."""
+    """Those with tables of distances in test_distance_kernel.py."""
     by_distance = {"ClippedDistanceAttention", "RelativeAttention"}
     assert {*KERNELS, *by_distance} == {operator.name for operator in plugin_operators()}
 
