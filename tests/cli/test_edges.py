@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.cli.memory_errors import want_of_memory
+from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
 
@@ -63,20 +64,11 @@ def test_a_closed_standard_error_takes_nothing(small: Path) -> None:
     assert shell("$HDEXPORT inspect nowhere 2>&-", small).returncode == 1
 
 
-WITHOUT_CEILINGS = """
-from hdexport.bench.run.prepared import Preparation
-from hdexport.cli import main
-Preparation.measure_ceilings = lambda preparation: None
-raise SystemExit(main())
-"""
-"""The command without the limits of the machine, most of the work of a benchmark that measures next to nothing."""
-
-
 def without_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
     """A command whose stdout is a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [*([sys.executable, "-c", WITHOUT_CEILINGS] if "bench" in arguments else [HDEXPORT]), *arguments]
+    command = [HDEXPORT, *arguments]
     try:
         return subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, env=OFFLINE)
     finally:
@@ -98,26 +90,18 @@ def test_output_without_a_reader_ends_a_command_as_it_ends_cat(
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        pytest.param(
-            ["build", "{checkpoint}", "--target", "onnx", "--no-verify", "-o", "{output}"], 0, marks=pytest.mark.nightly
-        ),
-        (["run", "{small}/bücher-文", "{small}/bad.jsonl", "-o", "{output}.jsonl", "--progress", "json"], 2),
-        pytest.param(
-            ["bench", "{bundle}", "--lengths", "8", "--peers", "none", "--rounds", "1", "-o", "{output}"],
-            0,
-            marks=pytest.mark.nightly,
-        ),
+        (["run", "{small}/bücher-文", "{small}/bad.jsonl", "-o", "{output}", "--progress", "json"], 2),
+        nightly_unless(False, ["build", "{checkpoint}", "--target", "onnx", "--no-verify", "-o", "{output}"], 0),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=["run", "build"],
 )
 def test_work_is_done_without_a_reader_of_the_output(
-    small: Path, checkpoint: Path, bundle: Path, tmp_path: Path, arguments: list[str], code: int
+    small: Path, checkpoint: Path, tmp_path: Path, arguments: list[str], code: int
 ) -> None:
-    names = {"small": small, "checkpoint": checkpoint, "bundle": bundle, "output": tmp_path / "out"}
+    names = {"small": small, "checkpoint": checkpoint, "output": tmp_path / "out.jsonl"}
     done = without_reader(*(argument.format(**names) for argument in arguments))
     assert done.returncode == code, done.stderr
-    (output,) = tmp_path.iterdir()
-    assert output.name in ("out", "out.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
 
 def test_warnings_without_a_reader_do_not_end_the_work(small: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hdexport.attention.kinds import attention_from_spec, kind_named
 from hdexport.attention.lsh.decisions import HashDecisions
 from hdexport.attention.lsh.kind import LshSetup
 from hdexport.attention.lsh.recall import recall
-from hdexport.attention.lsh.record import Chunks, Hashes, LshAttention, LshRequest, buckets_for
+from hdexport.attention.lsh.record import Chunks, Hashes, LshAttention, buckets_for
 from hdexport.attention.lsh.reference import use_hashes
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
@@ -62,27 +62,6 @@ def setup_of(tmp_path: Path):
         return kind_named("lsh").setup(attention_from_spec(spec).get("lsh"), subject), model
 
     return make
-
-
-def test_a_request_is_read() -> None:
-    for spec, expected in {
-        "lsh": LshRequest(),
-        "lsh:chunk=32,rounds=2": LshRequest(chunk=32, rounds=2),
-        "lsh:seed=0,buckets=8/16,before=2,after=1": LshRequest(seed=0, buckets=(8, 16), before=2, after=1),
-    }.items():
-        assert attention_from_spec(spec) == {"lsh": expected}, spec
-
-
-def test_what_is_not_understood_is_refused() -> None:
-    for spec, message in {
-        "lsh:": r"not understood at ''.\nIts forms are(.|\n)*  lsh\[:chunk=C",
-        "lsh:chunk=0": r"asks for chunk 0; it must be 1 to 32768.\nFor example: --attention lsh:chunk=64,rounds=4",
-        "lsh:buckets=7": r"7 buckets; each must be even: half of the buckets are directions(.|\n)*lsh:buckets=32",
-        "lsh:buckets=8/3": "8 x 3 buckets; each must be even",
-        "lsh:before=65": "asks for before 65; it must be 0 to 64",
-    }.items():
-        with named_case(spec), pytest.raises(InputError, match=message):
-            attention_from_spec(spec)
 
 
 def test_a_reformer_has_its_own_attention_and_only_its_hashes_may_change(setup_of) -> None:
