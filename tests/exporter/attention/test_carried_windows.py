@@ -355,7 +355,9 @@ def test_what_cannot_be_carried_is_refused(tmp_path: Path) -> None:
         ),
     ):
         path, attention = tmp_path / model, attention_from_spec(spec)
-        asked = BuildOptions(model=path, output=tmp_path / "bundle", attention=attention, recurrence=MOST, **options)
+        asked = BuildOptions(
+            model=path, output=tmp_path / "bundle", max_len=100, attention=attention, recurrence=MOST, **options
+        )
         with named_case(message), pytest.raises(InputError, match=message):
             build(asked)
         assert sorted(tmp_path.iterdir()) == before
