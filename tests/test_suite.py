@@ -1,40 +1,15 @@
-"""The suite itself: what it does to the processes that its tests start, and the order of its tests."""
+"""The suite itself: the order of its tests, and what they import."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import importlib.util
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
-
-_ASKS = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-
-
-def test_ctrl_c_reaches_what_a_test_starts() -> None:
-    """Run by the test beneath, where it is ignored around the whole suite."""
-    child = subprocess.run([sys.executable, "-c", _ASKS], capture_output=True, text=True, check=True)
-    assert child.stdout == "True\n"
-
-
-def test_ctrl_c_reaches_it_in_the_background_of_a_shell_too() -> None:
-    suite = [sys.executable, "-m", "pytest", "-q", f"{__file__}::{test_ctrl_c_reaches_what_a_test_starts.__name__}"]
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process = subprocess.Popen(suite, stdout=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    try:
-        printed, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, printed
 
 
 def test_every_file_that_begins_early_is_there(pytestconfig: pytest.Config) -> None:

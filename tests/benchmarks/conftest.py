@@ -69,14 +69,3 @@ def tiny_sentence_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
     save_sentence_modules(directory, "Normalize", pooling=pooling)
     monkeypatch.setattr(hdexport.checkpoint, "default_model", lambda: (directory, "a tiny model"))
     return directory
-
-
-@pytest.fixture
-def word_tokenizer(tmp_path: Path) -> Any:
-    """A tokenizer for which every word is a token, saved as ``tokenizer.json``."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    return tokenizer

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -70,13 +68,3 @@ def test_held_out_pages_are_long_and_no_copies_of_each_other_or_of_training_page
     assert [(page.name, page.title) for page in pages] == [("held-out/a.html", "a")]
     assert versions == {"held-out": "1.0"}
     assert [page.name for page in debian.training_pages(packages)[0]] == ["training/known.html"]
-
-
-def test_a_manual_page_loses_its_first_and_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "tool.1.gz"
-    file.write_bytes(gzip.compress(b""))
-    shown = "TOOL(1)   Commands   TOOL(1)\n\nNAME\n       tool - does it\n\n1.0   2026   TOOL(1)\n"
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, shown))
-    for _ in range(2):  # the second time from what the first has kept
-        assert debian._man_page(file) == "NAME\n       tool - does it"
-        monkeypatch.setattr(subprocess, "run", None)

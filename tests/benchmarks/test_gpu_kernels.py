@@ -6,8 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from benchmarks.gpu.cases.blocks import BLOCK_SIZE, ETC, HF_EVAL, TABLE, BlockCa
 from benchmarks.gpu.cases.chunks import ChunkCase
 from benchmarks.gpu.cases.window import WindowCase
 from hdexport.bench.results.result import Ceilings
-from support.asked_twice import complaint_about_another_definition
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,13 +51,12 @@ def test_a_wrong_answer_is_refused() -> None:
     assert "error" in kernels.compare(right.roll(1, 3).float(), right, right.float())
 
 
-@pytest.mark.parametrize("kind", [HF_EVAL, TABLE, ETC], ids=["hf_eval", "table", "etc"])
-@pytest.mark.parametrize("blocks", [1, 3, 11, 12, 20])
-def test_flex_attention_sees_the_pairs_that_are_counted(kind: dict[str, int], blocks: int) -> None:
-    tokens = blocks * BLOCK_SIZE
-    listed = BlockCase.inner_blocks(tokens) if kind is TABLE else None
-    case = BlockCase(batch=1, heads=2, tokens=tokens, head_dim=64, dtype="float32", blocks=kind, listed=listed)
-    assert int(case.seen_blocks("cpu").expand(2, -1, -1).sum()) * BLOCK_SIZE**2 == case.pairs()
+def test_flex_attention_sees_the_pairs_that_are_counted() -> None:
+    for kind, blocks in ((HF_EVAL, 1), (HF_EVAL, 12), (TABLE, 3), (TABLE, 20), (ETC, 11), (ETC, 12)):
+        tokens = blocks * BLOCK_SIZE
+        listed = BlockCase.inner_blocks(tokens) if kind is TABLE else None
+        case = BlockCase(batch=1, heads=2, tokens=tokens, head_dim=64, dtype="float32", blocks=kind, listed=listed)
+        assert int(case.seen_blocks("cpu").expand(2, -1, -1).sum()) * BLOCK_SIZE**2 == case.pairs(), (kind, blocks)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -84,55 +80,18 @@ def test_flex_attention_computes_what_the_operator_does_where_no_block_counts_tw
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("leading", [0, 1])
-def test_flex_attention_computes_what_the_operator_does_in_windows(leading: int) -> None:
-    case = WindowCase(batch=1, heads=2, tokens=50, head_dim=64, dtype="float32", left=4, right=5, globals=leading)
-    torch.manual_seed(0)
-    flex = kernels._call(case, "cpu", "flex")()
-    torch.manual_seed(0)
-    tensors = case.tensors("cpu")
-    assert kernels._difference(case, tensors, flex) is None
-    wider = dataclasses.replace(case, left=5)
-    assert "error" in kernels._difference(wider, tensors, flex)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("tokens", [30, 64, 100])
-def test_flex_attention_computes_what_the_operator_does_in_chunks(tokens: int) -> None:
-    case = ChunkCase(batch=1, heads=2, tokens=tokens, head_dim=64, dtype="float32", chunk=16)
-    torch.manual_seed(0)
-    flex = kernels._call(case, "cpu", "flex")()
-    torch.manual_seed(0)
-    tensors = case.tensors("cpu")
-    assert kernels._difference(case, tensors, flex) is None
-    assert "error" in kernels._difference(dataclasses.replace(case, chunk=8), tensors, flex)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize(
-    ("family", "attribute", "change", "wrong"),
-    [
-        # Of two lengths, only the long one notices a window that is wider by one.
-        ("window", "left", 1, 1),
-        # Of two lengths and three modes, only the long ones notice a window that is narrower by a block.
-        ("blocks", "window", -1, 3),
-        # Of two lengths and two chunks, only the long ones have more than one chunk.
-        ("chunks", "before", 1, 2),
-        ("lsh", "before", 1, 2),
-        # Of two lengths and two tables, the single token has one key in any scale.
-        ("distances", "scale", 1, 2),
-    ],
-    ids=["window", "blocks", "chunks", "lsh", "distances"],
-)
-def test_the_check_that_precedes_timing_runs_the_kernel(
-    family: str, attribute: str, change: int, wrong: int, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        said = pool.submit(complaint_about_another_definition, family, dtype, attribute, change).result()
-    assert said.startswith(f"{wrong} wrong answers, the first: {dtype} [2, 3, ")
+def test_flex_attention_computes_what_the_operator_does_in_windows_and_chunks() -> None:
+    shape = {"batch": 1, "heads": 2, "head_dim": 64, "dtype": "float32"}
+    for case, wrong in (
+        *((WindowCase(**shape, tokens=50, left=4, right=5, globals=leading), {"left": 5}) for leading in (0, 1)),
+        *((ChunkCase(**shape, tokens=tokens, chunk=16), {"chunk": 8}) for tokens in (30, 64)),
+    ):
+        torch.manual_seed(0)
+        flex = kernels._call(case, "cpu", "flex")()
+        torch.manual_seed(0)
+        tensors = case.tensors("cpu")
+        assert kernels._difference(case, tensors, flex) is None
+        assert "error" in kernels._difference(dataclasses.replace(case, **wrong), tensors, flex)
 
 
 @pytest.mark.nightly

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,15 +26,6 @@ def test_the_script_measures_every_case(rehearse: Any, monkeypatch: pytest.Monke
     assert chosen["batch_size"] in runtime_overhead._BATCH_SIZES
     assert set(chosen["batch_size_latency_ms"]) == {str(size) for size in runtime_overhead._BATCH_SIZES}
     assert len(result["ratios"]) == 4
-
-
-def test_texts_are_real_and_of_all_lengths(word_tokenizer: Any, tmp_path: Path) -> None:
-    texts = runtime_overhead.mixed_texts(tmp_path / "tokenizer.json", number=300, longest=2000)
-    tokens = np.array([len(each.ids) for each in word_tokenizer.encode_batch(texts)]) + 2
-    assert len(set(texts)) > 290
-    assert 20 <= tokens.min() < 25
-    assert 1900 < tokens.max() < 2000
-    assert 150 < np.median(tokens) < 270  # Half of a logarithmic scale from 20 to 2000 is 200.
 
 
 def call_of(seconds: float, value: float = 1.0) -> Callable[[], dict[str, np.ndarray]]:

@@ -43,12 +43,10 @@ def compared(target: Target, *, difference: float = 0.0, is_alike: bool = False)
 @pytest.mark.parametrize(
     ("against", "at_most", "status", "said"),
     [
-        ("theirs", 0.4, 0, "ours / theirs, latency: 0.400 (0.400 to 0.400), target 0.4: met"),
         ("theirs", 0.39, 1, "ours / theirs, latency: 0.400 (0.400 to 0.400), target 0.39: MISSED"),
         (None, 4.0, 0, "  ours, latency: 4.000 (4.000 to 4.000), target 4: met"),
-        (None, 3.9, 1, "  ours, latency: 4.000 (4.000 to 4.000), target 3.9: MISSED"),
     ],
-    ids=["ratio", "missed ratio", "figure", "missed figure"],
+    ids=["missed ratio", "figure"],
 )
 def test_a_missed_target_is_reported_and_is_the_exit_status(
     against: str | None, at_most: float, status: int, said: str, capsys: pytest.CaptureFixture[str]
@@ -66,10 +64,9 @@ def test_nothing_is_reported_after_a_wrong_answer(difference: float) -> None:
         compared(Target("ours", "theirs", Figure.LATENCY, 1.0), difference=difference)
 
 
-@pytest.mark.parametrize("difference", [-0.5, -3.0, float("nan")])
-def test_nothing_is_reported_after_an_answer_of_another_direction(difference: float) -> None:
-    with pytest.raises(SystemExit, match=r"ours gives a wrong answer: its cosine with that of theirs is (0\.9|-0|nan)"):
-        compared(Target("ours", "theirs", Figure.LATENCY, 1.0), difference=difference, is_alike=True)
+def test_nothing_is_reported_after_an_answer_of_another_direction() -> None:
+    with pytest.raises(SystemExit, match=r"ours gives a wrong answer: its cosine with that of theirs is 0\.9"):
+        compared(Target("ours", "theirs", Figure.LATENCY, 1.0), difference=-0.5, is_alike=True)
 
 
 def test_an_answer_of_the_same_direction_is_reported_with_its_cosine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,21 +96,6 @@ def test_growth_is_that_of_the_run() -> None:
     assert measured["cpu_ms"] > 0
 
 
-@pytest.mark.parametrize(("least_seconds", "timed_runs"), [(0.0, 3), (0.05, 25)])
-def test_short_calls_are_timed_for_as_long_as_is_asked(
-    least_seconds: float, timed_runs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    def run(ids: np.ndarray) -> np.ndarray:
-        calls.append(ids.shape[1])
-        return np.ones((1, ids.shape[1], 4), np.float32)
-
-    monkeypatch.setattr(targets, "timed", lambda call: (call(), 2.0, 2.0))  # milliseconds
-    targets.figures_of(run, np.zeros((1, 64), np.int64), least_seconds=least_seconds)
-    assert len(calls) == 2 + timed_runs  # one to warm up and one for the memory
-
-
 def test_the_worst_text_of_a_model_that_answers_wrongly_misses_the_target() -> None:
     """The figure by which `benchmarks.cpu.openvino` judges bfloat16 and int8."""
     rows = {tokens: np.random.default_rng(tokens).normal(size=(1, tokens, 8)).astype(np.float32) for tokens in (3, 5)}
@@ -123,19 +105,6 @@ def test_the_worst_text_of_a_model_that_answers_wrongly_misses_the_target() -> N
     wrong = openvino.text_vectors(lambda ids: rows[ids.shape[1]] * (1 if ids.shape[1] == 3 else -1), texts)
     assert targets.cosines(right, right).min() == pytest.approx(1)
     assert targets.cosines(wrong, right).min() == pytest.approx(-1)
-
-
-def test_every_precision_has_targets_against_its_rival_and_one_of_its_answers() -> None:
-    found = openvino.targets([128, 2048], openvino.MODELS)
-    latencies = {(target.case, target.against): target.at_most for target in found if target.figure is Figure.LATENCY}
-    assert latencies == {
-        ("bundle 128", "openvino 128"): 0.95, ("bundle 2048", "openvino 2048"): 0.8,
-        ("bundle-bfloat16 128", "openvino-default 128"): 0.95, ("bundle-bfloat16 2048", "openvino-default 2048"): 0.95,
-        ("bundle-int8 128", "openvino-int8 128"): 0.95, ("bundle-int8 2048", "openvino-int8 2048"): 0.95,
-        ("bundle-int8-onnxruntime 128", "bundle 128"): 0.95, ("bundle-int8-onnxruntime 2048", "bundle 2048"): 0.95,
-    }  # fmt: skip
-    losses = {target.case: target.at_most for target in found if target.figure is Figure.COSINE_LOSS}
-    assert losses == {"bundle-bfloat16 128": 0.002, "bundle-int8 128": 0.002, "bundle-int8-onnxruntime 128": 0.002}
 
 
 def test_cases_are_chosen_by_words_with_what_needs_no_other() -> None:

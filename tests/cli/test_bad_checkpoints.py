@@ -96,12 +96,6 @@ def module(index: int, **changes: object) -> Change:
     return change
 
 
-def more_words(directory: Path) -> None:
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"]["addedlater"] = 120
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-
 def missing_shard(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
     index = {"weight_map": {"embeddings.word_embeddings.weight": "model-00001-of-00002.safetensors"}}
@@ -124,58 +118,33 @@ OF_A_MODEL: dict[str, tuple[Change, str]] = {
         config(architectures=[5]),
         "architectures [5], which is not a list of names.\nSet",
     ),
-    "architectures are a number": (config(architectures=5), "has architectures 5, which is not a list of names"),
-    "architectures are a name": (config(architectures="BertModel"), "architectures 'BertModel', which is not a list"),
     "deep": (content("config.json", DEEP), "config.json cannot be read: its values are nested too deeply.\nDownload"),
-    "a deep value": (added("config.json", DEEP), "config.json cannot be read: its values are nested too deeply"),
     "digits": (added("config.json", DIGITS), "config.json cannot be read: it holds a number of thousands of digits"),
     "half a character": (added("config.json", r'"\ud800"'), "which is not valid Unicode.\nDownload the model again"),
     "NaN": (config(layer_norm_eps=float("nan")), "has 'layer_norm_eps' nan, which is not finite.\nSet it"),
-    "infinity": (config(hidden_dropout_prob=float("inf")), "'hidden_dropout_prob' inf, which is not finite"),
     "NaN in a list": (config(anything=[{"a": float("nan")}]), "has 'a' nan, which is not finite"),
     "a negative epsilon": (config(layer_norm_eps=-1.0), "layer_norm_eps -1.0, which is below zero.\nSet it"),
     "no heads": (config(num_attention_heads=0), "num_attention_heads 0; it must be a whole number, 1 or more.\nSet it"),
-    "negative heads": (config(num_attention_heads=-4), "num_attention_heads -4; it must be a whole number, 1 or more"),
     "heads that do not fit": (config(num_attention_heads=5), "No bert can be made of "),
     "heads of a wrong type": (
         config(num_attention_heads="four"),
         "does not describe a bert: Validation error for field",
     ),
-    "sizes of a wrong type": (config(hidden_size=[32]), "config.json does not describe a bert: Validation error"),
-    "no size": (config(vocab_size=None), "config.json does not describe a bert: Validation error"),
     "an unknown activation": (config(hidden_act="none such"), "No bert can be made of "),
-    "labels of a wrong type": (config(id2label=5), "config.json does not describe a bert: "),
-    "a dropout of 5": (config(hidden_dropout_prob=5.0), "No bert can be made of "),
-    "a padding of a wrong type": (config(pad_token_id="x"), "has pad_token_id 'x', which is not a token id.\nSet it"),
-    "a padding beyond the vocabulary": (config(pad_token_id=10**9), "No bert can be made of "),
     "layers": (config(num_hidden_layers=10**9), "has num_hidden_layers 1000000000; the most is 1024"),
     "positions": (config(max_position_embeddings=10**12), "max_position_embeddings 1000000000000; at most 16777216"),
     "a linked config": (link_to_itself("config.json"), "config.json is a broken link.\nDownload"),
-    "a linked tokenizer": (link_to_itself("tokenizer.json"), "tokenizer.json is a broken link"),
     "linked weights": (link_to_itself("model.safetensors"), "model.safetensors is a broken link"),
     "a deep tokenizer": (content("tokenizer.json", DEEP), "The tokenizer of "),
-    "digits in a tokenizer": (
-        added("tokenizer_config.json", DIGITS),
-        "tokenizer_config.json cannot be read: it holds a",
-    ),
-    "ids beyond the vocabulary": (more_words, "gives the id 120 to 'addedlater', and the model has embeddings for"),
 }
 
 OF_SENTENCES: dict[str, tuple[Change, str]] = {
-    "a pooling that is a number": (merged("1_Pooling/config.json", pooling_mode=5), "asks for the pooling 5; support"),
     "poolings that are lists": (merged("1_Pooling/config.json", pooling_mode=[["mean"]]), "the pooling ['mean']"),
-    "a deep pooling": (content("1_Pooling/config.json", DEEP), "1_Pooling/config.json cannot be read: its values are"),
     "a linked pooling": (link_to_itself("1_Pooling"), "1_Pooling is a broken link"),
     "linked settings of it": (link_to_itself("1_Pooling/config.json"), "it is a link that leads to itself"),
-    "linked modules": (link_to_itself("modules.json"), "modules.json is a broken link"),
-    "deep modules": (content("modules.json", DEEP), "modules.json cannot be read: its values are nested too deeply"),
     "NUL": (module(2, path="2\0Dense"), "names the folder '2\\x00Dense', which is not one of the checkpoint's own"),
     "a folder elsewhere": (module(2, path="../other"), "names the folder '../other', which is not one of the"),
-    "a folder that is a number": (module(1, path=5), "lists a module without type or path"),
-    "a type that is a number": (module(1, type=5), "lists a module without type or path"),
     "no outputs": (lambda path: save_dense(path, WIDTH, 0), "has in_features 32 and out_features 0; whole"),
-    "no inputs": (lambda path: save_dense(path, 0, 8), "has in_features 0 and out_features 8; whole numbers from 1"),
-    "a width that is text": (merged("2_Dense/config.json", in_features="32"), "has in_features '32' and"),
     "a width of terabytes": (merged("2_Dense/config.json", in_features=10**12), "are {'weight': [8, 1000000000000]"),
     "another width": (lambda path: save_dense(path, 31, 8), "takes vectors of width 31, and those before it are of"),
     "integers": (
@@ -240,7 +209,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return path, json.loads((path / "config.json").read_text())
 
 
-@pytest.mark.parametrize("examples", [50, pytest.param(500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [30, pytest.param(500, marks=pytest.mark.nightly)])
 def test_whatever_a_config_says_it_is_taken_or_refused(fuzzed: tuple[Path, dict[str, Any]], examples: int) -> None:
     path, original = fuzzed
     keys = st.sampled_from([*sorted(original), "num_labels", "is_decoder", "quantization_config", "auto_map", "dtype"])

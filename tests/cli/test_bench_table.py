@@ -70,7 +70,7 @@ def test_a_line_says_what_matters() -> None:
     assert lines[PLAIN, 8, 8192] == f"{PLAIN}, 8 x 8192: OOM: its processes took 61.2 GB, of which 60.0 GB were free"
 
 
-@pytest.mark.parametrize("width", [80, 120, 160])
+@pytest.mark.parametrize("width", [80, 120])
 def test_the_tables_fit_and_hold_every_case(width: int) -> None:
     result = sample_result()
     lines = text_of(result, width)
@@ -202,6 +202,5 @@ def test_the_time_to_go_is_in_proportion_to_the_tokens_that_are_left(monkeypatch
     assert "about 0:01:30 to go" in shown()  # what is over gets no other round
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00:00"), (67, "0:01:07"), (3725.2, "1:02:05")])
-def test_durations_are_read_as_on_a_clock(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
+def test_durations_are_read_as_on_a_clock() -> None:
+    assert [duration_text(seconds) for seconds in (0.4, 67, 3725.2)] == ["0:00:00", "0:01:07", "1:02:05"]

@@ -21,7 +21,6 @@ from hdruntime.bundle.manifest import Manifest
 from support.forks import Fork
 from support.full_disks import on_full_disks
 from support.stored_builds import build_of_stored_graph, take_stored_graph
-from support.tiny_models import pickle_weights
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -115,22 +114,6 @@ def test_without_a_model_it_takes_the_current_directory_and_names_the_bundle_aft
     assert (options.max_len, options.precision, options.verify) == (40, "float16", None)
 
 
-def test_a_pickle_is_built_where_it_is_allowed(
-    hdexport: Command,
-    refused: Refused,
-    copied: Path,
-    bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    take_stored_graph(monkeypatch, bundle)
-    pickle_weights(copied)
-    arguments = (*BUILD, copied, "--no-verify", "-o", tmp_path / "out")
-    refused(*arguments, message="--allow-pickle")
-    assert hdexport(*arguments, "--allow-pickle").returncode == 0
-    assert hdruntime.open_bundle(tmp_path / "out").manifest.parameters > 0
-
-
 def test_a_tokenizer_that_cannot_be_read_stops_a_build_for_texts_and_not_for_ids(
     hdexport: Command,
     refused: Refused,
@@ -186,29 +169,17 @@ def test_verbose_says_why_there_is_no_engine(hdexport: Command, checkpoint: Path
 # Options that do not fit
 
 
-REFUSED: list[tuple[list[str], str]] = [
-    (["--alpha", "0.5"], r"--alpha 0\.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0\.5"),
+REFUSED = [
     (["--alpha", "half"], r"argument --alpha: half is neither a number nor auto\nSee: hdexport build --help"),
     (["--max-len", "0"], r"argument --max-len: 0 is not a whole number, 1 or more\nSee: hdexport build --help"),
-    (["--max-len", "long"], "argument --max-len: long is not a whole number"),
-    (["--max-global", "many"], "argument --max-global: invalid int value: 'many'"),
-    (
-        ["--bigbird-last-block", "last"],
-        r"--bigbird-last-block: invalid choice: 'last' \(choose from '?padded'?, '?row",
-    ),
     (
         ["--max-len", "4097"],
         r"--max-len 4097 is above 4096: .*64 x 64.*\nUse --max-len 4096 or less, or .* interpolate",
     ),
-    (["--positions", "linear"], r"--positions: invalid choice: 'linear' \(choose from '?hierarchical'?, '?tile"),
     (["--task", "fill_mask"], r"invalid choice: 'fill_mask' .*\nDid you mean fill-mask\?\nSee: hdexport build --h"),
-    (["--verify", "some"], r"--verify: invalid choice: 'some' \(choose from '?quick'?, '?full'?, '?none"),
-    (["--target", "onnx", "--target", "gpu"], r"--target: invalid choice: 'gpu' \(choose from '?auto'?, '?onnx"),
     (["--target", "onnx", "--sm", "86"], r"--sm describes an engine, but no engine is built: .*\nLeave it out, or"),
     (["--profiles", "65", "--target", "tensorrt-rtx"], r"--profiles asks for 65 tokens.*\nTake at most 64, or"),
     (["--fp16", "--bf16"], r"--bf16: not allowed with argument --fp16\nSee: hdexport build --help"),
-    (["--fp8"], r"unrecognized arguments: --fp8\nDid you mean --fp16\?\nSee: hdexport build --help"),
-    (["--max-len"], r"--max-len: expected one argument\nSee: hdexport build --help"),
 ]
 """Options -> what is said of them."""
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.commands import run_here, run_installed
+
 _FINDINGS_OF_A_PROCESS = """
 import sys
 blocked = {blocked!r}
@@ -24,16 +26,11 @@ sys.exit(code)
 """
 
 
-def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    inherited = os.environ.get("PYTHONPATH")
-    search_path = os.pathsep.join(filter(None, [path and str(path), inherited]))
-    environment = os.environ | ({"PYTHONPATH": search_path} if search_path else {})
-    command = Path(sys.executable).with_name("hdexport")
-    return subprocess.run([command, "doctor", *arguments], capture_output=True, text=True, timeout=600, env=environment)
-
-
-def _findings(path: Path | None = None) -> tuple[int, dict[str, dict[str, str | None]]]:
-    result = _doctor("--json", path=path)
+def _findings(path: Path) -> tuple[int, dict[str, dict[str, str | None]]]:
+    """What the doctor finds where Python looks for packages in a folder first."""
+    result = run_installed(
+        "doctor", "--json", PYTHONPATH=os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
+    )
     answer = json.loads(result.stdout)
     assert answer["healthy"] == (result.returncode == 0)
     return result.returncode, {finding["part"]: finding for finding in answer["findings"]}
@@ -55,11 +52,10 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
 
 
 def test_every_part_has_a_line() -> None:
-    result = _doctor()
-    assert result.returncode == 0, result.stdout
+    result = run_here("doctor")
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout
     for part in ("Python", "hdexport", "NVIDIA driver", "GPU", "torch", "ONNX Runtime", "TensorRT-RTX"):
         assert any(line[9:].startswith(part) for line in result.stdout.splitlines()), part
-    assert result.stderr == ""
 
 
 def test_versions_are_those_that_are_installed(healthy: dict[str, dict[str, str | None]]) -> None:
@@ -140,28 +136,18 @@ def test_the_graph_that_the_doctor_runs_doubles_a_number() -> None:
     assert session.run(None, {"x": np.float32([21])})[0].tolist() == [42]
 
 
-def test_what_is_missing_comes_with_its_command(healthy: dict[str, dict[str, str | None]]) -> None:
-    missing = [finding for finding in healthy.values() if finding["status"] == "missing"]
-    assert all(finding["fix"] for finding in missing if finding["part"] not in ("NVIDIA driver", "GPU"))
-
-
-@pytest.mark.parametrize(
-    ("architecture", "installed", "detail", "fix"),
-    [
-        ("sm90", False, "not installed; it supports no GPU of sm90", None),
-        ("sm90", True, "1.7.1; it supports no GPU of sm90", None),
-        ("sm89", False, "not installed", "pip install 'hdexport[rtx]'"),
-    ],
-)
-def test_tensorrt_rtx_is_not_recommended_for_a_gpu_that_it_does_not_support(
-    architecture: str, installed: bool, detail: str, fix: str | None
-) -> None:
+def test_tensorrt_rtx_is_not_recommended_for_a_gpu_that_it_does_not_support() -> None:
     from hdexport.doctor import _flavour, _Loaded
     from hdruntime.gpu.driver import Gpu
 
-    gpu = Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
-    found = _flavour("tensorrt_rtx", _Loaded(version="1.7.1") if installed else None, gpu)
-    assert (found.detail, found.fix) == (detail, fix)
+    for architecture, installed, detail, fix in (
+        ("sm90", False, "not installed; it supports no GPU of sm90", None),
+        ("sm90", True, "1.7.1; it supports no GPU of sm90", None),
+        ("sm89", False, "not installed", "pip install 'hdexport[rtx]'"),
+    ):
+        gpu = Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
+        found = _flavour("tensorrt_rtx", _Loaded(version="1.7.1") if installed else None, gpu)
+        assert (found.detail, found.fix) == (detail, fix)
 
 
 def test_a_gpu_that_only_the_driver_sees_comes_with_what_shows_it_to_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

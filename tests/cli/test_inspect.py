@@ -129,26 +129,24 @@ def bundle(tmp_path: Path) -> Path:
     return make_bundle(tmp_path / "tiny-4096-float16")
 
 
-@pytest.fixture(scope="module")
-def shown(installed: Command, tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """The finished `hdexport inspect` of a whole bundle, installed and piped."""
-    path = make_bundle(tmp_path_factory.mktemp("inspect") / "tiny-4096-float16")
-    return installed("inspect", path, TERM="xterm-256color")
-
-
-def test_it_shows_all_that_the_manifest_the_graphs_and_the_passports_say(
-    shown: subprocess.CompletedProcess[str],
-) -> None:
-    lines = lines_of(shown.stdout)
+def test_it_shows_all_that_the_manifest_the_graphs_and_the_passports_say(hdexport: Command, bundle: Path) -> None:
+    """Piped, without colours."""
+    done = hdexport("inspect", bundle)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    lines = lines_of(done.stdout)
     assert set(LINES) - set(lines) == set()
     # Before the hash of the file.
     assert "engines/tiny.engine 2.5 MB" in [line.rpartition(" ")[0] for line in lines]
 
 
-def test_piped_output_has_no_colours_and_nothing_on_stderr(shown: subprocess.CompletedProcess[str]) -> None:
-    assert shown.returncode == 0
-    assert "\x1b" not in shown.stdout
-    assert shown.stderr == ""
+def test_what_a_bundle_may_have_besides_is_described(hdexport: Command, bundle: Path) -> None:
+    engine = dataclasses.replace(ENGINE, version_compatible=True)
+    change(bundle, engines=(engine,), ffn_chunk=1024, operators={})
+    lines = lines_of(hdexport("inspect", bundle).stdout)
+    assert "made for tensorrt_rtx 1.7.1 and later, sm89, sm120" in lines
+    assert "feed-forward in chunks of up to 1024 tokens in ONNX Runtime; engines compute it whole" in lines
+    assert "attention standard operators" in lines
 
 
 def test_eight_graphs_fit_into_a_hundred_columns(
@@ -179,25 +177,15 @@ def test_json_is_complete(hdexport: Command, bundle: Path) -> None:
     )
 
 
-def test_without_onnx_it_says_that_operators_were_not_counted(bundle: Path) -> None:
-    code = "import sys; sys.modules['onnx'] = None; from hdexport.cli import main; sys.exit(main())"
-    result = subprocess.run(
-        [sys.executable, "-c", code, "inspect", str(bundle)], capture_output=True, text=True, timeout=60
-    )
-    assert result.returncode == 0, result.stderr
-    assert "Operators were not counted." in result.stdout
-    assert "pip install 'hdexport[export]'" in result.stdout
-    assert "1 to 4096 tokens" in result.stdout
-
-
-def test_bad_arguments_are_errors(refused: Callable[..., str]) -> None:
-    refused("inspect", "nowhere", message="There is no bundle at nowhere")
-    refused("inspect", message="required: BUNDLE")
-
-
-def test_an_engine_for_later_versions_is_described_as_such(hdexport: Command, bundle: Path) -> None:
-    change(bundle, engines=(dataclasses.replace(ENGINE, version_compatible=True),))
-    assert "tensorrt_rtx 1.7.1 and later, sm89, sm120" in hdexport("inspect", bundle).stdout
+def test_without_onnx_it_says_that_operators_were_not_counted(
+    hdexport: Command, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    done = hdexport("inspect", bundle)
+    assert done.returncode == 0, done.stderr
+    assert "Operators were not counted." in done.stdout
+    assert "pip install 'hdexport[export]'" in done.stdout
+    assert "1 to 4096 tokens" in done.stdout
 
 
 def block_sparse(pattern: str, mode: str, last_block: str, **numbers: int) -> dict[str, object]:
@@ -206,87 +194,59 @@ def block_sparse(pattern: str, mode: str, last_block: str, **numbers: int) -> di
     return {"kind": "blocks", **described, **absent, **numbers}
 
 
-WINDOWS = "windows tokens on each side: 64 in 2 layers, 128 in 1 layers"
 WINDOW = {"tokens": 64, "global_tokens": 2, "dilation": [1, 2]}
 
 
-@pytest.mark.parametrize(
-    ("spec", "lines"),
-    [
-        (
-            block_sparse("bigbird", "hf_eval", "padded", random_blocks=3, dense_tokens=704),
-            [
-                "block-sparse bigbird, blocks of 64 tokens",
-                "3 random blocks, all of them block 0, as in Hugging Face",
-                "the last block is that of the padded batch, as in Hugging Face: padding changes answers",
-                "dense up to 704 tokens",
-            ],
-        ),
-        (
-            block_sparse("bigbird", "table", "row", random_blocks=2, dense_tokens=576),
-            [
-                "block-sparse bigbird, blocks of 64 tokens",
-                "2 random blocks, from a table",
-                "the last block is each text's own: padding changes nothing",
-                "dense up to 576 tokens",
-            ],
-        ),
-        (
-            block_sparse("etc", "none", "row", global_tokens=16),
-            ["block-sparse etc, blocks of 64 tokens", "16 global tokens in front of each text"],
-        ),
-        (block_sparse("blocks", "lists", "row"), ["block-sparse blocks, blocks of 64 tokens"]),
-        ({"kind": "window", "layers": [64, 128, 64], "converted": None}, [WINDOWS]),
-        (
-            {"kind": "window", "layers": [64, 128, 64], "converted": WINDOW},
-            [WINDOWS, "made from dense attention; global tokens: the first 2; dilation 1/2"],
-        ),
-        (
-            {"kind": "window", "layers": [64, 64], "converted": {**WINDOW, "right": 0}},
-            [
-                "windows tokens before and after: 64 and 0 in 2 layers",
-                "made from dense attention; global tokens: the first 2; dilation 1/2",
-            ],
-        ),
-    ],
-)
-def test_attention_is_described_in_full(
-    hdexport: Command, bundle: Path, spec: dict[str, object], lines: list[str]
-) -> None:
-    change(bundle, num_heads=2, attention=(spec,))
-    shown = lines_of(hdexport("inspect", bundle).stdout)
-    first = shown.index(lines[0])
-    assert shown[first : first + len(lines)] == lines
-    assert shown[first + len(lines)].startswith("labels"), "and no more"
+DESCRIBED: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        block_sparse("bigbird", "hf_eval", "padded", random_blocks=3, dense_tokens=704),
+        [
+            "block-sparse bigbird, blocks of 64 tokens",
+            "3 random blocks, all of them block 0, as in Hugging Face",
+            "the last block is that of the padded batch, as in Hugging Face: padding changes answers",
+            "dense up to 704 tokens",
+        ],
+    ),
+    (
+        block_sparse("bigbird", "table", "row", random_blocks=2, dense_tokens=576),
+        [
+            "block-sparse bigbird, blocks of 64 tokens",
+            "2 random blocks, from a table",
+            "the last block is each text's own: padding changes nothing",
+            "dense up to 576 tokens",
+        ],
+    ),
+    (
+        block_sparse("etc", "none", "row", global_tokens=16),
+        ["block-sparse etc, blocks of 64 tokens", "16 global tokens in front of each text"],
+    ),
+    (
+        {"kind": "window", "layers": [64, 128, 64], "converted": {**WINDOW, "right": 0}},
+        [
+            "windows tokens before and after: 64 and 0 in 2 layers, 128 and 0 in 1 layers",
+            "made from dense attention; global tokens: the first 2; dilation 1/2",
+        ],
+    ),
+]
+
+
+def test_attention_is_described_in_full(hdexport: Command, bundle: Path) -> None:
+    for spec, lines in DESCRIBED:
+        change(bundle, num_heads=2, attention=(spec,))
+        shown = lines_of(hdexport("inspect", bundle).stdout)
+        first = shown.index(lines[0])
+        assert shown[first : first + len(lines)] == lines
+        assert shown[first + len(lines)].startswith("labels"), "and no more"
     assert json.loads(hdexport("inspect", bundle, "--json").stdout)["manifest"]["attention"] == [spec]
 
 
-@pytest.mark.parametrize(
-    ("default", "bound", "line"),
-    [
-        (Default(fill=Fill.FIRST_TOKEN), 4, "global tokens the first token unless given, at most 4"),
+def test_global_tokens_are_described(hdexport: Command, bundle: Path) -> None:
+    for default, bound, line in (
         (Default(fill=Fill.UNTIL_TOKEN, token_id=3), 4, "global tokens the question's tokens unless given, at most 4"),
         (Default(fill=Fill.FIRST_TOKEN), None, "global tokens the first token unless given"),
         (Default(fill=Fill.ZEROS), 4, "global tokens none unless given, at most 4"),
-    ],
-)
-def test_global_tokens_are_described(
-    hdexport: Command, bundle: Path, default: Default, bound: int | None, line: str
-) -> None:
-    marks = InputSpec(
-        name="marks", dtype="int64", shape=("batch", "tokens"), role=Role.MARKS, default=default, bound=bound
-    )
-    change(bundle, inputs=(*INPUTS[:2], marks), graphs=())
-    assert line in lines_of(hdexport("inspect", bundle).stdout)
-
-
-def test_chunks_are_described(hdexport: Command, bundle: Path) -> None:
-    assert "feed-forward" not in hdexport("inspect", bundle).stdout
-    change(bundle, ffn_chunk=1024)
-    line = "feed-forward in chunks of up to 1024 tokens in ONNX Runtime; engines compute it whole"
-    assert line in lines_of(hdexport("inspect", bundle).stdout)
-
-
-def test_a_bundle_without_operators_of_ours_has_standard_ones(hdexport: Command, bundle: Path) -> None:
-    change(bundle, operators={})
-    assert "attention standard operators" in lines_of(hdexport("inspect", bundle).stdout)
+    ):
+        shape, role = ("batch", "tokens"), Role.MARKS
+        marks = InputSpec(name="marks", dtype="int64", shape=shape, role=role, default=default, bound=bound)
+        change(bundle, inputs=(*INPUTS[:2], marks), graphs=())
+        assert line in lines_of(hdexport("inspect", bundle).stdout)

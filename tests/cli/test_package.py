@@ -62,7 +62,3 @@ def test_an_engine_that_is_not_there_is_refused(tmp_path: Path, bundle: Path, re
     arguments = ("package", bundle, "--triton", tmp_path / "models", "--backend", "tensorrt")
     refused(*arguments, message="hdexport build MODEL --target tensorrt --attention-impl native")
     assert not (tmp_path / "models").exists()
-
-
-def test_a_repository_must_be_named(bundle: Path, refused: Callable[..., str]) -> None:
-    refused("package", bundle, message="the following arguments are required: --triton")

@@ -1,4 +1,4 @@
-"""`hdexport quality`: its table and its file, its refusals, and nightly the sample model on topics of Python's help."""
+"""`hdexport quality`: its table, its file and its refusals; the measurement itself is in tests/exporter/quality."""
 
 from __future__ import annotations
 
@@ -6,32 +6,10 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
-
-import pytest
-
-from support.sample_model import tutorial_bundle
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def sample_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tutorial's bundle of the sample model, which was trained with 512 positions."""
-    return tutorial_bundle(tmp_path_factory)
-
-
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    """A folder of topics, most of which are long."""
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    by_length = sorted(topics, key=lambda name: len(topics[name]))
-    for name in [*by_length[:3], *[name for name in by_length if 3000 < len(topics[name]) < 7000][:8]]:
-        (folder / f"{name}.txt").write_text(topics[name])
-    return folder
 
 
 def scores_as_shown(shown: str, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -49,25 +27,6 @@ def scores_as_shown(shown: str, result: dict[str, Any]) -> dict[str, dict[str, A
         assert 0 <= mrr["low"] <= mrr["value"] <= mrr["high"] <= 1, way
         assert f"{mrr['value']:.2f}" in rows[way]
     return of_way
-
-
-@pytest.mark.nightly
-def test_whole_texts_are_compared_with_truncated_and_split_ones(
-    hdexport: Command, sample_bundle: Path, texts: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "results.json"
-    done = hdexport("quality", sample_bundle, "--texts", texts, "--sentences", 4, "-o", output)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(output.read_text())
-    long, number = result["long_texts"], result["queries"]["later"]
-    assert result["trained"] == 512
-    assert result["texts"] == 11
-    assert 5 <= long <= 8
-    assert number > 10
-    assert f"{long} of 11 texts have more than 512 tokens" in done.stdout
-    of_way = scores_as_shown(done.stdout, result)
-    # What only the rest of a text says is found in it, whatever its positions.
-    assert of_way["split"]["mrr"]["value"] > of_way["truncated"]["mrr"]["value"]
 
 
 def test_json_is_what_the_file_would_hold_and_several_bundles_are_named(
@@ -106,6 +65,5 @@ def test_what_cannot_be_measured_is_refused(refused: Refused, bundle: Path, tmp_
     rows = tmp_path / "rows.csv"
     rows.write_text("text\nwords\n")
     refused("quality", bundle, "--texts", rows, "--column", "body", message="body")
-    refused("quality", bundle, message="required: --texts")
     nowhere = tmp_path / "missing" / "out.json"
     refused("quality", bundle, "--texts", texts, "-o", nowhere, message="Make it first, or name another file")

@@ -24,9 +24,9 @@ from hdruntime.bundle.pair_template import Wording
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.jobs.results import results_of_bundle
+from support.comparators import named_case
 from support.every_key import ENGINE, PARTS, bundles_of_every_key, resealed, write_json
 from support.grids import nightly_unless
-from support.tiny_bundle import make_bundle
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -98,64 +98,33 @@ for _ in range(400):
 
 WRONG = [
     ("verification/graphs/a", 5, r"manifest\.verification\.graphs\['a'\] should be `object`, not 5"),
-    ("verification/graphs", 5, r"manifest\.verification\.graphs should be `object`, not 5"),
     ("verification/graphs/model.onnx/max_abs_error", "x", r"max_abs_error should be `float \| null`, not \"x\""),
     ("verification/notes", DEEP, r"not valid JSON: more than \d+ lists and objects"),
     ("outputs", [], r"manifest\.outputs has no token_embeddings"),
     ("outputs/1/name", "token_embeddings", r"manifest\.outputs has 2 of token_embeddings"),
-    ("outputs/1/name", "", r"manifest\.outputs\[1\]\.name should be `str` of length >= 1"),
-    ("outputs/1/dtype", "complex64", r"manifest\.outputs\[1\]\.dtype should be one of 'float32', 'int64', not"),
     ("outputs/1/dtype", "int64", r"manifest\.outputs\[1\] should be float32 \[batch, \.\.\.\]"),
-    ("outputs/1/shape/1", -4, r"manifest\.outputs\[1\]\.shape\[1\] should be `int` >= 1, not -4"),
-    ("outputs/1/shape/1", 10**12, r"manifest\.outputs\[1\]\.shape\[1\] should be `int` <= \d+, not 1000000000000"),
     ("outputs/1/shape/1", 10**400, r"manifest\.outputs\[1\]\.shape\[1\]"),
-    ("outputs/1/shape/1", "size", r"manifest\.outputs\[1\] should be float32 \[batch, \.\.\.\]"),
-    ("outputs/1/shape", [], r"manifest\.outputs\[1\] should be float32 \[batch, \.\.\.\]"),
     ("outputs/1/shape", ["batch", "tokens", 4], r"sentence_embedding should be \[batch, embedding_size\]"),
     ("outputs/1/shape/1", 5, r"sentence_embedding float32 \[batch, 4\].* but the manifest of .* lists "),
     ("outputs/0/shape/2", 5, r"token_embeddings is float32 \[batch, tokens, 5\], but hidden_size is 4"),
     ("inputs/1/role", "marks", r"manifest\.inputs has 0 of the role mask; exactly one is needed"),
     ("inputs/1/name", "mask", r"The inputs of .* but the manifest of .* lists .*, mask int64 \[batch, tokens\]"),
-    ("inputs/2/name", "position_ids", r"The inputs of .* but the manifest of .* lists .*, position_ids int64"),
     ("inputs/2/role", "segments", r"manifest\.inputs\[2\]\.role should be one of 'ids', .*\n.*\n.*pip install -U"),
     ("name", "\ud800", r"not valid JSON"),
-    ("made_by/command", "a\udfff", r"not valid JSON"),
     ("positions/alpha", float("nan"), r"not valid JSON"),
     ("positions/alpha", None, r"manifest\.positions\.alpha is None for the scheme hierarchical"),
-    (
-        "positions/scheme",
-        "spline",
-        r"manifest\.positions\.scheme should be one of .*'hierarchical'.*\n.*\n.*pip install -U",
-    ),
-    ("positions/attention_scale", "log", r"manifest\.positions\.attention_scale should be one of 'logn', 'none'"),
     ("ffn_chunk", 0, r"manifest\.ffn_chunk should be"),
-    ("positions/rope_factor", 1.0, r"manifest\.positions\.rope_factor should be"),
-    (
-        "positions/rope_factor",
-        2.0,
-        r"positions\.rope_factor is 2\.0 for the form folded; only computed has one",
-    ),
+    ("positions/rope_factor", 2.0, r"positions\.rope_factor is 2\.0 for the form folded; only computed has one"),
     ("positions/rows", 17, r"manifest\.positions\.rows is 17, but max_len is 16"),
-    ("attention/0/kind", "", r"manifest\.attention\[0\]\.kind should be the name of a kind, not ''"),
     ("attention", [{}], r"manifest\.attention\[0\]\.kind should be the name of a kind, not None"),
     ("attention", [{"kind": "a"}] * 2, r"manifest\.attention has 2 of a"),
-    ("operators", {"A": 0}, r"manifest\.operators\['A'\] should be `int` >= 1, not 0"),
     ("padding", {"multiple_of": 0}, r"manifest\.padding\.multiple_of should be `int` >= 1, not 0"),
-    ("task", "summarization", r"manifest\.task should be one of 'feature-extraction'"),
     ("task", "fill-mask", r"manifest\.outputs has no logits, which fill-mask needs"),
-    ("dtype", "float8", r"manifest\.dtype should be one of 'bfloat16', 'float16', 'float32', not \"float8\""),
     ("max_len", 2**24 + 1, r"manifest\.max_len should be `int` <= 16777216, not 16777217"),
-    (
-        "graphs/0/lowering",
-        "other",
-        r"manifest\.graphs\[0\]\.lowering should be one of 'onnxruntime_cpu', .*'portable'",
-    ),
     ("graphs/0/lowering", "onnxruntime_cpu", r"manifest\.graphs has 2 of onnxruntime_cpu"),
-    ("engines/0/flavour", "tensorrt_lean", r"manifest\.engines\[0\]\.flavour should be one of 'tensorrt', "),
     ("engines/0/profiles", [], r"manifest\.engines\[0\]\.profiles is empty"),
     ("engines/0/profiles/0/batch", [8, 1, 8], r"profiles\[0\] should be \(min, opt, max\), not \(8, 1, 8\)"),
     ("labels", ["a"], r"manifest\.labels has 1 names, but there are no logits"),
-    ("tokenizer/pad_token_id", 10**30, r"manifest\.tokenizer\.pad_token_id"),
     ("files/config.json/sha256", "5", r"manifest\.files\['config\.json'\]\.sha256 should be `str` matching regex"),
 ]
 """Place, value -> what is said of it."""
@@ -165,11 +134,7 @@ PLAIN, PROMPTED = "sentence/pair_template/plain", "sentence/pair_template/prompt
 WRONG_PAIRS = [
     (f"{PLAIN}/parts", [], SLOTS % ("plain", r"\(none\)")),
     (f"{PLAIN}/parts/0/slot", "document", SLOTS % ("plain", "document, document")),
-    (f"{PLAIN}/parts/0/slot", "prompt", SLOTS % ("plain", "prompt, document")),
     (f"{PROMPTED}/parts/1/slot", "prompt", SLOTS % ("prompted", "prompt, prompt, document")),
-    (f"{PROMPTED}/parts/0/slot", "system", r"parts\[0\]\.slot should be one of 'document', 'prompt', 'query'"),
-    (f"{PLAIN}/after", None, r"pair_template\.plain\.after should be `str`"),
-    (PLAIN, None, r"pair_template\.plain should be `object`"),
 ]
 OF_AN_ENCODER = (
     "sentence",
@@ -185,21 +150,8 @@ LABELS = ("labels", ["a", "b"], r"manifest\.labels has 2 names for logits float3
 
 
 OF_KINDS = {
-    "blocks": [
-        ("block_size", 0, r"manifest\.attention\[0\]\.block_size should be `int` >= 1, not 0"),
-        ("pattern", "spiral", r"manifest\.attention\[0\]\.pattern should be one of 'bigbird', 'etc', 'blocks'"),
-        ("pattern", "etc", r"manifest\.attention\[0\]\.mode should be none for etc, not hf_eval"),
-        ("last_block", "first", r"manifest\.attention\[0\]\.last_block should be one of 'padded', 'row'"),
-    ],
-    "engine": [
-        ("converted/dilation", [], r"manifest\.attention\[0\]\.converted\.dilation has 0 values for 1 heads"),
-        ("layers", [-1], r"manifest\.attention\[0\]\.layers\[0\] should be `int` >= 0, not -1"),
-        (
-            "kind",
-            "spiral",
-            r"attention of the kind 'spiral'; known here: dense, window, blocks.*\nInstall .*pip install -U",
-        ),
-    ],
+    "blocks": [("pattern", "etc", r"manifest\.attention\[0\]\.mode should be none for etc, not hf_eval")],
+    "engine": [("layers", [-1], r"manifest\.attention\[0\]\.layers\[0\] should be `int` >= 0, not -1")],
 }
 """Bundle -> place in the record of its attention, value, and what is said of it."""
 
@@ -260,7 +212,7 @@ def damaged(data: bytes, seed: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("seed", [nightly_unless(seed < 5, seed) for seed in range(12)])
+@pytest.mark.parametrize("seed", [nightly_unless(seed in (0, 1, 3), seed) for seed in range(6)])
 def test_a_damaged_graph_is_refused_or_works(bundle: tuple[Path, dict[str, Any]], hdexport: Command, seed: int) -> None:
     path, manifest = bundle
     for graph in manifest["graphs"]:
@@ -273,20 +225,6 @@ def test_a_damaged_graph_is_refused_or_works(bundle: tuple[Path, dict[str, Any]]
         use(path)
     except HdexportError:
         return
-
-
-def test_a_graph_of_other_inputs_is_refused(
-    bundle: tuple[Path, dict[str, Any]], tmp_path: Path, hdexport: Command
-) -> None:
-    path, manifest = bundle
-    other = make_bundle(tmp_path / "other", task="feature-extraction")
-    for graph in manifest["graphs"]:
-        (path / graph["file"]).write_bytes((other / "model.onnx").read_bytes())
-    resealed(path, manifest)
-    message = r"The inputs of .*\.onnx are attention_mask int64 \[batch, tokens\], .*, but the manifest of .* lists "
-    assert re.search(message, inspected(hdexport, path))
-    with pytest.raises(BundleCorruptError, match=message):
-        hdruntime.load(path, "onnxruntime")
 
 
 def test_no_command_is_broken_by_a_damaged_graph(
@@ -306,55 +244,49 @@ def test_no_command_is_broken_by_a_damaged_graph(
     refused("run", copied, tmp_path / "in.txt", "-o", tmp_path / "out.jsonl", message=unread)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "5", '{"a": NaN}', "[" * 5000, "\ud800"])
-def test_a_malformed_passport_is_refused(bundle: tuple[Path, dict[str, Any]], hdexport: Command, text: str) -> None:
+def test_a_malformed_passport_is_refused(bundle: tuple[Path, dict[str, Any]], hdexport: Command) -> None:
     path, manifest = bundle
-    (path / ENGINE.passport).write_text(text, errors="surrogatepass")
-    assert re.search(r"passport .*rtx\.json cannot be read", inspected(hdexport, resealed(path, manifest)))
+    for text in ("", "[]", '{"a": NaN}', "[" * 5000, "\ud800"):
+        (path / ENGINE.passport).write_text(text, errors="surrogatepass")
+        assert re.search(r"passport .*rtx\.json cannot be read", inspected(hdexport, resealed(path, manifest)))
 
 
 @pytest.mark.parametrize("bundle", ["blocks"], indirect=True)
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 5000])
-def test_a_malformed_configuration_is_refused(bundle: tuple[Path, dict[str, Any]], text: str) -> None:
+def test_a_malformed_configuration_is_refused(bundle: tuple[Path, dict[str, Any]]) -> None:
     path, manifest = bundle
-    (path / "config.json").write_text(text)
-    with pytest.raises(BundleCorruptError, match=r"config\.json (cannot be read|should hold an object)"):
-        results_of_bundle(open_bundle(resealed(path, manifest)))
+    for text in ("", "[]", "[" * 5000):
+        (path / "config.json").write_text(text)
+        with pytest.raises(BundleCorruptError, match=r"config\.json (cannot be read|should hold an object)"):
+            results_of_bundle(open_bundle(resealed(path, manifest)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "array", "message"),
-    [
-        ("blocks", None, r"lists no file 'listed_blocks\.npy'"),
-        ("blocks", b"\x93NUMPY\x01\x00v\x00{", r"listed_blocks\.npy .* cannot be read"),
-        ("blocks", np.zeros((1, 1, 8, 1), np.int64), r"holds int64 \[1, 1, 8, 1\]; its manifest wants int32 of 4 axes"),
-        ("blocks", np.zeros((1, 1, 7, 1), np.int32), r"\[layers, 1 or 1, 8, listed\] of blocks -1 to 7"),
-        ("blocks", np.full((1, 1, 8, 1), 8, np.int32), r"holds \[1, 1, 8, 1\] of blocks 8 to 8"),
-        ("bigbird", np.zeros((1, 1, 8, 1), np.int32), r"\[layers, 1 or 1, 6, listed\] of blocks -1 to 7"),
-        ("etc", np.zeros((2, 4), np.float32), r"holds 2 rows; its manifest wants 3 finite rows"),
-        ("etc", np.full((3, 4), np.nan, np.float32), r"holds NaN or infinity; its manifest wants 3 finite rows"),
-        ("etc", np.array(["a"]), r"global_embeddings\.npy .* wants float32 of 2 axes"),
-    ],
-)
+TABLES = [
+    ("blocks", None, r"lists no file 'listed_blocks\.npy'"),
+    ("blocks", b"\x93NUMPY\x01\x00v\x00{", r"listed_blocks\.npy .* cannot be read"),
+    ("blocks", np.zeros((1, 1, 8, 1), np.int64), r"holds int64 \[1, 1, 8, 1\]; its manifest wants int32 of 4 axes"),
+    ("blocks", np.full((1, 1, 8, 1), 8, np.int32), r"holds \[1, 1, 8, 1\] of blocks 8 to 8"),
+    ("bigbird", np.zeros((1, 1, 8, 1), np.int32), r"\[layers, 1 or 1, 6, listed\] of blocks -1 to 7"),
+    ("etc", np.zeros((2, 4), np.float32), r"holds 2 rows; its manifest wants 3 finite rows"),
+    ("etc", np.full((3, 4), np.nan, np.float32), r"holds NaN or infinity; its manifest wants 3 finite rows"),
+]
+"""Pattern, what its file holds -> what is said of it."""
+
+
 @pytest.mark.parametrize("bundle", ["blocks"], indirect=True)
-def test_tables_that_are_not_the_manifests_are_refused(
-    bundle: tuple[Path, dict[str, Any]], kind: str, array: np.ndarray | bytes | None, message: str
-) -> None:
-    path, manifest = bundle
-    manifest["attention"][0].update(
-        pattern=kind, mode={"bigbird": "table", "blocks": "lists", "etc": "none"}[kind], global_tokens=3
-    )
-    name = "global_embeddings.npy" if kind == "etc" else "listed_blocks.npy"
-    if isinstance(array, bytes):
-        (path / name).write_bytes(array)
-    elif array is not None:
-        np.save(path / name, array)
-    if array is not None:
-        manifest["files"][name] = {}
-    opened = open_bundle(resealed(path, manifest))
-    (attention,) = attention_of(opened.manifest)
-    with pytest.raises(BundleCorruptError, match=message):
-        attention.kind.read(attention.record, opened)
+def test_tables_that_are_not_the_manifests_are_refused(bundle: tuple[Path, dict[str, Any]]) -> None:
+    path, original = bundle
+    for pattern, array, message in TABLES:
+        manifest = copy.deepcopy(original)
+        mode = {"bigbird": "table", "blocks": "lists", "etc": "none"}[pattern]
+        manifest["attention"][0].update(pattern=pattern, mode=mode, global_tokens=3)
+        name = "global_embeddings.npy" if pattern == "etc" else "listed_blocks.npy"
+        if array is not None:
+            manifest["files"][name] = {}
+            (path / name).write_bytes(array) if isinstance(array, bytes) else np.save(path / name, array)
+        opened = open_bundle(resealed(path, manifest))
+        (attention,) = attention_of(opened.manifest)
+        with named_case(message), pytest.raises(BundleCorruptError, match=message):
+            attention.kind.read(attention.record, opened)
 
 
 # Anything
@@ -411,7 +343,7 @@ def mutated(manifest: dict[str, Any], mutations: list[tuple[str, int, int]]) -> 
     return manifest
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_a_manifest_of_anything_is_refused_or_works(bundles: dict[str, Path], hdexport: Command, examples: int) -> None:
     @settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None

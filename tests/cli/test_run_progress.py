@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,14 +67,6 @@ def test_json_progress_is_an_object_a_line_and_ends_with_what_was_done(
     assert last["message"].startswith("2 of 9002 rows failed: ")
 
 
-def test_the_rows_of_parquet_are_known_beforehand(hdexport: Command, bundle: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        pyarrow.parquet.write_table(pyarrow.table({"text": ["long"] * 10}), tmp_path / f"{name}.parquet")
-    inputs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    done = hdexport("run", bundle, *inputs, "-o", tmp_path / "out.jsonl", "--progress", "json")
-    assert json.loads(done.stderr.splitlines()[0])["rows_total"] == 20
-
-
 def test_a_job_that_fails_says_so_last(hdexport: Command, bundle: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": [str(number) * 50 for number in range(1000)]}), rows)
@@ -87,18 +77,6 @@ def test_a_job_that_fails_says_so_last(hdexport: Command, bundle: Path, tmp_path
     last = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")][-1]
     assert last["state"] == "failed"
     assert "rows.parquet cannot be read to its end: " in last["message"]
-
-
-def test_no_progress_is_shown_on_a_terminal_when_not_wanted(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.txt").write_text("long\n")
-    ours, theirs = pty.openpty()
-    command = [str(HDEXPORT), "run", str(bundle), str(tmp_path / "rows.txt"), "-o", str(tmp_path / "out.jsonl")]
-    subprocess.run([*command, "--progress", "none"], stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True)
-    os.set_blocking(ours, False)
-    with pytest.raises(BlockingIOError):
-        os.read(ours, 1)
-    os.close(theirs)
-    os.close(ours)
 
 
 def test_a_log_gets_a_line_every_few_seconds_the_first_within_five(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,18 +132,6 @@ def test_results_go_to_the_standard_output_and_its_reader_may_have_enough(
     )
     process.stderr.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "out.jsonl", "rows.jsonl"]
-
-
-def test_a_watcher_that_goes_does_not_end_the_job(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.txt").write_text("long\n" * 5_000)
-    command = [str(HDEXPORT), "run", str(bundle), str(tmp_path / "rows.txt"), "-o", str(tmp_path / "out.jsonl")]
-    process = subprocess.Popen([*command, "--progress", "json"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    assert process.stderr is not None
-    process.stderr.readline()
-    process.stderr.close()
-    # The last line of progress, at least, has no reader.
-    assert process.wait(timeout=60) == 0
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 5_000
 
 
 def test_the_time_to_go_follows_from_the_bytes_and_the_speed_of_this_process(

@@ -263,19 +263,6 @@ def test_a_job_whose_input_is_cut_says_so_and_what_is_kept(
     assert not output.exists()
 
 
-def test_a_job_whose_results_are_deleted_does_not_end_well(bundle: Path, rows: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    process = started(bundle, rows, "-o", output)
-    wait_until(lambda: kept_rows(output) > 0)
-    (tmp_path / ".out.jsonl.job" / "results").unlink()
-    failed = process.finished(timeout=60)
-    assert (failed.returncode, failed.stdout) == (1, "")
-    said = r"^error: .*job/results, which the job writes, was removed .*\n.*--restart\.\n\Z"
-    assert re.search(said, failed.stderr, re.MULTILINE), failed.stderr
-    assert not output.exists()
-    assert finished(bundle, rows, "-o", output, "--restart").returncode == 2
-
-
 def test_a_killed_job_with_force_continues_and_keeps_the_old_output_until_its_end(
     bundle: Path, rows: Path, whole: Callable[[str], Path], tmp_path: Path
 ) -> None:

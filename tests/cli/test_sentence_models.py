@@ -43,23 +43,24 @@ def prompted(hdexport: Command, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return made_once(tmp_path_factory, "prompted bundle", make)
 
 
-@pytest.mark.parametrize(
-    ("kind", "reading"),
-    [
-        ("encoder", "SentenceEncoder truncate texts; max_seq_length='bundle'"),
-        ("sparse-encoder", "SparseEncoder truncate texts; max_seq_length='bundle'"),
-        ("multi-vector-encoder", "MultiVectorEncoder truncate documents; document_length='bundle'"),
-        ("cross-encoder", "CrossEncoder truncate pairs; max_length='bundle'"),
-    ],
-)
-def test_build_says_how_to_lift_each_kind_of_model_s_own_length(kind: Any, reading: str) -> None:
+READINGS: dict[Any, str] = {
+    "encoder": "SentenceEncoder truncate texts; max_seq_length='bundle'",
+    "sparse-encoder": "SparseEncoder truncate texts; max_seq_length='bundle'",
+    "multi-vector-encoder": "MultiVectorEncoder truncate documents; document_length='bundle'",
+    "cross-encoder": "CrossEncoder truncate pairs; max_length='bundle'",
+}
+
+
+def test_build_says_how_to_lift_each_kind_of_model_s_own_length() -> None:
     """By an argument that the class has."""
-    tokens = MultiVectorSettings(document_length=24) if kind == "multi-vector-encoder" else None
-    settings = SentenceSettings(kind=kind, max_seq_length=24, multi_vector=tokens)
-    assert own_length(settings, max_len=24) is None
-    assert own_length(settings, max_len=100) == (f"24 tokens, to which sentence-transformers and {reading} lifts that")
-    name, option = re.fullmatch(r"(\w+) .*; (\w+)=.*", reading).groups()  # type: ignore[union-attr]
-    assert option in inspect.signature(getattr(hdruntime, name)).parameters
+    for kind, reading in READINGS.items():
+        tokens = MultiVectorSettings(document_length=24) if kind == "multi-vector-encoder" else None
+        settings = SentenceSettings(kind=kind, max_seq_length=24, multi_vector=tokens)
+        assert own_length(settings, max_len=24) is None
+        said = f"24 tokens, to which sentence-transformers and {reading} lifts that"
+        assert own_length(settings, max_len=100) == said
+        name, option = re.fullmatch(r"(\w+) .*; (\w+)=.*", reading).groups()  # type: ignore[union-attr]
+        assert option in inspect.signature(getattr(hdruntime, name)).parameters
 
 
 def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, prompted: Path) -> None:
@@ -132,7 +133,5 @@ def test_a_job_takes_prompts_by_name_and_as_text(hdexport: Command, prompted: Pa
     unknown = run("unknown", "--prompt-name", "title")
     assert unknown.returncode == 1
     assert "There is no prompt 'title'; this bundle has query, document, passage." in unknown.stderr
-    grouped = run("grouped", "--aggregation", "simple")
-    assert "--aggregation is for token-classification, and the bundle's task is sentence-similarity" in grouped.stderr
     # A job that was done with another prompt is another job.
     assert run("default", "--prompt-name", "passage").returncode == 1

@@ -72,12 +72,6 @@ def test_an_interrupted_run_says_what_is_kept(
 
 REFUSED = [
     (["--max-len", "64"], r"--max-len 64 adds no position to the checkpoint's 64"),
-    (
-        ["--max-len", "150", "--column", "body"],
-        r"has no column 'body'; its columns are text\.\nName one of them with --column",
-    ),
-    (["--max-len", "150", "--loss", "mlm"], r"has no weights for .*, which the task fill-mask needs"),
-    (["--max-len", "150", "--device", "gpu"], r"argument --device: invalid choice"),
     (["--max-len", "150", "--lr", "0"], r"--lr 0 is not a number above 0"),
 ]
 """Options -> what is said of them."""

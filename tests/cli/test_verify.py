@@ -125,18 +125,6 @@ def test_another_model_is_refused(refused: Refused, checkpoint: Path, copy: Path
     assert (copy / "manifest.json").read_bytes() == before
 
 
-def test_bad_options_are_explained(refused: Refused, copy: Path) -> None:
-    refused(
-        "verify",
-        copy,
-        "--longest",
-        "all",
-        message=r"argument --longest: all is not a whole number, 1 or more\nSee: hdexport verify --help",
-    )
-    refused("verify", copy, "--grid", "fast", message=r"--grid: invalid choice: 'fast' \(choose from '?full'?, '?quick")
-    refused("verify", message=r"required: BUNDLE\nSee: hdexport verify --help")
-
-
 def test_a_precision_is_verified_alone_or_refused_with_what_to_type(
     hdexport: Command, refused: Refused, copy: Path
 ) -> None:
@@ -144,4 +132,3 @@ def test_a_precision_is_verified_alone_or_refused_with_what_to_type(
     assert {check["precision"] for check in json.loads(done.stdout)["checks"]} == {"float32"}
     message = r"has no graph that computes in int8 on a CPU\.\nBuild it again with --int8, or leave out --precision"
     refused("verify", copy, "--precision", "int8", message=message)
-    refused("verify", copy, "--precision", "half", message=r"--precision: invalid choice: 'half'")

@@ -19,7 +19,6 @@ import torch
 from hdplugins import OPERATORS
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.operators.plugin_face import face_of
-from hdplugins.operators.sliding_window_attention.tensorrt_plugin import SUMMARY_INTS
 
 Inputs = Mapping[str, torch.Tensor]
 """The inputs of an operator by name, in its order; optional ones may be left out."""
@@ -52,14 +51,6 @@ class Interpreter:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The operator's result, and the workspaces by name; they hold NaN before, and nothing else may be written."""
         return self.run(_attention, operator, dict(inputs), tiles, dict(attributes))
-
-    def sorted(self, hashes: torch.Tensor, *, buckets: int, spans: int) -> torch.Tensor:
-        """The order of hashes by LSH attention's kernels; both are [batch, heads, rounds, tokens] int32."""
-        return self.run(_sorted, hashes, buckets, spans)
-
-    def plan(self, token_kind: torch.Tensor, *, global_bound: int) -> torch.Tensor:
-        """The plan of `plan_keys` for [batch, tokens]: [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
-        return self.run(_plan, token_kind, global_bound)
 
 
 def guarded(
@@ -114,30 +105,3 @@ def _attention(
 
     shapes = [tuple(tensor.shape) for tensor in inputs.values()]
     return guarded(run, inputs, face_of(OPERATORS[operator]).workspace(shapes, attributes))
-
-
-def _sorted(hashes: torch.Tensor, buckets: int, spans: int) -> torch.Tensor:
-    from hdplugins.operators.lsh_attention.triton_kernel import count, place, scan
-
-    batch, heads, rounds, tokens = hashes.shape
-    lanes = 16  # so that a short text has several steps
-    span_tokens = -(-tokens // (spans * lanes)) * lanes
-    places = torch.full((batch, heads, rounds, buckets, spans), -7, dtype=torch.int32)
-    order = torch.full_like(hashes, -7)
-    grid = (rounds * spans, heads, batch)
-    count[grid](hashes, places, tokens, rounds, buckets, spans, span_tokens, lanes=lanes)
-    scan[(rounds, heads, batch)](places, buckets, spans, lanes=lanes)
-    place[grid](hashes, places, order, tokens, rounds, buckets, spans, span_tokens, lanes=lanes)
-    return order
-
-
-def _plan(token_kind: torch.Tensor, global_bound: int) -> torch.Tensor:
-    from hdplugins.operators.sliding_window_attention.triton_kernel import plan_keys
-
-    batch, tokens = token_kind.shape
-    plan = torch.full((batch, SUMMARY_INTS + 2 * tokens + global_bound), -7, dtype=torch.int32)
-    chunk = 32  # so that a short text has several
-    plan_keys[(-(-tokens // chunk), batch, 1)](
-        token_kind, plan, tokens, global_bound, summary_ints=SUMMARY_INTS, chunk=chunk
-    )
-    return plan

@@ -47,18 +47,10 @@ def with_row(row: np.ndarray) -> np.ndarray:
 
 
 WRONG = {
-    "off by one row": np.roll(RIGHT, 1, axis=1),
-    "off by one feature": np.roll(RIGHT, 1, axis=2),
     "one row of another text": with_row(RIGHT[0, 64]),
     "scaled": RIGHT * 1.1,
-    "scaled down": RIGHT * 0.9,
-    "shifted": RIGHT + 0.2,
-    "negated": -RIGHT,
-    "one token 0": with_row(np.zeros(32, np.float32)),
-    "all 0": np.zeros_like(RIGHT),
     "nan": with_value(np.nan),
     "infinite": with_value(np.inf),
-    "one large value": with_value(30.0),
 }
 COMPARATORS: dict[str, Callable[[np.ndarray], None]] = {
     "assert_close": lambda actual: assert_close(actual, RIGHT, atol=1e-4),
@@ -75,20 +67,14 @@ def in_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("comparator", COMPARATORS.values(), ids=COMPARATORS)
-def test_the_right_answer_passes(comparator: Callable[[np.ndarray], None]) -> None:
+def test_the_right_answer_passes_and_wrong_ones_and_other_shapes_do_not(
+    comparator: Callable[[np.ndarray], None],
+) -> None:
     comparator(RIGHT.copy())
-
-
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("comparator", COMPARATORS.values(), ids=COMPARATORS)
-def test_a_wrong_answer_is_refused(comparator: Callable[[np.ndarray], None], wrong: np.ndarray) -> None:
-    with pytest.raises(AssertionError):
-        comparator(wrong)
-
-
-@pytest.mark.parametrize("comparator", COMPARATORS.values(), ids=COMPARATORS)
-def test_another_shape_is_refused_even_if_it_broadcasts(comparator: Callable[[np.ndarray], None]) -> None:
-    for shape in (RIGHT[:1], RIGHT[:, :1], RIGHT[..., :1], RIGHT[:, :0]):
+    for wrong, actual in WRONG.items():
+        with named_case(wrong), pytest.raises(AssertionError):
+            comparator(actual)
+    for shape in (RIGHT[:1], RIGHT[..., :1], RIGHT[:, :0]):
         with pytest.raises(AssertionError, match="shape"):
             comparator(shape)
 
@@ -143,26 +129,19 @@ def test_expected_values_that_are_not_finite_are_refused() -> None:
 
 
 @pytest.mark.parametrize("half_precision", [False, True], ids=["float32", "half"])
-def test_verify_passes_the_right_answer(half_precision: bool) -> None:
+def test_verify_passes_the_right_answer_and_refuses_wrong_ones(half_precision: bool) -> None:
     found = compare(RIGHT.copy(), RIGHT, half_precision=half_precision)
     assert found.passed
     assert (found.max_abs_error, found.min_cosine) == (0.0, pytest.approx(1.0))
-    assert compare(RIGHT.astype(np.float16), RIGHT, half_precision=True).passed
-
-
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("half_precision", [False, True], ids=["float32", "half"])
-def test_verify_refuses_a_wrong_answer(half_precision: bool, wrong: np.ndarray) -> None:
-    assert not compare(wrong, RIGHT, half_precision=half_precision).passed
-
-
-@pytest.mark.parametrize("half_precision", [False, True], ids=["float32", "half"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_verify_refuses_values_that_are_not_finite_on_either_side(value: float, half_precision: bool) -> None:
-    for actual, expected in ((with_value(value), RIGHT), (RIGHT, with_value(value)), (with_value(value),) * 2):
-        found = compare(actual, expected, half_precision=half_precision)
-        assert not found.passed
-        assert (found.max_abs_error, found.min_cosine) == (np.inf, -1.0)
+    for wrong, actual in WRONG.items():
+        assert not compare(actual, RIGHT, half_precision=half_precision).passed, wrong
+        assert not compare(actual * np.float32(1e6), RIGHT * np.float32(1e6), half_precision=half_precision).passed
+    for value in (np.nan, np.inf, -np.inf):
+        for actual, expected in ((with_value(value), RIGHT), (RIGHT, with_value(value)), (with_value(value),) * 2):
+            found = compare(actual, expected, half_precision=half_precision)
+            assert (found.passed, found.max_abs_error, found.min_cosine) == (False, np.inf, -1.0)
+    with pytest.raises(ValueError, match="differ"):
+        compare(RIGHT[:1], RIGHT, half_precision=half_precision)
 
 
 def test_verify_holds_float32_to_the_absolute_tolerance() -> None:
@@ -192,16 +171,15 @@ def test_verify_holds_sums_to_a_part_of_their_largest() -> None:
     assert not found((0, 1), 2.6e-3, "sentence_embedding").passed
 
 
-@pytest.mark.parametrize("value", [1e6, -1e6, 2048.0, -3e38])
-def test_verify_holds_large_values_to_units_in_the_last_place(value: float) -> None:
+def test_verify_holds_large_values_to_units_in_the_last_place() -> None:
     """Where the question is, scores of BigBird's are 1e6 less; float32 has 16 numbers a unit there."""
-    expected = with_value(value)
-    for steps, passes in ((-FLOAT32_STEPS, True), (FLOAT32_STEPS, True), (FLOAT32_STEPS + 1, False), (-8, False)):
-        found = compare(with_value(value + steps * np.spacing(np.float32(value))), expected, half_precision=False)
-        assert found.passed == passes
-        assert found.tolerance == "max abs error <= 0.0001, or 2 units in the last place of large values"
-    assert not compare(with_value(value * 1.001), expected, half_precision=False).passed
-    assert not compare(with_value(0.0), expected, half_precision=False).passed
+    for value in (-1e6, 2048.0, -3e38):
+        expected, step = with_value(value), np.spacing(np.float32(value))
+        for steps, passes in ((-FLOAT32_STEPS, True), (FLOAT32_STEPS, True), (FLOAT32_STEPS + 1, False)):
+            found = compare(with_value(value + steps * step), expected, half_precision=False)
+            assert found.passed == passes, (value, steps)
+            assert found.tolerance == "max abs error <= 0.0001, or 2 units in the last place of large values"
+        assert not compare(with_value(0.0), expected, half_precision=False).passed
 
 
 def test_verify_gives_ordinary_values_no_more_room_beside_a_large_one() -> None:
@@ -211,11 +189,6 @@ def test_verify_gives_ordinary_values_no_more_room_beside_a_large_one() -> None:
     hundreds = np.full((2, 4), 500, np.float32)
     assert compare(hundreds + np.float32(0.9e-4), hundreds, half_precision=False).tolerance == "max abs error <= 0.0001"
     assert not compare(hundreds + np.float32(1.3e-4), hundreds, half_precision=False).passed
-
-
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_verify_refuses_a_wrong_answer_of_large_values(wrong: np.ndarray) -> None:
-    assert not compare(wrong * np.float32(1e6), RIGHT * np.float32(1e6), half_precision=False).passed
 
 
 def test_verify_holds_half_precision_to_the_cosine_of_each_token() -> None:
@@ -232,15 +205,11 @@ def test_verify_holds_half_precision_to_the_cosine_of_each_token() -> None:
         assert found.passed == passes
 
 
-@pytest.mark.parametrize(("actual", "passes"), [(2.04, True), (2.2, False), (1.8, False), (-2.0, False)])
-def test_verify_compares_a_single_score_by_its_value(actual: float, passes: bool) -> None:
-    """A reranker's score: the cosine of two positive numbers is 1 for any two."""
-    found = compare(np.array([[actual]]), np.array([[2.0]]), half_precision=True)
-    assert found.passed == passes
-
-
-def test_verify_does_not_hold_a_score_near_0_to_its_sign() -> None:
-    assert compare(np.array([[1e-4]]), np.array([[-1e-4]]), half_precision=True).passed
+def test_verify_compares_a_single_score_by_its_value() -> None:
+    """A reranker's score: the cosine of two positive numbers is 1 whatever they are. Near 0 its sign may change."""
+    for actual, expected, passes in ((2.04, 2.0, True), (2.2, 2.0, False), (-2.0, 2.0, False), (1e-4, -1e-4, True)):
+        found = compare(np.array([[actual]]), np.array([[expected]]), half_precision=True)
+        assert found.passed == passes, actual
 
 
 def test_verify_calls_two_vectors_of_zeros_equal() -> None:
@@ -249,21 +218,12 @@ def test_verify_calls_two_vectors_of_zeros_equal() -> None:
     assert not compare(zeros, zeros + 0.1, half_precision=True).passed
 
 
-def test_verify_of_different_shapes_is_a_mistake_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="differ"):
-        compare(RIGHT[:1], RIGHT, half_precision=False)
-
-
 ROUNDINGS = pytest.mark.parametrize("rounding", ROUNDING.values(), ids=[precision.value for precision in ROUNDING])
 ROTATION = np.linalg.qr(np.random.default_rng(1).normal(size=(32, 32)))[0].astype(np.float32)
 ROUNDED_WRONG = WRONG | {
     "two tokens exchanged": RIGHT[:, [1, 0, *range(2, 65)]],
-    "two texts exchanged": RIGHT[[1, 0, 2]],
     "rotated": RIGHT @ ROTATION,
-    "scaled by 3 %": RIGHT * 1.03,
-    "scaled down by 3 %": RIGHT * 0.97,
     "one token scaled by 21 %": with_row(RIGHT[2, 64] * 1.21),
-    "one nan token": with_row(np.full(32, np.nan, np.float32)),
 }
 
 
@@ -276,21 +236,16 @@ def rounded(share: float) -> np.ndarray:
 
 
 @ROUNDINGS
-@pytest.mark.parametrize("of_tokens", [True, False])
-def test_verify_passes_vectors_rounded_within_the_cosine_and_no_further(rounding: Rounding, of_tokens: bool) -> None:
+def test_verify_passes_vectors_rounded_within_the_cosine_and_no_further(rounding: Rounding) -> None:
     angle = np.arccos(rounding.cosine)
-    for share, passes in ((0, True), (np.tan(angle * 0.98), True), (np.tan(angle * 1.02), False)):
-        assert compare_vectors(rounded(share), RIGHT, rounding=rounding, of_tokens=of_tokens).passed == passes
-    for scale, passes in ((1 + 0.9 * rounding.length, True), (1 + 1.1 * rounding.length, False)):
-        wrong = RIGHT * np.float32(scale)
-        assert compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=of_tokens).passed == passes
-
-
-@pytest.mark.parametrize("wrong", ROUNDED_WRONG.values(), ids=ROUNDED_WRONG)
-@ROUNDINGS
-def test_verify_refuses_wrong_vectors_in_every_precision(rounding: Rounding, wrong: np.ndarray) -> None:
-    assert not compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=True).passed
-    assert not compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=False).passed
+    for of_tokens in (True, False):
+        for share, passes in ((0, True), (np.tan(angle * 0.98), True), (np.tan(angle * 1.02), False)):
+            assert compare_vectors(rounded(share), RIGHT, rounding=rounding, of_tokens=of_tokens).passed == passes
+        for scale, passes in ((1 + 0.9 * rounding.length, True), (1 + 1.1 * rounding.length, False)):
+            wrong = RIGHT * np.float32(scale)
+            assert compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=of_tokens).passed == passes
+        for name, wrong in ROUNDED_WRONG.items():
+            assert not compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=of_tokens).passed, name
 
 
 def test_a_tokens_length_has_more_room_than_the_average_and_a_texts_has_not() -> None:
@@ -299,13 +254,6 @@ def test_a_tokens_length_has_more_room_than_the_average_and_a_texts_has_not() ->
         wrong = with_row(RIGHT[2, 64] * np.float32(scale))
         assert compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=True).passed == passes
         assert not compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=False).passed
-
-
-def test_a_precision_is_held_to_what_is_promised() -> None:
-    assert {precision: (rounding.cosine, rounding.length) for precision, rounding in ROUNDING.items()} == {
-        Precision.BFLOAT16: (0.999, 0.02),
-        Precision.INT8: (0.995, 0.02),
-    }
 
 
 SCORES = (3 * RIGHT[0]).astype(np.float32)
@@ -321,14 +269,8 @@ def scores_with(row: int, values: dict[int, float]) -> np.ndarray:
 
 WRONG_SCORES = {
     "two tokens exchanged": SCORES[[1, 0, *range(2, 65)]],
-    "classes turned": np.roll(SCORES, 1, axis=1),
-    "scaled": SCORES * 1.3,
     "shifted": SCORES + 3,
-    "negated": -SCORES,
-    "rotated": SCORES @ ROTATION,
     "one score raised to the best": scores_with(7, {int(SCORES[7].argmin()): float(SCORES[7].max()) + 1}),
-    "all 0": np.zeros_like(SCORES),
-    "nan": scores_with(7, {3: np.nan}),
     "infinite": scores_with(7, {3: -np.inf}),
 }
 
@@ -342,12 +284,8 @@ def test_verify_passes_scores_rounded_within_their_spread_and_no_further(roundin
         moved = SCORES + np.repeat(spread * rounding.scores * share, 32, axis=1)
         assert compare_scores(moved, SCORES, rounding=rounding).passed == passes
     assert compare_scores(SCORES + signs * spread * rounding.scores * 0.1, SCORES, rounding=rounding).passed
-
-
-@pytest.mark.parametrize("wrong", WRONG_SCORES.values(), ids=WRONG_SCORES)
-@ROUNDINGS
-def test_verify_refuses_wrong_scores_in_every_precision(rounding: Rounding, wrong: np.ndarray) -> None:
-    assert not compare_scores(wrong, SCORES, rounding=rounding).passed
+    for name, wrong in WRONG_SCORES.items():
+        assert not compare_scores(wrong, SCORES, rounding=rounding).passed, name
 
 
 @ROUNDINGS
@@ -372,14 +310,10 @@ def test_masked_scores_give_ordinary_ones_no_more_room(rounding: Rounding) -> No
 
 
 @ROUNDINGS
-def test_undecided_scores_are_held_to_an_absolute_error(rounding: Rounding) -> None:
+def test_undecided_and_single_scores_are_held_to_their_values(rounding: Rounding) -> None:
     wanted = np.array([[0.001, -0.001]])
     assert compare_scores(-wanted, wanted, rounding=rounding).passed
     assert not compare_scores(wanted + np.array([[0, 1.1 * rounding.scores]]), wanted, rounding=rounding).passed
-
-
-@ROUNDINGS
-def test_a_single_score_is_held_to_its_value(rounding: Rounding) -> None:
     wanted = np.array([[8.0]])
     assert compare_scores(wanted + 7 * rounding.scores, wanted, rounding=rounding).passed
     assert not compare_scores(wanted + 9 * rounding.scores, wanted, rounding=rounding).passed
@@ -390,5 +324,3 @@ def test_a_case_that_fails_fails_by_its_name() -> None:
     message = r"^65 tokens, no padding: 1, not 0, at \(0,\): 1 > 0.1$"
     with pytest.raises(AssertionError, match=message), named_case("65 tokens", "no padding"):
         assert_close(np.ones(1), np.zeros(1), atol=0.1)
-    with pytest.raises(ZeroDivisionError), named_case("65 tokens"):
-        raise ZeroDivisionError

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from hdexport.attention.dense.node import dense_attention_node
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdplugins.operators.dense_attention.reference import dense_attention
 from support.grids import EVERY_RUN_TYPES, nightly_unless
 
 OF_OTHER_KINDS = (
@@ -56,11 +53,3 @@ def test_every_layers_attention_is_one_node_of_ours(tiny_bundles, model_type: st
             assert node.attributes["scale"].as_float() == pytest.approx(1 if model_type in SCALED_BEFORE else 8**-0.5)
             assert len(node.inputs) == (5 if model_type in BY_DISTANCE else 4)
             assert len(node.inputs[3].shape) == 2
-
-
-def test_outside_an_export_the_node_is_its_definition() -> None:
-    query, key, value = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(1))
-    key_mask = torch.ones(2, 9, dtype=torch.bool)
-    key_mask[0, 5:] = False
-    got = dense_attention_node(query, key, value, key_mask, scale=0.3)
-    assert torch.equal(got, dense_attention(query, key, value, key_mask, scale=0.3))

@@ -19,14 +19,15 @@ from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
-from hdexport.engines.tensorrt_packages import load_flavour
-from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.engines.build import EngineOptions
+from hdexport.engines.profiles import profiles_from_options
+from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
+from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdexport.verify.remembered import empty_memory
-from hdplugins.tensorrt.plugins import plugins_with_kernels
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
@@ -216,18 +217,10 @@ def test_the_runtime_streams_documents(half) -> None:
 
 
 WRONG: dict[str, Callable[[Feeds], object]] = {
-    "keys and values shifted by one": lambda memories: memories.update({
-        name: np.roll(memories[name], 1, axis=1) for name in ("mems.0", "mems.1")
-    }),
     "one layer's shifted by one": lambda memories: memories.update({"mems.1": np.roll(memories["mems.1"], 1, axis=1)}),
-    "layers swapped": lambda memories: memories.update({"mems.0": memories["mems.1"], "mems.1": memories["mems.0"]}),
-    "keys for values": lambda memories: memories.update({"mems.0": np.roll(memories["mems.0"], 32, axis=2)}),
     "documents swapped": lambda memories: memories.update({name: value[::-1] for name, value in memories.items()}),
-    "mask of zeros": lambda memories: memories["mems.mask"].fill(0),
-    "mask of ones": lambda memories: memories["mems.mask"].fill(1),
-    "position of the segment": lambda memories: memories["mems.position"].fill(0),
     "position one too far": lambda memories: memories.update({"mems.position": memories["mems.position"] + 1}),
-}  # fmt: skip
+}
 
 
 def test_the_comparison_sees_a_wrong_memory(both_sides) -> None:
@@ -255,17 +248,6 @@ def test_a_masked_memory_is_none(both_sides) -> None:
         assert_close(answer, expected, atol=ATOL)
 
 
-def test_pytorch_leaves_the_memories_that_the_graph_leaves(across) -> None:
-    ids, _ = documents(3)
-    calls = (across.portable, lambda **feeds: reference(across).batch(feeds))
-    segments = zip(*(streamed(call, across.manifest, ids, memory=20) for call in calls), strict=True)
-    for number, (graph, pytorch) in enumerate(segments):
-        for spec in across.manifest.memories:
-            name = str(spec.fed_from)
-            with named_case(number, name):
-                assert_close(graph[name], pytorch[name], atol=ATOL)
-
-
 def verified(bundle: Any, path: Path, grid: Grid = Grid.QUICK) -> Verification:
     return verify_bundle(open_bundle(path), reference(bundle), grid=grid)
 
@@ -281,10 +263,9 @@ def test_a_verification_compares_answers_and_what_is_left(tiny_bundles, model_ty
     assert {str(spec.fed_from) for spec in bundle.manifest.memories} <= set(found.checks[0].outputs)
 
 
-@pytest.mark.parametrize("name", ["mems.1", "mems.mask", "mems.position"])
-def test_a_verification_finds_a_memory_that_is_ignored(across, tmp_path: Path, name: str) -> None:
+def test_a_verification_finds_a_memory_that_is_ignored(across, tmp_path: Path) -> None:
     def ignore(model: ir.Model) -> None:
-        memory = next(value for value in model.graph.inputs if value.name == name)
+        memory = next(value for value in model.graph.inputs if value.name == "mems.1")
         first = next(node for node in model.graph if memory in node.inputs)
         zeros = ir.node("Sub", [memory, memory])
         model.graph.insert_before(first, zeros)
@@ -301,28 +282,16 @@ def test_a_verification_finds_a_memory_that_is_ignored(across, tmp_path: Path, n
 @pytest.mark.parametrize("impl", [AttentionImpl.PLUGIN, nightly_unless(False, AttentionImpl.NATIVE)])
 def test_an_engine_is_built(half, tmp_path: Path, impl: AttentionImpl) -> None:
     """For other lengths and another memory than the traced ones, 37 and 23."""
-    ir.save(
-        tensorrt_graph(ir.load(half.path / "model.onnx"), dtype="float16", attention_impl=impl),
-        tmp_path / "lowered.onnx",
-        external_data="lowered.data",
+    engines = EngineOptions(
+        flavours=(Backend.TENSORRT_RTX,),
+        attention_impl=impl,
+        profiles=profiles_from_options(half.manifest.max_len, profiles="100,300", batch="1:3:8"),
+        architectures=("sm86",),
     )
-    trt = load_flavour(Backend.TENSORRT_RTX)
-    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
-    with plugins_with_kernels(trt, None):
-        assert parser.parse_from_file(str(tmp_path / "lowered.onnx")), parser.get_error(0).desc()
-    profile, config = builder.create_optimization_profile(), builder.create_builder_config()
-    sizes = {"batch": (1, 3, 8), "tokens": (1, 100, half.manifest.max_len), "memory": (1, 31, MOST)}
-    for spec in half.manifest.inputs:
-        axes = [sizes[axis] if isinstance(axis, str) else (axis,) * 3 for axis in spec.shape]
-        profile.set_shape(spec.name, *zip(*axes, strict=True))
-    config.add_optimization_profile(profile)
-    assert builder.build_serialized_network(network, config) is not None
-
-
-def test_half_precision_keeps_directions(half) -> None:
-    check(half, half.portable, CAUSAL, rows=3, memory=16, cosine=0.999)
+    manifest = rebuild(RebuildOptions(bundle=half.path, output=tmp_path / "rebuilt", engines=engines))
+    (engine,) = manifest.engines
+    assert {profile.memory for profile in engine.profiles} == {(1, MOST, MOST)}
+    assert (tmp_path / "rebuilt" / engine.file).stat().st_size > 10_000
 
 
 def test_manifest_and_inspect_say_what_a_document_may_have(tiny_bundles, both_sides) -> None:
@@ -352,54 +321,46 @@ def test_a_memory_beyond_the_reach_of_windows_is_warned_of(both_sides, caplog: p
         assert bool(warning) == bool(caplog.text)
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """A tiny checkpoint of a type and a task."""
-
-    @functools.cache
-    def make(model_type: str, task: str = "feature-extraction") -> Any:
-        path = tmp_path_factory.mktemp("recurrence") / "model"
-        save_tiny_model(path, model_type, Task(task))
-        return path
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("model_type", "spec", "options", "message"),
-    [
-        ("bert", None, {}, r"48 does not fit this bert: its attention carries nothing.*\n.* --attention window:256,"),
-        ("modernbert", None, {}, r"does not fit this modernbert: its attention carries nothing.*\nLeave it out\.$"),
-        ("longformer", None, {}, r"does not fit this longformer: .*\nLeave it out\.$"),
-        ("bert", "lsh", {}, r"does not fit this bert: its attention carries nothing"),
-        ("bert", "bigbird", {}, r"does not fit this bert: its attention carries nothing"),
-        ("bert", "window:16", {}, r"does not fit 1 global .*\n.*--attention window:16,right:16,global:0$"),
-        ("bert", CAUSAL, {"task": "text-classification"}, r"does not fit text-classification.*\n.*feature-extraction"),
-        ("bert", CAUSAL, {"scheme": Scheme.INTERPOLATE}, r"does not fit --positions interpolate .*\n.*hierarchical"),
+def test_what_cannot_be_carried_is_refused(tmp_path: Path) -> None:
+    for model_type, task in (("bert", "feature-extraction"), ("bert", "text-classification"), ("modernbert", None)):
+        save_tiny_model(tmp_path / f"{model_type} {task}", model_type, Task(task or "feature-extraction"))
+    before = sorted(tmp_path.iterdir())
+    for model, spec, options, message in (
         (
-            "bert",
+            "bert feature-extraction",
+            None,
+            {},
+            r"48 does not fit this bert: its attention carries nothing.*\n.* --attent",
+        ),
+        (
+            "modernbert None",
+            None,
+            {},
+            r"does not fit this modernbert: its attention carries nothing.*\nLeave it out\.$",
+        ),
+        ("bert feature-extraction", "lsh", {}, r"does not fit this bert: its attention carries nothing"),
+        ("bert feature-extraction", "window:16", {}, r"does not fit 1 global .*\n.*window:16,right:16,global:0$"),
+        ("bert text-classification", CAUSAL, {}, r"does not fit text-classification.*\n.*feature-extraction"),
+        (
+            "bert feature-extraction",
+            CAUSAL,
+            {"scheme": Scheme.INTERPOLATE},
+            r"does not fit --positions interpolate .*\n.*hierarchical",
+        ),
+        (
+            "bert feature-extraction",
             "window:64,global:0",
             {"attention_scale": "logn"},
             r"does not fit --attention-scale logn.*\nUse --attention-scale none\.$",
         ),
-    ],
-)
-def test_what_cannot_be_carried_is_refused(
-    checkpoints, tmp_path, model_type: str, spec: str | None, options: dict[str, Any], message: str
-) -> None:
-    task = options.pop("task", "feature-extraction")
-    with pytest.raises(InputError, match=rf"^--recurrence {message}" if message.startswith("48") else message):
-        build(
-            BuildOptions(
-                model=checkpoints(model_type, task),
-                output=tmp_path / "bundle",
-                max_len=100,
-                attention=attention_from_spec(spec),
-                recurrence=MOST,
-                **options,
-            )
+    ):
+        path, attention = tmp_path / model, attention_from_spec(spec)
+        asked = BuildOptions(
+            model=path, output=tmp_path / "bundle", max_len=100, attention=attention, recurrence=MOST, **options
         )
-    assert not any(tmp_path.iterdir())
+        with named_case(message), pytest.raises(InputError, match=message):
+            build(asked)
+        assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_document_that_goes_on_behind_its_last_position_is_refused(half) -> None:

@@ -32,13 +32,6 @@ from support.tiny_models import COPIES, PAD_TOKEN_ID
 
 BIGBIRD, DRAWN = "bigbird:block=4,random=3", "bigbird:block=4,random=2,seed=5"
 ETC = "etc:global=6,block=4,tokens=3"
-OTHERS = (
-    (BIGBIRD, None),
-    (BIGBIRD, "row"),
-    ("bigbird:block=8,random=0", "padded"),
-    ("etc:global=1,block=4", None),
-    ("etc:global=10,block=5,tokens=3/4/5/6/7/8/9/10/11/12", None),
-)
 CONVERTED_TYPES = [
     name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_converted is None and name not in COPIES
 ]
@@ -82,11 +75,11 @@ def test_bigbirds_blocks_are_right_around_a_block_and_the_longest_dense_text(big
 
 
 def test_a_drawn_tables_blocks_are_right_by_row(drawn) -> None:
-    check(drawn, *LENGTHS)
+    check(drawn, 1, 4, 5, 36, 37, 211)
 
 
 def test_etcs_blocks_are_right_around_a_block(etc) -> None:
-    check(etc, 1, 60, 61, 62, 64, 65, 211)
+    check(etc, 1, 61, 62, 65, 211)
 
 
 @pytest.mark.nightly
@@ -96,15 +89,6 @@ def test_etcs_blocks_are_right_around_a_block(etc) -> None:
 )
 def test_every_family_can_be_converted(tiny_bundles, model_type: str, spec: str) -> None:
     check(tiny_bundles(model_type, attention=spec), 44, 61)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("spec", "last_block"),
-    OTHERS,
-)
-def test_every_kind_is_right_at_every_length(tiny_bundles, spec: str, last_block: str | None) -> None:
-    check(tiny_bundles("roberta", attention=spec, last_block=last_block), *LENGTHS)
 
 
 def test_a_bert_becomes_the_big_bird_of_hugging_face_with_its_weights(bigbird) -> None:
@@ -177,7 +161,7 @@ def answers_of(path: Path, checkpoint: Path):
 
 
 def test_the_comparison_sees_other_attention(bigbird, drawn, tmp_path: Path) -> None:
-    """Other sizes, a table in the place of blocks 0, blocks by row, another table."""
+    """Fewer random blocks, and another table."""
     changed = iter(range(9))
 
     def changed_copy(bundle, **wrong: object) -> Path:
@@ -190,9 +174,6 @@ def test_the_comparison_sees_other_attention(bigbird, drawn, tmp_path: Path) -> 
 
     for bundle, wrong in (
         (bigbird, {"random_blocks": 2}),
-        (bigbird, {"block_size": 5}),
-        (bigbird, {"last_block": "row"}),
-        (drawn, {"mode": "hf_eval"}),
         (drawn, {}),
     ):
         name, *batch = next(each for each in batches(211) if "right" in each[0])
@@ -231,23 +212,12 @@ def test_a_list_of_the_first_blocks_is_dense_attention_up_to_them_and_not_beyond
     assert_differ(listed.traced, dense.traced, inputs_of(dense, ids, np.ones_like(ids)))
 
 
-@pytest.mark.nightly
-def test_a_list_of_blocks_is_right_around_the_last(tiny_bundles, tmp_path: Path) -> None:
-    check(tiny_bundles("roberta", attention=list_of_first_blocks(tmp_path)), 8, 8 * LISTED, 8 * LISTED + 1, 211)
-
-
 def test_half_precision_keeps_directions(tiny_bundles) -> None:
     """The bundle of test_sparse_engine.py, which has a table of its own; it attends densely up to 448 tokens."""
     sizes = {"block_size": 64, "num_random_blocks": 1, "num_hidden_layers": 2}
     sizes |= {"hidden_size": 128, "initializer_range": 0.1}
     bundle = tiny_bundles("big_bird", precision="float16", max_len=1000, attention="bigbird:mode=table", **sizes)
     check(bundle, 1, 65, 449, cosine=0.999)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("spec", [ETC, BIGBIRD])
-def test_half_precision_keeps_directions_of_converted_models(tiny_bundles, spec: str) -> None:
-    check(tiny_bundles("bert", precision="float16", attention=spec), 1, 45, 211, cosine=0.999)
 
 
 def test_no_two_tokens_meet_outside_our_operator(bigbird, etc) -> None:

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
-from hdexport.attention.dense.kind import DenseAttention
 from hdexport.attention.kinds import attention_of, kind_named, kinds
-from hdexport.attention.window.record import Window, WindowAttention
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError
@@ -48,29 +45,9 @@ def test_every_kind_has_a_name_a_record_and_words_of_its_own() -> None:
         assert all(form.example.partition(":")[0] == word for word, form in kind.forms.items())
 
 
-def test_records_are_read_in_their_order(manifest: Manifest) -> None:
-    found = attention_of(dataclasses.replace(manifest, attention=({"kind": "dense", "layers": 2}, BLOCKS, WINDOW)))
-    assert [attention.kind.name for attention in found] == ["dense", "blocks", "window"]
-    assert [attention.record for attention in found] == [
-        DenseAttention(layers=2),
-        BlockSparse(
-            pattern=Pattern.BIGBIRD,
-            block_size=2,
-            mode=Mode.HF_EVAL,
-            random_blocks=1,
-            global_tokens=0,
-            last_block=LastBlock.PADDED,
-            dense_tokens=14,
-            converted=True,
-        ),
-        WindowAttention(layers=(3, 5), converted=Window(tokens=3, global_tokens=1, dilation=(1,))),
-    ]
-
-
 MALFORMED = (
     ({**BLOCKS, "mode": "lists"}, r"manifest\.attention\[1\]\.mode should be hf_eval or table for bigbird, not li"),
     ({"kind": "window"}, r"manifest\.attention\[1\]\.layers is missing"),
-    ({"kind": "dense", "layers": 0}, r"manifest\.attention\[1\]\.layers should be `int` >= 1, not 0"),
     (
         {**WINDOW, "converted": {**WINDOW["converted"], "dilation": [1, 2, 3]}},
         r"manifest\.attention\[1\]\.converted\.dilation has 3 values for \d+ heads",

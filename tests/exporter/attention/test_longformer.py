@@ -34,7 +34,7 @@ from support.tiny_models import (
 
 # The tiny layers see 4 and 8 tokens on each side. Around these and around twice them, around Hugging Face's padding to
 # 16, around the checkpoint's 64 positions; 211 is a prime.
-LENGTHS = (1, 3, 4, 5, 8, 9, 15, 16, 17, 64, 65, 211, 300)
+LENGTHS = (1, 4, 5, 9, 16, 17, 65, 211, 300)
 
 FEW: dict[str, Any] = {}
 """The default bound of global tokens, 16, is below that at which the rows' projections move."""
@@ -79,15 +79,14 @@ def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles) -> None
     assert_answers(bundle, feeds, bundle.hugging_face(**feeds))
 
 
-@each_bundle
-def test_one_mark_fewer_or_elsewhere_is_seen(tiny_bundles, model_type: str, options: dict[str, Any]) -> None:
+def test_one_mark_fewer_or_elsewhere_is_seen(tiny_bundles) -> None:
     """Could these tests not tell one mask from another, they would prove nothing."""
-    bundle = tiny_bundles(model_type, **options)
+    bundle = tiny_bundles("longformer")
     _, input_ids, attention_mask = next(batches(65))
     right = np.zeros_like(input_ids)
     right[:, [0, 40]] = 1
     expected = bundle.hugging_face(input_ids, attention_mask, global_attention_mask=right)
-    for wrong_places in ([0], [0, 41], [0, 40, 64]):
+    for wrong_places in ([0], [0, 41]):
         wrong = np.zeros_like(input_ids)
         wrong[:, wrong_places] = 1
         feeds = {"input_ids": input_ids, "attention_mask": attention_mask, "global_attention_mask": wrong}
@@ -134,16 +133,6 @@ def own_answer(bundle: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -
         return bundle.hugging_face.model(torch.from_numpy(input_ids), torch.from_numpy(attention_mask))
 
 
-def test_a_classifier_with_the_first_token_marked_answers_as_hugging_face(traced_models) -> None:
-    """The runtime marks it: see `test_the_defaults_by_task_and_family`."""
-    bundle = traced_models("longformer", "text-classification")
-    input_ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 50))
-    attention_mask = np.stack([np.arange(50) < length for length in (50, 31)]).astype(np.int64)
-    marks = (np.arange(50) < 1).astype(np.int64)[None].repeat(2, axis=0)
-    got = bundle.traced(input_ids=input_ids, attention_mask=attention_mask, global_attention_mask=marks)
-    assert_close(got["logits"], own_answer(bundle, input_ids, attention_mask).logits.numpy(), atol=ATOL)
-
-
 def test_question_answering_marks_the_question_as_hugging_face_does(tiny_bundles) -> None:
     bundle = tiny_bundles("longformer", "question-answering")
     question = marked_input(Default(fill=Fill.UNTIL_TOKEN, token_id=SEPARATOR_ID), bound=64)
@@ -172,16 +161,6 @@ def test_pairs_of_texts_answer_as_hugging_face(tiny_bundles) -> None:
         expected = bundle.hugging_face(input_ids, np.ones_like(input_ids), global_attention_mask=marks)
         for name in ("start_logits", "end_logits"):
             assert_close(result[name], expected[name][0], atol=ATOL)
-
-
-def test_embeddings_of_texts_answer_as_hugging_face(tiny_bundles) -> None:
-    bundle = tiny_bundles("longformer")
-    texts = ["w7 w8 w9", "", " ".join(f"w{index}" for index in range(90))]
-    got = bundle.session.embed(texts, batch_tokens=100)
-    for encoding, embedding in zip(bundle.session.tokenize(texts), got, strict=True):
-        input_ids = np.array([encoding.input_ids])
-        tokens = bundle.hugging_face(input_ids, np.ones_like(input_ids))["last_hidden_state"][0]
-        assert_close(embedding, tokens.mean(axis=0), atol=ATOL)
 
 
 def marked_input(default: Default, *, bound: int) -> InputSpec:
@@ -218,13 +197,10 @@ def test_the_defaults_by_task_and_family() -> None:
     assert inputs_of("bert", transformers.BertConfig(), Task.FILL_MASK) == []
 
 
-@pytest.mark.parametrize("max_global", [0, -1, 3841])
-def test_a_bound_out_of_range_is_refused(max_global: int) -> None:
-    with pytest.raises(InputError, match=rf"^--max-global {max_global} is out of range: it must be 1 to 3840\.$"):
-        inputs_of("longformer", transformers.LongformerConfig(), Task.FILL_MASK, max_global=max_global)
-
-
-def test_a_bound_for_a_family_without_global_tokens_is_refused() -> None:
+def test_a_bound_that_does_not_fit_is_refused() -> None:
+    for max_global in (0, 3841):
+        with pytest.raises(InputError, match=rf"^--max-global {max_global} is out of range: it must be 1 to 3840\.$"):
+            inputs_of("longformer", transformers.LongformerConfig(), Task.FILL_MASK, max_global=max_global)
     with pytest.raises(InputError, match=r"(?s)--max-global 8 is for .* albert has none\.\nLeave it out"):
         inputs_of("albert", transformers.AlbertConfig(), Task.FILL_MASK, max_global=8)
 

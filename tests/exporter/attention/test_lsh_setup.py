@@ -18,7 +18,7 @@ from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kind_named
 from hdexport.attention.lsh.decisions import HashDecisions
 from hdexport.attention.lsh.recall import recall
-from hdexport.attention.lsh.record import Chunks, Hashes, LshAttention, LshRequest, buckets_for
+from hdexport.attention.lsh.record import Chunks, Hashes, LshAttention, buckets_for
 from hdexport.attention.lsh.reference import use_hashes
 from hdexport.attention.lsh.setup import LshSetup
 from hdexport.checkpoint import find_checkpoint
@@ -62,31 +62,6 @@ def setup_of(tmp_path: Path):
         return kind_named("lsh").setup(attention_from_spec(spec).get("lsh"), subject), model
 
     return make
-
-
-def test_a_request_is_read() -> None:
-    for spec, expected in {
-        "lsh": LshRequest(),
-        "lsh:chunk=32,rounds=2": LshRequest(chunk=32, rounds=2),
-        "lsh:seed=0,buckets=8/16,before=2,after=1": LshRequest(seed=0, buckets=(8, 16), before=2, after=1),
-    }.items():
-        assert attention_from_spec(spec) == {"lsh": expected}, spec
-
-
-def test_what_is_not_understood_is_refused() -> None:
-    for spec, message in {
-        "lsh:": r"not understood at ''.\nIts forms are(.|\n)*  lsh\[:chunk=C",
-        "lsh:chunks=3": "not understood at 'chunks=3'",
-        "lsh:chunk=0": r"asks for chunk 0; it must be 1 to 32768.\nFor example: --attention lsh:chunk=64,rounds=4",
-        "lsh:rounds=0": "asks for rounds 0; it must be 1 to 64",
-        "lsh:buckets=7": r"7 buckets; each must be even: half of the buckets are directions(.|\n)*lsh:buckets=32",
-        "lsh:buckets=8/0": "asks for buckets 0; it must be 2 to 4096",
-        "lsh:buckets=8/3": "8 x 3 buckets; each must be even",
-        "lsh:seed=-1": "asks for seed -1; it must be 0 to",
-        "lsh:before=65": "asks for before 65; it must be 0 to 64",
-    }.items():
-        with named_case(spec), pytest.raises(InputError, match=message):
-            attention_from_spec(spec)
 
 
 def test_a_reformer_has_its_own_attention_and_only_its_hashes_may_change(setup_of) -> None:
@@ -147,9 +122,7 @@ def test_attention_that_is_no_softmax_over_all_keys_is_not_exchanged(setup_of) -
 def test_a_config_that_describes_no_attention_is_refused() -> None:
     for changes, message in (
         ({"num_buckets": 7}, "num_buckets 7; it must be an even number, or a list of them"),
-        ({"num_buckets": [4, 3]}, r"num_buckets \[4, 3\]; it must be an even number"),
         ({"num_hashes": 0}, "num_hashes 0; it must be 1 or more"),
-        ({"lsh_attn_chunk_length": 0}, "lsh_attn_chunk_length 0; it must be 1 or more"),
         ({"local_num_chunks_after": -1}, "local_num_chunks_after -1; it must be 0 or more"),
         ({"attn_layers": ["lsh", "sparse"]}, r"attn_layers \['lsh', 'sparse'\]; a layer is lsh or local"),
     ):
@@ -159,9 +132,8 @@ def test_a_config_that_describes_no_attention_is_refused() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("shape", [(8, 8), (2, 32)])
-def test_axial_positions_become_the_table_that_they_stand_for(tmp_path: Path, shape: tuple[int, int]) -> None:
-    model = save_tiny_model(tmp_path, "reformer", Task.FEATURE_EXTRACTION, axial_pos_shape=list(shape))
+def test_axial_positions_become_the_table_that_they_stand_for(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "reformer", Task.FEATURE_EXTRACTION, axial_pos_shape=[2, 32])
     axial = model.embeddings.position_embeddings
     assert isinstance(axial, AxialPositionEmbeddings)
     expected = axial(torch.arange(BASE)[None])[0]
@@ -224,8 +196,7 @@ def hashed_by(
     return found - torch.arange(2)[:, None] * (math.prod(buckets) + (not mask.all()))
 
 
-@pytest.mark.parametrize("padding", [0, 4])
-@pytest.mark.parametrize("buckets", [(8,), (4, 6)])
+@pytest.mark.parametrize(("buckets", "padding"), [((8,), 4), ((4, 6), 0)])
 def test_a_decision_is_followed_and_is_wrong_unless_products_are_close(buckets: tuple[int, ...], padding: int) -> None:
     record = dataclasses.replace(OWN, hashes=Hashes(buckets=buckets, rounds=2, seed=3))
     rotations = draw_rotations(3, heads=1, head_dim=16, buckets=buckets, rounds=2)
@@ -277,6 +248,6 @@ def test_recall_is_whole_where_every_key_is_seen_and_grows_with_rounds(setup_of)
     )
     shares = [
         int(recall_of(setup_of, f"lsh:chunk=16,rounds={rounds}").partition("%")[0].rpartition(" ")[2])
-        for rounds in (1, 4, 16)
+        for rounds in (1, 16)
     ]
-    assert 10 < shares[0] < shares[1] < shares[2] < 100
+    assert 10 < shares[0] < shares[1] < 100

@@ -19,7 +19,6 @@ import torch
 import transformers
 
 import hdruntime
-from hdexport.attention.interface import use_operators
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.attention.query_scale import LogScale
@@ -33,7 +32,6 @@ from hdexport.checkpoint.extension import EXTENSION_KEY
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.families import family_of
-from hdexport.graph.lowering.tensorrt import tensorrt_graph
 from hdexport.model.tasks import Task
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, verify_bundle
@@ -57,30 +55,6 @@ FEW_KEYS, MANY_KEYS, BLOCKS = "window:16,global:5", "window:40,global:3", "bigbi
 
 HEADS_OF_32 = {"hidden_size": 128, "initializer_range": 0.1, "num_hidden_layers": 1}
 """The smallest for which there are kernels."""
-
-
-# The factor
-
-
-def test_the_factor_is_exactly_one_up_to_the_trained_positions() -> None:
-    tokens = torch.arange(0, 513)
-    assert torch.equal(LogScale(512).of(tokens), torch.ones(513, 1, 1, 1))
-
-
-@pytest.mark.parametrize("base", [2, 64, 512, 8192])
-def test_the_factor_beyond_them_is_the_ratio_of_logarithms(base: int) -> None:
-    tokens = np.array([base + 1, 2 * base, 3 * base + 7, 2**20])
-    factors = LogScale(base).of(torch.from_numpy(tokens))
-    assert factors.dtype == torch.float32
-    assert_close(factors.flatten().numpy(), np.log(tokens) / np.log(base), atol=2e-6)
-
-
-def test_tokens_are_counted_wherever_they_are() -> None:
-    mask = torch.zeros(4, 20, dtype=torch.bool)
-    mask[0, :9], mask[1, -9:], mask[2, 1:18:2] = True, True, True
-    factors = LogScale(4).for_mask(mask).flatten()
-    assert torch.equal(factors, LogScale(4).of(torch.tensor([9, 9, 9, 0])).flatten())
-    assert torch.equal(LogScale(4).for_mask(mask, 6), LogScale(4).of(torch.tensor([6, 6, 6, 0])))
 
 
 def test_one_trained_position_is_refused() -> None:
@@ -127,23 +101,13 @@ def test_the_comparison_sees_another_factor(tiny_bundles) -> None:
     _, *batch = next(batches(2 * BASE))
     feeds = inputs_of(bundle, *batch)
     got = bundle.session(**feeds)["last_hidden_state"]
-    for base in (BASE - 1, BASE + 1, 2 * BASE):
-        assert distance(got, LogScaled(bundle, dense, base=base)(**feeds)["last_hidden_state"]) > 10 * ATOL, base
+    assert distance(got, LogScaled(bundle, dense, base=BASE + 1)(**feeds)["last_hidden_state"]) > 10 * ATOL
 
 
-@pytest.mark.parametrize(
-    ("spec", "precision"),
-    [
-        (None, "float32"),
-        nightly_unless(False, None, "float16"),
-        *(nightly_unless(False, MANY_KEYS, precision) for precision in ("float32", "float16")),
-    ],
-)
-def test_texts_of_trained_lengths_keep_every_bit(tiny_bundles, spec: str | None, precision: str) -> None:
+@pytest.mark.parametrize("precision", ["float32", nightly_unless(False, "float16")])
+def test_texts_of_trained_lengths_keep_every_bit(tiny_bundles, precision: str) -> None:
     """Also beside longer ones, which do not."""
-    scaled, plain = (
-        tiny_bundles("bert", precision=precision, attention=spec, attention_scale=scale) for scale in ("logn", "none")
-    )
+    scaled, plain = (tiny_bundles("bert", precision=precision, attention_scale=scale) for scale in ("logn", "none"))
     for tokens, name, input_ids, attention_mask in cases((1, 63, 64, 96)):
         feeds = inputs_of(plain, input_ids, attention_mask)
         short = attention_mask.sum(1) <= BASE
@@ -171,42 +135,22 @@ def states(model: transformers.PreTrainedModel, tokens: int = 200) -> torch.Tens
     return model(input_ids=ids, attention_mask=mask).last_hidden_state[mask == 1]
 
 
-def test_models_of_other_factors_do_not_disturb_each_other(bert: transformers.PreTrainedModel) -> None:
-    scales = (None, LogScale(50), LogScale(90))
-    models, references, expected = {}, {}, {}
-    for scale in scales:
-        models[scale], references[scale] = copy.deepcopy(bert), copy.deepcopy(bert)
-        use_operators(models[scale], scale)
-        if scale is not None:
-            use_query_scale(references[scale], family_of("bert"), scale)
-        expected[scale] = states(models[scale]).detach()
-    for scale in (*scales, *reversed(scales)):
-        assert torch.equal(states(models[scale]), expected[scale])
-        torch.testing.assert_close(states(references[scale]), expected[scale], atol=ATOL, rtol=0)
-    assert (expected[scales[0]] - expected[scales[1]]).abs().max() > 0.01
-    assert (expected[scales[1]] - expected[scales[2]]).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("model_type", ["bert", "mpnet"])
-def test_the_reference_is_a_model_with_larger_query_weights(tmp_path: Path, model_type: str) -> None:
+def test_the_reference_is_a_model_with_larger_query_weights(tmp_path: Path) -> None:
     """For texts of one length, the factor can go into the weights; MPNet's bias on the scores stays as it is."""
-    scaled = save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, max_position_embeddings=300)
-    weighted, before = copy.deepcopy(scaled), copy.deepcopy(scaled)
-    use_query_scale(scaled, family_of(model_type), LogScale(50))
+    scaled = save_tiny_model(tmp_path, "mpnet", Task.FEATURE_EXTRACTION, max_position_embeddings=300)
+    weighted = copy.deepcopy(scaled)
+    use_query_scale(scaled, family_of("mpnet"), LogScale(50))
     ids = torch.randint(5, VOCAB_SIZE, (2, 200), generator=torch.Generator().manual_seed(0))
     mask = torch.zeros_like(ids)
     mask[:, 20:150] = 1
-    factor = float(np.log(130) / np.log(50))
     with torch.inference_mode():
         for name, weight in weighted.named_parameters():
-            if ".query." in name or ".attn.q." in name:
-                weight.mul_(factor)
-        got, expected, unscaled = (
-            model(input_ids=ids, attention_mask=mask).last_hidden_state[mask == 1]
-            for model in (scaled, weighted, before)
+            if ".attn.q." in name:
+                weight.mul_(float(np.log(130) / np.log(50)))
+        got, expected = (
+            model(input_ids=ids, attention_mask=mask).last_hidden_state[mask == 1] for model in (scaled, weighted)
         )
     torch.testing.assert_close(got, expected, atol=ATOL, rtol=0)
-    assert (got - unscaled).abs().max() > 0.01
 
 
 def test_gradients_are_the_same_with_checkpointing(bert: transformers.PreTrainedModel) -> None:
@@ -235,21 +179,12 @@ def test_gradients_are_the_same_with_checkpointing(bert: transformers.PreTrained
 @pytest.mark.parametrize(
     ("model_type", "precision", "spec"),
     [
-        nightly_unless(every_run, model_type, precision, spec)
-        for every_run, model_type, precision, spec in (
-            (True, "bert", "float32", None),
-            (False, "mpnet", "float32", None),
-            (False, "modernbert", "float16", None),
-            (False, "bert", "float32", BLOCKS),
-            (False, "bert", "float32", MANY_KEYS),
-            (False, "bert", "float16", None),
-            (False, "roberta", "float32", None),
-            (False, "distilbert", "float32", None),
-            (False, "albert", "float16", None),
-            (False, "bert", "float16", BLOCKS),
-            (False, "bert", "float32", "bigbird:block=16,random=2,seed=5"),
-            (False, "bert", "float32", "etc:global=6,block=32,tokens=3"),
-        )
+        ("bert", "float32", None),
+        nightly_unless(False, "mpnet", "float32", None),
+        nightly_unless(False, "modernbert", "float16", None),
+        nightly_unless(False, "bert", "float32", MANY_KEYS),
+        nightly_unless(False, "bert", "float16", BLOCKS),
+        nightly_unless(False, "bert", "float32", "etc:global=6,block=32,tokens=3"),
     ],
 )
 def test_the_full_grid_is_verified(tiny_bundles, model_type: str, precision: str, spec: str | None) -> None:
@@ -306,38 +241,13 @@ def operators(model: ir.Model) -> Counter[str]:
     return Counter(node.op_type for node in model.graph.all_nodes())
 
 
-@pytest.mark.parametrize(
-    ("model_type", "precision", "spec"),
-    [
-        ("bert", "float32", None),
-        nightly_unless(False, "mpnet", "float32", None),
-        nightly_unless(False, "modernbert", "float16", None),
-        nightly_unless(False, "bert", "float32", MANY_KEYS),
-        nightly_unless(False, "bert", "float32", BLOCKS),
-    ],
-)
-def test_nothing_is_transposed_that_was_not_before(
-    tiny_bundles, model_type: str, precision: str, spec: str | None
-) -> None:
+def test_nothing_is_transposed_that_was_not_before(tiny_bundles) -> None:
     """And one product for each layer takes what was computed once."""
-    scaled, plain = (
-        tiny_bundles(model_type, precision=precision, attention=spec, attention_scale=scale)
-        for scale in ("logn", "none")
-    )
+    scaled, plain = (tiny_bundles("bert", attention_scale=scale) for scale in ("logn", "none"))
     got, before = operators(scaled.cpu_graph), operators(plain.cpu_graph)
     for name in ("Transpose", "MultiHeadAttention", "If", "Softmax"):
         assert got[name] == before[name], name
-    # Global tokens of windows have a factor of their own, for queries of their own.
-    factors, attentions = (2, 4) if spec == MANY_KEYS else (1, 2)
-    assert got["Log"] - before["Log"] == factors
-    assert got["Mul"] - before["Mul"] == factors + attentions
-
-
-def test_tensorrt_fuses_a_scaled_attention(tiny_bundles) -> None:
-    """Of its transpositions, one each is of queries, keys, values and answers."""
-    bundle = tiny_bundles("bert", precision="float16", attention_scale="logn", **HEADS_OF_32)
-    lowered = operators(tensorrt_graph(bundle.graph, dtype="float16"))
-    assert (lowered["Attention"], lowered["Transpose"], lowered["Log"]) == (1, 4, 1)
+    assert (got["Log"] - before["Log"], got["Mul"] - before["Mul"]) == (1, 1 + 2)
 
 
 def test_queries_that_see_no_more_keys_than_were_trained_have_no_factor(tiny_bundles) -> None:
@@ -390,7 +300,6 @@ def test_an_engine_is_built_from_it_and_rebuilt(tiny_bundles, tmp_path: Path, pr
 @pytest.mark.parametrize(
     ("model_type", "changes", "said"),
     [
-        ("longformer", {}, "blocks of this longformer show them no more, however long the text.\n"),
         ("big_bird", {}, "blocks of this big_bird show them no more, however long the text.\n"),
         (
             "big_bird",
@@ -407,13 +316,6 @@ def test_families_of_own_attention_are_refused(tmp_path: Path, model_type: str, 
     assert said in refused.stderr
     assert "\nUse --attention-scale none." in refused.stderr
     assert not output.exists()
-
-
-def test_inspect_shows_it(tiny_bundles) -> None:
-    bundle = tiny_bundles("bert", attention_scale="logn")
-    assert "queries scaled by logn" in run_here("inspect", bundle.path).stdout
-    shown = json.loads(run_here("inspect", bundle.path, "--json").stdout)
-    assert shown["manifest"]["positions"]["attention_scale"] == "logn"
 
 
 def test_a_bundle_of_before_says_none(tiny_bundles, tmp_path: Path) -> None:

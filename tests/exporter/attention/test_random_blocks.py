@@ -20,7 +20,6 @@ from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.families import family_of
 from hdruntime.errors import InputError
 from support.comparators import assert_close, named_case
-from support.grids import nightly_unless
 
 HEADS, TOKENS, BLOCK_SIZE, LAYERS = 4, 120, 16, 2
 BLOCKS = 8
@@ -44,18 +43,7 @@ def big_bird_config(tokens: int, *, block_size: int = 64, random_blocks: int = 3
 
 
 @pytest.mark.parametrize(
-    ("tokens", "block_size", "random_blocks"),
-    [
-        (1024, 64, 3),
-        (3072, 16, 7),
-        (4096, 128, 2),
-        (4096, 64, 1),
-        *(
-            nightly_unless(False, tokens, *sizes)
-            for tokens in (1024, 3072, 4096)
-            for sizes in ((64, 3), (64, 1), (16, 7), (128, 2))
-        ),
-    ],
+    ("tokens", "block_size", "random_blocks"), [(1024, 64, 3), (3072, 16, 7), (4096, 128, 2), (4096, 64, 1)]
 )
 def test_a_seed_gives_the_blocks_that_hugging_face_draws(tokens: int, block_size: int, random_blocks: int) -> None:
     config = big_bird_config(tokens, block_size=block_size, random_blocks=random_blocks)
@@ -110,8 +98,8 @@ def test_rows_are_drawn_for_a_last_block_that_is_not_full() -> None:
 
 def test_more_random_blocks_than_there_are_is_refused() -> None:
     for tokens, random_blocks, most, advice in (
-        *((TOKENS, count, 3, r"random=3 or fewer, or mode=hf_eval") for count in (0, 4, 100)),
-        *((tokens, 1, 0, r"a smaller block, a larger --max-len, or mode=") for tokens in (1, 16, 32, 48)),
+        *((TOKENS, count, 3, r"random=3 or fewer, or mode=hf_eval") for count in (0, 4)),
+        *((tokens, 1, 0, r"a smaller block, a larger --max-len, or mode=") for tokens in (1, 48)),
     ):
         sizes = rf"{tokens} tokens are {-(-tokens // BLOCK_SIZE)} blocks of 16"
         message = rf"^A table of {random_blocks} random blocks .* {sizes}.* {most} to draw from\.\nChoose {advice}"
@@ -142,15 +130,9 @@ def with_entry(entry: int) -> np.ndarray:
 
 BAD_TABLES = {
     "of one head": (a_table(1, 6, 3), r"shape \[1, 6, 3\]; it must be \[4, 6, random blocks\], or \[2, 4, 6, random"),
-    "with rows for all blocks": (a_table(4, 8, 3), r"120 tokens are 8 blocks of 16, of which the first and the last"),
-    "of three layers": (
-        a_table(3, 4, 6, 3),
-        r"shape \[3, 4, 6, 3\].*: 2 layers, 4 heads, .*\nMake it for a text of 120",
-    ),
-    "of no random blocks": (a_table(4, 6, 0), r"shape \[4, 6, 0\]"),
+    "of three layers": (a_table(3, 4, 6, 3), r"shape \[3, 4, 6, 3\].*: 2 layers, 4 heads, .*\nMake it for a text of"),
     "of one axis": (a_table(6), r"shape \[6\]"),
     "of floats": (a_table(4, 6, 3) * 1.0, r"the table is of type float64; .*\nWrite it as integers: array\.astype"),
-    "of truths": (a_table(4, 6, 3) > 0, r"of type bool"),
     "with a block too many": (with_entry(8), r"lists block 8 at \[2, 5, 1\]; the longest text has the blocks 0 to 7\."),
     "with a negative block": (with_entry(-1), r"lists block -1 at \[2, 5, 1\].*\nCount blocks from 0, .* by block="),
 }
@@ -176,14 +158,10 @@ def damaged_files(directory: Path) -> dict[str, Path]:
     contents = {
         "empty": b"",
         "cut": whole.read_bytes()[:-8],
-        "cut in the header": whole.read_bytes()[:40],
         "larger than the file": whole.read_bytes().replace(b"(4, 6, 3)", b"(4, 6, 9)"),
         "larger than any memory": whole.read_bytes().replace(b"(4, 6, 3), }       ", b"(9, 999999999), }  "),
         "header without an end": whole.read_bytes().replace(b"}", b"("),
-        "text": b"1 2 3\n",
         "pickle": pickle.dumps(_Attack()),
-        "archive of nothing": b"PK\x03\x04" + bytes(60),
-        "cut archive": archive.read_bytes()[:-30],
         "damaged archive": bytes(byte ^ (40 < place < 400) for place, byte in enumerate(archive.read_bytes())),
     }
     files = {name: directory / name for name in (*contents, "objects")}
@@ -233,20 +211,19 @@ def test_lists_are_cut_to_the_longest_and_filled_up(tmp_path: Path) -> None:
     assert read_block_lists(both_heads, **sizes).tolist() == expected * 2
 
 
-@pytest.mark.parametrize("heads", [None, HEADS])
-def test_a_mask_that_pytorch_made_is_read(tmp_path: Path, heads: int | None) -> None:
+def test_a_mask_that_pytorch_made_is_read(tmp_path: Path) -> None:
     def every_second_block(batch, head, query, key):
         return (query // BLOCK_SIZE - key // BLOCK_SIZE) % 2 == 0
 
     length = BLOCKS * BLOCK_SIZE
-    mask = create_block_mask(every_second_block, None, heads, length, length, device="cpu", BLOCK_SIZE=BLOCK_SIZE)
+    mask = create_block_mask(every_second_block, None, HEADS, length, length, device="cpu", BLOCK_SIZE=BLOCK_SIZE)
     arrays = {
         name: getattr(mask, name).numpy()
         for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     }
     np.savez(tmp_path / "lists.npz", **arrays)
     got = read_block_lists(tmp_path / "lists.npz", **SIZES)
-    assert got.shape == (heads or 1, BLOCKS, BLOCKS // 2)
+    assert got.shape == (HEADS, BLOCKS, BLOCKS // 2)
     assert (got == [[0, 2, 4, 6], [1, 3, 5, 7]] * (BLOCKS // 2)).all()
 
 
@@ -267,15 +244,10 @@ ONES, ZEROS = np.ones((1, BLOCKS), int), np.zeros((1, BLOCKS, 2), int)
 BAD_LISTS = {
     "of too few blocks": (ONES[:, :7], ZEROS[:, :7], r"shapes \[1, 7\] and \[1, 7, 2\]; they must be \[H, 8\] and"),
     "of three heads": (ONES[[0] * 3], ZEROS[[0] * 3], r"with 1 or 4 for H: 120 tokens are 8 blocks of 16"),
-    "of two texts": (ONES[None][[0] * 2], ZEROS[None][[0] * 2], r"shapes \[2, 1, 8\] and \[2, 1, 8, 2\]"),
-    "that do not fit together": (ONES[[0] * 4], ZEROS, r"shapes \[4, 8\] and \[1, 8, 2\]"),
-    "without room": (ONES, ZEROS[..., :0], r"shapes \[1, 8\] and \[1, 8, 0\]"),
     "of more than there is room for": (3 * ONES, ZEROS, r"holds 3 to 3, .* 0 to 2 blocks\.\nWrite both"),
     "of fewer than none": (-ONES, ZEROS, r"full_kv_num_blocks holds -1 to -1"),
-    "of floats": (ONES, ZEROS * 1.0, r"full_kv_indices is of type float64"),
     "of counts that are not integers": (ONES > 0, ZEROS, r"full_kv_num_blocks is of type bool"),
     "of a block too many": (2 * ONES, ZEROS + np.array([7, 8]), r"lists block 8 at \[0, 0, 1\]; .* the blocks 0 to 7"),
-    "of a negative block": (ONES, ZEROS - 1, r"lists block -1 at \[0, 0, 0\]"),
 }  # fmt: skip
 
 

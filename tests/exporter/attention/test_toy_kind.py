@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(folder: Path) -> subprocess.CompletedProcess[str]:
-    options = ["--max-len", "100", "--target", "onnx", "--target", "tensorrt-rtx", "--attention", "every:k=3"]
+    options = ["--max-len", 100, "--target", "onnx", "--target", "tensorrt-rtx", "--sm", 86, "--attention", "every:k=3"]
     return hdexport("build", folder / "model", *options, "-o", folder / "bundle")
 
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from hdplugins.kernels.aot import compile_kernels
+from hdplugins.kernels.cuda_launch import Launch, LaunchError, PreparedLaunch
 from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
 from hdplugins.operators.sliding_window_attention.tensorrt_plugin import FACE
 from hdplugins.tensorrt.link import provide_library_link
@@ -76,6 +78,19 @@ def test_the_driver_reads_the_arguments_of_a_launch(tmp_path: Path) -> None:
         "arguments 0x2000 -7 0.5 0 0",
         "CUDA error 719 at launching fill with a grid of (3, 2, 1) and 128 threads: the reason.",
     ], done.stderr
+
+
+def test_a_launch_that_does_not_fit_its_kernel_is_refused() -> None:
+    arguments = (("data", "*fp32"), ("count", "i32"))
+    compiled = SimpleNamespace(function="scale", arguments=arguments, num_warps=4, shared_bytes=0, scratch_pointers=0)
+    kernel: Any = SimpleNamespace(compiled=compiled, driver=None, function=None)
+    for scalars, message in (
+        ({"count": 2**31}, "2147483648 does not fit"),
+        ({}, "takes count: i32; the launch has"),
+    ):
+        launch = Launch(kernel="scale", grid=(1, 1, 1), scalars=scalars)
+        with pytest.raises(LaunchError, match=message):
+            PreparedLaunch(kernel, launch, {"data": 0})
 
 
 class Gpu:

@@ -112,16 +112,15 @@ EVERY_RUN = (
 )
 """Every operator, architecture and dtype."""
 
-NIGHTLY = tuple(
-    Case(operator, architecture, dtype, head_dim, size)
-    for architecture in SHARED_BYTES
-    for dtype, head_dim, operator, size in (
-        *((dtype, 64, operator, 64) for dtype in ("float16", "float32") for operator in EVERY),
-        ("bfloat16", 128, WINDOWS, 64), ("bfloat16", 128, BLOCKS, 64), ("float16", 64, BLOCKS, 84),
-        ("bfloat16", 128, CHUNKS, 64), ("bfloat16", 128, LSH, 64), ("float32", 128, LSH, 32),
-        ("float16", 256, WINDOWS, 64), ("bfloat16", 256, WINDOWS, 64), ("float32", 256, WINDOWS, 64),
-    )
-)  # fmt: skip
+DTYPES = ("float16", "bfloat16", "float32")
+
+SIZES = {
+    WINDOWS: [("float16", 64, 64), ("float32", 64, 64), ("bfloat16", 128, 64), *((dtype, 256, 64) for dtype in DTYPES)],
+    BLOCKS: [("float16", 64, 64), ("float32", 64, 64), ("bfloat16", 128, 64), ("float16", 64, 84)],
+    **dict.fromkeys((CHUNKS, LSH), tuple(itertools.product(DTYPES, HEAD_DIMS, (16, 32, 64)))),
+    **dict.fromkeys((RELATIVE, CLIPPED), tuple(itertools.product(DTYPES, HEAD_DIMS, (64,)))),
+}
+"""Operator -> types, sizes of heads, and sizes of blocks or chunks, of its kernels that a nightly run compiles."""
 
 
 def called_modules(kernel: Any) -> set[str]:
@@ -161,34 +160,27 @@ def attends(compiled: Mapping[Case, Sequence[CompiledKernel]]) -> list[CompiledK
 
 @pytest.fixture(scope="module")
 def compiled_apart(tmp_path_factory: pytest.TempPathFactory) -> Sequence[CompiledKernel]:
-    """Five kernels that are always compiled, by compilers that cannot import PyTorch.
+    """Four kernels that are always compiled, by compilers that cannot import PyTorch, which takes most of the time.
 
-    They are `attend` of chunks without alignment and with more queries than a warp has registers for, that of relative
-    attention with more queries than sm_90 has registers for, and `list_blocks` with a table and without.
+    They are `attend` of chunks without alignment and with more queries than a warp has registers for, and `list_blocks`
+    with a table and without.
     """
     folder = tmp_path_factory.mktemp("apart")
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     (source,) = sources_of(CHUNKS)
     unaligned = dataclasses.replace(source, aligned=())
     crowded = dataclasses.replace(source, num_warps=1, constants={**source.constants, "block_queries": 64})
-    (relative,) = sources_of(RELATIVE, architectures=[90])
-    waiting = dataclasses.replace(relative, constants={**relative.constants, "block_queries": 64})
     both = (sources_of(BLOCKS, optional=optional) for optional in (True, False))
     lists = [source for sources in both for source in sources if source.function == "list_blocks"]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        return compile_kernels([unaligned, crowded, waiting, *lists], cache=folder / "cache", processes=1)
-
-
-def test_compilers_do_without_pytorch(compiled_apart: Sequence[CompiledKernel]) -> None:
-    """Its import would take most of their time."""
-    assert len({kernel.sha256 for kernel in compiled_apart}) == 5
+        return compile_kernels([unaligned, crowded, *lists], cache=folder / "cache", processes=1)
 
 
 def test_every_run_compiles_each_operator_and_for_each_architecture_and_dtype() -> None:
     assert {case.operator for case in EVERY_RUN} == set(EVERY) == {operator.name for operator in plugin_operators()}
     assert {case.architecture for case in EVERY_RUN} == set(SHARED_BYTES)
-    assert {case.dtype for case in EVERY_RUN} == {"float16", "bfloat16", "float32"}
+    assert {case.dtype for case in EVERY_RUN} == {*DTYPES}
 
 
 def test_a_launch_finds_its_arguments_in_the_order_of_the_machine_code(attends: Sequence[CompiledKernel]) -> None:
@@ -253,9 +245,20 @@ def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("any_triton")
-@pytest.mark.parametrize("case", NIGHTLY, ids=str)
-def test_kernels_of_the_whole_grid_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(case: Case) -> None:
-    assert_is_good_machine_code(case, compile_kernels(case.sources))
+@pytest.mark.parametrize("operator", EVERY)
+def test_kernels_of_every_size_keep_all_in_registers_and_fit_the_shared_memory(operator: str) -> None:
+    """Each is machine code of its own, with and without what is optional."""
+    sources = [
+        source
+        for dtype, head_dim, size in SIZES[operator]
+        for optional in ((True, False) if operator in (RELATIVE, CLIPPED) else (True,))
+        for source in sources_of(
+            operator, size, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES), optional=optional
+        )
+    ]
+    for kernel in compile_kernels(sources):
+        assert_worth_shipping(kernel)
+        assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
 
 
 def test_what_was_compiled_is_in_the_users_cache(
@@ -265,45 +268,6 @@ def test_what_was_compiled_is_in_the_users_cache(
     for case, kernels in compiled.items():
         assert list(compile_kernels(case.sources)) == kernels
         assert all(aot.cache_directory() in kernel.cubin.parents for kernel in kernels)
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("any_triton")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("operator", [RELATIVE, CLIPPED])
-def test_distances_keep_all_in_registers_with_and_without_what_is_optional(
-    operator: str, head_dim: int, dtype: str
-) -> None:
-    """Segments, or values by distance."""
-    sources = [
-        source
-        for optional in (True, False)
-        for source in sources_of(
-            operator, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES), optional=optional
-        )
-    ]
-    for kernel in compile_kernels(sources):
-        assert_worth_shipping(kernel)
-        assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
-        if operator == RELATIVE:
-            assert kernel.constants["block_queries"] <= kernel.constants["block_keys"]
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("any_triton")
-@pytest.mark.parametrize(
-    ("operator", "sizes"), [(BLOCKS, (16, 32, 64, 84, 128)), (CHUNKS, (16, 32, 64)), (LSH, (16, 32, 64))]
-)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_blocks_and_chunks_of_every_size_keep_all_in_registers(
-    dtype: str, head_dim: int, operator: str, sizes: Sequence[int]
-) -> None:
-    of_all = {"head_dim": head_dim, "dtype": dtype, "architectures": list(SHARED_BYTES)}
-    for kernel in compile_kernels([source for size in sizes for source in sources_of(operator, size, **of_all)]):
-        assert_worth_shipping(kernel)
-        assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
 
 
 @pytest.mark.nightly
@@ -358,13 +322,20 @@ def test_a_kernel_that_spills_gets_the_registers_of_a_block_less_and_no_more_tha
 
 
 def test_the_checks_of_machine_code_see_what_they_are_for(compiled_apart: Sequence[CompiledKernel]) -> None:
-    """Without alignment loads are narrow, and too many queries fit neither registers nor tensor cores."""
-    unaligned, crowded, waiting, *_ = compiled_apart
+    """Without alignment loads are narrow, and too many queries do not fit the registers."""
+    unaligned, crowded, *_ = compiled_apart
     ptx = unaligned.ptx.read_text()
     assert wide_loads(ptx) == (0, 0)
     assert narrow_loads(ptx) > 0
     with pytest.raises(AssertionError, match="bytes spilled"):
         assert_worth_shipping(crowded)
+
+
+@pytest.mark.nightly
+def test_a_warning_of_the_assembler_is_seen() -> None:
+    """Relative attention with more queries than sm_90 has registers for."""
+    (source,) = sources_of(RELATIVE, architectures=[90])
+    (waiting,) = compile_kernels([dataclasses.replace(source, constants={**source.constants, "block_queries": 64})])
     with pytest.raises(AssertionError, match="the assembler warns of C7511"):
         assert_worth_shipping(waiting)
 
@@ -375,16 +346,9 @@ def test_our_kernels_name_every_module_whose_functions_they_call() -> None:
         assert called_modules(kernel) <= {source.module, *source.called_modules}, source
 
 
-def test_the_search_for_called_modules_sees_those_of_functions_that_are_called() -> None:
-    attend = importlib.import_module("hdplugins.operators.block_sparse_attention.triton_kernel").attend
-    assert called_modules(attend) > called_modules(
-        importlib.import_module("hdplugins.kernels.running_softmax").load_rows
-    )
-
-
 def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype() -> None:
     sizes = [(RELATIVE, 0), *itertools.product((BLOCKS, CHUNKS, LSH), (1, 16, 32, 64, 84, 128))]
-    for head_dim, dtype in itertools.product(WINDOW_HEAD_DIMS, ("float16", "bfloat16", "float32")):
+    for head_dim, dtype in itertools.product(WINDOW_HEAD_DIMS, DTYPES):
         for operator, size in [(WINDOWS, 0), *(sizes if head_dim in HEAD_DIMS else [])]:
             sources = sources_of(operator, size, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
             case = (operator, size, head_dim, dtype)

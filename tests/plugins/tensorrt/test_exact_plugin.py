@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fakes.simulated_gpu import plugin_answers
-from support.clipped_operator import Clipped
 from support.clipped_operator import inputs_of as clipped_inputs
 from support.comparators import assert_close
 from support.exact_answers import exact_answer
@@ -50,50 +49,21 @@ def mask(tokens: int, *lengths: int) -> torch.Tensor:
 
 CASES: dict[str, tuple[SparseLayer, list[torch.Tensor]]] = {
     "globals and padding": (WINDOW_LAYER, [kinds("G" + "l" * 40 + "G" + "l" * 20 + "." * 9, "." * 30 + "l" * 41)]),
-    "another length, and back": (WINDOW_LAYER, [kinds("Gl" * 2 + "l" * tokens) for tokens in (60, 9, 60)]),
-    "around the window, one dilation": (
-        replace(WINDOW_LAYER, dilation=(2,), bound=0), [kinds("l" * tokens) for tokens in (1, 15, 16, 17, 33)],
+    "another length, and back": (
+        replace(WINDOW_LAYER, dtype="float16"), [kinds("Gl" * 2 + "l" * tokens) for tokens in (60, 9, 60)],
     ),
-    "a dilation per head": (replace(WINDOW_LAYER, dilation=(1, 3), left=4, right=2), [kinds("G" + "l" * 50)]),
-    "wider than the text": (replace(WINDOW_LAYER, left=2**31 - 1, right=2**31 - 1), [kinds("l" * 40), kinds("." * 37)]),
+    # Short, then long enough for parts and their sum, then short again.
+    "blocks without a table": (
+        replace(BLOCK_LAYER, heads=1, dtype="float16"), [mask(1, 1), mask(520, 520, 300), mask(1, 1)],
+    ),
+    "blocks with a table": (replace(BLOCK_LAYER, listed=(2, 3, 2)), [mask(1, 1), mask(200, 200, 90)]),
+    "chunks": (replace(CHUNK_LAYER, dtype="float16"), [mask(tokens, tokens, 20) for tokens in (50, 31, 50)]),
+    "hashes": (replace(LSH_LAYER, heads=1), [mask(tokens, tokens, 20) for tokens in (50, 31, 50)]),
 }  # fmt: skip
-
-PARTS = [mask(1, 1), mask(520, 520, 300), mask(1, 1)]
-"""Short, then long enough for parts and their sum, then short again."""
+"""What a layer is called with, one after the other; what kernels answer else is in tests/plugins/kernels."""
 
 
-@pytest.mark.parametrize(
-    ("layer", "calls"),
-    [
-        *(
-            pytest.param(
-                replace(layer, dtype=dtype),
-                calls,
-                id=f"{name} {dtype}",
-                # Every run tries each case in one dtype, by turns.
-                marks=() if (number + place) % 2 == 0 else pytest.mark.nightly,
-            )
-            for number, (name, (layer, calls)) in enumerate(CASES.items())
-            for place, dtype in enumerate(ATOL)
-        ),
-        pytest.param(replace(BLOCK_LAYER, heads=1, dtype="float16"), PARTS, id="blocks without a table"),
-        pytest.param(
-            replace(BLOCK_LAYER, listed=(2, 3, 2)), [mask(1, 1), mask(200, 200, 90)], id="blocks with a table"
-        ),
-        pytest.param(
-            replace(BLOCK_LAYER, listed=(2, 3, 2)), PARTS, id="blocks with a table, in parts", marks=pytest.mark.nightly
-        ),
-        *(
-            pytest.param(layer, [mask(tokens, tokens, 20) for tokens in (50, 31, 50)], id=str(layer), marks=marks)
-            for layer, marks in (
-                (replace(CHUNK_LAYER, dtype="float16"), ()),
-                (replace(LSH_LAYER, heads=1), ()),
-                (LSH_LAYER, pytest.mark.nightly),
-                (replace(LSH_LAYER, dtype="float16"), pytest.mark.nightly),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("layer", "calls"), CASES.values(), ids=CASES)
 def test_a_plugin_gives_the_right_answers(
     layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, tmp_path: Path
 ) -> None:
@@ -109,12 +79,8 @@ def relative_call(node: Relative, memory: int, tokens: int) -> tuple[Inputs, np.
     return {name: torch.from_numpy(array) for name, array in arrays.items()}, exact_answer(node, arrays)
 
 
-@pytest.mark.parametrize(
-    "node", [Relative(reach=40, dtype="float16"), Relative(causal=1, segments=False, dtype="float16")], ids=str
-)
-def test_a_plugin_gives_the_right_answers_with_memories_of_any_size(
-    node: Relative, interpreter: Interpreter, tmp_path: Path
-) -> None:
+def test_a_plugin_gives_the_right_answers_with_memories_of_any_size(interpreter: Interpreter, tmp_path: Path) -> None:
+    node = Relative(reach=40, dtype="float16")
     calls, wanted = zip(*(relative_call(node, *sizes) for sizes in ((7, 30), (0, 9), (7, 30))), strict=True)
     arguments = (RELATIVE, list(calls), tmp_path / "kernels", TILES[RELATIVE], node.node_attributes)
     for answer, right in zip(interpreter.run(plugin_answers, *arguments), wanted, strict=True):
@@ -122,8 +88,8 @@ def test_a_plugin_gives_the_right_answers_with_memories_of_any_size(
         assert_close(answer.numpy(), right, atol=8e-3)
 
 
-@pytest.mark.parametrize("layer", [CLIPPED_LAYER, Clipped(heads=1, dtype="float16")], ids=str)
-def test_a_plugin_gives_the_right_answers_by_distance(layer: Clipped, interpreter: Interpreter, tmp_path: Path) -> None:
+def test_a_plugin_gives_the_right_answers_by_distance(interpreter: Interpreter, tmp_path: Path) -> None:
+    layer = CLIPPED_LAYER
     arrays = [clipped_inputs(layer, mask(tokens, tokens, 20).numpy()) for tokens in (31, 1, 31)]
     calls = [{name: torch.from_numpy(array) for name, array in inputs.items()} for inputs in arrays]
     arguments = (CLIPPED, calls, tmp_path / "kernels", TILES[CLIPPED], layer.node_attributes)
@@ -140,9 +106,7 @@ def answers_of(
     return given, interpreter.run(plugin_answers, name, given, folder / "kernels", TILES[name], attributes)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"left": 15}, {"right": 17}, {"dilation": (2,)}, {"scale": 1.005 * WINDOW["scale"]}], ids=str
-)
+@pytest.mark.parametrize("wrong", [{"right": 17}, {"scale": 1.005 * WINDOW["scale"]}], ids=str)
 def test_the_comparison_refuses_other_attributes(
     wrong: dict[str, Any], interpreter: Interpreter, tmp_path: Path
 ) -> None:

@@ -7,30 +7,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver, write_simulated_kernels
+from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_gpu import plugin_of
-from hdplugins import OPERATORS, Operator
-from hdplugins.kernels.aot import KernelSource
-from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.kernels.cuda_launch import Launch, LaunchError
-from hdplugins.operators.plugin_face import FieldType, PluginFace, face_of
-from hdplugins.tensorrt.plugin_class import plugin_class
+from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, take_plugin_errors
 from support.plugin_calls import (
     ATTRIBUTES,
-    BLOCKS,
-    CHUNKS,
-    CLIPPED,
-    LSH,
     RELATIVE,
-    STREAM,
     WINDOW,
     WINDOWS,
     run,
@@ -100,95 +90,11 @@ def test_kernels_are_loaded_by_the_driver_that_launches_them(kernels: Path, monk
 
 
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
-    assert [operator.name for operator in plugin_operators()] == [
-        BLOCKS,
-        CHUNKS,
-        "ClippedDistanceAttention",
-        LSH,
-        RELATIVE,
-        WINDOWS,
-    ]
-    assert not OPERATORS["DenseAttention"].has_face("tensorrt_plugin")
     for operator in plugin_operators():
         face = face_of(operator)
         assert len(face.INPUT_DTYPES) == len(operator.inputs)
         assert face.INPUT_DTYPES[0] is None
         assert tuple(face.FIELDS) == operator.attributes
-
-
-class TwoBuffers(PluginFace):
-    """All that a second operator adds: two scratch buffers, and one kernel that takes both."""
-
-    FIELDS: ClassVar = {"factor": FieldType.FLOAT}
-    DTYPES = ("float32",)
-    INPUT_DTYPES = (None,)
-    OUTPUT = "result"
-    POINTERS: ClassVar = {"scale": ("second", "data", "first", "result")}
-
-    def tiles(self, shapes: Any, attributes: Any, *, dtype: str, architecture: int) -> Tiles:
-        raise NotImplementedError
-
-    def constants(self, shapes: Any, attributes: Any, *, dtype: str, tiles: Tiles) -> dict[str, dict[str, int]]:
-        raise NotImplementedError
-
-    def serves(self, kernel: Any, shapes: Any, attributes: Any, *, dtype: str) -> bool:
-        return dtype == "float32"
-
-    def workspace(self, shapes: Any, attributes: Any) -> dict[str, int]:
-        return {"first": 4 * shapes[0][0], "second": 10}
-
-    def launches(self, shapes: Any, attributes: Any, *, constants: Any) -> tuple[Launch, ...]:
-        scalars = {"count": shapes[0][0], "factor": attributes["factor"]}
-        return (Launch(kernel="scale", grid=(constants["scale"]["block"], 1, 1), scalars=scalars),)
-
-
-@pytest.fixture
-def two_buffers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    module = ModuleType("two_buffers.tensorrt_plugin")
-    module.FACE = TwoBuffers()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "two_buffers", ModuleType("two_buffers"))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    operator = Operator(name="TwoBuffers", version=3, package="two_buffers", inputs=("data",), attributes=("factor",))
-    pointers = {"second": "*i8", **dict.fromkeys(("data", "first", "result"), "*fp32")}
-    signature = {**pointers, "count": "i32", "factor": "fp32"}
-    source = KernelSource(
-        module="two_buffers", function="scale", architecture=86, signature=signature, constants={"block": 7}
-    )
-    write_simulated_kernels(tmp_path / "kernels", "TwoBuffers", [source])
-    return plugin_class(trt, operator)({"factor": 0.5}, tmp_path / "kernels")
-
-
-def one_tensor() -> list[Any]:
-    tensor = trt.PluginTensorDesc()
-    tensor.dims, tensor.type, tensor.format = trt.Dims((100,)), trt.DataType.FLOAT, trt.TensorFormat.LINEAR
-    return [tensor]
-
-
-def test_a_second_operator_needs_only_its_face(two_buffers: Any, launched: list[LaunchedKernel]) -> None:
-    two_buffers.on_shape_change(one_tensor(), one_tensor())
-    two_buffers.enqueue(one_tensor(), one_tensor(), [0x1000], [0x2000], 0x3000, STREAM)
-    assert launched[0].grid == (7, 1, 1)
-    # 400 bytes of the first buffer end at the next multiple of 256.
-    assert launched[0].arguments == {
-        "second": 0x3000 + 512, "data": 0x1000, "first": 0x3000, "result": 0x2000, "count": 100, "factor": 0.5,
-    }  # fmt: skip
-    assert (two_buffers.plugin_name, two_buffers.plugin_version) == ("TwoBuffers", "3")
-
-
-@pytest.mark.parametrize(
-    ("scalars", "message"),
-    [
-        ({"count": 2**31, "factor": 1.0}, "2147483648 does not fit"),
-        ({"factor": 1.0}, "takes count: i32; the launch has"),
-    ],
-)
-def test_a_launch_that_does_not_fit_its_kernel_is_refused(
-    scalars: dict[str, Any], message: str, two_buffers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch = Launch(kernel="scale", grid=(1, 1, 1), scalars=scalars)
-    monkeypatch.setattr(TwoBuffers, "launches", lambda *_, **__: (launch,))
-    with pytest.raises(LaunchError, match=message):
-        two_buffers.on_shape_change(one_tensor(), one_tensor())
 
 
 def test_a_machine_that_runs_bundles_needs_nothing_that_builds_them() -> None:
@@ -202,21 +108,6 @@ print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "14\n[]\n"
-
-
-def block_nodes() -> list[onnx.NodeProto]:
-    """One with a table, which is an initializer, and one without."""
-    return [
-        plugin_node(BLOCKS, ["query", "key", "value", "mask", "table"], "first"),
-        plugin_node(BLOCKS, ["first", "key", "value", "mask"], "second"),
-    ]
-
-
-def reformer_nodes() -> list[onnx.NodeProto]:
-    return [
-        plugin_node(CHUNKS, ["query", "key", "value", "mask"], "first"),
-        plugin_node(LSH, ["first", "value", "mask", "rotations"], "second"),
-    ]
 
 
 def relative_graph() -> onnx.ModelProto:
@@ -255,77 +146,23 @@ def relative_graph() -> onnx.ModelProto:
     )  # fmt: skip
 
 
-def clipped_graph() -> onnx.ModelProto:
-    """Scores of each query by a table that is its values, too, as NEZHA has it; and a bias that all queries share."""
-    state, half = ["batch", 2, "tokens", 64], TensorProto.FLOAT16
-    inputs = [
-        helper.make_tensor_value_info("query", half, state),
-        helper.make_tensor_value_info("mask", TensorProto.BOOL, ["batch", "tokens"]),
-    ]
-    nodes = [
-        helper.make_node("MatMul", ["query", "turned"], ["scores"]),
-        plugin_node(CLIPPED, ["query", "query", "query", "mask", "scores", "table"], "first"),
-        plugin_node(CLIPPED, ["first", "query", "query", "mask", "bias"], "second", reach=128),
-    ]
-    constants = {"table": (41, 64), "turned": (64, 41), "bias": (1, 2, 1, 257)}
-    return helper.make_model(
-        helper.make_graph(
-            nodes, "attentions", inputs, [helper.make_tensor_value_info("second", half, state)],
-            [onnx.numpy_helper.from_array(np.ones(shape, np.float16), name) for name, shape in constants.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
-        ir_version=10,
-    )  # fmt: skip
-
-
 def plugin_node(operator: str, inputs: Sequence[str], output: str, **changes: int) -> onnx.NodeProto:
     """As lowering leaves it."""
     own = {**ATTRIBUTES[operator], **changes, "plugin_namespace": "hdexport", "plugin_version": "1"}
     return helper.make_node(operator, inputs, [output], domain="hdexport", **own)
 
 
-def plugin_graph(nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
-    state = ["batch", 2, "tokens", 64]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, state) for name in ("query", "key", "value")]
-    inputs.append(helper.make_tensor_value_info("mask", TensorProto.INT32, ["batch", "tokens"]))
-    constants = {"table": np.zeros((2, 3, 2), np.int32), "rotations": np.ones((2, 64, 2, 3), np.float32)}
-    used = {name for node in nodes for name in node.input}
-    return helper.make_model(
-        helper.make_graph(
-            nodes, "attentions", inputs, [helper.make_tensor_value_info("second", TensorProto.FLOAT16, state)],
-            [onnx.numpy_helper.from_array(array, name) for name, array in constants.items() if name in used],
-        ),
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
-        ir_version=10,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("model", "num_inputs", "field"),
-    # The name of a field, which the engine must hold to make the plugin again.
-    [
-        (plugin_graph(block_nodes()), [5, 4], b"first_repeats"),
-        (plugin_graph(reformer_nodes()), [4, 4], b"ends_by_row"),
-        (relative_graph(), [8, 7], b"reach"),
-        (clipped_graph(), [6, 5], b"reach"),
-    ],
-    ids=[
-        "blocks with and without a table",
-        "chunks and hashes",
-        "distances with and without segments",
-        "clipped distances with and without values",
-    ],
-)
-def test_tensorrt_builds_nodes_for_several_lengths(model: onnx.ModelProto, num_inputs: list[int], field: bytes) -> None:
+def test_tensorrt_builds_nodes_for_several_lengths() -> None:
+    """Engines of other operators are built of bundles, in tests/exporter/attention/test_sparse_engine.py."""
     log = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     with plugins_with_kernels(trt, None):
-        assert parser.parse(model.SerializeToString()), parser.get_error(0).desc()
+        assert parser.parse(relative_graph().SerializeToString()), parser.get_error(0).desc()
         layers = [network.get_layer(index) for index in range(network.num_layers)]
         ours = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
-        assert [layer.num_inputs for layer in ours] == num_inputs
+        assert [layer.num_inputs for layer in ours] == [8, 7]
         config = builder.create_builder_config()
         for opt, most in ((97, 500), (1001, 4096)):
             profile = builder.create_optimization_profile()
@@ -338,4 +175,4 @@ def test_tensorrt_builds_nodes_for_several_lengths(model: onnx.ModelProto, num_i
             config.add_optimization_profile(profile)
         engine = builder.build_serialized_network(network, config)
     assert engine is not None, take_plugin_errors()
-    assert field in bytes(engine)
+    assert b"reach" in bytes(engine), "the name of a field, by which the plugin is made again"
