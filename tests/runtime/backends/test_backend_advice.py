@@ -136,14 +136,6 @@ def test_following_the_advice_leads_to_a_backend_that_runs(bundle_path: Path, en
                     assert len(seen) <= 4
 
 
-def test_without_a_gpu_every_advice_is_the_backend_that_needs_none(bundle_path: Path) -> None:
-    for backend in INSTALL:
-        with named_case(backend):
-            refusal = choice.why_unavailable(open_bundle(bundle_path), backend, machine=NOWHERE)
-            assert refusal is not None
-            assert refusal.endswith("Use the backend onnxruntime (or auto), which needs no GPU. See: hdexport doctor")
-
-
 def test_on_an_h200_the_advice_names_what_runs_there(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bundle = with_engines(open_bundle(bundle_path), *BUNDLED["tensorrt_rtx"])
     open_runner(bundle, "auto", threads=None, machine=HOPPER)

@@ -126,15 +126,6 @@ def test_an_engine_that_fits_is_taken(bundle_path: Path, backend: str, log: pyte
     assert ("chose tensorrt_rtx" in log.text) is (backend == "auto")
 
 
-@pytest.mark.usefixtures("loads")
-def test_options_reach_the_engine(bundle_path: Path) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm89",))
-    gpu = hdruntime.GpuOptions(device=1, graphs="off", kernel_specialization="eager")
-    given = dataclasses.asdict(gpu)
-    assert given.pop("memory_limit_bytes") is None
-    assert opened(bundle, gpu=gpu).options == given
-
-
 def test_an_engine_that_should_load_and_does_not_causes_a_warning(
     bundle_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,12 +121,6 @@ def test_only_a_batch_with_padding_inside_or_of_one_token_needs_the_graph_with_m
             assert (opened._padded._request is not None) == is_needed
 
 
-def test_a_batch_with_other_texts_gives_the_answer_of_the_text_alone(session: Session) -> None:
-    ids = ids_of(3, 64)
-    together = session(input_ids=ids, attention_mask=mask_of("right", 3, 64))[HIDDEN]
-    assert_close(together[1, :32], session(input_ids=ids[1:2, :32])[HIDDEN][0], atol=1e-6)
-
-
 def test_several_threads_get_their_own_answers(session: Session, reference: Session) -> None:
     batches = [ids_of(1 + number % 3, 1 + 7 * number % 60, number) for number in range(24)]
     expected = [reference(input_ids=ids)[HIDDEN] for ids in batches]

@@ -145,12 +145,6 @@ def test_a_link_that_leaves_the_bundle_is_refused(bundle_path: Path) -> None:
         open_bundle(bundle_path)
 
 
-def test_a_linked_bundle_opens(bundle_path: Path) -> None:
-    link = bundle_path.parent / "latest"
-    link.symlink_to(bundle_path)
-    assert open_bundle(link).manifest == open_bundle(bundle_path).manifest
-
-
 def test_a_newer_format_is_refused_even_with_other_keys(bundle_path: Path) -> None:
     newer = FORMAT_VERSION + 1
     (bundle_path / "manifest.json").write_text(json.dumps({"format_version": newer, "graph": 5}))

@@ -97,10 +97,6 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_only_that_rows_error(bundle_
     assert [row["error"] is None for row in rows] == [True, False, True, True]
 
 
-def test_a_job_with_only_invalid_rows_is_done(bundle_path: Path) -> None:
-    assert [bool(row["error"]) for row in results(bundle_path, ["nan", None, "nan nan"])] == [True] * 3
-
-
 def test_a_text_that_is_too_long_is_truncated_on_request(bundle_path: Path) -> None:
     cut, whole = results(bundle_path, ["long " * 15, "long " * MAX_WORDS], overflow=Overflow.TRUNCATE)
     assert cut["tokens"] == 16

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 
@@ -112,12 +111,6 @@ def test_a_row_without_a_proper_id_is_an_error(tmp_path: Path) -> None:
             assert rows_of(file, Columns(id="key")) == [Row(id=None, error=f"{error}\n{advice}")]
 
 
-def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
-    rows = rows_of(write(tmp_path / "a.txt", b"one\n\xc3\nthree"))
-    assert [row.text for row in rows] == ["one", "", "three"]
-    assert rows[1].error == "Line 2 is not valid UTF-8: its byte 1, unexpected end of data."
-
-
 def test_bad_cells_of_parquet_are_bad_rows(tmp_path: Path) -> None:
     # Parquet writers do not check strings.
     offsets = pa.array([0, 1, 2, 3], pa.int32()).buffers()[1]
@@ -162,14 +155,6 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         find_inputs([tmp_path], columns=TEXT)
     with pytest.raises(InputError, match=r"No input was given"):
         find_inputs([], columns=TEXT)
-
-
-def test_a_pipe_in_a_directory_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    os.mkfifo(tmp_path / "a.jsonl")
-    write(tmp_path / "b.txt", "x")
-    with caplog.at_level(logging.WARNING):
-        assert [row.text for row in rows_of(tmp_path)] == ["x"]
-    assert "a.jsonl is skipped: it is not a file" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -154,12 +154,6 @@ def test_a_stride_without_room_is_refused() -> None:
             split(words, question=question, stride=stride)
 
 
-def test_the_text_that_cannot_be_split_is_named() -> None:
-    wholes = [split(words, question=question).whole for words, question in ((1, 1), (20, 2))]
-    with pytest.raises(InputError, match=r"^Text 1 cannot be split with a stride or overlap of 6"):
-        split_encodings(wholes, max_len=10, stride=6, is_pair=True)
-
-
 # Outputs put together
 
 

@@ -14,7 +14,6 @@ from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from fakes.simulated_device import Code
 from hdplugins.tensorrt import plugin_class
 from hdruntime.backends.tensorrt import TensorRtRunner
-from hdruntime.backends.tensorrt.shapes import choose_profile
 from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.errors import (
     BackendError,
@@ -255,16 +254,6 @@ def test_an_engine_whose_outputs_are_larger_than_the_manifests_is_refused(machin
     told = r"output last_hidden_state has shape \[2, 32, 4\] for .*by the manifest it is \[2, 32, 3\]"
     with pytest.raises(BackendError, match=told):
         machine.runner().start(new_batch(2, 20), [HIDDEN])
-
-
-def test_padding_holds_the_tokenizers_pad_id(machine: Machine) -> None:
-    machine.with_manifest(tokenizer=dataclasses.replace(machine.bundle.manifest.tokenizer, pad_token_id=5))
-    runner = machine.runner()
-    machine.run(runner, new_batch(1, 20, "none"))
-    slot = runner._machine.slots[0]
-    layout, _ = runner._loaded.layouts(choose_profile(runner._profiles, 1, 20).shape)
-    ids = slot.staged_inputs.arrays(layout)["input_ids"]
-    assert (ids[0, 20:] == 5).all()
 
 
 def test_a_failure_of_tensorrt_is_an_error_and_the_next_batch_runs(new_machine: MachineMaker) -> None:
