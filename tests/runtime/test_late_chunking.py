@@ -1,8 +1,10 @@
-"""Late chunking of the sample model: what transformers' model gives, pooled by hand."""
+"""Late chunking of the sample model: what transformers' model gives, pooled by hand.
+
+Texts of several macro chunks: text/test_chunking.py.
+"""
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +19,6 @@ from hdruntime.session import Session
 from hdruntime.text.chunking import TextChunks
 from support.comparators import assert_close
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
-from support.sample_model import SAMPLE_MAX_LEN
 from support.sentence_bundles import with_settings_of
 
 ATOL = 1e-6
@@ -34,8 +35,6 @@ TEXTS = {
     "bytes": "\u00dcberraschung! \u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8\u3002"
     "\u554f\u984c\uff1f na\u00efve caf\u00e9 \N{GRINNING FACE} 12,345.67. Ok",
     "fits": " ".join(WORDS[:250]),
-    "two macro chunks": " ".join(WORDS[250:800]),
-    "more macro chunks": " ".join(WORDS[800:2000]),
 }  # fmt: skip
 
 SENTENCE_ENDS = ["g!", "\u30c8\u3002", "\u984c\uff1f", "7.", "Ok"]
@@ -57,35 +56,13 @@ class ByHand:
         encoded = self.tokenizer(text, return_offsets_mapping=True, truncation=False)
         return encoded["input_ids"], encoded["offset_mapping"]
 
-    @functools.cache  # noqa: B019 lives as long as the module
-    def states(self, text: str, overlap: int, *, earlier: bool = False) -> np.ndarray:
-        """[tokens, 384]; each token's from the macro chunk with most context on its smaller side, or the earlier."""
-        ids = self.tokens(text)[0]
-        own, room = ids[1:-1], SAMPLE_MAX_LEN - 2
-        starts = [0]
-        while starts[-1] + room < len(own):
-            starts.append(starts[-1] + room - overlap)
-        parts = [range(start, min(start + room, len(own))) for start in starts]
-        found = [self._run([ids[0], *own[part.start : part.stop], ids[-1]]) for part in parts]
+    def vectors(self, text: str, spans: Sequence[Range], *, shift: int = 0) -> np.ndarray:
+        """[spans, 384], of length 1, of a text that fits; ``shift`` takes the wrong tokens."""
+        import torch
 
-        def context(number: int, token: int) -> float:
-            before = np.inf if number == 0 else token - parts[number].start
-            after = np.inf if number == len(parts) - 1 else parts[number].stop - 1 - token
-            return min(before, after)
-
-        states = [found[0][0]]
-        for token in range(len(own)):
-            there = [number for number in range(len(parts)) if token in parts[number]]
-            best = there[0] if earlier else max(reversed(there), key=lambda number: context(number, token))
-            states.append(found[best][1 + token - parts[best].start])
-        return np.array([*states, found[-1][-1]])
-
-    def vectors(
-        self, text: str, spans: Sequence[Range], overlap: int = 0, *, shift: int = 0, **options: Any
-    ) -> np.ndarray:
-        """[spans, 384], of length 1; ``shift`` takes the wrong tokens."""
         ids, offsets = self.tokens(text)
-        states = self.states(text, overlap, **options)
+        with torch.inference_mode():
+            states = self.model(torch.tensor([ids])).last_hidden_state[0].numpy()
         found = []
         for start, end in spans:
             inside = [number for number, (first, last) in enumerate(offsets) if first < end and last > start]
@@ -103,43 +80,16 @@ class ByHand:
         groups = [offsets[first : first + number] for first in range(0, len(offsets), number)]
         return [(group[0][0], group[-1][1]) for group in groups]
 
-    def _run(self, ids: list[int]) -> np.ndarray:
-        import torch
 
-        with torch.inference_mode():
-            states: np.ndarray = self.model(torch.tensor([ids])).last_hidden_state[0].numpy()
-        return states
-
-
-@pytest.fixture(scope="module", params=["two layers", pytest.param("all layers", marks=pytest.mark.nightly)])
-def checkpoint(request: pytest.FixtureRequest, extended_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample model with more positions than it was trained for."""
-    if request.param == "two layers":
-        return extended_sample
-    from hdexport.checkpoint import default_model
-    from hdexport.extend import ExtendOptions, extend
-
-    folder = tmp_path_factory.mktemp("late")
-    extend(ExtendOptions(model=default_model()[0], output=folder / "checkpoint", max_len=SAMPLE_MAX_LEN))
-    return folder / "checkpoint"
+@pytest.fixture(scope="module")
+def by_hand(extended_sample: Path) -> ByHand:
+    """Of a model with more positions than it was trained for."""
+    return ByHand(extended_sample)
 
 
 @pytest.fixture(scope="module")
-def by_hand(checkpoint: Path) -> ByHand:
-    return ByHand(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def session(checkpoint: Path, extended_sample: Path, sample_bundle: Path) -> Iterator[Session]:
-    from hdexport.build import BuildOptions, build
-
-    if checkpoint == extended_sample:
-        bundle = sample_bundle
-    else:
-        bundle = checkpoint.with_name("bundle")
-        options = {"max_len": SAMPLE_MAX_LEN, "attention_scale": "none", "verify": None}
-        build(BuildOptions(model=checkpoint, output=bundle, **options))
-    with hdruntime.load(bundle) as session:
+def session(sample_bundle: Path) -> Iterator[Session]:
+    with hdruntime.load(sample_bundle) as session:
         yield session
 
 
@@ -147,46 +97,32 @@ def spans_of(chunks: TextChunks) -> list[tuple[int, int]]:
     return list(zip(chunks.starts.tolist(), chunks.ends.tolist(), strict=True))
 
 
-@pytest.mark.parametrize(("number", "overlap"), [(16, None), (600, 101)])
-def test_chunks_of_tokens_are_those_by_hand(
-    session: Session, by_hand: ByHand, number: int, overlap: int | None
-) -> None:
-    shared = SAMPLE_MAX_LEN // 4 if overlap is None else overlap
+def test_chunks_of_tokens_are_those_by_hand(session: Session, by_hand: ByHand) -> None:
     texts = list(TEXTS.values())
-    found = session.embed_chunks(texts, chunks=f"tokens:{number}", overlap=overlap, batch_tokens=2000)
-    for text, chunks in zip(texts, found, strict=True):
-        spans = by_hand.spans_of_tokens(text, number)
+    for text, chunks in zip(texts, session.embed_chunks(texts, chunks="tokens:16", batch_tokens=2000), strict=True):
+        spans = by_hand.spans_of_tokens(text, 16)
         assert spans_of(chunks) == spans
-        assert_close(chunks.vectors, by_hand.vectors(text, spans, shared), atol=ATOL)
-    lengths = [len(by_hand.tokens(text)[0]) - 2 for text in texts]
-    assert lengths[:5] == [1, 15, 16, 17, 33]
-    assert SAMPLE_MAX_LEN < lengths[-2] < 2 * SAMPLE_MAX_LEN < lengths[-1]
+        assert_close(chunks.vectors, by_hand.vectors(text, spans), atol=ATOL)
+    assert [len(by_hand.tokens(text)[0]) - 2 for text in texts[:5]] == [1, 15, 16, 17, 33]
+    alone = session.embed([text[start:end] for start, end in spans])
+    for wrong in (by_hand.vectors(text, spans, shift=1), alone):
+        with pytest.raises(AssertionError):
+            assert_close(chunks.vectors, wrong, atol=1000 * ATOL)
 
 
-@pytest.mark.parametrize("name", ["bytes", "fits", "two macro chunks"])
+@pytest.mark.parametrize("name", ["bytes", "fits"])
 def test_sentences_and_given_chunks_are_those_by_hand(session: Session, by_hand: ByHand, name: str) -> None:
     text = TEXTS[name]
     found = session.embed_chunks(text, chunks="sentences")
     if name == "bytes":
         assert [text[start:end][-2:] for start, end in spans_of(found)] == SENTENCE_ENDS
-    assert_close(found.vectors, by_hand.vectors(text, spans_of(found), SAMPLE_MAX_LEN // 4), atol=ATOL)
-    # Unsorted, overlapping, with holes, and one across the seam of the macro chunks
+    assert_close(found.vectors, by_hand.vectors(text, spans_of(found)), atol=ATOL)
+    # Unsorted, overlapping, and with holes.
     size = len(text)
     spans = [(size // 2, size // 2 + size // 4), (0, 9), (size // 3, size - 1), (size - 2, size), (5, 12), (0, size)]
     found = session.embed_chunks([text, "hello"], chunks=[spans, [(0, 5)]])[0]
     assert spans_of(found) == spans
-    assert_close(found.vectors, by_hand.vectors(text, spans, SAMPLE_MAX_LEN // 4), atol=ATOL)
-
-
-def test_wrong_tokens_a_wrong_seam_and_chunks_alone_are_told_apart(session: Session, by_hand: ByHand) -> None:
-    text = TEXTS["two macro chunks"]
-    spans = by_hand.spans_of_tokens(text, 16)
-    found = session.embed_chunks(text, chunks="tokens:16", overlap=100).vectors
-    assert_close(found, by_hand.vectors(text, spans, 100), atol=ATOL)
-    alone = session.embed([text[start:end] for start, end in spans])
-    for wrong in (by_hand.vectors(text, spans, 100, shift=1), by_hand.vectors(text, spans, 100, earlier=True), alone):
-        with pytest.raises(AssertionError):
-            assert_close(found, wrong, atol=1000 * ATOL)
+    assert_close(found.vectors, by_hand.vectors(text, spans), atol=ATOL)
 
 
 @pytest.mark.parametrize("include_prompt", [True, False])

@@ -40,10 +40,6 @@ def leave(link: Path, bundle: Path) -> None:
     os.chdir("/")
 
 
-def damage_the_tokenizer(link: Path, bundle: Path) -> None:
-    (bundle / "tokenizer.json").write_text("{}")
-
-
 def answers_of(path: Any, change: Change | None, link: Path, bundle: Path, backend: str) -> list[np.ndarray]:
     """Vectors of one encoder and one session, loaded before a change; of short texts and of cut ones."""
     with SentenceEncoder(path, backend=backend) as encoder, hdruntime.load(path, backend) as session:
@@ -54,7 +50,7 @@ def answers_of(path: Any, change: Change | None, link: Path, bundle: Path, backe
         return [cut, session.embed(TEXTS), session.embed(TEXTS[:1]), session.embed(["long " * 90], overflow="truncate")]
 
 
-@pytest.mark.parametrize("change", [switch, remove, leave, damage_the_tokenizer])
+@pytest.mark.parametrize("change", [switch, remove, leave])
 def test_what_becomes_of_the_files_changes_no_answer(
     new_bundle: Callable[..., Path], tmp_path: Path, change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,11 +89,8 @@ def snapshot_of(bundle: Path, cache: Path) -> Path:
     return snapshot
 
 
-@pytest.mark.parametrize("external_data", [False, True])
-def test_a_snapshot_in_the_cache_of_the_hub_loads(
-    new_bundle: Callable[..., Path], tmp_path: Path, external_data: bool
-) -> None:
-    bundle = new_bundle(external_data=external_data)
+def test_a_snapshot_in_the_cache_of_the_hub_loads(new_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    bundle = new_bundle(external_data=True)
     snapshot = snapshot_of(bundle, tmp_path / "models--organisation--name")
     with hdruntime.load(bundle) as one, hdruntime.load(snapshot) as other:
         np.testing.assert_array_equal(one.embed(TEXTS), other.embed(TEXTS))
@@ -128,10 +121,8 @@ def test_an_encoder_is_pickled_by_where_its_bundle_lies(bundle_path: Path, monke
 
 DEVICES = [
     ({"device": "cpu"}, None),
-    ({"device": "cpu", "backend": "onnxruntime"}, None),
     ({"device": "cpu", "backend": "tensorrt"}, "The backend tensorrt does not run on the device cpu"),
     ({"device": "cuda", "backend": "onnxruntime"}, "The backend onnxruntime does not run on the device cuda"),
-    ({"device": "cuda:0", "backend": "openvino"}, "The backend openvino does not run on the device cuda:0"),
 ]
 
 

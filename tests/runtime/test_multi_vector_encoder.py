@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,18 +96,8 @@ def test_vectors_are_those_of_sentence_transformers(both: Both) -> None:
         for name in ("encode_query", "encode_document"):
             expected = getattr(theirs, name)(TEXTS, convert_to_numpy=True, **options)
             assert_same_vectors(getattr(ours, name)(TEXTS, batch_size=3, **options), expected)
-
-
-@pytest.mark.parametrize("both", ["classic"], indirect=True)
-def test_each_wrong_reading_of_a_query_or_document_is_found(both: Both) -> None:
-    theirs, ours = both
-    documents = theirs.encode_document(TEXTS, convert_to_numpy=True)
     with pytest.raises(AssertionError):
-        assert_same_vectors(ours.encode_query(TEXTS), documents)
-    with pytest.raises(AssertionError):
-        assert_same_vectors(ours.encode_document(TEXTS, prompt=""), documents)
-    with pytest.raises(AssertionError):
-        assert_same_vectors([each * 1.001 for each in ours.encode_document(TEXTS)], documents)
+        assert_same_vectors(ours.encode_query(TEXTS), theirs.encode_document(TEXTS, convert_to_numpy=True))
 
 
 @pytest.mark.parametrize("name", UNSEEN)
@@ -216,19 +205,12 @@ def test_added_tokens_see_the_query_through_windows_that_replace_dense_attention
 def test_a_manifest_that_contradicts_itself_is_refused(saved: Callable[[str], Path]) -> None:
     manifest = open_bundle(saved("classic") / "bundle").manifest
     assert manifest.sentence is not None
-    wrong = {
-        "role attended": {"inputs": tuple(spec for spec in manifest.inputs if spec.role is not Role.ATTENDED)},
-        "sentence is None": {
-            "sentence": None,
-            "inputs": tuple(spec for spec in manifest.inputs if spec.role is not Role.ATTENDED),
-        },
+    inputs = tuple(spec for spec in manifest.inputs if spec.role is not Role.ATTENDED)
+    wrong: dict[str, dict[str, Any]] = {
+        "role attended": {"inputs": inputs},
+        "sentence is None": {"sentence": None, "inputs": inputs},
         "is there for the kind encoder": {"sentence": dataclasses.replace(manifest.sentence, kind="encoder")},
-        "multi_vector is None for the kind": {
-            "sentence": dataclasses.replace(manifest.sentence, multi_vector=None),
-            "inputs": tuple(spec for spec in manifest.inputs if spec.role is not Role.ATTENDED),
-        },
     }
-    assert manifest_from_json(json_from_manifest(manifest)) == manifest
     for message, changes in wrong.items():
         with pytest.raises(BundleCorruptError, match=message):
             manifest_from_json(json_from_manifest(dataclasses.replace(manifest, **changes)))
@@ -264,8 +246,10 @@ def test_documents_are_read_as_far_as_the_bundle_serves(saved: Callable[[str], P
         assert (ours.document_length, ours.query_length) == (50, MAX_LEN)
 
 
-@pytest.mark.parametrize("both", ["classic", "attending"], indirect=True)
-def test_arguments_and_results_have_the_forms_of_sentence_transformers(both: Both) -> None:
+@pytest.mark.parametrize("both", ["attending"], indirect=True)
+def test_arguments_and_results_have_the_forms_of_sentence_transformers(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     theirs, ours = both
@@ -287,6 +271,9 @@ def test_arguments_and_results_have_the_forms_of_sentence_transformers(both: Bot
     ours.similarity_fn_name = "cosine"
     with pytest.raises(InputError, match="'cosine'; it must be 'maxsim' or 'meanmaxsim'"):
         ours.similarity(queries, documents)
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises
+    ours.similarity_fn_name = "maxsim"
+    assert ours.similarity(ours.encode_query(["read", ""]), ours.encode_document(["a", "b"])).shape == (2, 2)
 
 
 @pytest.mark.parametrize("mean", [False, True])
@@ -325,12 +312,9 @@ def test_maxsim_takes_one_text_and_padded_texts_and_refuses_other_shapes() -> No
     padded = generator.normal(size=(2, 5, 6)).astype(np.float32)
     padded[0, 3:] = 0
     assert_close(maxsim(padded, padded), theirs(torch.from_numpy(padded), torch.from_numpy(padded)).numpy(), atol=1e-5)
-    assert maxsim(padded[0], padded[1]).shape == (1, 1)
     assert maxsim([], [padded[0]]).shape == (0, 1)
     with pytest.raises(InputError, match=r"queries\[0\] has shape \[6\]; each text's vectors must be \[tokens, dim"):
         maxsim([padded[0, 0]], padded)
-    with pytest.raises(InputError, match=r"documents has shape \[6\]"):
-        maxsim(padded, padded[0, 0])
     with pytest.raises(InputError, match="Vectors have 4 and 6 dimensions; MaxSim compares"):
         maxsim(padded[..., :4], padded)
     with pytest.raises(InputError, match="There are 2 queries but 1 documents"):
@@ -338,12 +322,8 @@ def test_maxsim_takes_one_text_and_padded_texts_and_refuses_other_shapes() -> No
 
 
 WRONG_ARGUMENTS = [
-    ({"inputs": 3}, "inputs is of type int"),
     ({"inputs": ["a", None]}, r"inputs\[1\] is None, of type NoneType"),
-    ({"inputs": ["a", "\ud800"]}, r"inputs\[1\]: .*not valid Unicode"),
-    ({"inputs": "a", "prompt_name": "title"}, "no prompt 'title'"),
     ({"inputs": "a", "task": "passage"}, "task is 'passage'"),
-    ({"inputs": "a", "batch_size": 0}, "batch_size is 0"),
     ({"inputs": "a", "device": "cuda"}, "MultiVectorEncoder"),
     ({"inputs": "a", "output_value": "sentence_embedding"}, "must be 'token_embeddings'"),
 ]
@@ -364,19 +344,6 @@ def test_other_bundles_and_other_methods_are_refused(bundle_path: Path, saved: C
         pytest.raises(InputError, match=r"task is token-similarity.*\n.*MultiVectorEncoder"),
     ):
         session.embed(["a"])
-
-
-def test_numpy_results_need_no_pytorch(saved: Callable[[str], Path]) -> None:
-    script = f"""
-import sys
-sys.modules["torch"] = None
-from hdruntime import MultiVectorEncoder
-encoder = MultiVectorEncoder({str(saved("classic") / "bundle")!r})
-found = encoder.encode_query(["read", ""])
-print(len(found), encoder.similarity(found, encoder.encode_document(["a", "b"])).shape)
-"""
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert found.stdout == "2 (2, 2)\n"
 
 
 # Batch jobs.
@@ -417,19 +384,6 @@ def test_a_query_that_is_too_long_fails_alone(saved: Callable[[str], Path], tmp_
         run(saved("classic") / "bundle", inputs, tmp_path / "no.jsonl", prompt_name="query", overflow=Overflow.SPLIT)
 
 
-def test_queries_do_not_continue_a_job_of_documents(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """Also where both have the same prompt."""
-    from hdruntime.jobs import JobOptions, plan_job
-
-    bundle, inputs = open_bundle(saved("classic") / "bundle"), write_texts(tmp_path / "in.jsonl", ["a"])
-    of_documents, of_queries = (
-        plan_job(bundle, [inputs], tmp_path / "out.jsonl", options=JobOptions(**options)).identity
-        for options in ({"prompt": ""}, {"prompt_name": "query"})
-    )
-    assert of_documents["--prompt-name"] is None
-    assert of_queries["--prompt-name"] == "query"
-
-
 @pytest.mark.parametrize("stride", [0, 10])
 def test_pieces_of_a_split_text_are_one_list_of_vectors(
     stride: int, classic: MultiVectorEncoder, saved: Any, tmp_path: Path
@@ -450,32 +404,15 @@ def test_pieces_of_a_split_text_are_one_list_of_vectors(
         assert_close(found[: len(cut)], cut, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "atol"),
-    [
-        ({"output_dtype": EmbeddingPrecision.FLOAT16}, "halffloat>[12]", 1e-3),
-        ({"output_dtype": EmbeddingPrecision.FLOAT32, "truncate_dim": 5, "normalize": True}, "float>[5]", 1e-6),
-    ],
-)
-def test_vectors_of_tokens_have_the_options_of_vectors(
-    options: dict[str, Any], kind: str, atol: float, classic: MultiVectorEncoder, saved: Any, tmp_path: Path
-) -> None:
-    inputs = write_texts(tmp_path / "in.jsonl", TEXTS)
-    bundle = saved("classic") / "bundle"
-    run(bundle, inputs, tmp_path / "out.parquet", vectors=VectorOptions(**options), overflow=Overflow.TRUNCATE)
+def test_vectors_of_tokens_have_the_options_of_vectors(classic: MultiVectorEncoder, saved: Any, tmp_path: Path) -> None:
+    inputs, bundle = write_texts(tmp_path / "in.jsonl", TEXTS), saved("classic") / "bundle"
+    options = VectorOptions(output_dtype=EmbeddingPrecision.FLOAT16, truncate_dim=5, normalize=True)
+    run(bundle, inputs, tmp_path / "out.parquet", vectors=options, overflow=Overflow.TRUNCATE)
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
-    assert kind in str(table.schema.field("embedding").type)
+    assert "halffloat>[5]" in str(table.schema.field("embedding").type)
     classic.document_length = "bundle"
-    expected = [each[:, : options.get("truncate_dim", 12)] for each in classic.encode_document(TEXTS)]
-    if options.get("normalize"):
-        expected = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in expected]
-    found = [np.array(value, np.float32).reshape(-1, expected[0].shape[1]) for value in table["embedding"].to_pylist()]
-    assert_same_vectors(found, expected, atol=atol)
-
-
-@pytest.mark.parametrize("ending", [".npy", ".npz"])
-def test_a_matrix_has_no_place_for_lists_of_vectors(ending: str, saved: Any, tmp_path: Path) -> None:
-    inputs = write_texts(tmp_path / "in.jsonl", ["a"])
+    expected = [each[:, :5] / np.linalg.norm(each[:, :5], axis=1)[:, None] for each in classic.encode_document(TEXTS)]
+    found = [np.array(value, np.float32).reshape(-1, 5) for value in table["embedding"].to_pylist()]
+    assert_same_vectors(found, expected, atol=1e-3)
     with pytest.raises(InputError, match=r"one vector per text, and .* one per token.\nWrite .parquet or .jsonl"):
-        run(saved("classic") / "bundle", inputs, tmp_path / f"out{ending}")
-    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+        run(bundle, inputs, tmp_path / "out.npz")

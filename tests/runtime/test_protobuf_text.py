@@ -36,11 +36,6 @@ def test_whole_numbers_are_read_back_to_the_ends_of_64_bits() -> None:
             assert list(config.input[0].dims) == [number, number]
 
 
-def test_a_number_that_is_too_large_is_not_read_as_another() -> None:
-    with pytest.raises(text_format.ParseError):
-        parsed({"max_batch_size": 2**31})
-
-
 def test_booleans_enums_and_empty_lists_are_read_back() -> None:
     config = parsed(
         {"input": [{"optional": True, "allow_ragged_batch": False, "data_type": Name("TYPE_FP32"), "dims": []}]}

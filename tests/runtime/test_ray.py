@@ -61,7 +61,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A node of one core that claims a GPU. This process is connected."""
+    """A node of one core. This process is connected."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster
@@ -70,7 +70,7 @@ def cluster() -> Iterator[Any]:
     alone = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     # A lost node is detected in a second, not in 16; a slow one has as much time as usual.
     lost = {"health_check_initial_delay_ms": 200, "health_check_period_ms": 200}
-    made = Cluster(initialize_head=True, head_node_args={**NODE, **alone, "num_gpus": 1, "_system_config": lost})
+    made = Cluster(initialize_head=True, head_node_args={**NODE, **alone, "_system_config": lost})
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made
     ray.shutdown()
@@ -311,7 +311,7 @@ def test_map_batches_adds_what_a_job_writes(
     assert table.column("embedding").to_pylist()[:-1] == vectors
 
 
-NO_GPU: list[tuple[dict[str, Any], object, str]] = [
+NO_MAPPER: list[tuple[dict[str, Any], object, str]] = [
     ({}, {"text": ["read"]}, 'given a dict; it needs Arrow tables.(.|\n)*batch_format="pyarrow"'),
     ({}, pa.table({"body": ["read"]}), "no column 'text'; its columns are body"),
     ({}, pa.table({"text": ["read"], "tokens": [1]}), "already has columns 'tokens', which are names of results"),
@@ -325,13 +325,9 @@ NO_GPU: list[tuple[dict[str, Any], object, str]] = [
     ({"input_ids_column": "c", "options": WindowOptions(overflow=Overflow.SPLIT)}, None, "are not split"),
     ({"options": WindowOptions(batch_tokens=0)}, None, "--batch-tokens 0 is too small"),
 ]
-GPU: list[tuple[dict[str, Any], object, str]] = [({"backend": "tensorrt"}, None, "the bundle has no tensorrt engine")]
 
 
-@pytest.mark.parametrize(("cases", "gpus"), [(NO_GPU, 0), (GPU, 1)], ids=["no GPU", "GPU"])
-def test_what_does_not_fit_a_mapper_is_said(
-    cluster: Any, bundle_path: Path, cases: list[tuple[dict[str, Any], object, str]], gpus: int
-) -> None:
+def test_what_does_not_fit_a_mapper_is_said(cluster: Any, bundle_path: Path) -> None:
     import ray
 
     def call(given: list[tuple[dict[str, Any], Any]]) -> list[str]:
@@ -343,8 +339,8 @@ def test_what_does_not_fit_a_mapper_is_said(
                 said.append(f"{type(error).__name__}: {error}")
         return said
 
-    found = ray.get(ray.remote(num_cpus=0, num_gpus=gpus)(call).remote([case[:2] for case in cases]))
-    for (options, _, message), said in zip(cases, found, strict=True):
+    found = ray.get(ray.remote(num_cpus=0)(call).remote([case[:2] for case in NO_MAPPER]))
+    for (options, _, message), said in zip(NO_MAPPER, found, strict=True):
         assert re.search(message, said), (options, said)
 
 

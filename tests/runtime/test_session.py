@@ -59,20 +59,19 @@ def test_the_answer_is_the_models(session: Session, model: Model) -> None:
             np.testing.assert_allclose(output, model(ids), atol=1e-6)
 
 
-def test_any_integers_are_accepted(session: Session, model: Model) -> None:
-    for dtype in ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", ">i4", "list"]:
+def test_any_integers_are_accepted_and_masks_of_booleans_or_floats(session: Session, model: Model) -> None:
+    for dtype in ["int8", "uint32", "int64", "uint64", ">i4", "list"]:
         with named_case(dtype):
             ids = random_ids(2, 5)
             given: Any = ids.tolist() if dtype == "list" else ids.astype(dtype)
             np.testing.assert_allclose(session(input_ids=given)["last_hidden_state"], model(ids), atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [bool, np.float32])
-def test_a_mask_of_booleans_or_floats_is_accepted(session: Session, dtype: type) -> None:
     mask = np.array([[1, 1, 0]])
-    of_dtype = session(input_ids=[[4, 5, 6]], attention_mask=mask.astype(dtype))
-    of_integers = session(input_ids=[[4, 5, 6]], attention_mask=mask)
-    np.testing.assert_array_equal(of_dtype["last_hidden_state"], of_integers["last_hidden_state"])
+    of_integers, *others = (
+        session(input_ids=[[4, 5, 6]], attention_mask=mask.astype(dtype))["last_hidden_state"]
+        for dtype in (int, bool, np.float32)
+    )
+    for other in others:
+        np.testing.assert_array_equal(other, of_integers)
 
 
 def test_token_types_default_to_zeros(new_bundle: BundleMaker) -> None:
@@ -85,15 +84,6 @@ def test_token_types_default_to_zeros(new_bundle: BundleMaker) -> None:
 
 
 PADDED = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0]], dtype=np.int64)
-
-
-def test_padding_content_does_not_change_output(session: Session) -> None:
-    ids = random_ids(*PADDED.shape)
-    noise = np.where(PADDED == 1, ids, NAN)
-    np.testing.assert_array_equal(
-        session(input_ids=ids, attention_mask=PADDED)["last_hidden_state"],
-        session(input_ids=noise, attention_mask=PADDED)["last_hidden_state"],
-    )
 
 
 def test_rows_padded_on_the_right_run_without_padding(new_bundle: BundleMaker, model: Model) -> None:
@@ -129,27 +119,19 @@ IDS = {"input_ids": [[1, 2]]}
 
 INVALID_INPUTS = [
     ({}, "input_ids is missing"),
-    ({"input_ids": None}, "input_ids is missing"),
     ({"input_ids": [1, 2]}, r"input_ids has shape \[2\]; it must be \[batch, tokens\].\n.*\[ids\]"),
-    ({"input_ids": 5}, r"input_ids has shape \[\]"),
-    ({"input_ids": [[[1]]]}, r"input_ids has shape \[1, 1, 1\]"),
     ({"input_ids": [[1, 2], [3]]}, r"cannot be read as an array .*\nPad shorter rows"),
-    ({"input_ids": []}, r"input_ids has shape \[0\]"),
     ({"input_ids": np.zeros((0, 4), int)}, "the batch is empty"),
     ({"input_ids": [[]]}, "Input has 0 tokens; this bundle accepts 1 to 16"),
     ({"input_ids": [[1.0]]}, "input_ids is of type float64; it must be integers"),
-    ({"input_ids": [[True]]}, "input_ids is of type bool"),
     ({"input_ids": [["a"]]}, "input_ids is of type <U1"),
     ({"input_ids": [[2**63]]}, "input_ids holds 9223372036854775808, which is more than int64"),
     ({"input_ids": [[2**64]]}, "integers of at most 64 bits"),
-    ({"input_ids": [[1, -(2**64)]]}, "integers of at most 64 bits"),
     ({"input_ids": [[1, 2], [3, 11]]}, r"input_ids\[1, 1\] is 11; the vocabulary has 11 ids, 0 to 10"),
     ({"input_ids": [[1, -1]]}, r"input_ids\[0, 1\] is -1; the vocabulary has 11 ids"),
     ({"input_ids": [[4] * 17]}, TOO_LONG),
     ({**IDS, "attention_mask": [[1]]}, r"attention_mask has shape \[1, 1\], but input_ids \[1, 2\]"),
-    ({**IDS, "attention_mask": [1, 1]}, r"attention_mask has shape \[2\]"),
     ({**IDS, "attention_mask": [[1, 2]]}, r"attention_mask\[0, 1\] is 2; it must be 1 for"),
-    ({**IDS, "attention_mask": [[1, -1]]}, r"attention_mask\[0, 1\] is -1"),
     ({**IDS, "attention_mask": [[1.0, 0.5]]}, "attention_mask is of type float64"),
     ({**IDS, "token_type_ids": [[0, 0]]}, "Unknown input 'token_type_ids'; this bundle accepts input_ids, att"),
 ]
@@ -205,9 +187,9 @@ def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: BundleMaker, dtype: 
 
 @pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
 def test_embeddings_keep_order_and_do_not_depend_on_batches(new_bundle: BundleMaker, task: str) -> None:
-    for batch_tokens in [1, 7, 16, 16384, None]:
+    session = hdruntime.load(new_bundle(task=task, cpu_graph=True))
+    for batch_tokens in [1, 16, None]:
         with named_case(batch_tokens):
-            session = hdruntime.load(new_bundle(task=task, cpu_graph=True))
             embeddings = session.embed(TEXTS, batch_tokens=batch_tokens)
             assert embeddings.shape == (len(TEXTS), 4)
             assert embeddings.dtype == np.float32
@@ -216,22 +198,11 @@ def test_embeddings_keep_order_and_do_not_depend_on_batches(new_bundle: BundleMa
             assert len(np.unique(embeddings.round(3), axis=0)) == len(TEXTS)
 
 
-def test_an_embedding_is_the_mean_of_the_token_vectors(session: Session) -> None:
-    for text, embedding in zip(TEXTS, session.embed(TEXTS), strict=True):
-        (encoding,) = session.tokenize([text])
-        hidden = session(input_ids=[encoding.input_ids])["last_hidden_state"]
-        np.testing.assert_allclose(embedding, hidden[0].mean(0), atol=1e-6)
-
-
 def test_the_graphs_own_sentence_embedding_is_preferred(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     (encoding,) = session.tokenize(["long documents"])
     expected = session(input_ids=[encoding.input_ids])["sentence_embedding"]
     np.testing.assert_array_equal(session.embed(["long documents"]), expected)
-
-
-def test_no_texts_give_no_embeddings(session: Session) -> None:
-    assert session.embed([]).shape == (0, 4)
 
 
 def test_a_text_that_is_too_long_is_refused_or_truncated(session: Session) -> None:
@@ -254,11 +225,10 @@ def test_a_bundle_without_a_tokenizer_is_an_error_for_texts(new_bundle: BundleMa
         session.embed(["long"])
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 12, 16384])
-def test_infer_trims_each_result_to_its_text(new_bundle: BundleMaker, model: Model, batch_tokens: int) -> None:
+def test_infer_trims_each_result_to_its_text(new_bundle: BundleMaker, model: Model) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     encodings = session.tokenize(TEXTS)
-    results = session.infer(encodings, batch_tokens=batch_tokens)
+    results = session.infer(encodings, batch_tokens=12)
     for encoding, result in zip(encodings, results, strict=True):
         expected = model(np.array([encoding.input_ids]))[0]
         np.testing.assert_allclose(result["token_embeddings"], expected, atol=1e-6)
@@ -276,10 +246,10 @@ def test_infer_returns_the_requested_outputs(new_bundle: BundleMaker) -> None:
 # Backends and life
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1025])
-def test_impossible_threads_are_refused(bundle_path: Path, threads: int) -> None:
-    with pytest.raises(InputError, match=rf"threads is {threads}; it must be 1 to 1024"):
-        hdruntime.load(bundle_path, threads=threads)
+def test_impossible_threads_are_refused(bundle_path: Path) -> None:
+    for threads in (0, 1025):
+        with pytest.raises(InputError, match=rf"threads is {threads}; it must be 1 to 1024"):
+            hdruntime.load(bundle_path, threads=threads)
 
 
 @pytest.fixture
@@ -295,12 +265,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[onnxruntime.Infere
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
     return sessions
-
-
-def test_the_session_has_the_requested_threads_and_providers(bundle_path: Path, made: list[weakref.ref]) -> None:
-    with hdruntime.load(bundle_path, "onnxruntime", threads=1):
-        assert made[0]().get_session_options().intra_op_num_threads == 1
-        assert made[0]().get_providers() == ["CPUExecutionProvider"]
 
 
 def test_a_graph_that_onnx_runtime_cannot_read_is_an_error(bundle_path: Path) -> None:

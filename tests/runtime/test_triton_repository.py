@@ -105,28 +105,16 @@ def test_a_graph_is_served_on_a_cpu_with_the_bundles_inputs_and_outputs(bundle: 
     assert list(config.dynamic_batching.preferred_batch_size) == [8]
 
 
-def assert_served_as_configured(packaged: Path) -> onnxruntime.InferenceSession:
-    session = onnxruntime.InferenceSession(str(packaged / "1" / "model.onnx"))
-    config = config_at(packaged)
-    assert [item.name for item in session.get_inputs()] == [item.name for item in config.input]
-    assert [item.name for item in session.get_outputs()] == [item.name for item in config.output]
-    return session
-
-
 def test_onnx_runtime_loads_the_packaged_graph_and_computes_what_the_bundle_does(
     bundle: Bundle, tmp_path: Path, model: Callable[..., np.ndarray]
 ) -> None:
     packaged = package_for_triton(bundle, tmp_path / "models").path
-    session = assert_served_as_configured(packaged)
+    session = onnxruntime.InferenceSession(str(packaged / "1" / "model.onnx"))
+    assert [item.name for item in session.get_inputs()] == [item.name for item in config_at(packaged).input]
+    assert [item.name for item in session.get_outputs()] == [item.name for item in config_at(packaged).output]
     ids = np.array([[2, 4, 5, 3], [2, 6, 7, 3]])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     np.testing.assert_allclose(session.run(None, feeds)[0], model(ids), rtol=1e-6)
-
-
-def test_a_pooled_output_has_no_tokens_axis(new_bundle: Callable[..., Path]) -> None:
-    bundle = open_bundle(new_bundle(task="sentence-similarity", cpu_graph=True))
-    config = parsed(triton_config(bundle, None, name="tiny", file="model.onnx"))
-    assert [list(item.dims) for item in config.output] == [[-1, 4], [4]]
 
 
 @pytest.mark.parametrize("engine", [None, engine_of(profile((1, 4, 8)))], ids=["graph", "engine"])
@@ -153,13 +141,6 @@ def test_a_memory_of_tokens_may_have_any_size(tmp_path: Path) -> None:
     assert dims["mems.mask"] == dims["new_mems.mask"] == [-1]
 
 
-def test_onnx_runtime_loads_a_packaged_graph_with_a_memory(tmp_path: Path) -> None:
-    plain = open_bundle(make_recurrent_bundle(tmp_path / "recurrent"))
-    for_cpus = tuple(dataclasses.replace(graph, lowering="onnxruntime_cpu") for graph in plain.manifest.graphs)
-    seal(plain.path, dataclasses.replace(plain.manifest, graphs=for_cpus))
-    assert_served_as_configured(package_for_triton(open_bundle(plain.path), tmp_path / "models").path)
-
-
 def test_an_engine_is_served_on_gpus_with_all_its_profiles(engine_bundle: Bundle, tmp_path: Path) -> None:
     model = package_for_triton(engine_bundle, tmp_path, name="encoder")
     assert model.engine == engine_bundle.manifest.engines[0]
@@ -180,12 +161,10 @@ def test_an_engine_is_served_on_gpus_with_all_its_profiles(engine_bundle: Bundle
     [
         ([profile((1, 1, 8))], [8]),
         ([profile((1, 4, 8))], [4, 8]),
-        ([profile((1, 8, 8))], [8]),
         ([profile((1, 2, 8)), profile((1, 4, 8), (1, 8, 8))], [2, 4, 8]),
-        ([profile((1, 1, 1))], [1]),
         ([profile((1, 64, 64), (1, 4, 4)), profile((1, 2, 4))], [2, 4]),
     ],
-    ids=["single", "tuned", "largest", "several", "one row", "tuned for more than all take"],
+    ids=["single", "tuned", "several", "tuned for more than all take"],
 )
 def test_batches_that_profiles_are_tuned_for_are_preferred(
     new_bundle: Callable[..., Path], profiles: list[ProfileShape], preferred: list[int]
@@ -249,25 +228,19 @@ def test_an_engine_that_triton_cannot_serve_is_refused_and_the_way_out_is_named(
     assert re.search(reason, automatic.reason)
 
 
-def test_a_bundle_without_engine_is_refused_where_one_was_asked_for(bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(BackendUnavailableError, match="has no TensorRT engine"):
-        package_for_triton(bundle, tmp_path / "models", backend="tensorrt")
-
-
 def test_a_bundle_without_a_graph_for_cpus_is_refused(new_bundle: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(BundleCorruptError, match=r"no ONNX graph for a CPU.\nRebuild it"):
         package_for_triton(open_bundle(new_bundle()), tmp_path / "models")
     assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.parametrize("backend", ["tensorrt_rtx", "tensorrt_lean", "pytorch", ""])
-def test_a_backend_that_triton_does_not_serve_is_refused(bundle: Bundle, tmp_path: Path, backend: str) -> None:
+def test_a_backend_that_triton_does_not_serve_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Use auto, tensorrt or onnxruntime"):
-        package_for_triton(bundle, tmp_path / "models", backend=backend)
+        package_for_triton(bundle, tmp_path / "models", backend="tensorrt_rtx")
 
 
 def test_a_name_that_is_no_plain_directory_is_refused(bundle: Bundle, tmp_path: Path) -> None:
-    for name in ["", ".", "..", "../up", "a/b", "/etc", "two words", ".hidden", "-flag", "naïve", "a\n"]:
+    for name in ["", "..", "../up", "/etc", "two words", "-flag", "naïve", "a\n"]:
         with named_case(name):
             with pytest.raises(InputError, match="Give one with --name"):
                 package_for_triton(bundle, tmp_path / "models", name=name)
@@ -278,13 +251,6 @@ def test_an_invalid_name_of_a_bundle_is_reported_as_the_bundles(bundle: Bundle, 
     renamed = Bundle(bundle.path, dataclasses.replace(bundle.manifest, name="org/model"))
     with pytest.raises(InputError, match="The name of the bundle, 'org/model' is not valid"):
         package_for_triton(renamed, tmp_path / "models")
-
-
-def test_other_models_of_the_repository_stay(bundle: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "models" / "other").mkdir(parents=True)
-    (tmp_path / "models" / "other" / "config.pbtxt").write_text('name: "other"')
-    package_for_triton(bundle, tmp_path / "models")
-    assert "other/config.pbtxt" in files_below(tmp_path / "models")
 
 
 def test_a_model_of_ours_is_replaced_by_force_only(bundle: Bundle, engine_bundle: Bundle, tmp_path: Path) -> None:
@@ -311,15 +277,9 @@ def test_what_was_added_to_a_model_of_ours_is_not_deleted(bundle: Bundle, tmp_pa
         package_for_triton(bundle, tmp_path / "models", force=True)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        TensorSpec(name="x", dtype="complex64", shape=("batch", "tokens")),
-        TensorSpec(name="x", dtype="float32", shape=("tokens", "batch")),
-    ],
-    ids=["type", "axes"],
-)
-def test_a_tensor_that_triton_cannot_describe_is_refused(bundle: Bundle, spec: TensorSpec) -> None:
-    odd = Bundle(bundle.path, dataclasses.replace(bundle.manifest, outputs=(spec,)))
-    with pytest.raises(BundleCorruptError, match=r"lists x as .* Triton needs \[batch, ...\]"):
-        triton_config(odd, None, name="tiny", file="model.onnx")
+def test_a_tensor_that_triton_cannot_describe_is_refused(bundle: Bundle) -> None:
+    for dtype, shape in (("complex64", ("batch", "tokens")), ("float32", ("tokens", "batch"))):
+        outputs = (TensorSpec(name="x", dtype=dtype, shape=shape),)
+        odd = Bundle(bundle.path, dataclasses.replace(bundle.manifest, outputs=outputs))
+        with pytest.raises(BundleCorruptError, match=r"lists x as .* Triton needs \[batch, ...\]"):
+            triton_config(odd, None, name="tiny", file="model.onnx")

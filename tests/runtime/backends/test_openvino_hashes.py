@@ -14,9 +14,8 @@ from hdruntime.errors import BackendUnavailableError
 from support.tiny_bundle import make_bundle
 
 
-@pytest.mark.parametrize("name", ["CPU", "GPU.1"])
-def test_a_bundle_of_hashed_attention_is_computed_in_float32(name: str, tmp_path: Path) -> None:
-    device = OpenVinoDevice(name=name, model="a device", capabilities=("FP32", "FP16", "BF16"))
+def test_a_bundle_of_hashed_attention_is_computed_in_float32(tmp_path: Path) -> None:
+    device = OpenVinoDevice(name="GPU.1", model="a device", capabilities=("FP32", "FP16", "BF16"))
     made = open_bundle(make_bundle(tmp_path / "bundle")).manifest
     manifest, hashed = (
         dataclasses.replace(made, dtype="bfloat16", operators={f"hdexport::{name}": 2 for name in operators})

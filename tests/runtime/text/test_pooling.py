@@ -46,33 +46,35 @@ def negative_states(rows: int, tokens: int) -> np.ndarray:
     return values.astype(np.float32)
 
 
-@pytest.mark.parametrize("pooling", Pooling)
-def test_what_padding_holds_does_not_matter(pooling: Pooling) -> None:
-    for padding in [0.0, np.nan, np.inf, 1e30]:
-        with named_case(padding):
-            mask = np.array(list(MASKS.values()))
-            states = negative_states(*mask.shape)
-            expected = np.stack(
-                [
-                    EXPECTED[pooling](row[kept == 1].astype(np.float64), np.flatnonzero(kept))
-                    for row, kept in zip(states, mask, strict=True)
-                ]
-            )
-            states[mask == 0] = padding
-            vectors = pooled(states, mask, pooling)
-            assert vectors.dtype == np.float32
-            assert_close(vectors, expected, atol=0 if pooling in EXACT else 1e-7 if pooling is Pooling.MEAN else 3e-7)
+def test_what_padding_holds_does_not_matter() -> None:
+    for pooling in Pooling:
+        for padding in [0.0, np.nan, np.inf, 1e30]:
+            with named_case(padding):
+                mask = np.array(list(MASKS.values()))
+                states = negative_states(*mask.shape)
+                expected = np.stack(
+                    [
+                        EXPECTED[pooling](row[kept == 1].astype(np.float64), np.flatnonzero(kept))
+                        for row, kept in zip(states, mask, strict=True)
+                    ]
+                )
+                states[mask == 0] = padding
+                vectors = pooled(states, mask, pooling)
+                assert vectors.dtype == np.float32
+                assert_close(
+                    vectors, expected, atol=0 if pooling in EXACT else 1e-7 if pooling is Pooling.MEAN else 3e-7
+                )
 
 
-@pytest.mark.parametrize("pooling", Pooling)
-def test_a_row_without_real_tokens_is_zeros(pooling: Pooling) -> None:
-    for padding in [1.0, np.nan, -np.inf]:
-        with named_case(padding):
-            states = negative_states(2, 3)
-            states[1] = padding
-            vectors = pooled(states, np.array([[1, 1, 1], [0, 0, 0]]), pooling)
-            assert (vectors[1] == 0).all()
-            assert (vectors[0] < 0).all()
+def test_a_row_without_real_tokens_is_zeros() -> None:
+    for pooling in Pooling:
+        for padding in [1.0, np.nan, -np.inf]:
+            with named_case(padding):
+                states = negative_states(2, 3)
+                states[1] = padding
+                vectors = pooled(states, np.array([[1, 1, 1], [0, 0, 0]]), pooling)
+                assert (vectors[1] == 0).all()
+                assert (vectors[0] < 0).all()
 
 
 def test_nan_in_a_real_token_stays() -> None:
@@ -89,15 +91,16 @@ def test_nan_in_a_real_token_stays() -> None:
             ]
 
 
-@pytest.mark.parametrize("pooling", Pooling)
-def test_poolings_are_those_of_sentence_transformers(pooling: Pooling) -> None:
-    torch = pytest.importorskip("torch")
-    theirs = pytest.importorskip("sentence_transformers.sentence_transformer.modules.pooling").Pooling
-    mask = np.array([MASKS[name] for name in ("none", "right", "left", "both")])
-    states = negative_states(*mask.shape)
-    features = {"token_embeddings": torch.from_numpy(states), "attention_mask": torch.from_numpy(mask)}
-    expected = theirs(HIDDEN_SIZE, pooling.value)(features)["sentence_embedding"].numpy()
-    assert_close(pooled(states, mask, pooling), expected, atol=1e-6)
+def test_poolings_are_those_of_sentence_transformers() -> None:
+    for pooling in Pooling:
+        with named_case(pooling):
+            torch = pytest.importorskip("torch")
+            theirs = pytest.importorskip("sentence_transformers.sentence_transformer.modules.pooling").Pooling
+            mask = np.array([MASKS[name] for name in ("none", "right", "left", "both")])
+            states = negative_states(*mask.shape)
+            features = {"token_embeddings": torch.from_numpy(states), "attention_mask": torch.from_numpy(mask)}
+            expected = theirs(HIDDEN_SIZE, pooling.value)(features)["sentence_embedding"].numpy()
+            assert_close(pooled(states, mask, pooling), expected, atol=1e-6)
 
 
 def test_the_mean_of_many_tokens_keeps_its_digits() -> None:

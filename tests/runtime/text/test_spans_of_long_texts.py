@@ -206,11 +206,3 @@ def test_an_impossible_answer_needs_a_token_before_the_question() -> None:
     for impossible in (False, True):
         options = AnswerOptions(handle_impossible_answer=impossible)
         assert best_answers(empty, [logits], context="", options=options) == [Answer("", 0, 0, float(impossible))]
-
-
-def test_options_of_answers_are_for_questions(new_bundle: BundleMaker, tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "in.jsonl", ["long"])
-    with pytest.raises(InputError, match=r"--top-k and .* are for question-answering, .* is feature-extraction"):
-        run(new_bundle(task="feature-extraction"), rows, tmp_path / "out.jsonl", answers=AnswerOptions(top_k=2))
-    with pytest.raises(InputError, match=r"^top_k is 0; it must be 1 or more"):
-        AnswerOptions(top_k=0).check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import weakref
 from typing import Any
@@ -15,16 +16,16 @@ from fakes.simulated_device import Code, SimulatedDevice
 from hdruntime.bundle.manifest import PaddingRule, ProfileShape
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, open_capsule
+from support.comparators import named_case
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    ("engine_type", "dtype", "kind"),
+    ("seed", "engine_type", "dtype", "kind"),
     [
-        ("INT64", np.int64, ByDlpack),
-        ("INT64", np.int32, ByInterface),
-        ("INT32", np.int64, ByInterface),
-        ("INT32", np.int32, ByDlpack),
+        (0, "INT64", np.int64, ByDlpack),
+        (1, "INT64", np.int32, ByInterface),
+        (2, "INT32", np.int64, ByInterface),
+        (3, "INT32", np.int32, ByDlpack),
     ],
 )
 def test_arrays_on_the_gpu_give_the_models_answers_there(
@@ -53,50 +54,41 @@ def test_integers_of_another_width_are_as_few_calls_for_many_rows_as_for_one(new
     assert calls[1] == calls[2] == [*["cuMemcpyDtoH"] * 2, "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"]
 
 
-@pytest.mark.parametrize("padding", ["none", "right", "left"])
-def test_where_padding_changes_answers_a_batch_on_the_gpu_is_answered_as_given(
-    padding: str, new_machine: MachineMaker
-) -> None:
-    rule = PaddingRule(multiple_of=20, free_up_to=40)
-    machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)),), padding=rule)
-    session = machine.session()
-    for tokens in (17, 41, 60, 61):
-        batch = new_batch(3, tokens, padding)
-        machine.check(batch, session.run_on_device(**machine.on_gpu(batch)))
+def test_where_padding_changes_answers_a_batch_on_the_gpu_is_answered_as_given(new_machine: MachineMaker) -> None:
+    for padding in ["none", "right", "left"]:
+        with named_case(padding):
+            rule = PaddingRule(multiple_of=20, free_up_to=40)
+            machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)),), padding=rule)
+            session = machine.session()
+            for tokens in (17, 41, 60, 61):
+                batch = new_batch(3, tokens, padding)
+                machine.check(batch, session.run_on_device(**machine.on_gpu(batch)))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_slot_is_not_filled_again_before_its_batch_is_computed(seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed, eagerness=0)
-    runner = machine.runner(graphs="off")
-    batches = [new_batch(2, 20, seed=number) for number in range(12)]
-    given = [machine.on_gpu(batch) for batch in batches]
-    results = [runner.start_on_device(arrays, [HIDDEN]) for arrays in given]
-    for batch, arrays in zip(batches, results, strict=True):
-        machine.check(batch, arrays)
+def test_a_slot_is_not_filled_again_before_its_batch_is_computed(new_machine: MachineMaker) -> None:
+    for seed in range(4):
+        with named_case(seed):
+            machine = new_machine(seed, eagerness=0)
+            runner = machine.runner(graphs="off")
+            batches = [new_batch(2, 20, seed=number) for number in range(12)]
+            given = [machine.on_gpu(batch) for batch in batches]
+            results = [runner.start_on_device(arrays, [HIDDEN]) for arrays in given]
+            for batch, arrays in zip(batches, results, strict=True):
+                machine.check(batch, arrays)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_graphs_serve_arrays_on_the_gpu(seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed)
-    runner = machine.runner(graphs="on")
-    for number in range(5):
-        batch = new_batch(2, 20, seed=number)
-        results = machine.start_on_device(runner, batch)
-        # Another batch uses the slots before the results are read.
-        machine.run(runner, new_batch(2, 20, seed=100 + number))
-        machine.check(batch, results)
-    assert machine.device.calls.count("cuGraphLaunch") >= 5
-
-
-def test_only_requested_outputs_are_made(new_machine: MachineMaker) -> None:
-    machine = new_machine(task="sentence-similarity")
-    batch = new_batch(3, 20)
-    runner = machine.runner()
-    results = runner.start_on_device(machine.on_gpu(batch), ["sentence_embedding"])
-    assert {name: array.shape for name, array in results.items()} == {"sentence_embedding": (3, 4)}
-    there = runner.start(batch, ["sentence_embedding"])()["sentence_embedding"]
-    np.testing.assert_array_equal(results["sentence_embedding"].to_numpy(), there)
+def test_graphs_serve_arrays_on_the_gpu(new_machine: MachineMaker) -> None:
+    for seed in range(4):
+        with named_case(seed):
+            machine = new_machine(seed)
+            runner = machine.runner(graphs="on")
+            for number in range(5):
+                batch = new_batch(2, 20, seed=number)
+                results = machine.start_on_device(runner, batch)
+                # Another batch uses the slots before the results are read.
+                machine.run(runner, new_batch(2, 20, seed=100 + number))
+                machine.check(batch, results)
+            assert machine.device.calls.count("cuGraphLaunch") >= 5
 
 
 def read_there(machine: Machine, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
@@ -106,34 +98,35 @@ def read_there(machine: Machine, address: int, shape: tuple[int, ...], strides: 
     return np.lib.stride_tricks.as_strided(raw, shape, tuple(4 * stride for stride in strides))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_consumer_of_dlpack_reads_the_answers_on_its_stream(seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed)
-    batch = new_batch(3, 20)
-    array = machine.start_on_device(machine.runner(), batch)[HIDDEN]
-    assert array.__dlpack_device__() == (CUDA, 0)
-    stream = machine.device.new_stream()
-    seen: list[np.ndarray] = []
-    with open_capsule(array.__dlpack__(stream=int(stream))) as tensor:
-        assert (tensor.shape, tensor.dtype, tensor.device) == ((3, 20, 4), np.dtype(np.float32), (CUDA, 0))
-        machine.device.later(
-            stream, lambda: seen.append(read_there(machine, tensor.address, tensor.shape, tensor.strides))
-        )
-        with machine.device.as_current():
-            machine.device.cuStreamSynchronize(stream)
-            machine.device.cuStreamDestroy(stream)
-    machine.check(batch, {HIDDEN: seen[0]})
+def test_a_consumer_of_dlpack_reads_the_answers_on_its_stream(new_machine: MachineMaker) -> None:
+    for seed in range(4):
+        with named_case(seed):
+            machine = new_machine(seed)
+            batch = new_batch(3, 20)
+            array = machine.start_on_device(machine.runner(), batch)[HIDDEN]
+            assert array.__dlpack_device__() == (CUDA, 0)
+            stream = machine.device.new_stream()
+            seen: list[np.ndarray] = []
+            with open_capsule(array.__dlpack__(stream=int(stream))) as tensor:
+                assert (tensor.shape, tensor.dtype, tensor.device) == ((3, 20, 4), np.dtype(np.float32), (CUDA, 0))
+                read = functools.partial(read_there, machine, tensor.address, tensor.shape, tensor.strides)
+                machine.device.later(stream, lambda read=read, seen=seen: seen.append(read()))
+                with machine.device.as_current():
+                    machine.device.cuStreamSynchronize(stream)
+                    machine.device.cuStreamDestroy(stream)
+            machine.check(batch, {HIDDEN: seen[0]})
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_consumer_of_the_array_interface_reads_the_answers_at_once(seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed)
-    batch = new_batch(3, 20)
-    array = machine.start_on_device(machine.runner(), batch)[HIDDEN]
-    described = array.__cuda_array_interface__
-    assert (described["version"], described["stream"], described["typestr"]) == (3, None, "<f4")
-    strides = tuple(stride // 4 for stride in described["strides"])
-    machine.check(batch, {HIDDEN: read_there(machine, described["data"][0], described["shape"], strides)})
+def test_a_consumer_of_the_array_interface_reads_the_answers_at_once(new_machine: MachineMaker) -> None:
+    for seed in range(4):
+        with named_case(seed):
+            machine = new_machine(seed)
+            batch = new_batch(3, 20)
+            array = machine.start_on_device(machine.runner(), batch)[HIDDEN]
+            described = array.__cuda_array_interface__
+            assert (described["version"], described["stream"], described["typestr"]) == (3, None, "<f4")
+            strides = tuple(stride // 4 for stride in described["strides"])
+            machine.check(batch, {HIDDEN: read_there(machine, described["data"][0], described["shape"], strides)})
 
 
 def test_invalid_streams_and_other_devices_are_refused_by_dlpack(machine: Machine) -> None:
@@ -212,11 +205,8 @@ class Fleeting:
         return array.__dlpack__(stream=stream)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_inputs_are_not_released_during_their_copy_even_if_the_batch_fails(
-    seed: int, new_machine: MachineMaker
-) -> None:
-    machine = new_machine(seed, eagerness=0)
+def test_inputs_are_not_released_during_their_copy_even_if_the_batch_fails(new_machine: MachineMaker) -> None:
+    machine = new_machine(eagerness=0)
     runner = machine.runner()
     arrays = {name: Fleeting(machine.device, values) for name, values in new_batch(2, 20).items()}
     streams = [array.array.stream for array in arrays.values() if array.array]
@@ -246,22 +236,20 @@ class Strided(ByDlpack):
         return dataclasses.replace(super().described(), shape=(rows, tokens // 2), strides=(tokens, 2))
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype", "message"),
-    [
+def test_an_array_that_does_not_fit_is_refused_by_name(machine: Machine) -> None:
+    for kind, dtype, message in [
         (Strided, np.int64, r"input_ids is not contiguous \(strides \[20, 2\]\); copy it"),
         (OnCpu, np.int64, "input_ids is not in the memory of a GPU; the engine is on GPU 0"),
         (OnOtherGpu, np.int64, "input_ids is on the GPU 1; the engine is on GPU 0"),
         (ByDlpack, np.float32, "input_ids is of type float32; on the GPU it must be int64 or int32"),
         (ByInterface, np.uint8, "input_ids is of type uint8; on the GPU it must be int64 or int32"),
-    ],
-)
-def test_an_array_that_does_not_fit_is_refused_by_name(kind: type, dtype: type, message: str, machine: Machine) -> None:
-    runner = machine.runner()
-    batch = new_batch(2, 20)
-    with pytest.raises(InputError, match=message):
-        machine.start_on_device(runner, batch, kind, dtype)
-    machine.check(batch, machine.start_on_device(runner, batch))
+    ]:
+        with named_case(kind, dtype, message):
+            runner = machine.runner()
+            batch = new_batch(2, 20)
+            with pytest.raises(InputError, match=message):
+                machine.start_on_device(runner, batch, kind, dtype)
+            machine.check(batch, machine.start_on_device(runner, batch))
 
 
 def test_inputs_that_are_missing_not_arrays_or_of_different_shapes_are_refused(machine: Machine) -> None:
@@ -283,16 +271,17 @@ def test_inputs_that_are_missing_not_arrays_or_of_different_shapes_are_refused(m
             runner.start_on_device(given, [HIDDEN])
 
 
-@pytest.mark.parametrize("free_bytes", [1_000, 30_000, 60_000, 75_000])
-def test_results_that_do_not_fit_in_memory_are_an_error_and_nothing_is_lost(free_bytes: int, machine: Machine) -> None:
-    runner = machine.runner()
-    batch = new_batch(4, 200)
-    arrays = machine.on_gpu(batch)
-    machine.device.free_bytes = free_bytes
-    with pytest.raises(OutOfMemoryError):
-        runner.start_on_device(arrays, [HIDDEN])
-    machine.device.free_bytes = None
-    machine.check(batch, runner.start_on_device(arrays, [HIDDEN]))
+def test_results_that_do_not_fit_in_memory_are_an_error_and_nothing_is_lost(machine: Machine) -> None:
+    for free_bytes in [1_000, 30_000, 60_000, 75_000]:
+        with named_case(free_bytes):
+            runner = machine.runner()
+            batch = new_batch(4, 200)
+            arrays = machine.on_gpu(batch)
+            machine.device.free_bytes = free_bytes
+            with pytest.raises(OutOfMemoryError):
+                runner.start_on_device(arrays, [HIDDEN])
+            machine.device.free_bytes = None
+            machine.check(batch, runner.start_on_device(arrays, [HIDDEN]))
 
 
 def test_after_a_failed_call_of_the_driver_the_next_batch_runs(machine: Machine) -> None:

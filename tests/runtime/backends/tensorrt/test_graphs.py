@@ -12,6 +12,7 @@ from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from fakes.simulated_device import Code
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy, same_answers
 from hdruntime.errors import BackendError, InputError
+from support.comparators import named_case
 
 ENQUEUE_BOUND_MS = 0.0
 GPU_BOUND_MS = 1e6
@@ -31,30 +32,30 @@ def run_times(machine: Machine, runner: Any, times: int, tokens: int = 20) -> li
     return taken
 
 
-@pytest.mark.parametrize(
-    ("graphs", "gpu_ms", "expected"),
-    [
+def test_shapes_are_captured_by_mode_and_time(new_machine: MachineMaker) -> None:
+    for graphs, gpu_ms, expected in [
         # The captured batch is checked by a replay, and then replayed for its results.
         ("auto", ENQUEUE_BOUND_MS, [0, 0, 2, 1, 1]),
         ("auto", GPU_BOUND_MS, [0, 0, 0, 0, 0]),
         ("on", GPU_BOUND_MS, [0, 2, 1, 1, 1]),
         ("off", ENQUEUE_BOUND_MS, [0, 0, 0, 0, 0]),
-    ],
-)
-def test_shapes_are_captured_by_mode_and_time(graphs: str, gpu_ms: float, expected: list, machine: Machine) -> None:
-    machine.device.elapsed_ms = gpu_ms
-    assert run_times(machine, machine.runner(graphs=graphs), 5) == expected
+    ]:
+        with named_case(graphs, gpu_ms, expected):
+            machine = new_machine()
+            machine.device.elapsed_ms = gpu_ms
+            assert run_times(machine, machine.runner(graphs=graphs), 5) == expected
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_graphs_give_every_batch_its_own_results(seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed)
-    runner = machine.runner(graphs="on", most_graphs=3)
-    lengths = np.random.default_rng(seed).choice([1, 20, 33, 60, 100, 200], 40)
-    kinds = ("right", "left", "holes")
-    batches = (new_batch(1 + n % 2, int(tokens), kinds[n % 3], seed=n) for n, tokens in enumerate(lengths))
-    machine.in_flight(runner, batches)
-    assert launches(machine) > 0
+def test_graphs_give_every_batch_its_own_results(new_machine: MachineMaker) -> None:
+    for seed in range(4):
+        with named_case(seed):
+            machine = new_machine(seed)
+            runner = machine.runner(graphs="on", most_graphs=3)
+            lengths = np.random.default_rng(seed).choice([1, 20, 33, 60, 100, 200], 40)
+            kinds = ("right", "left", "holes")
+            batches = (new_batch(1 + n % 2, int(tokens), kinds[n % 3], seed=n) for n, tokens in enumerate(lengths))
+            machine.in_flight(runner, batches)
+            assert launches(machine) > 0
 
 
 def test_the_least_recently_used_graph_is_dropped(machine: Machine) -> None:
@@ -159,11 +160,12 @@ def test_memory_too_short_for_a_graph_leaves_the_shape_without_one(machine: Mach
     assert run_times(machine, runner, 1, tokens=20)[0] >= 1
 
 
-@pytest.mark.parametrize("specialization", ["eager", "none"])
-def test_tensorrt_rtx_uses_graphs_if_kernels_stay(specialization: str, new_machine: MachineMaker) -> None:
-    machine = new_machine(flavour="tensorrt_rtx")
-    runner = machine.runner(graphs="on", kernel_specialization=specialization)
-    assert run_times(machine, runner, 3) == [0, 2, 1]
+def test_tensorrt_rtx_uses_graphs_if_kernels_stay(new_machine: MachineMaker) -> None:
+    for specialization in ["eager", "none"]:
+        with named_case(specialization):
+            machine = new_machine(flavour="tensorrt_rtx")
+            runner = machine.runner(graphs="on", kernel_specialization=specialization)
+            assert run_times(machine, runner, 3) == [0, 2, 1]
 
 
 def test_tensorrt_rtx_uses_no_graphs_if_kernels_are_replaced(
@@ -215,16 +217,10 @@ def test_a_policy_remembers_a_bounded_number_of_shapes() -> None:
 VALUES = np.array([[1.0, -200.0, np.nan], [np.inf, 3.0, 0.0]], np.float32)
 
 
-def test_equal_and_rounded_answers_are_the_same() -> None:
+def test_rounded_answers_are_the_same_and_others_differ() -> None:
     assert same_answers(VALUES, VALUES.copy())
     assert same_answers(VALUES, VALUES + np.float32(3.0))
-
-
-@pytest.mark.parametrize("other", [np.full((2, 3), np.nan), np.zeros((2, 3)), -VALUES, VALUES + 4, np.abs(VALUES)])
-def test_other_answers_differ(other: np.ndarray) -> None:
-    assert not same_answers(VALUES, other.astype(np.float32))
-    assert not same_answers(other.astype(np.float32), VALUES)
-
-
-def test_infinities_of_another_sign_differ() -> None:
+    for other in (np.full((2, 3), np.nan), VALUES + 4, np.abs(VALUES)):
+        assert not same_answers(VALUES, other.astype(np.float32))
+        assert not same_answers(other.astype(np.float32), VALUES)
     assert not same_answers(np.array([np.inf, 1.0]), np.array([-np.inf, 1.0]))

@@ -9,6 +9,7 @@ import pytest
 from hdruntime.backends.tensorrt.engine import error_of
 from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
 from hdruntime.errors import BackendError, OutOfMemoryError
+from support.comparators import named_case
 
 
 def test_messages_go_to_logging_by_their_severity(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,23 +41,21 @@ def test_tensorrt_rtx_writes_to_the_log() -> None:
     assert log.take_errors() == ("as TensorRT calls it",)
 
 
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
+def test_a_lack_of_memory_is_distinguished_from_other_errors() -> None:
+    for message, kind in [
         ("Error Code 2: OutOfMemory (Requested size was 1073741824 bytes.)", OutOfMemoryError),
         ("Error Code 1: Cuda Runtime (out of memory)", OutOfMemoryError),
         ("cudaErrorMemoryAllocation", OutOfMemoryError),
         ("std::bad_alloc", OutOfMemoryError),
         ("Error Code 3: API Usage Error (memory is not aligned)", BackendError),
         ("Error Code 1: Cuda Runtime (an illegal memory access was encountered)", BackendError),
-    ],
-)
-def test_a_lack_of_memory_is_distinguished_from_other_errors(message: str, kind: type) -> None:
-    log = TensorRtLog()
-    log.write("ERROR", message)
-    error = error_of(log, "TensorRT failed")
-    assert type(error) is kind
-    assert message in str(error)
+    ]:
+        with named_case(message, kind):
+            log = TensorRtLog()
+            log.write("ERROR", message)
+            error = error_of(log, "TensorRT failed")
+            assert type(error) is kind
+            assert message in str(error)
 
 
 def test_a_failure_without_a_message_names_the_log() -> None:

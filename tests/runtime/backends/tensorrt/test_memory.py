@@ -10,6 +10,7 @@ import pytest
 from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.errors import BackendError, OutOfMemoryError
+from support.comparators import named_case
 
 
 @pytest.mark.parametrize(("where", "limit"), [("free_bytes", 400_000), ("free_pinned_bytes", 5_000)])
@@ -59,14 +60,16 @@ def test_memory_of_a_failed_batch_is_not_freed_during_its_copies(new_machine: Ma
         machine.run(runner, new_batch(8, 3000))
 
 
-@pytest.mark.parametrize("trouble", ["context", "profile", "size", "enqueue"])
-def test_a_lack_of_memory_in_tensorrt_is_an_out_of_memory_error(trouble: str, machine: Machine) -> None:
-    runner = machine.runner()
-    machine.trt.trouble[trouble] = "[defaultAllocator.cpp] Error Code 1: Cuda Runtime (out of memory)"
-    with pytest.raises(OutOfMemoryError, match=r"out of memory: .*Error Code 1: Cuda Runtime"):
-        runner.start(new_batch(2, 20), [HIDDEN])
-    machine.trt.trouble.clear()
-    machine.run(runner, new_batch(2, 20))
+def test_a_lack_of_memory_in_tensorrt_is_an_out_of_memory_error(new_machine: MachineMaker) -> None:
+    for trouble in ["context", "profile", "size", "enqueue"]:
+        with named_case(trouble):
+            machine = new_machine()
+            runner = machine.runner()
+            machine.trt.trouble[trouble] = "[defaultAllocator.cpp] Error Code 1: Cuda Runtime (out of memory)"
+            with pytest.raises(OutOfMemoryError, match=r"out of memory: .*Error Code 1: Cuda Runtime"):
+                runner.start(new_batch(2, 20), [HIDDEN])
+            machine.trt.trouble.clear()
+            machine.run(runner, new_batch(2, 20))
 
 
 def test_a_block_that_fits_exactly_is_allocated_without_its_reserve(machine: Machine) -> None:
@@ -77,48 +80,52 @@ def test_a_block_that_fits_exactly_is_allocated_without_its_reserve(machine: Mac
     machine.run(runner, new_batch(4, 200))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_memory_that_comes_and_goes_never_gives_a_wrong_answer(seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed)
-    machine.trt.scratch_bytes = 3000
-    runner = machine.runner(graphs="on", most_graphs=4)
-    generator = np.random.default_rng(seed)
-    refused = 0
-    in_flight: list[tuple[Any, Any]] = []
-    for number in range(60):
-        machine.device.free_bytes = int(generator.choice([0, 100_000, 400_000, 1 << 30]))
-        batch = new_batch(int(generator.integers(1, 5)), int(generator.choice([10, 30, 60, 150, 200])), seed=number)
-        try:
-            in_flight.append((batch, runner.start(batch, [HIDDEN])))
-        except OutOfMemoryError:
-            refused += 1
-        if len(in_flight) == 2 or (in_flight and generator.random() < 0.3):
-            inputs, results = in_flight.pop(0)
-            machine.check(inputs, results())
-    for inputs, results in in_flight:
-        machine.check(inputs, results())
-    assert 0 < refused < 50
-
-
-@pytest.mark.parametrize("number", range(12))
-@pytest.mark.parametrize("call", ["cuMemAlloc", "cuMemHostAlloc"])
-def test_whichever_allocation_fails_nothing_is_lost(call: str, number: int, machine: Machine) -> None:
-    runner = machine.runner(graphs="on")
-    machine.device.failing_after = (call, number)
+def test_memory_that_comes_and_goes_never_gives_a_wrong_answer(new_machine: MachineMaker) -> None:
     for seed in range(4):
-        batch = new_batch(4, (20, 200)[seed // 2], seed=seed)
-        try:
-            machine.run(runner, batch)
-        except BackendError:
-            machine.run(runner, batch)
-    assert machine.device.failing_after is None or number >= {"cuMemAlloc": 6, "cuMemHostAlloc": 4}[call]
-    machine.device.failing_after = None
+        with named_case(seed):
+            machine = new_machine(seed)
+            machine.trt.scratch_bytes = 3000
+            runner = machine.runner(graphs="on", most_graphs=4)
+            generator = np.random.default_rng(seed)
+            refused = 0
+            in_flight: list[tuple[Any, Any]] = []
+            for number in range(60):
+                machine.device.free_bytes = int(generator.choice([0, 100_000, 400_000, 1 << 30]))
+                batch = new_batch(
+                    int(generator.integers(1, 5)), int(generator.choice([10, 30, 60, 150, 200])), seed=number
+                )
+                try:
+                    in_flight.append((batch, runner.start(batch, [HIDDEN])))
+                except OutOfMemoryError:
+                    refused += 1
+                if len(in_flight) == 2 or (in_flight and generator.random() < 0.3):
+                    inputs, results = in_flight.pop(0)
+                    machine.check(inputs, results())
+            for inputs, results in in_flight:
+                machine.check(inputs, results())
+            assert 0 < refused < 50
 
 
-@pytest.mark.parametrize("graphs", ["on", "off"])
-def test_the_engine_reports_the_memory_of_its_weights_and_contexts(graphs: str, machine: Machine) -> None:
+def test_whichever_allocation_fails_nothing_is_lost(new_machine: MachineMaker) -> None:
+    for number in range(12):
+        for call in ["cuMemAlloc", "cuMemHostAlloc"]:
+            with named_case(number, call):
+                machine = new_machine()
+                runner = machine.runner(graphs="on")
+                machine.device.failing_after = (call, number)
+                for seed in range(4):
+                    batch = new_batch(4, (20, 200)[seed // 2], seed=seed)
+                    try:
+                        machine.run(runner, batch)
+                    except BackendError:
+                        machine.run(runner, batch)
+                assert machine.device.failing_after is None or number >= {"cuMemAlloc": 6, "cuMemHostAlloc": 4}[call]
+                machine.device.failing_after = None
+
+
+def test_the_engine_reports_the_memory_of_its_weights_and_contexts(machine: Machine) -> None:
     machine.trt.scratch_bytes, machine.trt.weights_bytes = 1000, 5_000_000
-    session = machine.session(graphs=graphs)
+    session = machine.session(graphs="on")
     assert session.engine_bytes == 5_000_000
     taken = []
     for batch, tokens in ((2, 20), (4, 200), (2, 20)):

@@ -7,7 +7,6 @@ import gc
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from fakes.simulated_device import Code
 from hdplugins.tensorrt import plugin_class
 from hdruntime.backends.tensorrt import TensorRtRunner
-from hdruntime.backends.tensorrt.shapes import choose_profile
 from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import (
@@ -33,22 +31,26 @@ from support.comparators import named_case
 SEEDS = range(6)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 4])
-def test_every_length_around_the_profiles_is_right(batch: int, machine: Machine) -> None:
-    for tokens in [1, 15, 16, 17, 31, 32, 33, 47, 48, 128, 129, 199, 200]:
-        with named_case(tokens):
-            runner = machine.runner()
-            for padding in ("none", "right", "left", "holes", "all"):
-                machine.run(runner, new_batch(batch, tokens, padding))
+def test_every_length_around_the_profiles_is_right(new_machine: MachineMaker) -> None:
+    for batch in [1, 3, 4]:
+        machine = new_machine()
+        for tokens in [1, 15, 16, 17, 31, 32, 33, 47, 48, 128, 129, 199, 200]:
+            with named_case(tokens):
+                runner = machine.runner()
+                for padding in ("none", "right", "left", "holes", "all"):
+                    machine.run(runner, new_batch(batch, tokens, padding))
 
 
-@pytest.mark.parametrize(("given", "run"), [((8, 32), (8, 32)), ((4, 200), (4, 200)), ((1, 33), (2, 48))])
-def test_a_batch_runs_in_the_smallest_shape_of_a_profile(given: tuple, run: tuple, machine: Machine) -> None:
-    machine.run(machine.runner(), new_batch(*given))
-    assert machine.trt.shapes_run == [run]
+def test_a_batch_runs_in_the_smallest_shape_of_a_profile(new_machine: MachineMaker) -> None:
+    for given, run in [((8, 32), (8, 32)), ((4, 200), (4, 200)), ((1, 33), (2, 48))]:
+        with named_case(given, run):
+            machine = new_machine()
+            machine.run(machine.runner(), new_batch(*given))
+            assert machine.trt.shapes_run == [run]
 
 
-def test_limits_are_reported_and_larger_batches_refused(machine: Machine) -> None:
+def test_limits_are_reported_and_larger_batches_refused(machine: Machine, new_machine: MachineMaker) -> None:
+    assert new_machine(max_len=150).runner().max_len == 150, "a bundle may serve fewer tokens than its engine"
     runner = machine.runner()
     assert (runner.max_len, runner.most_in_flight, runner.prefers_equal_lengths) == (200, 2, False)
     assert [runner.most_rows(tokens) for tokens in (1, 32, 33, 200, 201)] == [8, 8, 4, 4, 0]
@@ -59,45 +61,44 @@ def test_limits_are_reported_and_larger_batches_refused(machine: Machine) -> Non
     machine.run(runner, new_batch(8, 20))
 
 
-def test_a_bundle_may_serve_fewer_tokens_than_its_engine(new_machine: MachineMaker) -> None:
-    assert new_machine(max_len=150).runner().max_len == 150
+def test_batches_in_flight_do_not_touch_each_other(new_machine: MachineMaker) -> None:
+    for seed in SEEDS:
+        with named_case(seed):
+            machine = new_machine(seed)
+            runner = machine.runner()
+            lengths = np.random.default_rng(seed).choice([1, 16, 30, 48, 100, 200], 24)
+            machine.in_flight(runner, (new_batch(1 + n % 4, int(tokens), seed=n) for n, tokens in enumerate(lengths)))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_batches_in_flight_do_not_touch_each_other(seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed)
-    runner = machine.runner()
-    lengths = np.random.default_rng(seed).choice([1, 16, 30, 48, 100, 200], 24)
-    machine.in_flight(runner, (new_batch(1 + n % 4, int(tokens), seed=n) for n, tokens in enumerate(lengths)))
+def test_a_runner_that_does_not_wait_is_caught(new_machine: MachineMaker) -> None:
+    for seed in SEEDS:
+        for call in ["cuStreamWaitEvent", "cuEventSynchronize"]:
+            with named_case(seed, call):
+                machine = new_machine(seed, eagerness=0.3)
+                runner = machine.runner(graphs="off")
+                machine.device.ignored.add(call)
+                wrong = 0
+                for number in range(12):
+                    batch = new_batch(2, 20, "none", seed=number)
+                    results = runner.start(batch, [HIDDEN])
+                    try:
+                        machine.check(batch, results())
+                    except (AssertionError, BackendError):
+                        wrong += 1
+                assert wrong
+                machine.device.ignored.clear()
+                machine.device.faults.clear()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("call", ["cuStreamWaitEvent", "cuEventSynchronize"])
-def test_a_runner_that_does_not_wait_is_caught(call: str, seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed, eagerness=0.3)
-    runner = machine.runner(graphs="off")
-    machine.device.ignored.add(call)
-    wrong = 0
-    for number in range(12):
-        batch = new_batch(2, 20, "none", seed=number)
-        results = runner.start(batch, [HIDDEN])
-        try:
-            machine.check(batch, results())
-        except (AssertionError, BackendError):
-            wrong += 1
-    assert wrong
-    machine.device.ignored.clear()
-    machine.device.faults.clear()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_more_batches_than_slots_are_finished_to_make_room(seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed)
-    runner = machine.runner()
-    batches = [new_batch(2, 20 + 30 * (number % 2), seed=number) for number in range(7)]
-    started = [runner.start(batch, [HIDDEN]) for batch in batches]
-    for batch, results in reversed(list(zip(batches, started, strict=True))):
-        machine.check(batch, results())
+def test_more_batches_than_slots_are_finished_to_make_room(new_machine: MachineMaker) -> None:
+    for seed in SEEDS:
+        with named_case(seed):
+            machine = new_machine(seed)
+            runner = machine.runner()
+            batches = [new_batch(2, 20 + 30 * (number % 2), seed=number) for number in range(7)]
+            started = [runner.start(batch, [HIDDEN]) for batch in batches]
+            for batch, results in reversed(list(zip(batches, started, strict=True))):
+                machine.check(batch, results())
 
 
 @pytest.mark.parametrize("graphs", ["off", "on"])
@@ -227,13 +228,12 @@ def test_version_compatible_engines_run_on_the_lean_runtime(new_machine: Machine
     machine.run(runner, new_batch(2, 40))
 
 
-@pytest.mark.parametrize("flavour", ["tensorrt", "tensorrt_rtx"])
-def test_without_its_package_a_flavour_names_the_command(
-    flavour: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, flavour, None)
-    with pytest.raises(MissingDependencyError, match=f"'{flavour}', which is not installed.\n.*pip install"):
-        machine.runner(backend=Backend(flavour))
+def test_without_its_package_a_flavour_names_the_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for flavour in ["tensorrt", "tensorrt_rtx"]:
+        with named_case(flavour):
+            monkeypatch.setitem(sys.modules, flavour, None)
+            with pytest.raises(MissingDependencyError, match=f"'{flavour}', which is not installed.\n.*pip install"):
+                machine.runner(backend=Backend(flavour))
 
 
 def test_without_cuda_python_a_driver_or_the_gpu_the_error_gives_advice(
@@ -250,26 +250,23 @@ def test_without_cuda_python_a_driver_or_the_gpu_the_error_gives_advice(
         machine.runner()
 
 
-@pytest.mark.parametrize(
-    ("message", "kind", "told"),
-    [
+def test_tensorrts_reason_for_not_loading_an_engine_is_shown(machine: Machine) -> None:
+    for message, kind, told in [
         ("Version tag does not match", BackendError, r"tensorrt 9.9.9 cannot load .*: Version tag does not match\n"),
         ("Error Code 2: OutOfMemory (Requested size was 99 bytes.)", OutOfMemoryError, "out of memory: Error Code 2"),
-    ],
-)
-def test_tensorrts_reason_for_not_loading_an_engine_is_shown(
-    message: str, kind: type, told: str, machine: Machine
-) -> None:
-    machine.trt.trouble["deserialize"] = message
-    with pytest.raises(kind, match=told) as raised:
-        machine.runner()
-    assert type(raised.value) is kind
+    ]:
+        with named_case(message, kind, told):
+            machine.trt.trouble["deserialize"] = message
+            with pytest.raises(kind, match=told) as raised:
+                machine.runner()
+            assert type(raised.value) is kind
 
 
-@pytest.mark.parametrize("options", [{"output_type": "HALF"}, {"input_type": "FLOAT"}])
-def test_an_engine_of_other_types_is_refused(options: dict[str, str], new_machine: MachineMaker) -> None:
-    with pytest.raises(BundleCorruptError, match=r"the manifest of .* lists .*INT64|lists .*FLOAT"):
-        new_machine(**options).runner()
+def test_an_engine_of_other_types_is_refused(new_machine: MachineMaker) -> None:
+    for options in [{"output_type": "HALF"}, {"input_type": "FLOAT"}]:
+        machine = new_machine(**options)
+        with pytest.raises(BundleCorruptError, match=r"the manifest of .* lists .*INT64|lists .*FLOAT"):
+            machine.runner()
 
 
 def test_an_engine_of_other_profiles_is_refused(new_machine: MachineMaker) -> None:
@@ -289,30 +286,22 @@ def test_an_engine_whose_outputs_are_larger_than_the_manifests_is_refused(machin
         machine.runner().start(new_batch(2, 20), [HIDDEN])
 
 
-def test_padding_holds_the_tokenizers_pad_id(machine: Machine) -> None:
-    machine.with_manifest(tokenizer=dataclasses.replace(machine.bundle.manifest.tokenizer, pad_token_id=5))
-    runner = machine.runner()
-    machine.run(runner, new_batch(1, 20, "none"))
-    slot = runner._machine.slots[0]
-    layout, _ = runner._loaded.layouts(choose_profile(runner._profiles, 1, 20).shape)
-    ids = slot.staged_inputs.arrays(layout)["input_ids"]
-    assert (ids[0, 20:] == 5).all()
-
-
-@pytest.mark.parametrize("trouble", ["context", "enqueue", "shape"])
-def test_a_failure_of_tensorrt_is_an_error_and_the_next_batch_runs(trouble: str, machine: Machine) -> None:
-    runner = machine.runner()
-    before = new_batch(2, 20)
-    in_flight = runner.start(before, [HIDDEN])
-    machine.trt.trouble[trouble] = "the moon is full"
-    # Lengths without a context or shape so far.
-    tokens = {"context": 60, "enqueue": 30, "shape": 10}[trouble]
-    with pytest.raises(BackendError, match="the moon is full"):
-        runner.start(new_batch(2, tokens), [HIDDEN])
-    machine.trt.trouble.clear()
-    machine.check(before, in_flight())
-    for seed in range(3):
-        machine.run(runner, new_batch(2, tokens, seed=seed))
+def test_a_failure_of_tensorrt_is_an_error_and_the_next_batch_runs(new_machine: MachineMaker) -> None:
+    for trouble in ["context", "enqueue", "shape"]:
+        with named_case(trouble):
+            machine = new_machine()
+            runner = machine.runner()
+            before = new_batch(2, 20)
+            in_flight = runner.start(before, [HIDDEN])
+            machine.trt.trouble[trouble] = "the moon is full"
+            # Lengths without a context or shape so far.
+            tokens = {"context": 60, "enqueue": 30, "shape": 10}[trouble]
+            with pytest.raises(BackendError, match="the moon is full"):
+                runner.start(new_batch(2, tokens), [HIDDEN])
+            machine.trt.trouble.clear()
+            machine.check(before, in_flight())
+            for seed in range(3):
+                machine.run(runner, new_batch(2, tokens, seed=seed))
 
 
 def test_an_error_of_a_plugin_is_raised_even_if_tensorrt_reports_success(
@@ -325,16 +314,18 @@ def test_an_error_of_a_plugin_is_raised_even_if_tensorrt_reports_success(
     machine.run(runner, new_batch(2, 20))
 
 
-@pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuEventRecord", "cuStreamWaitEvent"])
-def test_a_refusal_of_the_driver_is_an_error_and_the_next_batch_runs(call: str, machine: Machine) -> None:
-    runner = machine.runner()
-    machine.run(runner, new_batch(2, 20))
-    machine.device.failing[call] = Code.INVALID_VALUE
-    with pytest.raises(BackendError, match=f"CUDA error 1 at {call}: invalid_value"):
-        runner.start(new_batch(2, 30), [HIDDEN])
-    machine.device.failing.clear()
-    for seed in range(3):
-        machine.run(runner, new_batch(2, 30, seed=seed))
+def test_a_refusal_of_the_driver_is_an_error_and_the_next_batch_runs(new_machine: MachineMaker) -> None:
+    for call in ["cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuEventRecord", "cuStreamWaitEvent"]:
+        with named_case(call):
+            machine = new_machine()
+            runner = machine.runner()
+            machine.run(runner, new_batch(2, 20))
+            machine.device.failing[call] = Code.INVALID_VALUE
+            with pytest.raises(BackendError, match=f"CUDA error 1 at {call}: invalid_value"):
+                runner.start(new_batch(2, 30), [HIDDEN])
+            machine.device.failing.clear()
+            for seed in range(3):
+                machine.run(runner, new_batch(2, 30, seed=seed))
 
 
 def test_a_broken_cuda_context_is_an_error_of_the_results_and_closing_works(
@@ -352,17 +343,14 @@ def test_a_broken_cuda_context_is_an_error_of_the_results_and_closing_works(
     assert "some GPU memory could not be freed" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_invalid_options_are_refused(machine: Machine) -> None:
+    for options, message in [
         ({"graphs": "sometimes"}, "graphs is 'sometimes'; it must be one of 'auto', 'on', 'off'"),
         ({"most_graphs": 0}, "most_graphs is 0; it must be 1 or more"),
         ({"kernel_specialization": "eager"}, "kernel_specialization is for tensorrt_rtx, not tensorrt"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict[str, Any], message: str, machine: Machine) -> None:
-    with pytest.raises(InputError, match=message):
-        machine.runner(**options)
+    ]:
+        with named_case(options, message), pytest.raises(InputError, match=message):
+            machine.runner(**options)
 
 
 def test_two_runners_of_one_gpu_do_not_touch_each_other(machine: Machine) -> None:

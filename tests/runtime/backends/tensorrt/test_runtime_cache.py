@@ -103,8 +103,8 @@ def test_the_cache_of_a_read_only_bundle_goes_to_the_users_cache(
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda data: data[:-1], lambda data: b"", lambda data: data[:20], lambda data: data[:-2] + b"xx"],
-    ids=["torn", "empty", "short", "changed"],
+    [lambda data: data[:-1], lambda data: b"", lambda data: data[:-2] + b"xx"],
+    ids=["torn", "empty", "changed"],
 )
 def test_a_damaged_file_is_ignored_with_a_warning_and_never_parsed(
     damage: Callable[[bytes], bytes], machine: Machine, caplog: Any, monkeypatch: Any

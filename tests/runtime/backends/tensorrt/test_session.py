@@ -12,6 +12,7 @@ from hdruntime.bundle.manifest import PaddingRule, ProfileShape
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.inference.scheduling import PaddingCount
 from hdruntime.session import Encoding
+from support.comparators import named_case
 
 PROFILES = (ProfileShape(batch=(1, 1, 8), tokens=(1, 32, 32)), ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)))
 BIGBIRD = PaddingRule(multiple_of=20, free_up_to=40)
@@ -29,26 +30,28 @@ def check(machine: Machine, given: Sequence[Encoding], results: Sequence[dict[st
         machine.check(inputs, {HIDDEN: result[HIDDEN][np.newaxis]})
 
 
-@pytest.mark.parametrize(("graphs", "seed"), [("on", 0), ("on", 1), ("off", 2), ("off", 3)])
-def test_texts_of_all_lengths_get_their_answers_in_order(graphs: str, seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed)
-    session = machine.session(graphs=graphs)
-    given = encodings(np.random.default_rng(seed).integers(1, 201, 60).tolist(), seed)
-    check(machine, given, session.infer(given, batch_tokens=400))
-    assert session.max_len == 200
+def test_texts_of_all_lengths_get_their_answers_in_order(new_machine: MachineMaker) -> None:
+    for graphs, seed in [("on", 0), ("on", 1), ("off", 2), ("off", 3)]:
+        with named_case(graphs, seed):
+            machine = new_machine(seed)
+            session = machine.session(graphs=graphs)
+            given = encodings(np.random.default_rng(seed).integers(1, 201, 60).tolist(), seed)
+            check(machine, given, session.infer(given, batch_tokens=400))
+            assert session.max_len == 200
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_batches_are_halved_until_they_fit(seed: int, new_machine: MachineMaker) -> None:
-    machine = new_machine(seed)
-    machine.trt.scratch_bytes = 2000
-    session = machine.session()
-    # Two rows of 200 tokens fit, four do not.
-    machine.device.free_bytes = 1_300_000
-    given = encodings([200] * 7 + [150] * 5 + [20] * 9, seed)
-    check(machine, given, session.infer(given, batch_tokens=800))
-    assert (2, 200) in machine.trt.shapes_run
-    assert (4, 200) not in machine.trt.shapes_run
+def test_batches_are_halved_until_they_fit(new_machine: MachineMaker) -> None:
+    for seed in range(4):
+        with named_case(seed):
+            machine = new_machine(seed)
+            machine.trt.scratch_bytes = 2000
+            session = machine.session()
+            # Two rows of 200 tokens fit, four do not.
+            machine.device.free_bytes = 1_300_000
+            given = encodings([200] * 7 + [150] * 5 + [20] * 9, seed)
+            check(machine, given, session.infer(given, batch_tokens=800))
+            assert (2, 200) in machine.trt.shapes_run
+            assert (4, 200) not in machine.trt.shapes_run
 
 
 def test_a_batch_of_more_rows_than_any_profile_runs_in_parts(machine: Machine) -> None:
@@ -78,25 +81,16 @@ def test_where_padding_changes_answers_texts_answer_as_they_do_alone(graphs: str
     assert max(batch for batch, _ in machine.trt.shapes_run) == 8, "texts do share batches"
 
 
-@pytest.mark.parametrize("padding", ["right", "left", "holes", "all"])
-def test_where_padding_changes_answers_a_batch_is_answered_as_given(padding: str, new_machine: MachineMaker) -> None:
-    machine = new_machine(profiles=PROFILES, padding=BIGBIRD)
-    session = machine.session()
-    for tokens in (20, 32, 33, 40, 41, 60, 61, 181, 200):
-        # Five rows of more than 32 tokens run in parts, which are no narrower.
-        batch = new_batch(5, tokens, padding)
-        machine.check(batch, session(**batch))
-        assert session.most_rows(tokens) == (8 if tokens <= 32 else 4)
-
-
-def test_padding_to_the_steps_of_an_engine_would_be_noticed(new_machine: MachineMaker) -> None:
-    machine = new_machine(profiles=PROFILES, padding=BIGBIRD)
-    machine.with_manifest(padding=None)
-    session = machine.session()
-    machine.with_manifest(padding=BIGBIRD)
-    batch = new_batch(2, 60, "none")
-    with pytest.raises(AssertionError):
-        machine.check(batch, session(**batch))
+def test_where_padding_changes_answers_a_batch_is_answered_as_given(new_machine: MachineMaker) -> None:
+    for padding in ["right", "left", "holes", "all"]:
+        with named_case(padding):
+            machine = new_machine(profiles=PROFILES, padding=BIGBIRD)
+            session = machine.session()
+            for tokens in (20, 32, 33, 40, 41, 60, 61, 181, 200):
+                # Five rows of more than 32 tokens run in parts, which are no narrower.
+                batch = new_batch(5, tokens, padding)
+                machine.check(batch, session(**batch))
+                assert session.most_rows(tokens) == (8 if tokens <= 32 else 4)
 
 
 def test_an_engine_that_pads_too_far_is_refused(new_machine: MachineMaker) -> None:

@@ -22,37 +22,22 @@ UNEVEN = (
 
 
 CHOICES = [
-    (1, 1, Choice(0, Shape(1, 16))),
-    (8, 128, Choice(0, Shape(8, 128))),
-    (1, 129, Choice(1, Shape(1, 144))),
-    (1, 512, Choice(1, Shape(1, 512))),
-    (3, 513, Choice(2, Shape(3, 544))),
-    (1, 4096, Choice(2, Shape(1, 4096))),
+    (BUCKETS, 1, 1, Choice(0, Shape(1, 16))),
+    (BUCKETS, 8, 128, Choice(0, Shape(8, 128))),
+    (BUCKETS, 1, 129, Choice(1, Shape(1, 144))),
+    (BUCKETS, 1, 4096, Choice(2, Shape(1, 4096))),
+    # Padding up to profile 1 would compute 4 x 112 tokens for 1 x 100.
+    (UNEVEN, 1, 100, Choice(2, Shape(1, 112))),
+    (UNEVEN, 2, 100, Choice(1, Shape(4, 112))),
+    # The last step is cut at the profile's end.
+    (UNEVEN, 1, 999, Choice(2, Shape(1, 1000))),
 ]
 
 
-def test_a_batch_goes_to_the_narrowest_profile() -> None:
-    for batch, tokens, choice in CHOICES:
+def test_a_batch_goes_to_the_narrowest_profile_and_is_padded_up_where_that_computes_least() -> None:
+    for profiles, batch, tokens, choice in CHOICES:
         with named_case(batch, tokens, choice):
-            assert choose_profile(BUCKETS, batch, tokens) == choice
-
-
-@pytest.mark.parametrize(
-    ("batch", "tokens", "choice"),
-    [
-        # Padding up to profile 1 would compute 4 x 112 tokens for 1 x 100.
-        (1, 100, Choice(2, Shape(1, 112))),
-        (2, 100, Choice(1, Shape(4, 112))),
-        (4, 33, Choice(1, Shape(4, 112))),
-        (64, 32, Choice(0, Shape(64, 32))),
-        # The last step is cut at the profile's end.
-        (1, 999, Choice(2, Shape(1, 1000))),
-    ],
-)
-def test_a_batch_below_a_profile_is_padded_up_where_that_computes_least(
-    batch: int, tokens: int, choice: Choice
-) -> None:
-    assert choose_profile(UNEVEN, batch, tokens) == choice
+            assert choose_profile(profiles, batch, tokens) == choice
 
 
 @given(st.integers(1, 64), st.integers(1, 1000))
@@ -148,14 +133,12 @@ def test_blocks_are_an_eighth_or_64_kib_larger_at_most(size: int) -> None:
     assert size <= rounded_up(size) <= size + max(1 << 16, size // 8)
 
 
-@pytest.mark.parametrize(
-    ("mask", "ranges"),
-    [
+def test_padding_is_found_across_rows() -> None:
+    for mask, ranges in [
         ([[1, 1, 1]], []),
         ([[0, 0, 0], [0, 0, 0]], [(0, 6)]),
         ([[1, 0, 0], [0, 0, 1], [0, 1, 0]], [(1, 5), (6, 7), (8, 9)]),
         ([[0, 1], [1, 0], [1, 1]], [(0, 1), (3, 4)]),
-    ],
-)
-def test_padding_is_found_across_rows(mask: list[list[int]], ranges: list[tuple[int, int]]) -> None:
-    assert padding_ranges(np.array(mask)) == ranges
+    ]:
+        with named_case(mask, ranges):
+            assert padding_ranges(np.array(mask)) == ranges
