@@ -13,8 +13,8 @@ import pytest
 
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.graph.lowering import onnxruntime_cpu, openvino, tensorrt
-from hdexport.model.precision import Precision
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
+from hdexport.model.weight_type import WeightType
 from hdplugins import OPERATORS
 from support.commands import run_here
 from support.pages import ROOT, code_blocks, page
@@ -34,7 +34,7 @@ def support_table() -> str:
         "|---|---|---|---|---|",
     ]
     for name, operator in OPERATORS.items():
-        function = ", ".join(Precision) if operator.has_face("graph") else "-"
+        function = ", ".join(WeightType) if operator.has_face("graph") else "-"
         fused = onnxruntime_cpu.FUSED_DTYPES.get(name)
         linear = "linear function" + ", fused for short texts" * (name in onnxruntime_cpu.FUSED_FOR_SHORT_TEXTS)
         cpu = "fused in " + ", ".join(fused) if fused else linear

@@ -52,9 +52,9 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _make_models(models: Path, tokens: int) -> None:
-    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
     from hdexport.model.positions import DEFAULT_ALPHA
+    from hdexport.pipeline import BuildOptions, build
 
     source, _ = default_model()
     # As the peers' model is extended.
@@ -69,7 +69,7 @@ def write_plain_export(path: Path, tokens: int) -> None:
     """The sample model, extended as `torch_model` does it, exported as PyTorch's documentation shows."""
     from hdexport.bench.peers.onnx_plain import export_plainly
     from hdexport.model.graph_module import GraphModule, graph_inputs
-    from hdexport.model.tasks import Task
+    from hdexport.model.task import Task
 
     module = GraphModule(
         torch_model(tokens),
@@ -85,7 +85,7 @@ def torch_model(tokens: int) -> Any:
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.model.positions import DEFAULT_ALPHA, Scheme
     from hdexport.model.surgery import extend_positions
-    from hdexport.model.tasks import Task
+    from hdexport.model.task import Task
 
     checkpoint = find_checkpoint(default_model()[0])
     model = checkpoint.load(Task.FEATURE_EXTRACTION)

@@ -18,13 +18,13 @@ from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.lowering.openvino.graph_files import write_openvino_graphs
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.quantize.options import Int8Options
+from hdexport.support.bundle_writer import seal, staged_bundle
 from hdexport.support.progress import Progress
 from hdplugins import ONNX_DOMAIN
 from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.passport import read_passport
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.writer import seal, staged_bundle
 from hdruntime.constants import (
     KERNELS_FOLDER,
     OPENVINO_LOWERING,

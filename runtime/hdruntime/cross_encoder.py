@@ -36,10 +36,10 @@ from hdruntime.inference.scheduling import BatchResult
 from hdruntime.optional import require
 from hdruntime.text.checks import checked_choice, checked_texts, listed
 from hdruntime.text.classes import check_classifier, check_reranker, labels_of
+from hdruntime.text.logits import Activation, activated
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.scores import softmax
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tasks import Activation, activated
 from hdruntime.text.tokenization import Encoding, Overflow
 
 logger = logging.getLogger(__name__)

@@ -60,7 +60,7 @@ def rehearse(
 def tiny_sentence_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A BERT that sentence-transformers reads too, in the place of the sample model."""
     import hdexport.checkpoint
-    from hdexport.model.tasks import Task
+    from hdexport.model.task import Task
     from support.tiny_models import save_sentence_modules, save_tiny_model
 
     directory = tmp_path / "tiny"

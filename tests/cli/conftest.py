@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from support.commands import run_here, run_installed
 from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures

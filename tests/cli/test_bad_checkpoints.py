@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import hdexport.cli
 from hdexport.checkpoint import find_checkpoint
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.errors import HdexportError
 from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
 

@@ -24,8 +24,8 @@ from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.results.result import BenchResult, Ceilings, Status
 from hdexport.bench.run import prepared, rounds
 from hdexport.bench.run.prepared import Preparation
+from hdexport.support.bundle_writer import seal, write_manifest
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal, write_manifest
 from support.waiting import wait_until
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import hdruntime
-from hdexport.build import BuildOptions
+from hdexport.pipeline import BuildOptions
 from hdruntime.bundle.manifest import Manifest
 from support.forks import Fork
 from support.full_disks import on_full_disks
@@ -51,8 +51,8 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
     built: subprocess.CompletedProcess[str], bundle: Path
 ) -> None:
     assert built.stderr == (
-        "hdexport.build: The model was trained with 64 positions, and this bundle takes up to 100 tokens: measure its "
-        "answers to long texts before you rely on them.\n"
+        "hdexport.pipeline: The model was trained with 64 positions, and this bundle takes up to 100 tokens: measure "
+        "its answers to long texts before you rely on them.\n"
     )
     left_out, positions, *checks, summary, own_length, look, run, measure = built.stdout.splitlines()
     model, for_cpu, of_texts, for_gpu = checks
@@ -96,7 +96,7 @@ def asked(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> list[BuildOptions]:
         found.append(options)
         return hdruntime.open_bundle(bundle).manifest
 
-    monkeypatch.setattr("hdexport.build.build", build)
+    monkeypatch.setattr("hdexport.pipeline.build", build)
     return found
 
 

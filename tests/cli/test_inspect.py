@@ -14,6 +14,7 @@ import onnx
 import pytest
 
 from hdexport.cli import inspect
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import (
     Default,
     Fill,
@@ -25,7 +26,6 @@ from hdruntime.bundle.manifest import (
     TensorSpec,
 )
 from hdruntime.bundle.manifest_json import manifest_from_json
-from hdruntime.bundle.writer import seal
 from support import tiny_bundle
 from support.tiny_bundle import INPUTS, engine_file
 

@@ -12,7 +12,7 @@ import pytest
 
 from hdexport.engines.build import EngineOptions
 from hdexport.graph.lowering.tensorrt import AttentionImpl
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.rebuild import previous_engines
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import open_bundle

@@ -14,7 +14,7 @@ import pytest
 
 import hdruntime
 from hdexport.cli.build import own_length
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.bundle.manifest import Backend, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
 from hdexport.model.positions import Scheme, extend_table
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 from support.grids import EVERY_RUN_TYPES
 from support.hugging_face import AFTER_PADDING_ROW

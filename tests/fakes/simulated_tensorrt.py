@@ -25,9 +25,9 @@ import onnx
 import onnxruntime
 
 from fakes.simulated_device import SimulatedDevice
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.writer import seal
 from support.tiny_bundle import engine_file
 
 try:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import hdruntime
+from hdexport.support.bundle_writer import seal
 from hdruntime.backends import Runner
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from hdruntime.backends.openvino import OpenVinoRunner
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, InputError, OutOfMemoryError
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.session import Session

@@ -40,7 +40,7 @@ MODELS = ("prompted", "sentence-t5", "last token")
 
 
 def _save_base(path: Path, model_type: str) -> None:
-    from hdexport.model.tasks import Task
+    from hdexport.model.task import Task
     from support.tiny_models import save_tiny_model
 
     save_tiny_model(path, model_type, Task.FEATURE_EXTRACTION)
@@ -103,7 +103,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tiny_bundles: Callable[..., 
 
     def save_and_build(name: str) -> Callable[[Path], None]:
         def make(directory: Path) -> None:
-            from hdexport.build import BuildOptions, build
+            from hdexport.pipeline import BuildOptions, build
 
             if name == "prompted":
                 _prompt(tiny_bundles("bert", "sentence-similarity"), directory)

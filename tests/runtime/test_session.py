@@ -16,9 +16,9 @@ import onnxruntime
 import pytest
 
 import hdruntime
+from hdexport.support.bundle_writer import seal
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, BundleCorruptError, InputError, NonFiniteOutputError
 from hdruntime.session import Session
 from support.comparators import named_case

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hdruntime
+from hdexport.support.bundle_writer import seal
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.inference.streaming import Segment
 from hdruntime.session import Session

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hdexport.support.bundle_writer import seal, staged_bundle
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal, staged_bundle
 from hdruntime.whole_files import is_partial, whole_file, write_whole
 
 

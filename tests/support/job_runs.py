@@ -17,9 +17,9 @@ import pyarrow.parquet
 from onnx import TensorProto, helper, numpy_helper
 
 import hdruntime
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.jobs import JobOptions, plan_job, run_job
 from hdruntime.jobs.progress import JobProgress, RowCounts
 from hdruntime.jobs.rows import Row

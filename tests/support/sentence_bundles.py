@@ -10,9 +10,9 @@ from pathlib import Path
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.sentence_settings import sentence_settings
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 
 
 def with_settings_of(checkpoint: Path, bundle: Path, copy: Path) -> Path:

@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from hdexport.support.bundle_writer import seal
 from hdexport.verify.grid import Case
-from hdruntime.bundle.writer import seal
 
 
 def tampered(bundle: Any, path: Path, change: Callable[[ir.Model], None], *files: str) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import (
     Default,
     EngineFile,
@@ -23,7 +24,6 @@ from hdruntime.bundle.manifest import (
     TensorSpec,
     TokenizerInfo,
 )
-from hdruntime.bundle.writer import seal
 from hdruntime.constants import FORMAT_VERSION
 from support.onnx_models import parsed_model
 

@@ -31,7 +31,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from hdexport.families import family_of
 from hdexport.model.model_classes import model_from_config
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 
 BASE = 64
 """Positions of every tiny checkpoint."""

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from hdexport.build import BuildOptions, build, pipeline
 from hdexport.model.graph_module import GraphModule
+from hdexport.pipeline import BuildOptions, build, pipeline
 from hdruntime.bundle.manifest import Role
 from support.hugging_face import HuggingFace
 

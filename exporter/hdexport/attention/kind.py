@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hdexport.model.family import Family
 from hdexport.model.memories import Memories
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ModelError

@@ -25,7 +25,7 @@ from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of, generator_model_types
 from hdexport.model.positions import LONGEST
-from hdexport.model.tasks import ENCODER_TASKS, TASKS, Task, infer_task, model_task, unread_head
+from hdexport.model.task import ENCODER_TASKS, TASKS, Task, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
 from hdruntime.errors import InputError, ModelError
 

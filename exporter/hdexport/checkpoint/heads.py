@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hdexport.checkpoint.sentence_pooling import late_interaction_layers, pair_scores, sentence_pooling, token_layers
 from hdexport.checkpoint.splade_pooling import splade_pooling
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 
 if TYPE_CHECKING:
     from hdexport.model.head import Head

@@ -17,7 +17,7 @@ from hdexport.checkpoint.weight_files import read_weights, stored_weights
 from hdexport.checkpoint.wrapped_names import unwrapping
 from hdexport.families import Family
 from hdexport.model.model_classes import model_from_config
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.support.json_files import shown
 from hdexport.support.memory import says_out_of_memory
 from hdruntime.errors import ModelError

@@ -13,7 +13,7 @@ from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.extension import Extension, read_extension
 from hdexport.checkpoint.hierarchical_position import HIERARCHICAL_KEY, hierarchical_alpha
 from hdexport.model.positions import DEFAULT_ALPHA, Scheme, check_options
-from hdexport.model.tasks import TASKS, Task
+from hdexport.model.task import TASKS, Task
 from hdruntime.bundle.manifest import AttentionScale
 from hdruntime.errors import InputError
 

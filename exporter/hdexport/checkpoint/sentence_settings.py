@@ -21,7 +21,7 @@ from hdexport.checkpoint.sentence_modules import (
     token_modules,
 )
 from hdexport.model.positions import LONGEST
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.bundle.pair_template import PairTemplate

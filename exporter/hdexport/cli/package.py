@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hdexport.cli.streams import outlive_readers
 
 if TYPE_CHECKING:
-    from hdruntime.triton_repository import TritonModel
+    from hdexport.triton_repository import TritonModel
 
 SUMMARY = "package a bundle for a Triton Inference Server"
 
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    from hdexport.triton_repository import package_for_triton
     from hdruntime.bundle.reader import open_bundle
-    from hdruntime.triton_repository import package_for_triton
 
     outlive_readers()
     model = package_for_triton(

@@ -16,7 +16,7 @@ from hdexport.attention.blocks.record import BlockSparse
 from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.dense.node import dense_attention_node
 from hdexport.model.family import Family, OwnAttention
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

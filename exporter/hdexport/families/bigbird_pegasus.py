@@ -14,7 +14,7 @@ from hdexport.attention.blocks.record import BlockSparse
 from hdexport.families.big_bird import SelfAttention, block_sparse, forget_short_texts, own_blocks, run_layers
 from hdexport.families.led import encoder_of
 from hdexport.model.family import Family, OwnAttention
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 
 if TYPE_CHECKING:
     from hdexport.attention.blocks.setup import BlockSetup

@@ -15,7 +15,7 @@ import torch
 from hdexport.model.family import Family
 from hdexport.model.norms import use_root_mean_squares
 from hdexport.model.rotary_tables import use_rotary_tables
-from hdexport.model.tasks import ENCODER_TASKS, Task
+from hdexport.model.task import ENCODER_TASKS, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ __all__ = ["FAMILY"]
 
 from hdexport.model.family import Family
 from hdexport.model.rotary_tables import use_rotary_tables
-from hdexport.model.tasks import ENCODER_TASKS, Task
+from hdexport.model.task import ENCODER_TASKS, Task
 
 FAMILY = Family(
     model_types=("gte",),

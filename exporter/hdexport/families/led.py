@@ -12,7 +12,7 @@ from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
 from hdexport.families.longformer import SelfAttention, attention_windows, longformer_tokens
 from hdexport.model.family import Family, OwnAttention
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,7 +15,7 @@ from hdexport.attention.local_global.record import LocalGlobalAttention
 from hdexport.families.t5 import Layer, check_buckets, run_layers, wide_states
 from hdexport.model.family import Family, OwnAttention
 from hdexport.model.norms import RootMeanSquareNorm
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.model.wide_states import IntoStates
 from hdruntime.errors import ModelError
 

@@ -19,7 +19,7 @@ from transformers.models.reformer.modeling_reformer import (
 from hdexport.attention.lsh.node import chunk_node, lsh_node
 from hdexport.attention.lsh.record import Chunks, LshAttention
 from hdexport.model.family import Family, OwnAttention
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hdexport.attention.clipped.node import attend_by_distance
 from hdexport.attention.dense.node import DenseMask
 from hdexport.model.family import Family
 from hdexport.model.norms import RootMeanSquareNorm
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.model.wide_states import IntoStates
 from hdruntime.errors import ModelError
 

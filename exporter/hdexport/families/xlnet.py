@@ -15,7 +15,7 @@ from hdexport.attention.relative.node import Distances, key_kinds, relative_node
 from hdexport.attention.relative.record import RelativeAttention
 from hdexport.model.family import Family, OwnAttention
 from hdexport.model.memories import MASK, Memories, remembered, text_ends
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

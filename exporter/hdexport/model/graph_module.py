@@ -13,9 +13,9 @@ import torch
 
 from hdexport.model.head import Head
 from hdexport.model.memories import Memories
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
-from hdruntime.bundle.tasks import TASKS
+from hdruntime.bundle.task_formats import TASKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

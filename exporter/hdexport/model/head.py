@@ -19,7 +19,7 @@ class Head(torch.nn.Module):
     def outputs(
         self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        """The task's outputs, in the order of `hdruntime.bundle.tasks`.
+        """The task's outputs, in the order of `hdruntime.bundle.task_formats`.
 
         Args:
             states: [batch, tokens, width], the model's output, in its dtype.

@@ -7,7 +7,7 @@ __all__ = ["model_from_config"]
 import copy
 from typing import TYPE_CHECKING, Any
 
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task, model_task
+from hdexport.model.task import AUTO_CLASS_OF_TASK, Task, model_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

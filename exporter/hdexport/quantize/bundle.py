@@ -14,10 +14,10 @@ from hdexport.quantize.insert import StoredProduct, quantize_products
 from hdexport.quantize.options import Int8Options
 from hdexport.quantize.selection import float_graph, kept_float
 from hdexport.quantize.texts import calibration_texts
+from hdexport.support.bundle_writer import seal
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import GraphFile, Int8Calibration, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import ExportError
 

@@ -20,7 +20,7 @@ from hdexport.checkpoint.extended_files import check_extendable, extension_of, w
 from hdexport.checkpoint.extension import Extension
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.model.positions import TABLES
-from hdexport.model.tasks import TASKS, Task
+from hdexport.model.task import TASKS, Task
 from hdexport.support.progress import Progress
 from hdexport.tune.contrast import Contrast
 from hdexport.tune.corpus import Corpus, read_corpus

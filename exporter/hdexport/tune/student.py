@@ -24,7 +24,7 @@ from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import Family, convertible_model_types
 from hdexport.model.positions import extend_table
 from hdexport.model.surgery import extend_positions
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.support.progress import Progress
 from hdexport.tune.options import Trained, TuneOptions
 from hdexport.tune.rows import TunedRows

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from hdexport.attention.kinds import attention_of
 from hdexport.families import family_of
-from hdexport.model.tasks import TASKS, Task
+from hdexport.model.task import TASKS, Task
 from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Case
 from hdruntime.bundle.manifest import Manifest, TensorSpec

@@ -15,7 +15,7 @@ from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
-from hdruntime.bundle.tasks import TASKS
+from hdruntime.bundle.task_formats import TASKS
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared besides the tokens at boundaries."""

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hdruntime
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.support.json_files import shown
 from hdexport.verify.checks import Check, Verification
 from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output

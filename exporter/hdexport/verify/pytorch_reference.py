@@ -19,7 +19,7 @@ from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
 from hdexport.graph.left_out_layers import layers_left_out_of_pytorch
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.verify.remembered import PastTexts, empty_memory
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role

@@ -17,7 +17,7 @@ from hdexport.attention.kinds import attention_of
 from hdexport.graph.left_out_layers import LayerResults
 from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
-from hdexport.model.tasks import TASKS, Task
+from hdexport.model.task import TASKS, Task
 from hdexport.support.memory import free_bytes
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite

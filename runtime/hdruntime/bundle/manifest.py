@@ -31,7 +31,7 @@ from msgspec import Meta
 
 from hdruntime.bundle.pair_template import PairTemplate
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.bundle.tasks import Task
+from hdruntime.bundle.task_formats import Task
 from hdruntime.bundle.value_types import Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 
 # Types of values. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.

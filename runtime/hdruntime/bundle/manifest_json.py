@@ -18,7 +18,7 @@ from hdruntime.bundle.checked_json import (
 )
 from hdruntime.bundle.manifest import EngineFile, Fill, InputSpec, Manifest, Positions, Role, TensorSpec, Verification
 from hdruntime.bundle.pair_template import Slot, Wording
-from hdruntime.bundle.tasks import TASKS
+from hdruntime.bundle.task_formats import TASKS
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError, BundleVersionError
 

@@ -1,4 +1,4 @@
-"""A bundle, a directory with a manifest, opened with every file checked; `hdruntime.bundle.writer` writes one."""
+"""A bundle, a directory with a manifest, opened with every file checked."""
 
 from __future__ import annotations
 

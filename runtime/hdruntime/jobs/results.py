@@ -20,9 +20,9 @@ from hdruntime.text.answers import AnswerOptions, best_answers
 from hdruntime.text.chunking import SENTENCES, LateChunking, LateChunks, tokens_per_chunk
 from hdruntime.text.classes import activation_of, labels_of
 from hdruntime.text.entities import Aggregation, EntityFinder
+from hdruntime.text.logits import classification, fillings, text_score
 from hdruntime.text.pooling import mean_over_tokens
 from hdruntime.text.splitting import SplitEncoding, SplitPooling
-from hdruntime.text.tasks import classification, fillings, text_score
 from hdruntime.text.tokenization import Encoding, read_tokenizer
 
 _SPAN = {"start": pa.int32(), "end": pa.int32()}

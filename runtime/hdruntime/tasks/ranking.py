@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from hdruntime.inference.pair_logits import PairOptions, check_query, pair_logits, ranked
 from hdruntime.inference.text_runner import TextRunner
 from hdruntime.text.classes import activation_of, check_reranker
+from hdruntime.text.logits import activated
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tasks import activated
 from hdruntime.text.tokenization import Overflow
 
 

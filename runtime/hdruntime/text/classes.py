@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.errors import InputError
-from hdruntime.text.tasks import Activation
+from hdruntime.text.logits import Activation
 
 
 def labels_of(manifest: Manifest) -> Sequence[str]:

@@ -17,7 +17,7 @@ from hdexport.attention.kinds import attention_from_spec
 from hdexport.families import convertible_model_types, family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, ModelError

@@ -20,10 +20,10 @@ import transformers
 from hdexport.attention.blocks.random_tables import random_table
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.support.bundle_writer import seal
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from support.answers import ATOL, assert_answers, distance, inputs_of
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless

@@ -15,7 +15,7 @@ from hdexport.attention.favor.reference import attend_by_features
 from hdexport.attention.kinds import kind_named
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdplugins.operators.favor_attention.features import draw_projection

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.tasks import TASKS
+from hdruntime.bundle.task_formats import TASKS
 from hdruntime.errors import ModelError
 from support.attention_records import recorded
 from support.comparators import assert_close, named_case

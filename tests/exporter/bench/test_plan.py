@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from hdexport.bench.run.plan import BenchOptions, Plan, plan
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.passport import ThisMachine
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.constants import OPENVINO_LOWERING
 from hdruntime.errors import BundleNotFoundError, InputError
 from hdruntime.gpu.driver import Gpu

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hdexport.bench.measure.roofline import Work, roofline, work_of
 from hdexport.bench.results.result import Ceilings
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
-from hdruntime.bundle.writer import seal
+from hdexport.model.task import AUTO_CLASS_OF_TASK, Task
+from hdexport.support.bundle_writer import seal
 from hdruntime.errors import ExportError, InputError
 from support.grids import nightly_unless
 

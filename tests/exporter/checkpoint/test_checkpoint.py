@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.tasks import ENCODER_TASKS, Task
+from hdexport.model.task import ENCODER_TASKS, Task
 from hdruntime.errors import ModelError
 from support.grids import nightly_unless
 from support.tiny_models import change_json, pickle_weights, save_tiny_model

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING
 import hdexport.checkpoint.agreement
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 from support.grids import nightly_unless
 from support.tiny_models import change_json, pickle_weights, save_tiny_model

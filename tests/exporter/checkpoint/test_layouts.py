@@ -16,7 +16,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.heads import task_head
 from hdexport.checkpoint.source import path_of_source
 from hdexport.extend import ExtendOptions, extend
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.tiny_models import VOCAB_SIZE, change_json, pickle_weights, save_tiny_model

@@ -15,7 +15,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.heads import task_head
 from hdexport.checkpoint.sentence_pooling import sentence_pooling
 from hdexport.checkpoint.sentence_settings import sentence_settings
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.tiny_models import change_json, pickle_weights, save_sentence_modules

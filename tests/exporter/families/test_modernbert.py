@@ -19,14 +19,14 @@ import pytest
 import torch
 import transformers
 
-from hdexport.build import pipeline
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.engines.targets import EngineTarget
 from hdexport.engines.tensorrt_builder import build_engine
 from hdexport.families import family_of
 from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
+from hdexport.pipeline import pipeline
 from hdruntime.bundle.manifest import Backend
 from support.answers import ATOL, assert_answers, assert_as_hugging_face
 from support.comparators import assert_close

@@ -20,7 +20,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
 from hdexport.families.transfo_xl.adaptive import AdaptiveSoftmax
 from hdexport.families.transfo_xl.config import TransfoXLConfig
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdexport.verify.remembered import empty_memory

@@ -10,7 +10,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle

@@ -12,7 +12,7 @@ import torch
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.model.rotary import stretch_rotary, use_stretched_rotary
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle

@@ -121,7 +121,7 @@ def test_bundles_without_vectors_and_of_other_models_are_refused(tmp_path: Path)
     bare = make_bundle(tmp_path / "bare", tokenizer=False)
     assert "has no tokenizer" in refusal(bare)
     other = hdruntime.open_bundle(make_bundle(tmp_path / "other"))
-    from hdruntime.bundle.writer import write_manifest
+    from hdexport.support.bundle_writer import write_manifest
 
     write_manifest(other.path, dataclasses.replace(other.manifest, num_layers=2, name="large"))
     assert "is of another model than" in (message := refusal(bundle, other.path))

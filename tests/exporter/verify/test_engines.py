@@ -13,12 +13,12 @@ from onnx import numpy_helper
 
 from fakes.machine import Machine, MachineMaker
 from hdexport.checkpoint import find_checkpoint
+from hdexport.support.bundle_writer import seal
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.bundle.passport import ThisMachine
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.gpu.driver import Gpu
 from tests.runtime.backends.tensorrt.conftest import new_machine  # noqa: F401 fixture

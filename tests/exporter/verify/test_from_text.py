@@ -12,11 +12,11 @@ import pytest
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
+from hdexport.support.bundle_writer import seal
 from hdexport.verify import Check, Grid, Verification, with_texts
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.writer import seal
 from support.grids import nightly_unless
 
 DAILY = {

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
+from hdexport.support.bundle_writer import seal
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.comparison import compare
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import ModelError
 from support.tampered_bundles import positions_used
 

@@ -15,13 +15,13 @@ import pytest
 
 import hdruntime
 from fakes import simulated_tensorrt
+from hdexport.support.bundle_writer import seal
 from hdruntime.backends import choice, onnxruntime_cuda, tensorrt
 from hdruntime.backends.choice import open_runner
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.bundle.passport import ThisMachine, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError
 from hdruntime.gpu.driver import Gpu, why_no_gpu
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA

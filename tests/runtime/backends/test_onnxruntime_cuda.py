@@ -11,12 +11,12 @@ import onnxruntime
 import pytest
 
 import hdruntime
+from hdexport.support.bundle_writer import seal
 from hdruntime.backends import onnxruntime_cuda
 from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from hdruntime.backends.onnxruntime_sessions import run_error
 from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError, OutOfMemoryError
 from hdruntime.gpu.options import GpuOptions
 

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import hdruntime
+from hdexport.support.bundle_writer import seal
 from hdruntime.backends import choice, cpu_choice, processor
 from hdruntime.backends.openvino import OpenVinoRunner, devices, runner
 from hdruntime.backends.openvino.devices import OpenVinoDevice
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import (
     BackendError,

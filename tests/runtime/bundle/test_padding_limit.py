@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import hdruntime
+from hdexport.support.bundle_writer import seal
 from hdruntime import Encoding, SentenceEncoder, Session
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.inference.scheduling import PaddingCount
 from support.comparators import assert_close, named_case
 from support.job_runs import embeddings, random_texts, read, run, write_rows

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hdexport.support.bundle_writer import seal
 from hdplugins.tensorrt.link import provide_library_link
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.passport import ThisMachine, differences, older_driver, read_passport, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError
 from hdruntime.gpu.driver import Gpu, why_no_gpu
 from support.comparators import named_case

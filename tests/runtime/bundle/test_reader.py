@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import hdruntime
+from hdexport.support.bundle_writer import seal, write_manifest
 from hdruntime.bundle import digests, reader, writer
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal, write_manifest
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import (
     BundleCorruptError,

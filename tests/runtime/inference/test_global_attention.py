@@ -15,9 +15,9 @@ import onnx
 import pytest
 
 import hdruntime
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import Default, Fill, Role, TensorSpec
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
 from hdruntime.session import Session
 from support.commands import run_here

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import hdruntime
 from fakes.recording_runner import BROKEN_ID, NAN_ID, RecordingRunner, answer
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.batching import padded
 from hdruntime.inference.memory_limits import MemoryLimits

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import hdruntime
+from hdexport.support.bundle_writer import write_manifest
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import write_manifest
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job
 from hdruntime.jobs import folder as job_folder

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, windows
 from hdruntime.jobs.identity import identity_of_bundle

@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import hdruntime
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError, NonFiniteOutputError
 from hdruntime.session import Session
 from hdruntime.text.chunking import TextChunks

@@ -26,7 +26,7 @@ from hdexport.attention.spec import SpecReader
 from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.model.family import Family
 from hdexport.model.memories import Memories
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, ModelError

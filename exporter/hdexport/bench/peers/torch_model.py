@@ -56,7 +56,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     from hdexport.checkpoint import find_checkpoint
     from hdexport.checkpoint.heads import task_head
     from hdexport.model.graph_module import GraphModule
-    from hdexport.model.tasks import Task
+    from hdexport.model.task import Task
 
     task = Task(manifest.task)
     checkpoint = find_checkpoint(folder)

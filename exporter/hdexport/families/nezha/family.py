@@ -20,7 +20,7 @@ from hdexport.families.nezha.model import (
     NezhaSelfAttention,
 )
 from hdexport.model.family import Family, ModelClasses
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ from hdexport.attention.favor.record import FavorAttention
 from hdexport.families.performer.config import PerformerConfig
 from hdexport.families.performer.model import EPSILON, PerformerForMaskedLM, PerformerModel
 from hdexport.model.family import Family, ModelClasses, OwnAttention
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
 from hdexport.model.family import Family, ModelClasses, OwnAttention
 from hdexport.model.memories import Memories, state_memory
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.foreign.bert4keras_layers import google_variables
 from hdexport.checkpoint.foreign.keras_file import read_keras_file
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
+from hdexport.model.task import AUTO_CLASS_OF_TASK, Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.tensor_bundles import BERT4KERAS, copied_checkpoint, rewritten, write_checkpoint

@@ -11,8 +11,8 @@ import pytest
 
 from fakes.machine import HIDDEN, ByDlpack, ByInterface, MachineMaker, new_batch
 from fakes.simulated_tensorrt import simulated_engine
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.gpu.dlpack import DlTensor
 from support.comparators import assert_close, named_case

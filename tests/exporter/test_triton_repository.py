@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
+from hdexport.support.bundle_writer import seal
+from hdexport.triton_repository import package_for_triton
+from hdexport.triton_repository.config import most_rows, triton_config
+from hdexport.triton_repository.protobuf_text import Message, protobuf_text
 from hdruntime.bundle.manifest import EngineFile, ProfileShape, TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendUnavailableError, BundleCorruptError, InputError, OutputExistsError
-from hdruntime.triton_repository import package_for_triton
-from hdruntime.triton_repository.config import most_rows, triton_config
-from hdruntime.triton_repository.protobuf_text import Message, protobuf_text
 from support.comparators import named_case
 from support.recurrent_bundle import MEMORY, NEW_MEMORY, make_recurrent_bundle, make_streaming_bundle
 

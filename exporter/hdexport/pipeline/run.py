@@ -10,10 +10,6 @@ import logging
 import shutil
 from pathlib import Path
 
-from hdexport.build.description import manifest_of_graph
-from hdexport.build.graph_files import lowered_graphs, portable_graph
-from hdexport.build.options import BuildOptions
-from hdexport.build.prepared_model import attention_of_model, extended_positions, graph_module, scale_of_queries
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.position_choice import choose_positions
 from hdexport.checkpoint.sentence_settings import sentence_settings
@@ -21,13 +17,17 @@ from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.engines.build import EngineBuilder
 from hdexport.families import Family
 from hdexport.model.positions import Form
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
+from hdexport.pipeline.description import manifest_of_graph
+from hdexport.pipeline.graph_files import lowered_graphs, portable_graph
+from hdexport.pipeline.options import BuildOptions
+from hdexport.pipeline.prepared_model import attention_of_model, extended_positions, graph_module, scale_of_queries
+from hdexport.support.bundle_writer import seal, staged_bundle, write_manifest
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import Backend, Manifest, Positions
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.writer import seal, staged_bundle, write_manifest
 from hdruntime.errors import InputError, VerificationError
 
 logger = logging.getLogger(__package__)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 __all__ = ["TritonModel", "package_for_triton"]
 
-from hdruntime.triton_repository.repository import TritonModel, package_for_triton
+from hdexport.triton_repository.repository import TritonModel, package_for_triton

@@ -12,7 +12,7 @@ from typing import Any
 from hdexport.checkpoint import Checkpoint
 from hdexport.engines.build import EngineOptions
 from hdexport.model.positions import LONGEST, Scheme
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
 from hdexport.quantize.options import Int8Options
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import AttentionScale, Dtype

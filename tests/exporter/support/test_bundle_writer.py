@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from hdexport.support.bundle_writer import seal, staged_bundle
 from hdruntime.bundle import staging
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal, staged_bundle
 from hdruntime.errors import (
     HdexportError,
     OutputExistsError,
@@ -211,7 +211,7 @@ def test_a_really_full_disk_leaves_nothing(tmp_path: Path, manifest: Manifest) -
     mount.mkdir()
     code = f"""
         from pathlib import Path
-        from hdruntime.bundle.writer import staged_bundle
+        from hdexport.support.bundle_writer import staged_bundle
         with staged_bundle(Path({str(mount)!r}) / "bundle", force=False) as directory:
             (directory / "model.onnx.data").write_bytes(bytes(2 << 20))
     """
@@ -233,7 +233,7 @@ import sys
 from pathlib import Path
 from hdruntime.bundle import staging
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal, staged_bundle
+from hdexport.support.bundle_writer import seal, staged_bundle
 destination, source, when = sys.argv[1:]
 manifest = open_bundle(Path(source)).manifest
 

@@ -7,7 +7,7 @@ __all__ = ["lowered_graphs", "portable_graph"]
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.model.tasks import TASKS
+from hdexport.model.task import TASKS
 from hdruntime.bundle.manifest import Dtype, GraphFile
 from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, PORTABLE_LOWERING
 from hdruntime.errors import ExportError

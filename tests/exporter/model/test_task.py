@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
 
 from hdexport.checkpoint import heads, sentence_settings
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, TASKS, Task, infer_task, model_task, unread_head
+from hdexport.model.task import AUTO_CLASS_OF_TASK, TASKS, Task, infer_task, model_task, unread_head
 from hdruntime.bundle import tasks
 from hdruntime.jobs import results
 

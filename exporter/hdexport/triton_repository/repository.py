@@ -9,14 +9,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from hdexport.triton_repository.config import most_rows, triton_config
+from hdexport.triton_repository.protobuf_text import protobuf_text
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.passport import read_passport
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.constants import CPU_LOWERING
 from hdruntime.errors import BackendUnavailableError, BundleCorruptError, InputError
-from hdruntime.triton_repository.config import most_rows, triton_config
-from hdruntime.triton_repository.protobuf_text import protobuf_text
 
 _AUTO = "auto"
 

@@ -11,10 +11,10 @@ __all__ = ["most_rows", "triton_config"]
 
 from collections.abc import Sequence
 
+from hdexport.triton_repository.protobuf_text import Message, Name
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape, TensorSpec
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError
-from hdruntime.triton_repository.protobuf_text import Message, Name
 
 _GRAPH_ROWS = 8
 """Most rows of a batch for a graph, which has no profiles: as many as an engine's by default."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from hdexport.attention.kind import Setup, Subject
 from hdexport.attention.kinds import attention_setups
-from hdexport.build.options import BuildOptions
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.extension import read_extension
 from hdexport.checkpoint.position_choice import PositionChoice
 from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import convertible_model_types
 from hdexport.model.memories import counts_tokens
-from hdexport.model.tasks import Task
+from hdexport.model.task import Task
+from hdexport.pipeline.options import BuildOptions
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Positions
 from hdruntime.errors import InputError
@@ -41,8 +41,8 @@ def extended_positions(
         InputError: the options do not fit the model's positions.
         ModelError: rotary positions are computed in a way that cannot be stretched.
     """
-    from hdexport.model.precision import Precision
     from hdexport.model.surgery import extend_positions
+    from hdexport.model.weight_type import WeightType
 
     if checkpoint.family.learned_positions:
         progress.step(f"Extending positions to {options.max_len} ({choice.describe()})")
@@ -56,7 +56,7 @@ def extended_positions(
         max_len=options.max_len,
         scheme=choice.scheme,
         alpha=choice.alpha,
-        itemsize=Precision(options.precision).bytes_per_value,
+        itemsize=WeightType(options.precision).bytes_per_value,
     )
     _stretch(model, checkpoint, positions, options)
     return dataclasses.replace(
@@ -150,8 +150,8 @@ def graph_module(
     from hdexport.checkpoint.heads import task_head
     from hdexport.model.activations import fuse_gelu
     from hdexport.model.graph_module import GraphModule, graph_inputs
-    from hdexport.model.precision import Precision, cast_model
     from hdexport.model.surgery import continue_positions, fold_positions, fold_token_types
+    from hdexport.model.weight_type import WeightType, cast_model
 
     family, run_as = checkpoint.family, checkpoint.run_as(task)
     memories = next((setup.memories for setup in setups.values() if setup.memories is not None), None)
@@ -165,7 +165,7 @@ def graph_module(
     if memories is not None and counts_tokens(memories.specs):
         continue_positions(model, family, memories)
     folded_positions = fold_positions(model, family)
-    cast_model(model, Precision(options.precision))
+    cast_model(model, WeightType(options.precision))
     fuse_gelu(model)
     if not any(setup.is_own for setup in setups.values()):
         family.adapt(model)

@@ -39,7 +39,7 @@ class Task(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskTraits:
-    """The exporter's facts about a task; the runtime has `hdruntime.bundle.tasks`.
+    """The exporter's facts about a task; the runtime has `hdruntime.bundle.task_formats`.
 
     Attributes:
         auto_class: class of ``transformers`` that loads a checkpoint for it; None where it is `made_of` another.

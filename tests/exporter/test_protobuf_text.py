@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
-from hdruntime.triton_repository.protobuf_text import Message, Name, protobuf_text
+from hdexport.triton_repository.protobuf_text import Message, Name, protobuf_text
 from support.comparators import named_case
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Precision", "cast_model"]
+__all__ = ["WeightType", "cast_model"]
 
 from enum import Enum
 
@@ -12,7 +12,7 @@ from hdexport.model.norms import float32_norm
 from hdruntime.errors import ExportError
 
 
-class Precision(str, Enum):
+class WeightType(str, Enum):
     """Type of a graph's weights and activations."""
 
     FLOAT32 = "float32"
@@ -28,10 +28,10 @@ class Precision(str, Enum):
     @property
     def bytes_per_value(self) -> int:
         """Size of one number."""
-        return 4 if self is Precision.FLOAT32 else 2
+        return 4 if self is WeightType.FLOAT32 else 2
 
 
-def cast_model(model: torch.nn.Module, precision: Precision) -> None:
+def cast_model(model: torch.nn.Module, precision: WeightType) -> None:
     """Cast a model's weights in place; normalisations and buffers stay in float32.
 
     Buffers hold computed numbers, not learned ones: a rotary frequency that is rounded to float16 turns the token at
@@ -44,7 +44,7 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
     Raises:
         ExportError: a weight is outside the type's range; the message names it.
     """
-    if precision is Precision.FLOAT32:
+    if precision is WeightType.FLOAT32:
         return
     _check_range(model, precision)
     islands = [
@@ -61,7 +61,7 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
         setattr(parent, name, island)
 
 
-def _check_range(model: torch.nn.Module, precision: Precision) -> None:
+def _check_range(model: torch.nn.Module, precision: WeightType) -> None:
     """Refuse weights that would become infinite."""
     largest = torch.finfo(precision.torch_dtype).max
     outside = [
@@ -71,7 +71,7 @@ def _check_range(model: torch.nn.Module, precision: Precision) -> None:
     ]
     if outside:
         advice = "The checkpoint holds infinite or NaN weights."
-        if precision is Precision.FLOAT16:
+        if precision is WeightType.FLOAT16:
             advice = "Build with --bf16, which has the range of float32."
         raise ExportError(
             f"{len(outside)} weights do not fit {precision.value} (at most {largest:.6g}): "

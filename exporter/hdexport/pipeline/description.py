@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, cast
 
 from hdexport.attention.kind import OperatorNode, Setup
 from hdexport.attention.kinds import attention_records, check_unseen_tokens
-from hdexport.build.options import BuildOptions
 from hdexport.checkpoint import Checkpoint
 from hdexport.model.memories import counts_tokens
-from hdexport.model.tasks import TASKS
+from hdexport.model.task import TASKS
+from hdexport.pipeline.options import BuildOptions
 from hdplugins import ONNX_DOMAIN
 from hdruntime.bundle.manifest import Manifest, Positions, Role, TensorDtype, TensorSpec
 from hdruntime.constants import FORMAT_VERSION

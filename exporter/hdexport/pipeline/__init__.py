@@ -4,5 +4,5 @@ from __future__ import annotations
 
 __all__ = ["BuildOptions", "build"]
 
-from hdexport.build.options import BuildOptions
-from hdexport.build.pipeline import build
+from hdexport.pipeline.options import BuildOptions
+from hdexport.pipeline.run import build
