@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hdexport.model.graph_module import GraphModule
-from hdexport.pipeline import BuildOptions, build, pipeline
+from hdexport.pipeline import BuildOptions, build, run
 from hdruntime.bundle.manifest import Role
 from support.hugging_face import HuggingFace
 
@@ -36,7 +36,7 @@ class TracedModel:
 
     def __init__(self, options: BuildOptions) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "portable_graph", _stop)
+            patch.setattr(run, "portable_graph", _stop)
             with pytest.raises(_IsTracedNext) as stopped:
                 build(options)
         (self._module,) = stopped.value.args

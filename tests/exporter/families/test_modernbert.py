@@ -26,7 +26,7 @@ from hdexport.engines.tensorrt_builder import build_engine
 from hdexport.families import family_of
 from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
 from hdexport.model.task import Task
-from hdexport.pipeline import pipeline
+from hdexport.pipeline import run
 from hdruntime.bundle.manifest import Backend
 from support.answers import ATOL, assert_answers, assert_as_hugging_face
 from support.comparators import assert_close
@@ -152,7 +152,7 @@ def test_a_classifier_pools_in_float32(tiny_bundles) -> None:
 @pytest.mark.parametrize(("trained", "warns"), [(299, True), (300, False)])
 def test_a_build_warns_of_lengths_beyond_the_training(tiny_bundles, caplog, trained: int, warns: bool) -> None:
     positions = dataclasses.replace(tiny_bundles("modernbert").manifest.positions, base=trained)
-    pipeline._warn_of_untrained_positions(positions, family_of("modernbert"))
+    run._warn_of_untrained_positions(positions, family_of("modernbert"))
     assert ("computed, not learned: 299 to 299 are served, but the model never saw them" in caplog.text) == warns
 
 
