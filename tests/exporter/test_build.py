@@ -14,7 +14,7 @@ import pytest
 import hdruntime
 from hdexport.engines.build import EngineOptions
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build, pipeline
+from hdexport.pipeline import BuildOptions, build, run
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import open_bundle
@@ -102,13 +102,13 @@ def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path,
 
 
 def test_a_bundle_that_nothing_can_open_is_not_published(checkpoint, tmp_path, monkeypatch) -> None:
-    seal = pipeline.seal
+    seal = run.seal
 
     def seal_with_an_unreadable_tokenizer(directory: Path, manifest: Manifest) -> Manifest:
         (directory / "tokenizer.json").write_text("{}")
         return seal(directory, manifest)
 
-    monkeypatch.setattr(pipeline, "seal", seal_with_an_unreadable_tokenizer)
+    monkeypatch.setattr(run, "seal", seal_with_an_unreadable_tokenizer)
     with pytest.raises(BundleCorruptError, match=r"The tokenizer .*tokenizer\.json cannot be read"):
         build(options_for(checkpoint, tmp_path / "bundle", verify=None))
     assert list(tmp_path.iterdir()) == []

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import hdruntime
+from hdexport.support import bundle_writer
 from hdexport.support.bundle_writer import seal, write_manifest
-from hdruntime.bundle import digests, reader, writer
+from hdruntime.bundle import digests, reader
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import FORMAT_VERSION
@@ -85,7 +86,7 @@ def test_files_are_hashed_side_by_side(bundle_path: Path, monkeypatch: pytest.Mo
         return sha256(path)
 
     monkeypatch.setattr(reader, "sha256_of_file", hash_together)
-    monkeypatch.setattr(writer, "sha256_of_file", hash_together)
+    monkeypatch.setattr(bundle_writer, "sha256_of_file", hash_together)
     opened = open_bundle(bundle_path)
     assert seal(bundle_path, opened.manifest) == opened.manifest
 
