@@ -53,7 +53,7 @@ _FLOAT32 = {
 }
 """Likewise for float32, without values."""
 
-_FLOAT32_OTHERWISE = {(100, 32): Tiles(16, 32, 8, 2, 32)}
+_FLOAT32_OTHERWISE = {(100, 32): Tiles(16, 32, 8, 2, 32), (100, 128): Tiles(16, 32, 8, 2, 64)}
 
 _FLOAT32_WITH_VALUES = {
     32: Tiles(32, 32, 8, 2, 32),
