@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto
 
 from hdplugins.operators.body_maker import Op, Value, float_attribute, function, scan
-from hdplugins.operators.body_parts import MASKED, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.operators.body_parts import MASKED, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.operators.favor_attention import OPERATOR
 from hdplugins.operators.favor_attention.features import check_attributes
 from hdplugins.operators.operator import BlockOrder
@@ -89,7 +89,8 @@ def _parallel(
     counts = op.Transpose(op.ReduceSum(key_features, [2]), perm=[0, 1, 3, 2])  # [batch, heads, features, 1]
     quotients = op.Div(op.MatMul(query_features, sums), op.MatMul(query_features, counts))
     has_keys = op.Cast(op.ReduceMax(wide(op, real), [2]), to=TensorProto.BOOL)
-    return op.CastLike(rows_or_zero(op, has_keys, quotients), query)
+    # Without keys, the quotient is 0 / 0.
+    return op.CastLike(op.Where(has_keys, quotients, 0.0), query)
 
 
 def _sequential(
@@ -183,7 +184,7 @@ def _sequential(
     by_head = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, tokens_1d, head_dim_1d, axis=0))
     most_real = op.ReduceMax(wide(op, key_mask), [1], keepdims=0)
     has_keys = op.Unsqueeze(op.Cast(most_real, to=TensorProto.BOOL), [1, 2, 3])
-    attended = op.CastLike(rows_or_zero(op, has_keys, by_head), query)
+    attended = op.CastLike(op.Where(has_keys, by_head, 0.0), query)
     return swap_heads_and_tokens(op, attended) if tokens_first else attended
 
 
