@@ -19,7 +19,10 @@ WINDOW_HEAD_DIMS = (*HEAD_DIMS, _WIDE)
 _WIDE_HALF = Tiles(64, 32, 8, 2, 256)
 _WIDE_FLOAT32 = Tiles(32, 16, 8, 2, 128)
 
-_HALF_OTHERWISE = {(80, 80): Tiles(128, 32, 8, 3, 64), (120, 96): Tiles(64, 32, 8, 3, 64)}
+_HALF_OTHERWISE = {
+    (80, 80): Tiles(128, 32, 8, 3, 64),
+    **dict.fromkeys([(86, 96), (120, 96)], Tiles(64, 32, 8, 3, 64)),
+}
 _FLOAT32_OTHERWISE = dict.fromkeys([(90, 80), (120, 80)], Tiles(32, 16, 8, 2, 64))
 """(lowest architecture, head_dim) -> tiles instead of those of `attention_tiles`."""
 
