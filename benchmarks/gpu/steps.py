@@ -85,8 +85,8 @@ STEPS = (
     _kernels("block-kernels-d128", 60, "how fast blocks are at 128, in bfloat16", "time_kernels", "blocks",
              head_dims=(128,), dtype="bfloat16"),
     _model("longformer-compile", 60, "longformer-base", "torch.compile"),
-    _kernels("registers", 40, "how many registers this GPU's compiler gives windows", "count_registers", "window"),
-    _kernels("block-registers", 40, "how many it gives blocks", "count_registers", "blocks"),
+    _kernels("registers", 25, "how many registers this GPU's compiler gives windows", "count_registers", "window"),
+    _kernels("block-registers", 25, "how many it gives blocks", "count_registers", "blocks"),
 )  # fmt: skip
 """In the order of what is learnt a minute: right answers first, then engines and kernels, then peers.
 

@@ -19,10 +19,6 @@ WINDOW_HEAD_DIMS = (*HEAD_DIMS, _WIDE)
 _WIDE_HALF = Tiles(64, 32, 8, 2, 256)
 _WIDE_FLOAT32 = Tiles(32, 16, 8, 2, 128)
 
-_HALF_OTHERWISE = {(80, 80): Tiles(128, 32, 8, 3, 64), (120, 96): Tiles(64, 32, 8, 3, 64)}
-_FLOAT32_OTHERWISE = dict.fromkeys([(90, 80), (120, 80)], Tiles(32, 16, 8, 2, 64))
-"""(lowest architecture, head_dim) -> tiles instead of those of `attention_tiles`."""
-
 _CANDIDATES = {(90, 64): Tiles(64, 64, 4, 3, 64), (90, 128): Tiles(64, 64, 4, 2, 128)}
 """(lowest architecture, head_dim) -> tiles that may be faster in half precision: two blocks share a processor instead
 of one, and fewer keys at the window's edges are computed in vain."""
@@ -42,10 +38,9 @@ def tiles_for_windows(architecture: int, head_dim: int, dtype: str) -> Tiles:
     check_head_dim(head_dim, WINDOW_HEAD_DIMS)
     # Those of another size refuse what no attention kernel is for.
     tiles = tiles_for(architecture, min(head_dim, HEAD_DIMS[-1]), dtype)
-    if head_dim == _WIDE:
-        return _WIDE_HALF if dtype != "float32" else _WIDE_FLOAT32
-    otherwise = _FLOAT32_OTHERWISE if dtype == "float32" else _HALF_OTHERWISE
-    return otherwise.get((listed_architecture(architecture), head_dim), tiles)
+    if head_dim != _WIDE:
+        return tiles
+    return _WIDE_HALF if dtype != "float32" else _WIDE_FLOAT32
 
 
 def candidates_for_windows(architecture: int, head_dim: int, dtype: str) -> tuple[Tiles, ...]:

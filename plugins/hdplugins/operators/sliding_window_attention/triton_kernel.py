@@ -184,10 +184,6 @@ def attend(
     # candidates serve: with at most one token between that is not local, the longer side is the first's or the last's.
     whole_begin = tl.maximum(begin, last - left)
     whole_end = tl.minimum(end, first + right + 1)
-    is_run = False
-    if begin < end:
-        _, run_end = _run_around(begins, ends, begin, begin, end, residue, dilation)
-        is_run = run_end == end
     if whole_begin < whole_end:
         a, b = _run_around(begins, ends, whole_begin, whole_begin, whole_end, residue, dilation)
         c, d = _run_around(begins, ends, whole_end - 1, whole_begin, whole_end, residue, dilation)
@@ -216,11 +212,9 @@ def attend(
         start = begin + edge * block_keys + tl.where(edge < edge_blocks, 0, whole_end - whole_begin)
         n = start + tl.arange(0, block_keys)
         present = n < end
-        # Among local tokens alone, where most windows are, nothing waits for kinds: narrow windows have no other loop.
-        kind = tl.load(kinds + n * dilation, mask=present & (not is_run), other=_LOCAL)
+        kind = tl.load(kinds + n * dilation, mask=present, other=0)
         # Globals are seen already, by the first loop.
-        is_local = present & (kind == _LOCAL)
-        seen = is_local[None, :] & (n[None, :] >= m[:, None] - left) & (n[None, :] <= m[:, None] + right)
+        seen = (kind == _LOCAL)[None, :] & (n[None, :] >= m[:, None] - left) & (n[None, :] <= m[:, None] + right)
         state = attend_keys(
             q, q_tail, key + key_base, value + key_base, n * step, present, seen, None, state, scale, head, tail, True
         )
