@@ -52,5 +52,5 @@ def test_an_overhead_is_how_many_times_as_long_a_call_takes() -> None:
 
 @pytest.mark.parametrize("value", [1 + 2**-20, float("nan")])
 def test_a_call_that_answers_otherwise_is_not_measured(value: float) -> None:
-    with pytest.raises(SystemExit, match="not that of the bare call"):
+    with pytest.raises(SystemExit, match="not the bare call"):
         runtime_overhead._interleaved(call_of(0, value), call_of(0), times=1)
