@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 import hdruntime
-from hdexport.pipeline import BuildOptions, build
+from hdexport.build import BuildOptions, build
 from hdruntime.jobs import LocalPool, plan_job, run_job
 
 TEXTS = {

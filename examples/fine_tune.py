@@ -13,8 +13,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from pydoc_data.topics import topics
 
+from hdexport.build import BuildOptions, build
 from hdexport.extend import ExtendOptions, extend
-from hdexport.pipeline import BuildOptions, build
 
 TEMPERATURE = 0.05
 

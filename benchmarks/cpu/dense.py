@@ -52,9 +52,9 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _make_models(models: Path, tokens: int) -> None:
+    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
     from hdexport.model.positions import DEFAULT_ALPHA
-    from hdexport.pipeline import BuildOptions, build
 
     source, _ = default_model()
     # As the peers' model is extended.

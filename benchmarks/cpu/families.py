@@ -165,7 +165,7 @@ def _save(model_type: str, folder: Path, *, layers: int) -> None:
 
 
 def _build(model_type: str, options: argparse.Namespace) -> None:
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
 
     _save(model_type, options.models / HUGGING_FACE, layers=options.layers)
     build(
@@ -181,10 +181,10 @@ def _build(model_type: str, options: argparse.Namespace) -> None:
 
 
 def _check(name: str, options: argparse.Namespace) -> None:
+    from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdexport.engines.profiles import profiles_from_options
     from hdexport.graph.lowering.tensorrt import AttentionImpl
-    from hdexport.pipeline import BuildOptions, build
     from hdexport.verify.grid import Grid
     from hdruntime.bundle.manifest import Backend
 

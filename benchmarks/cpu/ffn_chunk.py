@@ -119,7 +119,7 @@ def _save_model(options: argparse.Namespace) -> None:
 
 def _build(options: argparse.Namespace, name: str, *, attention: str | None, **changes: Any) -> None:
     from hdexport.attention.kinds import attention_from_spec
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
 
     build(
         BuildOptions(

@@ -140,9 +140,9 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.bench.measure.case import Subject
     from hdexport.bench.peers import PEERS
+    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
     from hdexport.model.positions import DEFAULT_ALPHA
-    from hdexport.pipeline import BuildOptions, build
 
     source, _ = default_model()
     if options.calls:

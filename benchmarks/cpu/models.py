@@ -53,7 +53,7 @@ def save_models(
     import torch
     import transformers
 
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
 
     transformers.utils.logging.disable_progress_bar()
     sizes = {

@@ -146,9 +146,9 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
 
     from hdexport.bench.measure.case import Subject
     from hdexport.bench.peers import PEERS
+    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
     from hdexport.model.positions import DEFAULT_ALPHA
-    from hdexport.pipeline import BuildOptions, build
 
     source, _ = default_model()
     positions: dict[str, Any] = {"max_len": longest, "alpha": DEFAULT_ALPHA, "attention_scale": "none"}

@@ -51,7 +51,7 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     from hdexport.attention.kinds import attention_from_spec
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
 
     for operator in options.only:
         make, spec = MODELS[operator]

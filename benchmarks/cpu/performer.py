@@ -80,7 +80,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     import transformers
 
     from hdexport.attention.kinds import attention_from_spec
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
 
     lengths = sorted(options.lengths)
     shape = {name: getattr(options, name) for name in ("hidden_size", "layers", "features")}

@@ -120,9 +120,9 @@ def mixed_texts(tokenizer_file: Path, *, number: int, longest: int) -> list[str]
 
 
 def _make_models(models: Path, positions: int) -> None:
+    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
     from hdexport.extend import ExtendOptions, extend
-    from hdexport.pipeline import BuildOptions, build
 
     extend(ExtendOptions(model=default_model()[0], output=models / "checkpoint", max_len=positions))
     build(BuildOptions(model=models / "checkpoint", output=models / "bundle", max_len=positions, verify=None))

@@ -115,8 +115,8 @@ def _make_models(scratch: Path) -> None:
     import transformers
     from sentence_transformers import SparseEncoder
 
+    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
-    from hdexport.pipeline import BuildOptions, build
 
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(default_model()[0]), model_max_length=_MAX_LEN)

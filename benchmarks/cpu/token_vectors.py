@@ -41,7 +41,7 @@ def main() -> int:
     import torch
     from sentence_transformers import MultiVectorEncoder as Theirs
 
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
     from hdruntime import MultiVectorEncoder
 
     torch.set_num_threads(options.threads)

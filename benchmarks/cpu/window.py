@@ -98,8 +98,8 @@ def _load_sample(model: str, models: Path) -> tuple[Run, int]:
 
 def _save_sample(models: Path, *, window: int, longest: int) -> None:
     from hdexport.attention.kinds import attention_from_spec
+    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
-    from hdexport.pipeline import BuildOptions, build
 
     source, _ = default_model()
     kinds: dict[str, dict[str, Any]] = {"dense": {}, "windows": {"attention": attention_from_spec(f"window:{window}")}}

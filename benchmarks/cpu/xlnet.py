@@ -108,7 +108,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import transformers
 
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
 
     transformers.utils.logging.disable_progress_bar()
     config = transformers.XLNetConfig(

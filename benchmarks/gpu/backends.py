@@ -138,9 +138,9 @@ def _bundle(job: Job, *, flavour: Backend | None, is_windowed: bool) -> Iterator
 
 def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool) -> Bundle:
     from hdexport.attention.kinds import attention_from_spec
+    from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdexport.engines.profiles import profiles_from_options
-    from hdexport.pipeline import BuildOptions, build
 
     max_len = _REHEARSED_TOKENS if job.rehearsal else _MAX_LEN
     options = EngineOptions()

@@ -206,9 +206,9 @@ def _run_corpus(
 def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: argparse.Namespace) -> Path:
     """Build a variant, unless another has built the same; graphs are compared with PyTorch by the tests, not here."""
     from hdexport.attention.kinds import attention_from_spec
+    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint.extension import read_extension
     from hdexport.model.positions import Scheme
-    from hdexport.pipeline import BuildOptions, build
     from hdexport.quantize.options import Int8Options
 
     # One bundle has all precisions.

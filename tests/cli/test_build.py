@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import hdruntime
-from hdexport.pipeline import BuildOptions
+from hdexport.build import BuildOptions
 from hdruntime.bundle.manifest import Manifest
 from support.forks import Fork
 from support.full_disks import on_full_disks
@@ -96,7 +96,7 @@ def asked(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> list[BuildOptions]:
         found.append(options)
         return hdruntime.open_bundle(bundle).manifest
 
-    monkeypatch.setattr("hdexport.pipeline.build", build)
+    monkeypatch.setattr("hdexport.build.build", build)
     return found
 
 

@@ -17,10 +17,10 @@ import pytest
 
 import hdruntime
 from hdexport.attention.kinds import attention_from_spec
+from hdexport.build import BuildOptions, build
 from hdexport.families import family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdruntime.bundle.manifest import AttentionScale, Manifest
 from hdruntime.bundle.reader import open_bundle

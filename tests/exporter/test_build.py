@@ -12,9 +12,10 @@ import onnx_ir as ir
 import pytest
 
 import hdruntime
+from hdexport.build import BuildOptions, build
 from hdexport.engines.build import EngineOptions
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build, run
+from hdexport.pipeline import run
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import open_bundle

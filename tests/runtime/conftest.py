@@ -69,7 +69,7 @@ def extended_sample(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="session")
 def sample_bundle(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of `sample` that serves more tokens than the model has positions."""
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
 
     def make(directory: Path) -> None:
         # As the extended checkpoint has them.

@@ -65,7 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         def make(directory: Path) -> None:
             import torch
 
-            from hdexport.pipeline import BuildOptions, build
+            from hdexport.build import BuildOptions, build
 
             path = directory / "checkpoint"
             # Scores of a sigmoid would be alike.

@@ -81,7 +81,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
     def save_and_build(labels: int) -> Callable[[Path], None]:
         def make(directory: Path) -> None:
-            from hdexport.pipeline import BuildOptions, build
+            from hdexport.build import BuildOptions, build
 
             _save(directory / "checkpoint", labels)
             build(

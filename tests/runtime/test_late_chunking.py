@@ -129,7 +129,7 @@ def test_sentences_and_given_chunks_are_those_by_hand(session: Session, by_hand:
 def test_a_prompt_is_pooled_with_the_first_chunk_as_embed_pools_it(
     tiny_bundles: Callable[..., Any], tmp_path: Path, include_prompt: bool
 ) -> None:
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
     from support.tiny_models import change_json
 
     plain = tiny_bundles("bert", "sentence-similarity")

@@ -106,7 +106,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def save_and_build(name: str) -> Callable[[Path], None]:
         def make(directory: Path) -> None:
-            from hdexport.pipeline import BuildOptions, build
+            from hdexport.build import BuildOptions, build
 
             _save(directory / "checkpoint", name)
             build(
@@ -172,7 +172,7 @@ def test_the_bundle_is_verified_in_int8_and_with_no_other_head(saved: Callable[[
 
 def test_a_memory_is_refused_as_all_tokens_of_a_pair_are_pooled(saved: Callable[[str], Path], tmp_path: Path) -> None:
     from hdexport.attention.kinds import attention_from_spec
-    from hdexport.pipeline import BuildOptions, build
+    from hdexport.build import BuildOptions, build
 
     options = {"attention": attention_from_spec("window:8,right:0,global:0"), "recurrence": 8, "verify": None}
     with pytest.raises(InputError, match=r"pooled of all tokens of a pair(.|\n)*Leave --recurrence out"):

@@ -15,10 +15,10 @@ import torch
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdruntime import SentenceEncoder
 from hdruntime.errors import InputError, ModelError
 from hdruntime.text.tokenization import Overflow, TextTokenizer

@@ -103,7 +103,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tiny_bundles: Callable[..., 
 
     def save_and_build(name: str) -> Callable[[Path], None]:
         def make(directory: Path) -> None:
-            from hdexport.pipeline import BuildOptions, build
+            from hdexport.build import BuildOptions, build
 
             if name == "prompted":
                 _prompt(tiny_bundles("bert", "sentence-similarity"), directory)

@@ -48,7 +48,7 @@ def made_colbert(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
     """A folder with a model of `MODELS`, its ``checkpoint`` and its ``bundle``, verified for `UNSEEN`: made once."""
 
     def make(directory: Path) -> None:
-        from hdexport.pipeline import BuildOptions, build
+        from hdexport.build import BuildOptions, build
 
         save_colbert(directory / "checkpoint", name)
         if name == "unexpanded":

@@ -18,7 +18,7 @@ _CONTEXT.set_forkserver_preload(
         "hdexport.cli.build",
         "hdexport.cli.extend",
         "hdexport.cli.run",
-        "hdexport.pipeline",
+        "hdexport.build",
         "hdexport.extend",
         "hdexport.verify",
         "transformers.models.bert.modeling_bert",

@@ -55,7 +55,7 @@ def made_splade(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
     """A folder with a model of `MODELS`, its ``checkpoint`` and its ``bundle``, verified for "max": made once."""
 
     def make(directory: Path) -> None:
-        from hdexport.pipeline import BuildOptions, build
+        from hdexport.build import BuildOptions, build
 
         _save_splade(directory / "checkpoint", name)
         options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none", "openvino": True}

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from hdexport.build import BuildOptions, build
 from hdexport.model.graph_module import GraphModule
-from hdexport.pipeline import BuildOptions, build, run
+from hdexport.pipeline import run
 from hdruntime.bundle.manifest import Role
 from support.hugging_face import HuggingFace
 

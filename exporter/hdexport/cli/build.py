@@ -24,8 +24,8 @@ from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
 
 if TYPE_CHECKING:
+    from hdexport.build import BuildOptions
     from hdexport.cli.progress import TerminalProgress
-    from hdexport.pipeline import BuildOptions
     from hdruntime.bundle.manifest import Dtype, Manifest
     from hdruntime.bundle.sentence_settings import SentenceSettings
 
@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
     with TerminalProgress(verbose=options.verbose) as progress:
         # The first line shows before heavy imports.
         progress.step("Starting")
-        from hdexport.pipeline import build
+        from hdexport.build import build
 
         build_options = _build_options(options, progress)
         with whole_or_nothing(build_options.output):
@@ -167,11 +167,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> BuildOptions:
     from hdexport.attention.kinds import attention_from_spec
+    from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.engines.targets import builds_for_openvino, flavours_of_targets
     from hdexport.model.positions import Scheme
     from hdexport.model.task import Task
-    from hdexport.pipeline import BuildOptions
     from hdexport.verify.grid import Grid
 
     int8 = int8_options(options)

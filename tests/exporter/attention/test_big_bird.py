@@ -11,6 +11,7 @@ import transformers
 
 from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.blocks.setup import BlockSetup
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
@@ -18,7 +19,6 @@ from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
 from hdexport.model.task import Task
 from hdexport.model.weight_type import WeightType, cast_model
-from hdexport.pipeline import BuildOptions, build
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, distance, inputs_of

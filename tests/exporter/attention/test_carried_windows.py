@@ -17,13 +17,13 @@ import pytest
 
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.model.positions import Scheme
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of

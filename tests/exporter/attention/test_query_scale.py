@@ -25,13 +25,13 @@ from hdexport.attention.query_scale import LogScale
 from hdexport.attention.query_scale_reference import use_query_scale
 from hdexport.attention.window.node import window_mask
 from hdexport.attention.window.record import Window
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extension import EXTENSION_KEY
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.families import family_of
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdexport.pipeline.prepared_model import scale_of_queries
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, verify_bundle

@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.adapters import adapters_of
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdexport.support.progress import Progress
 from hdexport.verify import verify_bundle
 from hdexport.verify.grid import Grid

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import transformers
 
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.all_files import is_copied
 from hdexport.checkpoint.pair_template import pair_template
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdruntime.bundle.pair_template import PairTemplate, TemplatePart
 from hdruntime.errors import ModelError
 from support.chat_rerankers import DIGRESSING, INSTRUCTED, NO_SYSTEM

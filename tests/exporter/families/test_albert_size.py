@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.engines.targets import flavours_of_targets
-from hdexport.pipeline import BuildOptions, build
 from hdruntime.bundle.manifest import Manifest
 
 MAX_LEN = 1024

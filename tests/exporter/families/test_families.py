@@ -14,12 +14,12 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hdexport.attention.kinds import attention_from_spec
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import SUPPORTED_MODEL_TYPES, Family, family_of
 from hdexport.families.unsupported import UNSUPPORTED
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.comparators import assert_close, named_case

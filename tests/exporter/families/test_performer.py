@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hdexport.attention.kinds import attention_from_spec
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle

@@ -11,9 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle

@@ -13,13 +13,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hdexport.attention.interface import use_operators
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of, t5
 from hdexport.model.activations import fuse_gelu
 from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.task import Task
 from hdexport.model.weight_type import WeightType, cast_model
-from hdexport.pipeline import BuildOptions, build
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import hdruntime
+from hdexport.build import BuildOptions, build
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_as_hugging_face, inputs_of
 from support.attention_records import recorded

@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
+from hdexport.build import BuildOptions
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions
 from hdruntime.errors import InputError, ModelError
 from support.answers import ATOL
 from support.comparators import assert_close

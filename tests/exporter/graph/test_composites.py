@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import hdexport.graph.tracing
+from hdexport.build import BuildOptions, build
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.graph.tracing import trace
 from hdexport.model.graph_module import GraphModule, graph_inputs
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from support.graph_fingerprints import fingerprint
 from support.hugging_face import ALPHA
 from support.tiny_models import VOCAB_SIZE

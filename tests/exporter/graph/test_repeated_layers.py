@@ -16,11 +16,11 @@ import torch
 import hdexport.graph.tracing
 from hdexport.attention.interface import use_operators
 from hdexport.attention.kinds import attention_from_spec
+from hdexport.build import BuildOptions, build
 from hdexport.graph.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT, repeat_layers
 from hdexport.graph.repeated_layers import layers_traced_once
 from hdexport.model.graph_module import GraphModule, graph_inputs
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdruntime.errors import ExportError
 from support.graph_fingerprints import fingerprint
 from support.tiny_models import save_tiny_model

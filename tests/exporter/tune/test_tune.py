@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from hdexport.attention.kinds import attention_from_spec
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extension import read_extension
 from hdexport.checkpoint.position_choice import choose_positions
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdexport.support.progress import Progress
 from hdexport.tune import state
 from hdexport.tune.contrast import Contrast

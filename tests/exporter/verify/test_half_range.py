@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
+from hdexport.build import BuildOptions, build
 from hdexport.cli import main
 from hdexport.model.task import Task
-from hdexport.pipeline import BuildOptions, build
 from hdexport.verify.half_range import RangeCheck, check_half_range
 from hdexport.verify.sample_text import sample_ids
 from hdruntime.bundle.reader import Bundle, open_bundle

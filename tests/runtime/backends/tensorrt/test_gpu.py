@@ -42,9 +42,9 @@ def flavour(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture(scope="module", params=[None, "window:16"], ids=["dense", "window"])
 def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     from hdexport.attention.kinds import attention_from_spec
+    from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdexport.model.task import Task
-    from hdexport.pipeline import BuildOptions, build
     from support.tiny_models import save_tiny_model
 
     folder = tmp_path_factory.mktemp(flavour.value)
