@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def recorded_families(output: Path | None, part: str) -> set[str]:
-    """Families of which a file has a part; a failed family is tried again."""
+    """The families whose results of a part are in a file; a family that failed there is tried again."""
     if output is None or not output.exists():
         return set()
     rows = map(json.loads, output.read_text(encoding="utf-8").splitlines())

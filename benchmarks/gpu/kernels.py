@@ -297,7 +297,7 @@ def _difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
 
 
 def _time_tiles(job: Job, case: Case, ceilings: Ceilings, of_face: bool) -> None:
-    """The face's candidates, the table's tiles first, then others; those that do not fit are reported."""
+    """Time the face's candidates, the table's tiles first, then other tiles; tiles that do not fit are reported."""
     from triton.runtime.errors import OutOfResources
 
     shapes = [tuple(tensor.shape) for tensor in case.tensors(job.device) if tensor is not None]

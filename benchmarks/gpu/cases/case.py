@@ -57,9 +57,9 @@ class Case(ABC):
     @classmethod
     @abstractmethod
     def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, Case, str]]:
-        """(name, case, who computes it); `window` is of those that have one.
+        """(name, case, runner) of each case that is timed; cases with windows have windows of `window` tokens.
 
-        Who computes it is ``kernel``, ``flex``, ``flex flash`` (FlexAttention by FlashAttention) or ``sdpa``.
+        The runner is ``kernel``, ``flex``, ``flex flash`` (FlexAttention by FlashAttention) or ``sdpa``.
         """
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 MASK = "mask"
-"""Memory of which tokens the other memories have: [batch, memory], 1 for tokens that are there, else 0."""
+"""The memory that marks the tokens of the other memories: [batch, memory], 1 for a token that is there, else 0."""
 
 POSITION = "position"
 """Memory that counts a document's real tokens in earlier calls: [batch, 1]. float32 has every integer so far."""

@@ -32,8 +32,8 @@ class _Float32LayerNorm(torch.nn.Module):
 class RootMeanSquareNorm(torch.nn.Module):
     """States divided by the root of their mean square: no mean is subtracted, and no bias added.
 
-    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4, with a root and a quotient, of which
-    ONNX Runtime makes one operator; of the library's reciprocal root it does not.
+    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4, with a root and a quotient. ONNX
+    Runtime makes one operator of a root and a quotient, and none of the library's reciprocal root.
 
     Args:
         original: the library's, or one of these: with a ``weight`` [width] and a ``variance_epsilon``.

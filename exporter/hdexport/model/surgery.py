@@ -53,7 +53,7 @@ class FactoredPositionEmbedding(torch.nn.Module):
 
 
 class _TextMask:
-    """Which tokens of the current batch are real: noted on the way in, for modules that are given positions only.
+    """The mask of the current batch: noted on the way in, for modules that are given positions only.
 
     Not a module, so that nothing takes a batch for a part of the model.
     """

@@ -1,6 +1,6 @@
 """Put int8 products into a lowered graph: rounded activations, stored int8 weights, and a bias that corrects both.
 
-The graph gets the standard's QuantizeLinear and DequantizeLinear, of which runtimes make int8 products. An
+The graph gets the standard's QuantizeLinear and DequantizeLinear: runtimes make int8 products of the two. An
 activation has a scale and zero point for each channel: a multiplication and an addition before QuantizeLinear, which
 gets neither. OpenVINO takes none of the last axis there, and fuses both with the node before; ONNX Runtime
 takes them and rounds value by value (1.31.1, an Intel Xeon with VNNI, one thread: 146 of 241 ms of the sample model at

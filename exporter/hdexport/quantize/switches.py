@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SwitchedGraph:
-    """A bundle's float graph in ONNX Runtime, each product of which is float or computes as its int8 form would.
+    """A bundle's float graph in ONNX Runtime; each product of the graph is float, or computes as its int8 form would.
 
     Rounded values are multiplied in float32: which products are left float must not depend on the kernels of the
     processor on which a bundle is built.
