@@ -167,7 +167,7 @@ def compiled_apart(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Compile
     """
     folder = tmp_path_factory.mktemp("apart")
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
-    (source,) = sources_of(CHUNKS)
+    (source,) = sources_of(CHUNKS, 16)
     unaligned = dataclasses.replace(source, aligned=())
     crowded = dataclasses.replace(source, num_warps=1, constants={**source.constants, "block_queries": 64})
     both = (sources_of(BLOCKS, optional=optional) for optional in (True, False))
