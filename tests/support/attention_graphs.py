@@ -30,7 +30,6 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, OPERATORS
-from hdplugins.operators.dense_attention.graph import function_of_node
 from hdplugins.operators.operator import BlockOrder
 from support.sparse_operators import Layer
 
@@ -57,7 +56,7 @@ class Dense(Layer):
 
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
         """The same function in each order."""
-        return function_of_node(inputs=3 + len(self.inputs), attributes=self.node_attributes)
+        return super().body()
 
 
 _DENSE = Dense()

@@ -28,7 +28,9 @@ import onnx
 import torch
 
 from hdplugins import OPERATORS, Operator
+from hdplugins.operators.body_maker import function_of_node
 from hdplugins.operators.operator import BlockOrder
+from support.function_bodies import heads_first
 
 PADDINGS = ("none", "right", "left", "holes", "all")
 GLOBALS = ("none", "first", "scattered", "all")
@@ -101,12 +103,13 @@ class Layer(ABC):
         return self.body().name
 
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
-        """What the portable graph holds for it."""
-        face = self.operator.face("graph")
-        described: dict[str, Any] = {"grouped": self.is_grouped} if self.operator.groups_heads else {}
-        return face.function_of_node(
-            inputs=self.operator.states + len(self.inputs), attributes=self.node_attributes, order=order, **described
-        )
+        """A body that takes heads before tokens; in the parallel order, the one of the portable graph."""
+        described: dict[str, Any] = {"attributes": self.node_attributes, "grouped": self.is_grouped}
+        inputs = self.operator.states + len(self.inputs)
+        body = function_of_node(self.operator, inputs=inputs, order=order, **described)
+        if not body.name.endswith("_tokensfirst"):
+            return body
+        return heads_first(body, name=self.name, states=self.operator.states)
 
     @property
     def constants(self) -> dict[str, np.ndarray]:

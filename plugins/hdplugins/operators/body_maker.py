@@ -8,12 +8,22 @@ read the values of the function around it.
 
 from __future__ import annotations
 
-__all__ = ["Op", "Value", "choose", "float_attribute", "function", "integer_attribute", "scan"]
+__all__ = [
+    "Bodies",
+    "Op",
+    "Value",
+    "choose",
+    "float_attribute",
+    "function",
+    "function_of_node",
+    "integer_attribute",
+    "scan",
+]
 
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +31,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, TensorProto, helper
 
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
-from hdplugins.operators.operator import Operator
+from hdplugins.operators.operator import BlockOrder, Operator
 
 _VALUES = {float: "value_float", int: "value_int", list: "value_ints"}
 """Type of a number or list -> the attribute of a Constant that holds it."""
@@ -103,6 +113,62 @@ def _signature(op_type: str) -> tuple[frozenset[str], int, int]:
     """Return the names of an operator's attributes, and its least and largest number of inputs."""
     schema = onnx.defs.get_schema(op_type, ONNX_OPSET)
     return frozenset(schema.attributes), schema.min_input, schema.max_input
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bodies:
+    """The function bodies of the nodes of an operator that differ in nothing that decides a body.
+
+    A body is a function that takes `op` and the inputs, and returns the result.
+
+    Attributes:
+        suffix: the end of the names of the bodies, behind the name of the operator. Bodies that differ need names that
+            differ. Overloads of one name would be the standard's way, but TensorRT-RTX 1.7.1 gives every node the first
+            overload without warning.
+        parallel: the body in the parallel order.
+        sequential: the body in the sequential order; None for an operator without such a body.
+        tokens_first: whether the states and the result of the sequential body are [batch, tokens, heads, head_dim], as
+            projections leave them. This is a different operator, and the name of the body says so.
+    """
+
+    suffix: str = ""
+    parallel: Callable[..., Value]
+    sequential: Callable[..., Value] | None = None
+    tokens_first: bool = True
+
+
+def function_of_node(
+    operator: Operator,
+    *,
+    inputs: int,
+    attributes: Mapping[str, Any],
+    grouped: bool = False,
+    order: BlockOrder = BlockOrder.PARALLEL,
+) -> onnx.FunctionProto:
+    """Build the function body for a node of the portable graph, and for the others of the same name.
+
+    Args:
+        operator: the operator of the node; its face `graph` has a function `bodies`.
+        inputs: the number of inputs of the node.
+        attributes: the attributes of the node.
+        grouped: whether keys and values have fewer heads than queries.
+        order: the order of the blocks.
+
+    Raises:
+        ValueError: a node has another number of inputs, or the attributes define nothing.
+        onnx.checker.ValidationError: a loop appends a node to the graph around the loop.
+    """
+    most = len(operator.inputs)
+    allowed = sorted({most - len(operator.optional_inputs), most})
+    if inputs not in allowed:
+        raise ValueError(f"{operator.name} has {' or '.join(map(str, allowed))} inputs, not {inputs}.")
+    described = {"grouped": grouped} if operator.groups_heads else {}
+    bodies = operator.face("graph").bodies(operator.inputs[:inputs], attributes, **described)
+    if order is BlockOrder.PARALLEL:
+        return function(operator, bodies.parallel, inputs=inputs, suffix=bodies.suffix)
+    assert bodies.sequential is not None
+    suffix = bodies.suffix + "_tokensfirst" * bodies.tokens_first
+    return function(operator, bodies.sequential, inputs=inputs, suffix=suffix)
 
 
 def function(operator: Operator, body: Callable[..., Value], *, inputs: int, suffix: str = "") -> onnx.FunctionProto:

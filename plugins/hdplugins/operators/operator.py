@@ -38,8 +38,8 @@ class Operator:
         states: the number of leading inputs of shape [batch, heads, tokens, head_dim]. The states behind the first one
             may have more tokens, the tokens of the keys. The mask, [batch, tokens] of the last state, is next.
         groups_heads: whether keys and values may have fewer heads than queries. If so, `heads` is a multiple of
-            `kv_heads`, and head h of the queries sees head h // (heads // kv_heads) of the keys. The face `graph` takes
-            ``grouped``.
+            `kv_heads`, and head h of the queries sees head h // (heads // kv_heads) of the keys. `bodies` of the face
+            `graph` takes ``grouped``.
         optional_inputs: the trailing inputs that a node may leave out.
         attributes: the names of the attributes.
     """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -17,6 +17,7 @@ from hdexport.graph.passes.graph_nodes import operator_nodes
 from hdexport.graph.passes.lay_out_weights import lay_out_weights
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
+from hdplugins.operators.body_maker import Bodies
 from hdplugins.operators.relative_attention import graph
 from hdruntime.errors import ExportError
 
@@ -60,14 +61,12 @@ def test_a_graph_without_our_nodes_gets_no_body() -> None:
 
 def test_nodes_that_need_two_bodies_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours have other names for other numbers of inputs; those of another package may not."""
-    original = graph.function_of_node
+    original = graph.bodies
 
-    def of_one_name(**described: Any) -> onnx.FunctionProto:
-        body = original(**described)
-        body.name = "RelativeAttention"
-        return body
+    def of_one_name(*described: Any) -> Bodies:
+        return replace(original(*described), suffix="")
 
-    monkeypatch.setattr(graph, "function_of_node", of_one_name)
+    monkeypatch.setattr(graph, "bodies", of_one_name)
     with pytest.raises(ExportError, match="RelativeAttention have 7 and 8 inputs, for which one body"):
         attach_functions(attention_model(7, 8))
 

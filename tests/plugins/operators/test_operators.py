@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
+from hdplugins.operators.body_maker import function_of_node
 from support.clipped_operator import Clipped
 from support.disentangled_operator import Disentangled
 from support.favor_operator import Favor
@@ -33,12 +34,11 @@ def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:
     attributes = ATTRIBUTES[operator.name]
     if arity == len(operator.inputs):
         attributes = ATTRIBUTES_OF_ALL_INPUTS.get(operator.name, attributes)
-    return operator.face("graph").function_of_node(inputs=arity, attributes=attributes)
+    return function_of_node(operator, inputs=arity, attributes=attributes)
 
 
 def arities(operator: Operator) -> list[int]:
-    least, most = len(operator.inputs) - len(operator.optional_inputs), len(operator.inputs)
-    return [least, most] if operator.name in ATTRIBUTES_OF_ALL_INPUTS else [*range(least, most + 1)]
+    return sorted({len(operator.inputs) - len(operator.optional_inputs), len(operator.inputs)})
 
 
 def test_there_are_operators_under_their_own_names() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 __all__ = ["attach_functions"]
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hdexport.graph.passes.graph_nodes import attributes_of, group_of, operator_nodes, operator_of
+from hdexport.graph.passes.graph_nodes import body_of, operator_nodes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
 from hdruntime.errors import ExportError
 
@@ -29,11 +29,7 @@ def attach_functions(model: onnx_ir.Model) -> int:
     nodes = operator_nodes(model)
     bodies: dict[str, onnx.FunctionProto] = {}
     for node in nodes:
-        operator = operator_of(node)
-        described: dict[str, Any] = {"attributes": attributes_of(node)}
-        if operator.groups_heads:
-            described["grouped"] = group_of(node) > 1
-        body = operator.face("graph").function_of_node(inputs=len(node.inputs), **described)
+        body = body_of(node)
         if bodies.setdefault(body.name, body) != body:
             raise ExportError(
                 f"The nodes {body.name} have {len(bodies[body.name].input)} and {len(body.input)} inputs, "

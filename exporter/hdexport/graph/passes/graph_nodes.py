@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["attributes_of", "group_of", "is_causal", "operator_nodes", "operator_of"]
+__all__ = ["attributes_of", "body_of", "group_of", "is_causal", "operator_nodes", "operator_of"]
 
 from typing import TYPE_CHECKING, Any
 
 from hdplugins import ONNX_DOMAIN, OPERATORS, Operator
+from hdplugins.operators.operator import BlockOrder
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir
 
 
@@ -34,6 +36,22 @@ def operator_of(node: onnx_ir.Node) -> Operator:
 def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
     """A node's attributes as plain values, lists as tuples."""
     return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+def body_of(node: onnx_ir.Node, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
+    """Return the function body of standard operators that computes a node, and the others of the body's name.
+
+    Args:
+        node: a node whose inputs have shapes.
+        order: the order of the blocks.
+    """
+    from hdplugins.operators.body_maker import function_of_node
+
+    operator = operator_of(node)
+    grouped = operator.groups_heads and group_of(node) > 1
+    return function_of_node(
+        operator, inputs=len(node.inputs), attributes=attributes_of(node), grouped=grouped, order=order
+    )
 
 
 def group_of(node: onnx_ir.Node) -> int:

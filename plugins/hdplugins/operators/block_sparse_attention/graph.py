@@ -18,51 +18,33 @@ all layers of a model need the same tables, and computes them once.
 
 from __future__ import annotations
 
-__all__ = ["function_of_node"]
+__all__ = ["bodies"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import onnx
-
-from hdplugins.operators.block_sparse_attention import OPERATOR
 from hdplugins.operators.block_sparse_attention.tables import BlockTables, Parts, block_tables, neighbours
-from hdplugins.operators.body_maker import Op, Value, choose, float_attribute, function, scan
-from hdplugins.operators.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.operators.body_maker import Bodies, Op, Value, choose, float_attribute, scan
+from hdplugins.operators.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, wide
 
 
-def function_of_node(
-    *,
-    inputs: int,
-    attributes: Mapping[str, Any],
-    order: BlockOrder = BlockOrder.PARALLEL,
-    tokens_first: bool = False,
-) -> onnx.FunctionProto:
-    """Build the body for a node of the portable graph, and for the others of the same name.
-
-    Bodies that differ need names that differ: TensorRT-RTX 1.7.1 gives every node of one name the same body.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these inputs and attributes.
 
     Args:
-        inputs: the number of inputs of the node: 4, or 5 with a table of blocks.
-        attributes: the attributes of the node. Which blocks there are decides the body; how many blocks there are, the
+        inputs: the names of the inputs of a node, with ``listed_blocks`` or without.
+        attributes: the attributes of a node. Which blocks there are decides the body; how many blocks there are, the
             body reads from each node.
-        order: the order of the blocks.
-        tokens_first: whether the states and the result are [batch, tokens, heads, head_dim]. This is a different
-            operator, and the name of the body says so. The sequential order alone supports it.
 
     Raises:
-        ValueError: the number of inputs is not 4 or 5, or the queries of a long text would see nothing at all.
+        ValueError: the queries of a long text would see nothing at all.
     """
-    if inputs not in (4, 5):
-        raise ValueError(f"{OPERATOR.name} has 4 or 5 inputs, not {inputs}.")
-    parts = Parts.of(attributes, listed=inputs == 5)
-    assert not (tokens_first and order is BlockOrder.PARALLEL)
-    body = _parallel if order is BlockOrder.PARALLEL else partial(_sequential, tokens_first=tokens_first)
-    suffix = parts.suffix + "_tokensfirst" * tokens_first
-    return function(OPERATOR, partial(body, parts=parts), inputs=inputs, suffix=suffix)
+    parts = Parts.of(attributes, listed="listed_blocks" in inputs)
+    return Bodies(
+        suffix=parts.suffix, parallel=partial(_parallel, parts=parts), sequential=partial(_sequential, parts=parts)
+    )
 
 
 def _sparse_attention(
@@ -197,13 +179,11 @@ def _sequential(
     listed_blocks: Value | None = None,
     *,
     parts: Parts,
-    tokens_first: bool,
 ) -> Value:
-    token_states = [state if tokens_first else swap_heads_and_tokens(op, state) for state in (query, key, value)]
     tables = block_tables(op, parts, token_mask, listed_blocks)
     scale = op.CastLike(float_attribute(op, "scale"), query)
     block_range = op.Range(0, tables.block, 1)
-    rows = _rows(op, tables, token_states)
+    rows = _rows(op, tables, (query, key, value))
 
     # A step is a block of a text.
     texts, step_blocks = steps_of_texts(op, tables.batch_1d, tables.blocks)
@@ -269,8 +249,7 @@ def _sequential(
     scanned = scan(op, attend, *sequences, shapes=[("block", "heads", "head_dim")])
     text_shape = op.Concat(tables.batch_1d, [-1], rows.heads_1d, rows.head_dim_1d, axis=0)
     by_text = op.Reshape(op.CastLike(scanned, query), text_shape)
-    attended = op.Slice(by_text, [0], tables.tokens_1d, [1])
-    return attended if tokens_first else swap_heads_and_tokens(op, attended)
+    return op.Slice(by_text, [0], tables.tokens_1d, [1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,57 +22,41 @@ all layers of a model need the same tables, and computes them once in the parall
 
 from __future__ import annotations
 
-__all__ = ["ChunkTables", "behind_bias", "chunk_tables", "function_of_node"]
+__all__ = ["ChunkTables", "behind_bias", "bodies", "chunk_tables"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import onnx
 from onnx import TensorProto
 
-from hdplugins.operators.body_maker import Op, Value, float_attribute, function, scan
-from hdplugins.operators.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
-from hdplugins.operators.chunk_attention import OPERATOR
+from hdplugins.operators.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.operators.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, wide
 from hdplugins.operators.chunk_attention.neighbours import check_chunks
-from hdplugins.operators.operator import BlockOrder
 
 _STEP_TOKENS = 64
 """The queries of a sequential step, of each head."""
 
 
-def function_of_node(
-    *,
-    inputs: int,
-    attributes: Mapping[str, Any],
-    order: BlockOrder = BlockOrder.PARALLEL,
-    tokens_first: bool = False,
-) -> onnx.FunctionProto:
-    """Build the body for a node of the portable graph, and for the others of the same name.
-
-    Bodies that differ need names that differ: TensorRT-RTX 1.7.1 gives every node of one name the same body.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these attributes.
 
     Args:
-        inputs: the number of inputs of the node: 4.
-        attributes: the attributes of the node; all but ``scale`` decide the body.
-        order: the order of the chunks.
-        tokens_first: whether the states and the result are [batch, tokens, heads, head_dim]. This is a different
-            operator, and the name of the body says so. The sequential order alone supports it.
+        inputs: the names of the inputs of a node.
+        attributes: the attributes of a node; all but ``scale`` decide the body.
 
     Raises:
-        ValueError: the number of inputs is not 4, or attributes define nothing.
+        ValueError: attributes define nothing.
     """
-    if inputs != len(OPERATOR.inputs):
-        raise ValueError(f"{OPERATOR.name} has {len(OPERATOR.inputs)} inputs, not {inputs}.")
     chunks = {name: attributes[name] for name in ("chunk", "before", "after", "multiple")}
     check_chunks(**chunks, causal=attributes["causal"])
     causal = bool(attributes["causal"])
-    assert not (tokens_first and order is BlockOrder.PARALLEL)
-    body = _parallel if order is BlockOrder.PARALLEL else partial(_sequential, tokens_first=tokens_first)
-    suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**chunks) + "_causal" * causal
-    suffix += "_tokensfirst" * tokens_first
-    return function(OPERATOR, partial(body, **chunks, causal=causal), inputs=inputs, suffix=suffix)
+    return Bodies(
+        suffix="_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**chunks) + "_causal" * causal,
+        parallel=partial(_parallel, **chunks, causal=causal),
+        sequential=partial(_sequential, **chunks, causal=causal),
+    )
 
 
 def _parallel(
@@ -123,9 +107,7 @@ def _sequential(
     after: int,
     multiple: int,
     causal: bool,
-    tokens_first: bool,
 ) -> Value:
-    token_states = [state if tokens_first else swap_heads_and_tokens(op, state) for state in (query, key, value)]
     tables = chunk_tables(op, token_mask, chunk=chunk, before=before, after=after, multiple=multiple)
     scale = op.CastLike(float_attribute(op, "scale"), query)
     _, query_places, key_places = _places(op, tables, chunk)
@@ -142,11 +124,11 @@ def _sequential(
     )
 
     # The rows of all heads of all tokens of all texts are numbered through, in that order from the inside.
-    heads_1d, head_dim_1d = (op.Shape(token_states[0], start=axis, end=axis + 1) for axis in (2, 3))
+    heads_1d, head_dim_1d = (op.Shape(query, start=axis, end=axis + 1) for axis in (2, 3))
     num_heads = op.Squeeze(heads_1d)
     head_numbers = op.Unsqueeze(op.Range(0, num_heads, 1), [1, 2])
     rows_shape = op.Concat([-1], head_dim_1d, axis=0)
-    all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in token_states)
+    all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in (query, key, value))
     text_rows = op.Mul(tables.tokens, num_heads)
 
     def attend(op: Op, text: Value, place: Value) -> Value:
@@ -169,8 +151,7 @@ def _sequential(
     texts, places = steps_of_texts(op, tables.batch_1d, groups)
     scanned = scan(op, attend, texts, places, shapes=[("group", "chunk", "heads", "head_dim")])
     by_text = op.Reshape(op.CastLike(scanned, query), op.Concat(tables.batch_1d, [-1], heads_1d, head_dim_1d, axis=0))
-    attended = op.Slice(by_text, [0], tables.tokens_1d, [1])
-    return attended if tokens_first else swap_heads_and_tokens(op, attended)
+    return op.Slice(by_text, [0], tables.tokens_1d, [1])
 
 
 def behind_bias(op: Op, query_places: Value, key_places: Value, bias: Value) -> Value:

@@ -15,16 +15,13 @@ cache at any batch size.
 
 from __future__ import annotations
 
-__all__ = ["function_of_node"]
+__all__ = ["bodies"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import onnx
-
-from hdplugins.operators.body_maker import Op, Value, function, integer_attribute, scan
+from hdplugins.operators.body_maker import Bodies, Op, Value, integer_attribute, scan
 from hdplugins.operators.body_parts import (
     Blocks,
     RowShift,
@@ -38,40 +35,21 @@ from hdplugins.operators.body_parts import (
     swap_heads_and_tokens,
     wide,
 )
-from hdplugins.operators.clipped_distance_attention import OPERATOR
-from hdplugins.operators.operator import BlockOrder
 from hdplugins.operators.reach import check_reach
 
 
-def function_of_node(
-    *,
-    inputs: int,
-    attributes: Mapping[str, Any],
-    order: BlockOrder = BlockOrder.PARALLEL,
-    tokens_first: bool = False,
-) -> onnx.FunctionProto:
-    """Build the body for a node of the portable graph, and for the others of the same name.
-
-    Bodies that differ need names that differ: TensorRT-RTX 1.7.1 gives every node of one name the same body.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these inputs.
 
     Args:
-        inputs: the number of inputs of the node: 5, or 6 with ``values_by_distance``.
-        attributes: the attributes of the node; the body reads them from each node.
-        order: the order of the blocks of queries.
-        tokens_first: whether the states and the result are [batch, tokens, heads, head_dim]. This is a different
-            operator, and the name of the body says so. The sequential order alone supports it.
+        inputs: the names of the inputs of a node, with ``values_by_distance`` or without.
+        attributes: the attributes of a node; the body reads them from each node.
 
     Raises:
-        ValueError: the number of inputs is not 5 or 6, or the reach is below 1.
+        ValueError: the reach is below 1.
     """
-    most = len(OPERATOR.inputs)
-    if inputs not in (most - 1, most):
-        raise ValueError(f"{OPERATOR.name} has {most - 1} or {most} inputs, not {inputs}.")
     check_reach(attributes["reach"])
-    assert not (tokens_first and order is BlockOrder.PARALLEL)
-    body = _parallel if order is BlockOrder.PARALLEL else partial(_sequential, tokens_first=tokens_first)
-    suffix = "_values" * (inputs == most) + "_tokensfirst" * tokens_first
-    return function(OPERATOR, body, inputs=inputs, suffix=suffix)
+    return Bodies(suffix="_values" * ("values_by_distance" in inputs), parallel=_parallel, sequential=_sequential)
 
 
 def _parallel(
@@ -134,10 +112,8 @@ def _sequential(
     key_mask: Value,
     scores_by_distance: Value,
     values_by_distance: Value | None = None,
-    *,
-    tokens_first: bool,
 ) -> Value:
-    states = [swap_heads_and_tokens(op, state) if tokens_first else state for state in (query, key, value)]
+    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
     wide_query, wide_key, wide_value = (wide(op, state) for state in states)
     blocks = blocks_from_start(op, wide_query, key_mask, is_fixed=False)
     bands = _bands(op, blocks, axes=2)
@@ -194,7 +170,7 @@ def _sequential(
     keys, values = (op.Reshape(state, keys_shape) for state in (wide_key, wide_value))
     sums = scan(op, attend_head, texts, heads, number_texts, queries, keys, values, shapes=[("padded", "head_dim")])
     attended = op.CastLike(join_heads(op, blocks, sums), query)
-    return swap_heads_and_tokens(op, attended) if tokens_first else attended
+    return swap_heads_and_tokens(op, attended)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,32 +10,25 @@ nothing.
 
 from __future__ import annotations
 
-__all__ = ["function_of_node"]
+__all__ = ["bodies"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
-import onnx
-
-from hdplugins.operators.body_maker import Op, Value, float_attribute, function
+from hdplugins.operators.body_maker import Bodies, Op, Value, float_attribute
 from hdplugins.operators.body_parts import MASKED, wide
-from hdplugins.operators.dense_attention import OPERATOR
 
 
-def function_of_node(*, inputs: int, attributes: Mapping[str, object]) -> onnx.FunctionProto:
-    """Build the body for a node of the portable graph, and for the others of the same name.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the body for the nodes with these attributes.
 
     Args:
-        inputs: the number of inputs of the node: 4.
-        attributes: the attributes of the node; ``causal`` decides the body, which reads ``scale`` from each node.
-
-    Raises:
-        ValueError: the number of inputs is not 4.
+        inputs: the names of the inputs of a node.
+        attributes: the attributes of a node; ``causal`` decides the body, which reads ``scale`` from each node.
     """
-    if inputs != len(OPERATOR.inputs):
-        raise ValueError(f"{OPERATOR.name} has {len(OPERATOR.inputs)} inputs, not {inputs}.")
     causal = bool(attributes.get("causal", 0))
-    return function(OPERATOR, partial(_attended, causal=causal), inputs=inputs, suffix="_causal" * causal)
+    return Bodies(suffix="_causal" * causal, parallel=partial(_attended, causal=causal))
 
 
 def _attended(op: Op, query: Value, key: Value, value: Value, key_mask: Value, *, causal: bool) -> Value:

@@ -11,16 +11,14 @@ around the block, and farther keys share one term per query and one term per key
 
 from __future__ import annotations
 
-__all__ = ["function_of_node"]
+__all__ = ["bodies"]
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnx
 from onnx import TensorProto
 
-from hdplugins.operators.body_maker import Op, Value, function, integer_attribute, scan
+from hdplugins.operators.body_maker import Bodies, Op, Value, integer_attribute, scan
 from hdplugins.operators.body_parts import (
     blocks_from_start,
     column,
@@ -31,36 +29,21 @@ from hdplugins.operators.body_parts import (
     swap_heads_and_tokens,
     wide,
 )
-from hdplugins.operators.disentangled_attention import OPERATOR
-from hdplugins.operators.operator import BlockOrder
 from hdplugins.operators.reach import check_reach
 
 
-def function_of_node(
-    *,
-    inputs: int,
-    attributes: Mapping[str, Any],
-    order: BlockOrder = BlockOrder.PARALLEL,
-    tokens_first: bool = False,
-) -> onnx.FunctionProto:
-    """Build the body that serves every node of the portable graph.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies that serve every node of the portable graph.
 
     Args:
-        inputs: the number of inputs of the node: 7.
-        attributes: the attributes of the node; the body reads them from each node.
-        order: the order of the blocks of queries.
-        tokens_first: whether the states and the result are [batch, tokens, heads, head_dim]. This is a different
-            operator, and the name of the body says so. The sequential order alone supports it.
+        inputs: the names of the inputs of a node.
+        attributes: the attributes of a node; the body reads them from each node.
 
     Raises:
-        ValueError: the number of inputs is not 7, or the reach is below 1.
+        ValueError: the reach is below 1.
     """
-    if inputs != len(OPERATOR.inputs):
-        raise ValueError(f"{OPERATOR.name} has {len(OPERATOR.inputs)} inputs, not {inputs}.")
     check_reach(attributes["reach"])
-    assert not (tokens_first and order is BlockOrder.PARALLEL)
-    body = _parallel if order is BlockOrder.PARALLEL else partial(_sequential, tokens_first=tokens_first)
-    return function(OPERATOR, body, inputs=inputs, suffix="_tokensfirst" * tokens_first)
+    return Bodies(parallel=_parallel, sequential=_sequential)
 
 
 def _parallel(
@@ -108,10 +91,8 @@ def _sequential(
     position_keys: Value,
     position_queries: Value,
     row_of_distance: Value,
-    *,
-    tokens_first: bool,
 ) -> Value:
-    states = [swap_heads_and_tokens(op, state) if tokens_first else state for state in (query, key, value)]
+    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
     wide_query, wide_key, wide_value = (wide(op, state) for state in states)
     blocks = blocks_from_start(op, wide_query, key_mask, is_fixed=False)
     wide_position_keys = wide(op, position_keys)
@@ -165,7 +146,7 @@ def _sequential(
     keys, values = (op.Reshape(state, keys_shape) for state in (wide_key, wide_value))
     sums = scan(op, attend_head, texts, heads, queries, keys, values, shapes=[("padded", "head_dim")])
     attended = op.CastLike(join_heads(op, blocks, sums), query)
-    return swap_heads_and_tokens(op, attended) if tokens_first else attended
+    return swap_heads_and_tokens(op, attended)
 
 
 def _narrow(op: Op, row_of_distance: Value) -> Value:

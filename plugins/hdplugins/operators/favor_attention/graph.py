@@ -8,57 +8,39 @@ maximum, then the queries read the sums. All of it is float32 whatever the type 
 
 from __future__ import annotations
 
-__all__ = ["CHUNK_TOKENS", "function_of_node"]
+__all__ = ["CHUNK_TOKENS", "bodies"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import onnx
 from onnx import TensorProto
 
-from hdplugins.operators.body_maker import Op, Value, float_attribute, function, scan
+from hdplugins.operators.body_maker import Bodies, Op, Value, float_attribute, scan
 from hdplugins.operators.body_parts import MASKED, steps_of_texts, swap_heads_and_tokens, wide
-from hdplugins.operators.favor_attention import OPERATOR
 from hdplugins.operators.favor_attention.features import check_attributes
-from hdplugins.operators.operator import BlockOrder
 
 CHUNK_TOKENS = 256
 """The tokens of a chunk: with 256 features in float32, the features take 256 kB, which a CPU's cache holds."""
 
 
-def function_of_node(
-    *,
-    inputs: int,
-    attributes: Mapping[str, Any],
-    order: BlockOrder = BlockOrder.PARALLEL,
-    tokens_first: bool = False,
-) -> onnx.FunctionProto:
-    """Build the body for a node of the portable graph, and for the others of the same name.
-
-    Bodies that differ need names that differ: TensorRT-RTX 1.7.1 gives every node of one name the same body.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these attributes.
 
     Args:
-        inputs: the number of inputs of the node: 5.
-        attributes: the attributes of the node; ``compat`` decides the body, which reads the others from each node.
-        order: the order of heads and chunks.
-        tokens_first: whether the states and the result are [batch, tokens, heads, head_dim]. This is a different
-            operator, and the name of the body says so. The sequential order alone supports it.
+        inputs: the names of the inputs of a node.
+        attributes: the attributes of a node; ``compat`` decides the body, which reads the others from each node.
 
     Raises:
-        ValueError: the number of inputs is not 5, or attributes define nothing.
+        ValueError: attributes define nothing.
     """
-    if inputs != len(OPERATOR.inputs):
-        raise ValueError(f"{OPERATOR.name} has {len(OPERATOR.inputs)} inputs, not {inputs}.")
     check_attributes(**{name: attributes[name] for name in ("features", "epsilon", "compat")})
     compat = bool(attributes["compat"])
-    assert not (tokens_first and order is BlockOrder.PARALLEL)
-    body = (
-        partial(_parallel, compat=compat)
-        if order is BlockOrder.PARALLEL
-        else partial(_sequential, compat=compat, tokens_first=tokens_first)
+    return Bodies(
+        suffix="_compat" * compat,
+        parallel=partial(_parallel, compat=compat),
+        sequential=partial(_sequential, compat=compat),
     )
-    return function(OPERATOR, body, inputs=inputs, suffix="_compat" * compat + "_tokensfirst" * tokens_first)
 
 
 def _parallel(
@@ -102,13 +84,12 @@ def _sequential(
     projection: Value,
     *,
     compat: bool,
-    tokens_first: bool,
 ) -> Value:
     """Compute the attention; with `compat`, keys of padding count, with 0 for their values."""
     epsilon, root_scale = float_attribute(op, "epsilon"), op.Sqrt(float_attribute(op, "scale"))
     directions = op.Transpose(wide(op, projection), perm=[1, 0])
     batch_1d, tokens_1d = op.Shape(key_mask, end=1), op.Shape(key_mask, start=1)
-    heads_1d = op.Shape(query, start=2, end=3) if tokens_first else op.Shape(query, start=1, end=2)
+    heads_1d = op.Shape(query, start=2, end=3)
     head_dim_1d, features_1d = op.Shape(query, start=3), op.Shape(projection, end=1)
     tokens, num_heads = op.Squeeze(tokens_1d), op.Squeeze(heads_1d)
 
@@ -129,12 +110,8 @@ def _sequential(
     # nothing is turned.
     texts, heads = steps_of_texts(op, batch_1d, num_heads)
     text_rows = op.Mul(tokens, num_heads)
-    if tokens_first:
-        first_rows = op.Add(op.Mul(texts, text_rows), heads)
-        row_offsets = op.Mul(near_places, num_heads)
-    else:
-        first_rows = op.Add(op.Mul(texts, text_rows), op.Mul(heads, tokens))
-        row_offsets = near_places
+    first_rows = op.Add(op.Mul(texts, text_rows), heads)
+    row_offsets = op.Mul(near_places, num_heads)
     rows_shape = op.Concat([-1], head_dim_1d, axis=0)
     all_query, all_key, all_value = (op.Reshape(wide(op, state), rows_shape) for state in (query, key, value))
     chunks_shape = op.Concat([-1], chunk_1d, head_dim_1d, axis=0)
@@ -185,7 +162,7 @@ def _sequential(
     most_real = op.ReduceMax(wide(op, key_mask), [1], keepdims=0)
     has_keys = op.Unsqueeze(op.Cast(most_real, to=TensorProto.BOOL), [1, 2, 3])
     attended = op.CastLike(op.Where(has_keys, by_head, 0.0), query)
-    return swap_heads_and_tokens(op, attended) if tokens_first else attended
+    return swap_heads_and_tokens(op, attended)
 
 
 def _exponents(op: Op, rows: Value, root_scale: Value, directions: Value) -> tuple[Value, Value]:

@@ -14,59 +14,41 @@ the same.
 
 from __future__ import annotations
 
-__all__ = ["function_of_node"]
+__all__ = ["bodies"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import onnx
 from onnx import TensorProto
 
-from hdplugins.operators.body_maker import Op, Value, float_attribute, function, integer_attribute, scan
+from hdplugins.operators.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
 from hdplugins.operators.body_parts import MASKED, column, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
-from hdplugins.operators.local_global_attention import OPERATOR
 from hdplugins.operators.local_global_attention.sides import check_reaches
-from hdplugins.operators.operator import BlockOrder
 
 _BLOCK_TOKENS = 64
 """The queries of a block. Larger blocks copy fewer keys twice, and compute more scores that are masked; 128 was no
 faster."""
 
 
-def function_of_node(
-    *,
-    inputs: int,
-    attributes: Mapping[str, Any],
-    order: BlockOrder = BlockOrder.PARALLEL,
-    tokens_first: bool = False,
-) -> onnx.FunctionProto:
-    """Build the body for a node of the portable graph, and for the others of the same name.
-
-    Bodies that differ need names that differ: TensorRT-RTX 1.7.1 gives every node of one name the same body.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these inputs and attributes; keys and values of sides have heads first.
 
     Args:
-        inputs: the number of inputs of the node: 5, or 8 with sides.
-        attributes: the attributes of the node; ``radius`` and ``side_tokens`` decide the body.
-        order: the order of the blocks of queries.
-        tokens_first: whether the states and the result are [batch, tokens, heads, head_dim]; keys and values of sides
-            are not. This is a different operator, and the name of the body says so. The sequential order alone
-            supports it.
+        inputs: the names of the inputs of a node, with those of sides or without.
+        attributes: the attributes of a node; ``radius`` and ``side_tokens`` decide the body.
 
     Raises:
-        ValueError: the number of inputs is not 5 or 8, or attributes define nothing.
+        ValueError: attributes define nothing.
     """
-    most = len(OPERATOR.inputs)
-    least = most - len(OPERATOR.optional_inputs)
-    if inputs not in (least, most):
-        raise ValueError(f"{OPERATOR.name} has {least} or {most} inputs, not {inputs}.")
-    radius, side_tokens, has_sides = attributes["radius"], attributes["side_tokens"], inputs == most
+    radius, side_tokens, has_sides = attributes["radius"], attributes["side_tokens"], "side_key" in inputs
     check_reaches(radius=radius, side_tokens=side_tokens, side_reach=attributes["side_reach"], has_sides=has_sides)
-    assert not (tokens_first and order is BlockOrder.PARALLEL)
-    body = _parallel if order is BlockOrder.PARALLEL else partial(_sequential, tokens_first=tokens_first)
-    suffix = f"_radius{radius}" + f"_sides{side_tokens}" * has_sides + "_tokensfirst" * tokens_first
-    return function(OPERATOR, partial(body, radius=radius, side_tokens=side_tokens), inputs=inputs, suffix=suffix)
+    return Bodies(
+        suffix=f"_radius{radius}" + f"_sides{side_tokens}" * has_sides,
+        parallel=partial(_parallel, radius=radius, side_tokens=side_tokens),
+        sequential=partial(_sequential, radius=radius, side_tokens=side_tokens),
+    )
 
 
 def _parallel(
@@ -128,9 +110,8 @@ def _sequential(
     *,
     radius: int,
     side_tokens: int,
-    tokens_first: bool,
 ) -> Value:
-    states = [swap_heads_and_tokens(op, state) if tokens_first else state for state in (query, key, value)]
+    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
     wide_query, wide_key, wide_value = (wide(op, state) for state in states)
     blocks = _blocks(op, token_mask, local_bias, radius=radius, is_fixed=False)
     sides = None if side_bias is None else _sides(op, blocks, side_bias, side_tokens)
@@ -196,7 +177,7 @@ def _sequential(
     scanned = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
     padded = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, blocks.padded_1d, head_dim_1d, axis=0))
     attended = op.CastLike(_real_rows(op, blocks, padded), query)
-    return swap_heads_and_tokens(op, attended) if tokens_first else attended
+    return swap_heads_and_tokens(op, attended)
 
 
 @dataclass(frozen=True, kw_only=True)

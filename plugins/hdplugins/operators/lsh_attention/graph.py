@@ -32,24 +32,21 @@ layers of a model need the same tables, and computes them once in the parallel o
 
 from __future__ import annotations
 
-__all__ = ["function_of_node"]
+__all__ = ["bodies"]
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import onnx
 from onnx import TensorProto
 
-from hdplugins.operators.body_maker import Op, Value, float_attribute, function, scan
+from hdplugins.operators.body_maker import Bodies, Op, Value, float_attribute, scan
 from hdplugins.operators.body_parts import biased_scores, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.operators.chunk_attention.graph import ChunkTables, behind_bias, chunk_tables
 from hdplugins.operators.chunk_attention.neighbours import check_chunks
-from hdplugins.operators.lsh_attention import OPERATOR
 from hdplugins.operators.lsh_attention.counting_sort import counting_sort
 from hdplugins.operators.lsh_attention.hashing import check_buckets
-from hdplugins.operators.operator import BlockOrder
 
 _CHUNKS = ("chunk", "before", "after", "multiple")
 _EPSILON = 1.0e-6
@@ -60,40 +57,28 @@ _SELF_SCORE = -1.0e15
 exp() of this one is exactly 0."""
 
 
-def function_of_node(
-    *,
-    inputs: int,
-    attributes: Mapping[str, Any],
-    order: BlockOrder = BlockOrder.PARALLEL,
-    tokens_first: bool = False,
-) -> onnx.FunctionProto:
-    """Build the body for a node of the portable graph, and for the others of the same name.
-
-    Bodies that differ need names that differ: TensorRT-RTX 1.7.1 gives every node of one name the same body.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these attributes.
 
     Args:
-        inputs: the number of inputs of the node: 4.
-        attributes: the attributes of the node; all but ``scale`` decide the body.
-        order: the order of the chunks.
-        tokens_first: whether the states and the result are [batch, tokens, heads, head_dim]. This is a different
-            operator, and the name of the body says so. The sequential order alone supports it.
+        inputs: the names of the inputs of a node.
+        attributes: the attributes of a node; all but ``scale`` decide the body.
 
     Raises:
-        ValueError: the number of inputs is not 4, or attributes define nothing.
+        ValueError: attributes define nothing.
     """
-    if inputs != len(OPERATOR.inputs):
-        raise ValueError(f"{OPERATOR.name} has {len(OPERATOR.inputs)} inputs, not {inputs}.")
     chunks = {name: attributes[name] for name in _CHUNKS}
     buckets, rounds = attributes["buckets"], attributes["rounds"]
     check_chunks(**chunks, causal=attributes["causal"])
     check_buckets(buckets, rounds)
-    assert not (tokens_first and order is BlockOrder.PARALLEL)
-    body = _parallel if order is BlockOrder.PARALLEL else partial(_sequential, tokens_first=tokens_first)
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**chunks)
     suffix += f"_rounds{rounds}_buckets{'x'.join(map(str, buckets))}"
     suffix += "_causal" * bool(attributes["causal"]) + "_byrow" * bool(attributes["ends_by_row"])
-    suffix += "_tokensfirst" * tokens_first
-    return function(OPERATOR, partial(body, attributes=attributes), inputs=inputs, suffix=suffix)
+    return Bodies(
+        suffix=suffix,
+        parallel=partial(_parallel, attributes=attributes),
+        sequential=partial(_sequential, attributes=attributes),
+    )
 
 
 def _parallel(
@@ -164,22 +149,18 @@ def _sequential(
     rotations: Value,
     *,
     attributes: Mapping[str, Any],
-    tokens_first: bool,
 ) -> Value:
     chunk, buckets, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
-    token_query, token_value = (
-        state if tokens_first else swap_heads_and_tokens(op, state) for state in (query_key, value)
-    )
     tables = _tables(op, token_mask, attributes)
     scale = float_attribute(op, "scale")
     directions = _directions(op, rotations, buckets, rounds)
 
     # The rows of all heads of all tokens of all texts are numbered through, in that order from the inside.
-    heads_1d, head_dim_1d = op.Shape(token_query, start=2, end=3), op.Shape(token_query, start=3)
+    heads_1d, head_dim_1d = op.Shape(query_key, start=2, end=3), op.Shape(query_key, start=3)
     num_heads = op.Squeeze(heads_1d)
     texts, heads = steps_of_texts(op, tables.batch_1d, num_heads)
     rows_shape = op.Concat([-1], head_dim_1d, axis=0)
-    all_queries, all_values = (op.Reshape(wide(op, state), rows_shape) for state in (token_query, token_value))
+    all_queries, all_values = (op.Reshape(wide(op, state), rows_shape) for state in (query_key, value))
     row_offsets = op.Mul(op.Min(tables.places, tables.last_token), num_heads)
     text_rows = op.Mul(tables.tokens, num_heads)
 
@@ -245,7 +226,7 @@ def _sequential(
     scanned = scan(op, attend_head, texts, heads, shapes=[("tokens", "head_dim")])
     by_head = op.Reshape(scanned, op.Concat(tables.batch_1d, heads_1d, tables.tokens_1d, head_dim_1d, axis=0))
     attended = op.CastLike(by_head, query_key)
-    return swap_heads_and_tokens(op, attended) if tokens_first else attended
+    return swap_heads_and_tokens(op, attended)
 
 
 def _tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> ChunkTables:

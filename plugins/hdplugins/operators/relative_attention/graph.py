@@ -21,17 +21,16 @@ tokens  keys  segments  sequential  Hugging Face
 
 from __future__ import annotations
 
-__all__ = ["function_of_node"]
+__all__ = ["bodies"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import onnx
 from onnx import TensorProto
 
-from hdplugins.operators.body_maker import Op, Value, float_attribute, function, scan
+from hdplugins.operators.body_maker import Bodies, Op, Value, float_attribute, scan
 from hdplugins.operators.body_parts import (
     MASKED,
     Blocks,
@@ -45,42 +44,27 @@ from hdplugins.operators.body_parts import (
     swap_heads_and_tokens,
     wide,
 )
-from hdplugins.operators.operator import BlockOrder
-from hdplugins.operators.relative_attention import OPERATOR
 from hdplugins.operators.relative_attention.distances import check_distances
 
 
-def function_of_node(
-    *,
-    inputs: int,
-    attributes: Mapping[str, Any],
-    order: BlockOrder = BlockOrder.PARALLEL,
-    tokens_first: bool = False,
-) -> onnx.FunctionProto:
-    """Build the body for a node of the portable graph, and for the others of the same name.
-
-    Bodies that differ need names that differ: TensorRT-RTX 1.7.1 gives every node of one name the same body.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these inputs and attributes.
 
     Args:
-        inputs: the number of inputs of the node: 7, or 8 with ``segment_scores``.
-        attributes: the attributes of the node; all but ``scale`` decide the body.
-        order: the order of the blocks of queries.
-        tokens_first: whether the states and the result are [batch, tokens, heads, head_dim]. This is a different
-            operator, and the name of the body says so. The sequential order alone supports it.
+        inputs: the names of the inputs of a node, with ``segment_scores`` or without.
+        attributes: the attributes of a node; all but ``scale`` decide the body.
 
     Raises:
-        ValueError: the number of inputs is not 7 or 8, or attributes define nothing.
+        ValueError: attributes define nothing.
     """
-    most = len(OPERATOR.inputs)
-    if inputs not in (most - 1, most):
-        raise ValueError(f"{OPERATOR.name} has {most - 1} or {most} inputs, not {inputs}.")
     causal, reach = attributes["causal"], attributes["reach"]
     check_distances(causal=causal, reach=reach)
-    assert not (tokens_first and order is BlockOrder.PARALLEL)
-    body = _parallel if order is BlockOrder.PARALLEL else partial(_sequential, tokens_first=tokens_first)
-    suffix = "_causal" * causal + f"_reach{reach}" * bool(reach) + "_segments" * (inputs == most)
-    suffix += "_tokensfirst" * tokens_first
-    return function(OPERATOR, partial(body, causal=bool(causal), reach=reach), inputs=inputs, suffix=suffix)
+    suffix = "_causal" * causal + f"_reach{reach}" * bool(reach) + "_segments" * ("segment_scores" in inputs)
+    return Bodies(
+        suffix=suffix,
+        parallel=partial(_parallel, causal=bool(causal), reach=reach),
+        sequential=partial(_sequential, causal=bool(causal), reach=reach),
+    )
 
 
 def _parallel(
@@ -146,9 +130,8 @@ def _sequential(
     *,
     causal: bool,
     reach: int,
-    tokens_first: bool,
 ) -> Value:
-    states = [swap_heads_and_tokens(op, state) if tokens_first else state for state in (query, key, value)]
+    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
     wide_query, wide_key, wide_value = (wide(op, state) for state in states)
     blocks = _blocks_to_end(op, wide_query, key_kind, positions, content_bias, position_bias, axes=2)
     distance_bias = _distance_bias(op, blocks, causal=causal, reach=reach)
@@ -209,7 +192,7 @@ def _sequential(
     sequences = texts, heads, *queries, *keys_and_values, segments
     sums = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
     attended = op.CastLike(_join(op, blocks, sums), query)
-    return swap_heads_and_tokens(op, attended) if tokens_first else attended
+    return swap_heads_and_tokens(op, attended)
 
 
 @dataclass(frozen=True, kw_only=True)

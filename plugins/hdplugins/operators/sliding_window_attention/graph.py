@@ -31,46 +31,36 @@ all layers of a model need the same tables and masks, and computes them once.
 
 from __future__ import annotations
 
-__all__ = ["function_of_node"]
+__all__ = ["bodies"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import onnx
 from onnx import TensorProto
 
-from hdplugins.operators.body_maker import Op, Value, float_attribute, function, integer_attribute, scan
+from hdplugins.operators.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
 from hdplugins.operators.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, wide
 from hdplugins.operators.operator import BlockOrder
-from hdplugins.operators.sliding_window_attention import OPERATOR
 
 _NOWHERE = 1.0e9
 """The place of a key behind the end of its text."""
 
 
-def function_of_node(
-    *, inputs: int, attributes: Mapping[str, Any], grouped: bool = False, order: BlockOrder = BlockOrder.PARALLEL
-) -> onnx.FunctionProto:
-    """Build the body for a node of the portable graph, and for the others of the same name.
-
-    Bodies that differ need names that differ. Overloads of one name would be the standard's way, but TensorRT-RTX 1.7.1
-    gives every node the first overload without warning.
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool = False) -> Bodies:
+    """Return the bodies for the nodes with these attributes.
 
     Args:
-        inputs: the number of inputs of the node: 4.
-        attributes: the attributes of the node; the body reads ``left``, ``right`` and ``scale`` from each node.
+        inputs: the names of the inputs of a node.
+        attributes: the attributes of a node; the body reads ``left``, ``right`` and ``scale`` from each node.
             ``global_bound`` is the most global tokens that a text may hold; 0 leaves out all that they need. The answer
             for a text with more is undefined. TensorRT takes up to 3840.
         grouped: whether key and value have fewer heads than query. The shapes of each node say how many.
-        order: the order of the blocks.
 
     Raises:
-        ValueError: the number of inputs is not 4, a dilation is below 1 or missing, or the bound is negative.
+        ValueError: a dilation is below 1 or missing, or the bound is negative.
     """
-    if inputs != len(OPERATOR.inputs):
-        raise ValueError(f"{OPERATOR.name} has {len(OPERATOR.inputs)} inputs, not {inputs}.")
     dilation, bound = attributes["dilation"], attributes["global_bound"]
     if not dilation or min(dilation) < 1:
         raise ValueError(
@@ -78,8 +68,13 @@ def function_of_node(
         )
     if bound < 0:
         raise ValueError(f"The bound of {bound} global tokens is negative.")
-    body = partial(_attended, dilation=dilation, bound=bound, grouped=grouped, order=order)
-    return function(OPERATOR, body, inputs=inputs, suffix=_suffix(dilation, bound, grouped))
+    of_order = partial(_attended, dilation=dilation, bound=bound, grouped=grouped)
+    return Bodies(
+        suffix=_suffix(dilation, bound, grouped),
+        parallel=partial(of_order, order=BlockOrder.PARALLEL),
+        sequential=partial(of_order, order=BlockOrder.SEQUENTIAL),
+        tokens_first=False,
+    )
 
 
 def _suffix(dilation: Sequence[int], bound: int, grouped: bool) -> str:

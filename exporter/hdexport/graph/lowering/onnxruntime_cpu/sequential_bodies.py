@@ -13,7 +13,8 @@ from hdexport.graph.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+from hdexport.graph.passes.graph_nodes import body_of, operator_nodes
+from hdplugins.operators.operator import BlockOrder
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -37,15 +38,7 @@ def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequ
     """
     import onnx_ir as ir
 
-    from hdplugins.operators.operator import BlockOrder
-
-    body = (
-        operator_of(node)
-        .face("graph")
-        .function_of_node(
-            inputs=len(node.inputs), attributes=attributes_of(node), order=BlockOrder.SEQUENTIAL, tokens_first=True
-        )
-    )
+    body = body_of(node, BlockOrder.SEQUENTIAL)
     function = ir.serde.deserialize_function(body)
     model.functions[function.identifier()] = function
     inputs = [*tokens_first, *node.inputs[len(tokens_first) :]]

@@ -21,7 +21,8 @@ __all__ = ["lower_sliding_window_attention"]
 from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.onnxruntime_cpu.short_texts import ShortTexts
-from hdexport.graph.passes.graph_nodes import attributes_of, group_of, operator_nodes
+from hdexport.graph.passes.graph_nodes import attributes_of, body_of, operator_nodes
+from hdplugins.operators.operator import BlockOrder
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -29,29 +30,16 @@ if TYPE_CHECKING:
 
 def lower_sliding_window_attention(model: onnx_ir.Model) -> None:
     """Give the nodes ``SlidingWindowAttention`` of a float32 graph their sequential bodies, in place."""
+    import onnx_ir as ir
+
     nodes = operator_nodes(model, "SlidingWindowAttention")
     short_texts = ShortTexts()
     for number, node in enumerate(nodes):
         attributes = attributes_of(node)
-        _set_body(model, node)
+        function = ir.serde.deserialize_function(body_of(node, BlockOrder.SEQUENTIAL))
+        assert function.identifier() == node.op_identifier()
+        model.functions[function.identifier()] = function
         # However short the text, a dilated head does not see all of it.
         if max(attributes["dilation"]) == 1:
             longest = min(attributes["left"], attributes["right"]) + 1
             short_texts.fuse(node, longest=longest, name=f"window_{number}")
-
-
-def _set_body(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
-    import onnx_ir as ir
-
-    from hdplugins.operators.operator import BlockOrder
-    from hdplugins.operators.sliding_window_attention.graph import function_of_node
-
-    body = function_of_node(
-        inputs=len(node.inputs),
-        attributes=attributes_of(node),
-        grouped=group_of(node) > 1,
-        order=BlockOrder.SEQUENTIAL,
-    )
-    function = ir.serde.deserialize_function(body)
-    assert function.identifier() == node.op_identifier()
-    model.functions[function.identifier()] = function
