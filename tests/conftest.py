@@ -108,7 +108,7 @@ _SECONDS = {
     "tests/runtime/test_module_rerankers.py": 20,
     "tests/exporter/graph/test_lowering_onnxruntime_cpu.py": 20,
     "tests/plugins/kernels/test_shipped_kernels.py": 20,
-    "tests/plugins/operators/test_sparse_attention.py": 20,
+    "tests/plugins/attention/test_sparse_attention.py": 20,
     "roberta": 15,
     "tests/cli/test_edges.py": 15,
     "tests/examples/test_examples.py": 15,
@@ -125,7 +125,7 @@ _SECONDS = {
     "tests/exporter/attention/test_converted_blocks.py": 10,
     "tests/exporter/attention/test_xlnet.py": 10,
     "tests/exporter/families/test_transfo_xl.py": 10,
-    "tests/plugins/operators/test_relative_attention.py": 10,
+    "tests/plugins/attention/test_relative_attention.py": 10,
 }
 """Scope of the scheduler -> about how many seconds it takes on a core; others but families take fewer than ten."""
 

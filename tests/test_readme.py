@@ -38,7 +38,7 @@ def support_table() -> str:
         fused = onnxruntime_cpu.FUSED_DTYPES.get(name)
         linear = "linear function" + ", fused for short texts" * (name in onnxruntime_cpu.FUSED_FOR_SHORT_TEXTS)
         cpu = "fused in " + ", ".join(fused) if fused else linear
-        kind = "plugin" if operator.has_face("tensorrt_plugin") else "fused"
+        kind = "plugin" if operator.has_face("plugin") else "fused"
         in_engines = tensorrt.FUSED_DTYPES.get(name)
         engine = f"{kind} in " + ", ".join(in_engines) + "; function otherwise" if in_engines else "function"
         in_openvino = "fused" if name in openvino.FUSED else "function"

@@ -41,10 +41,10 @@ from benchmarks.gpu.job import Job, StepFailedError
 from hdexport.bench.measure.ceilings import measured_ceilings, times_ms
 from hdexport.bench.results.result import Ceilings
 from hdplugins import Operator
+from hdplugins.attention.kernel_launch import launch
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, cubin_architecture
 from hdplugins.kernels.cuda_launch import LoadedKernel, PreparedLaunch, find_kernels, load_kernels
-from hdplugins.operators.kernel_launch import launch
-from hdplugins.operators.plugin_face import face_of
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 LENGTHS = (4096, 512, 16384, 1024, 2048, 8192)

@@ -63,7 +63,7 @@ def test_flex_attention_sees_the_pairs_that_are_counted() -> None:
 def test_flex_attention_computes_what_the_operator_does_where_no_block_counts_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
+    from hdplugins.attention.blocks.reference import block_sparse_attention
 
     shape = {"batch": 1, "heads": 2, "tokens": 7 * BLOCK_SIZE, "head_dim": 64, "dtype": "float32"}
     case = BlockCase(**shape, blocks=TABLE, listed=(1, 5))

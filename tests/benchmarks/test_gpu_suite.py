@@ -144,7 +144,7 @@ def restored_attention() -> Iterator[None]:
 def test_attention_that_sees_a_token_too_many_is_a_wrong_answer(
     model: str, window: str, job: Any, monkeypatch: pytest.MonkeyPatch, restored_attention: None
 ) -> None:
-    from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
+    from hdplugins.attention.window.reference import sliding_window_attention
 
     def wider(*tensors: Any, left: int, **attributes: Any) -> Any:
         return sliding_window_attention(*tensors, left=left + 1, **attributes)

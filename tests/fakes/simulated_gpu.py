@@ -16,8 +16,8 @@ import torch
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver, write_simulated_kernels
 from hdplugins import OPERATORS
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugins import PLUGIN_NAMESPACE, plugins_with_kernels
 from support.interpreted_kernel import Inputs, guarded

@@ -30,7 +30,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, OPERATORS
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.operator import BlockOrder
 from support.sparse_operators import Layer
 
 BATCH = 3

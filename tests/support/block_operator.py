@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.operator import BlockOrder
 from support.sparse_operators import Description, SparseLayer, scans, token_kinds
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hdplugins import OPERATORS
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.operator import BlockOrder
 from support.sparse_operators import Description, SparseLayer, scans, token_kinds
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from hdplugins import OPERATORS
-from hdplugins.operators.favor_attention.features import draw_projection
+from hdplugins.attention.favor.features import draw_projection
 from support.sparse_operators import Layer
 
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 
 from hdplugins import OPERATORS
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.operators.plugin_face import face_of
 
 Inputs = Mapping[str, torch.Tensor]
 """The inputs of an operator by name, in its order; optional ones may be left out."""
@@ -98,7 +98,7 @@ def _patch_the_language_once_a_launch() -> None:
 def _attention(
     operator: str, inputs: dict[str, torch.Tensor], tiles: Tiles, attributes: dict[str, Any]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    from hdplugins.operators.kernel_launch import launch
+    from hdplugins.attention.kernel_launch import launch
 
     def run(out: torch.Tensor, **scratch: torch.Tensor) -> None:
         launch(OPERATORS[operator], list(inputs.values()), out, scratch, tiles=tiles, attributes=attributes)

@@ -24,12 +24,12 @@ import pytest
 import torch
 
 from hdplugins import Operator
+from hdplugins.attention.blocks.tiles import tiles_for_blocks
+from hdplugins.attention.chunks.tiles import tiles_for_chunks
+from hdplugins.attention.kernel_launch import launch
+from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.window.tiles import WINDOW_HEAD_DIMS, tiles_for_windows
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
-from hdplugins.operators.block_sparse_attention.tiles import tiles_for_blocks
-from hdplugins.operators.chunk_attention.tiles import tiles_for_chunks
-from hdplugins.operators.kernel_launch import launch
-from hdplugins.operators.plugin_face import face_of
-from hdplugins.operators.sliding_window_attention.tiles import WINDOW_HEAD_DIMS, tiles_for_windows
 from support.block_operator import Blocks
 from support.chunk_operator import Chunks
 from support.interpreted_kernel import Inputs

@@ -13,8 +13,8 @@ import onnx
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.operators.local_global_attention.sides import number_of_sides
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.local_global.sides import number_of_sides
+from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_with_inputs
 from support.sparse_operators import Layer
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.operators.lsh_attention.hashing import draw_rotations
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.lsh.hashing import draw_rotations
+from hdplugins.attention.operator import BlockOrder
 from support.chunk_operator import Chunks
 from support.sparse_operators import Description, scans, token_kinds
 

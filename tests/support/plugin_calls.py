@@ -11,8 +11,8 @@ import pytest
 from fakes.simulated_cuda import write_simulated_kernels
 from fakes.simulated_gpu import tensor_descriptions
 from hdplugins import OPERATORS
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.link import provide_library_link
 from support.block_operator import Blocks
 from support.chunk_operator import Chunks

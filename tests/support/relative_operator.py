@@ -21,7 +21,7 @@ import onnx
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_with_inputs
 from support.sparse_operators import Layer, token_kinds
 

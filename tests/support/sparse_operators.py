@@ -28,8 +28,8 @@ import onnx
 import torch
 
 from hdplugins import OPERATORS, Operator
-from hdplugins.operators.body_maker import function_of_node
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.body_maker import function_of_node
+from hdplugins.attention.operator import BlockOrder
 from support.function_bodies import heads_first
 
 PADDINGS = ("none", "right", "left", "holes", "all")

@@ -7,7 +7,7 @@
 2. The pipeline loads the model. `AttentionKind.setup` fits the request to the model, or refuses: a `WindowSetup`.
 3. `Setup.adapt` puts nodes of our operator into the model's layers, and the model is traced.
 4. `AttentionKind.record` describes the setup for the manifest; each node gets the operator's function body
-   (`hdplugins.operators`), and `hdexport.graph.lowering` gives each backend its form of the node.
+   (`hdplugins.attention`), and `hdexport.graph.lowering` gives each backend its form of the node.
 5. Verification knows the bundle alone: `AttentionKind.read` makes a setup of the record, `use_reference` makes the
    library's own model attend so, and `boundaries` adds the lengths at which windows begin to matter.
 """

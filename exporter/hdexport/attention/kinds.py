@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 
 from hdexport.attention.blocks.kind import BlocksKind
-from hdexport.attention.clipped.kind import ClippedKind
 from hdexport.attention.dense.kind import DenseKind
 from hdexport.attention.disentangled.kind import DisentangledKind
+from hdexport.attention.distance.kind import DistanceKind
 from hdexport.attention.favor.kind import FavorKind
 from hdexport.attention.kind import AttentionKind, OperatorNode, Setup, Subject
 from hdexport.attention.local_global.kind import LocalGlobalKind
@@ -49,7 +49,7 @@ _OURS: tuple[AttentionKind, ...] = (
     LshKind(),
     FavorKind(),
     RelativeKind(),
-    ClippedKind(),
+    DistanceKind(),
     DisentangledKind(),
     LocalGlobalKind(),
 )

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from hdexport.graph.lowering.plugin_nodes import plugin_nodes, shapes_of_inputs
 from hdexport.graph.passes.graph_nodes import attributes_of, operator_of
 from hdplugins import Operator
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.aot import KernelError, KernelSource, compile_kernels
-from hdplugins.operators.plugin_face import face_of
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
 

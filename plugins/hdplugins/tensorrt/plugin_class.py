@@ -27,9 +27,9 @@ from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from hdplugins import ONNX_DOMAIN
+from hdplugins.attention.operator import Operator
+from hdplugins.attention.plugin_face import PluginFace, face_of
 from hdplugins.kernels.cuda_launch import LaunchError, LoadedKernel, PreparedLaunch, load_kernels
-from hdplugins.operators.operator import Operator
-from hdplugins.operators.plugin_face import PluginFace, face_of
 from hdplugins.tensorrt.plugin_fields import FieldCollection
 
 logger = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ def plugin_class(trt: ModuleType, operator: Operator) -> type[Plugin]:
 
     Args:
         trt: the module ``tensorrt`` or ``tensorrt_rtx``.
-        operator: one with a face `tensorrt_plugin`.
+        operator: one with a face `plugin`.
     """
     interfaces = (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime)
     members = {"trt": trt, "operator": operator, "face": face_of(operator), "interfaces": interfaces}

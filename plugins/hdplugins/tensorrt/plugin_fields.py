@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hdplugins.operators.plugin_face import FieldType
+from hdplugins.attention.plugin_face import FieldType
 
 # 32 bits, as TensorRT's ONNX parser hands attributes over.
 _STORED = {

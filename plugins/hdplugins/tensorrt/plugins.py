@@ -1,7 +1,7 @@
 """TensorRT plugins of our operators, for ``tensorrt`` and ``tensorrt_rtx``: registration and kernels.
 
 Each flavour is a module that the caller passes; none is imported here. What an operator adds to a plugin is its face
-`tensorrt_plugin` (see `hdplugins.operators.plugin_face`); all else is the same for every operator (see
+`plugin` (see `hdplugins.attention.plugin_face`); all else is the same for every operator (see
 `hdplugins.tensorrt.plugin_class`).
 """
 
@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any, cast
 
 from hdplugins import OPERATORS
-from hdplugins.operators.operator import Operator
-from hdplugins.operators.plugin_face import PLUGIN_FACE, PluginFace, face_of
+from hdplugins.attention.operator import Operator
+from hdplugins.attention.plugin_face import PLUGIN_FACE, PluginFace, face_of
 from hdplugins.tensorrt.plugin_class import PLUGIN_NAMESPACE, Plugin, plugin_class, reported, take_plugin_errors
 from hdplugins.tensorrt.plugin_fields import FieldCollection, attributes_from_fields
 

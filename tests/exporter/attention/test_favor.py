@@ -18,7 +18,7 @@ from hdexport.families import family_of
 from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
-from hdplugins.operators.favor_attention.features import draw_projection
+from hdplugins.attention.favor.features import draw_projection
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, ModelError

@@ -27,7 +27,7 @@ from hdexport.families import convertible_model_types, family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
 from hdexport.model.task import Task
-from hdplugins.operators.lsh_attention.hashing import draw_rotations
+from hdplugins.attention.lsh.hashing import draw_rotations
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.errors import InputError, ModelError
 from support.comparators import named_case

@@ -12,9 +12,9 @@ import pytest
 from hdexport.engines.kernels import write_kernels
 from hdexport.engines.targets import EngineTarget
 from hdexport.graph.lowering.tensorrt import tensorrt_graph
+from hdplugins.attention.window.plugin import FACE
 from hdplugins.kernels.aot import KernelError, read_kernel
 from hdplugins.kernels.cuda_launch import find_kernels
-from hdplugins.operators.sliding_window_attention.tensorrt_plugin import FACE
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
 from support.attention_graphs import attention_model

@@ -17,8 +17,8 @@ from hdexport.graph.passes.graph_nodes import operator_nodes
 from hdexport.graph.passes.lay_out_weights import lay_out_weights
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
-from hdplugins.operators.body_maker import Bodies
-from hdplugins.operators.relative_attention import graph
+from hdplugins.attention.body_maker import Bodies
+from hdplugins.attention.relative import graph
 from hdruntime.errors import ExportError
 
 HALF = {"float16": (ir.DataType.FLOAT16, np.float16), "bfloat16": (ir.DataType.BFLOAT16, ml_dtypes.bfloat16)}

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
+from hdplugins.attention.window.plugin import FACE
+from hdplugins.attention.window.reference import sliding_window_attention
 from hdplugins.kernels.aot import compile_kernels
 from hdplugins.kernels.cuda_launch import Launch, LaunchError, PreparedLaunch
-from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
-from hdplugins.operators.sliding_window_attention.tensorrt_plugin import FACE
 from hdplugins.tensorrt.link import provide_library_link
 from support.comparators import assert_close
 

@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hdplugins.attention.distance.tiles import tiles_by_distance
+from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.relative.tiles import tiles_for_distances
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
-from hdplugins.operators.clipped_distance_attention.tiles import tiles_by_distance
-from hdplugins.operators.plugin_face import face_of
-from hdplugins.operators.relative_attention.tiles import tiles_for_distances
 from support import clipped_operator, relative_operator
 from support.clipped_operator import Clipped, wrong_inputs
 from support.comparators import assert_as_accurate, named_case

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hdplugins import OPERATORS
+from hdplugins.attention.lsh.hashing import hash_tokens
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.operators.lsh_attention.hashing import hash_tokens
-from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators
 from support.block_operator import Blocks
 from support.chunk_operator import Chunks

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_gpu import plugin_of
-from hdplugins.operators.plugin_face import face_of
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, take_plugin_errors
 from support.plugin_calls import (
     ATTRIBUTES,
@@ -101,7 +101,7 @@ def test_a_machine_that_runs_bundles_needs_nothing_that_builds_them() -> None:
     program = """
 import sys
 sys.modules.update(dict.fromkeys(["torch", "transformers", "triton", "onnx", "onnx_ir", "onnxscript", "cuda"]))
-from hdplugins.operators.plugin_face import face_of
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels
 print(sum(len(face_of(operator).kernels) for operator in plugin_operators()))
 print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])

@@ -14,10 +14,10 @@ import pytest
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_gpu import plugin_of, tensor_descriptions
 from hdplugins import OPERATORS
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.aot import KernelError
 from hdplugins.kernels.attention_tiles import cubin_architecture
 from hdplugins.kernels.cuda_launch import LaunchError
-from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import take_plugin_errors
 from support.comparators import named_case
 from support.plugin_calls import (

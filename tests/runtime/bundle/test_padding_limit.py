@@ -45,7 +45,7 @@ def test_up_to_the_limit_padding_changes_no_answer_of_the_operator_and_beyond_it
     torch = pytest.importorskip(
         "torch", reason="the operator's reference is in PyTorch: pip install 'hdexport[export]'"
     )
-    from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
+    from hdplugins.attention.blocks.reference import block_sparse_attention
 
     dense_tokens = (5 + 2 * random_blocks) * 4
     rule = PaddingRule(multiple_of=4, free_up_to=dense_tokens)

@@ -13,7 +13,7 @@ import torch
 from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.symbolic import operator_node
-from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
+from hdplugins.attention.blocks.reference import block_sparse_attention
 
 LISTED_BLOCKS = "listed_blocks"
 """Buffer of a layer's attention: the operator's table."""

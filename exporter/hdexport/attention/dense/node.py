@@ -10,7 +10,7 @@ import torch
 
 from hdexport.attention.query_scale import scaled
 from hdexport.attention.symbolic import operator_node
-from hdplugins.operators.dense_attention.reference import dense_attention
+from hdplugins.attention.dense.reference import dense_attention
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from hdexport.attention.dense.node import DenseMask
 from hdexport.attention.query_scale import scaled
 from hdexport.attention.symbolic import operator_node
-from hdplugins.operators.disentangled_attention.reference import disentangled_attention
+from hdplugins.attention.disentangled.reference import disentangled_attention
 
 
 def attend_disentangled(

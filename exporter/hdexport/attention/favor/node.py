@@ -11,7 +11,7 @@ import torch
 from hdexport.attention.favor.record import FavorAttention
 from hdexport.attention.query_scale import scaled
 from hdexport.attention.symbolic import operator_node
-from hdplugins.operators.favor_attention.reference import favor_attention
+from hdplugins.attention.favor.reference import favor_attention
 
 
 def favor_node(

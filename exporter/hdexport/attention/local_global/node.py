@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from hdexport.attention.symbolic import operator_node
-from hdplugins.operators.local_global_attention.reference import local_global_attention
-from hdplugins.operators.local_global_attention.sides import number_of_sides, whole_sides
+from hdplugins.attention.local_global.reference import local_global_attention
+from hdplugins.attention.local_global.sides import number_of_sides, whole_sides
 
 
 def local_global_node(

@@ -22,7 +22,7 @@ import torch
 from hdexport.attention.kind import DECISION
 from hdexport.attention.lsh.record import LshAttention
 from hdplugins import ONNX_DOMAIN
-from hdplugins.operators.lsh_attention import OPERATOR
+from hdplugins.attention.lsh.operator import OPERATOR
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -11,8 +11,8 @@ import torch
 
 from hdexport.attention.lsh.record import Chunks, LshAttention
 from hdexport.attention.symbolic import operator_node
-from hdplugins.operators.chunk_attention.reference import chunk_attention
-from hdplugins.operators.lsh_attention.reference import lsh_attention
+from hdplugins.attention.chunks.reference import chunk_attention
+from hdplugins.attention.lsh.reference import lsh_attention
 
 
 def lsh_node(

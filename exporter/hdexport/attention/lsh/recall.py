@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdplugins.operators.chunk_attention.neighbours import neighbours, padded_tokens
-from hdplugins.operators.lsh_attention.hashing import hash_tokens
+from hdplugins.attention.chunks.neighbours import neighbours, padded_tokens
+from hdplugins.attention.lsh.hashing import hash_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,7 +10,7 @@ import torch
 
 from hdexport.attention.relative.record import RelativeAttention
 from hdexport.attention.symbolic import operator_node
-from hdplugins.operators.relative_attention.reference import relative_attention
+from hdplugins.attention.relative.reference import relative_attention
 
 
 def relative_node(

@@ -13,7 +13,7 @@ from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.symbolic import operator_node
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
 from hdexport.attention.window.record import Window
-from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
+from hdplugins.attention.window.reference import sliding_window_attention
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import ONNX_DOMAIN
-from hdplugins.operators.plugin_face import PLUGIN_FACE, face_of
+from hdplugins.attention.plugin_face import PLUGIN_FACE, face_of
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from hdexport.graph.lowering.multi_head_attention import (
 from hdexport.graph.lowering.packed_tokens import PackedTokens
 from hdexport.graph.lowering.plugin_nodes import plugin_nodes, use_plugins
 from hdexport.graph.passes.graph_nodes import is_causal, operator_nodes, operator_of
-from hdplugins.operators.plugin_face import face_of
+from hdplugins.attention.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.errors import ExportError
 from hdruntime.optional import require

@@ -7,7 +7,7 @@ __all__ = ["attributes_of", "body_of", "group_of", "is_causal", "operator_nodes"
 from typing import TYPE_CHECKING, Any
 
 from hdplugins import ONNX_DOMAIN, OPERATORS, Operator
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.operator import BlockOrder
 
 if TYPE_CHECKING:
     import onnx
@@ -45,7 +45,7 @@ def body_of(node: onnx_ir.Node, order: BlockOrder = BlockOrder.PARALLEL) -> onnx
         node: a node whose inputs have shapes.
         order: the order of the blocks.
     """
-    from hdplugins.operators.body_maker import function_of_node
+    from hdplugins.attention.body_maker import function_of_node
 
     operator = operator_of(node)
     grouped = operator.groups_heads and group_of(node) > 1

@@ -18,7 +18,7 @@ from hdexport.graph.lowering.multi_head_attention import (
 from hdexport.graph.lowering.onnxruntime_cpu.sequential_bodies import sequential_node
 from hdexport.graph.lowering.onnxruntime_cpu.short_texts import ShortTexts
 from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes
-from hdplugins.operators.block_sparse_attention.tables import longest_dense
+from hdplugins.attention.blocks.tables import longest_dense
 
 if TYPE_CHECKING:
     import onnx_ir

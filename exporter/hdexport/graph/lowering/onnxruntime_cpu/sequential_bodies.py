@@ -14,7 +14,7 @@ from hdexport.graph.lowering.multi_head_attention import (
     states_tokens_first,
 )
 from hdexport.graph.passes.graph_nodes import body_of, operator_nodes
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.operator import BlockOrder
 
 if TYPE_CHECKING:
     import onnx_ir

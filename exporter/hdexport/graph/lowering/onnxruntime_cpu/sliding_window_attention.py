@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.onnxruntime_cpu.short_texts import ShortTexts
 from hdexport.graph.passes.graph_nodes import attributes_of, body_of, operator_nodes
-from hdplugins.operators.operator import BlockOrder
+from hdplugins.attention.operator import BlockOrder
 
 if TYPE_CHECKING:
     import onnx_ir

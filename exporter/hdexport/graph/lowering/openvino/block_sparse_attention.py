@@ -21,7 +21,7 @@ from hdexport.graph.lowering.multi_head_attention import (
 from hdexport.graph.lowering.openvino.block_tables import block_tables
 from hdexport.graph.lowering.openvino.functions import DOMAIN, SharedTables, add_function
 from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes
-from hdplugins.operators.block_sparse_attention.tables import Parts
+from hdplugins.attention.blocks.tables import Parts
 
 if TYPE_CHECKING:
     import onnx_ir

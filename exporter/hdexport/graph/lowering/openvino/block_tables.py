@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hdplugins.operators.block_sparse_attention.tables import Parts, longest_dense
+from hdplugins.attention.blocks.tables import Parts, longest_dense
 
 _GROUP = 256
 """The most queries of a group of several blocks. Larger groups copy fewer keys, and compute more masked scores."""

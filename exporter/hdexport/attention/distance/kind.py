@@ -1,0 +1,28 @@
+"""Attention by clipped distance, as a kind."""
+
+from __future__ import annotations
+
+__all__ = ["ClippedAttention", "DistanceKind"]
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hdexport.attention.clipped_distances import ClippedDistanceKind, ClippedDistances
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedAttention(ClippedDistances):
+    """Layers in which every query sees every real token, with terms of its distance."""
+
+    kind: Literal["clipped"] = "clipped"
+
+
+class DistanceKind(ClippedDistanceKind):
+    """The attention of T5 and NEZHA."""
+
+    name = "clipped"
+    record_type = ClippedAttention
+    operator = "ClippedDistanceAttention"
+    title = "attention by distance"
+    score_copies = 5
+    """The products, the terms of distances, the sum, the masked, the weights."""

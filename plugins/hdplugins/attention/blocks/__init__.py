@@ -1,0 +1,1 @@
+"""Block-sparse attention: the operator, and a face in each module."""

@@ -1,0 +1,30 @@
+"""Block-sparse attention: blocks of queries see the blocks around them, global blocks, and blocks that a table lists.
+
+It is BigBird's attention, with random blocks that are all block 0, as Hugging Face evaluates it, or listed in a table;
+ETC's, whose global tokens are the first blocks of the text; and that of any other list of blocks. What each attribute
+means stands in `reference`.
+"""
+
+from __future__ import annotations
+
+__all__ = ["OPERATOR"]
+
+from hdplugins.attention.operator import Operator
+
+OPERATOR = Operator(
+    name="BlockSparseAttention",
+    version=1,
+    package=__package__,
+    inputs=("query", "key", "value", "token_mask", "listed_blocks"),
+    optional_inputs=("listed_blocks",),
+    attributes=(
+        "block_size",
+        "first_global",
+        "last_global",
+        "window",
+        "first_repeats",
+        "dense_tokens",
+        "ends_by_row",
+        "scale",
+    ),
+)

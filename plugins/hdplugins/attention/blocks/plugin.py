@@ -1,0 +1,180 @@
+"""Block-sparse attention as a TensorRT plugin: a call plans, attends, and sums up what global queries saw."""
+
+from __future__ import annotations
+
+__all__ = ["FACE", "HEADER_INTS"]
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from hdplugins.attention.blocks.operator import OPERATOR
+from hdplugins.attention.blocks.tiles import check_block_size, power_of_two, tiles_for_blocks
+from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
+from hdplugins.kernels.aot import Constant
+from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes
+from hdplugins.kernels.cuda_launch import Launch
+
+HEADER_INTS = 4
+"""int32 values at the start of a text's plan: its last block, whether it is short, 2 unused."""
+
+_TOKENS_COUNTED = 2048
+"""By one program of `count_tokens`, where a block is shorter. To be tuned on a GPU, as are the three below."""
+
+_BLOCKS_LISTED = 256
+"""Blocks of keys that a step of `list_blocks` looks at."""
+
+_ENTRIES_READ = 8
+"""Entries of the table that it compares with them at a time."""
+
+_ROWS_COMBINED = 4
+"""Queries of one program of `combine`."""
+
+_LEAST_KEYS_OF_PART = 512
+_MOST_SPLITS = 16
+"""Parts that the keys of global queries are split into: few, for each leaves its sums in the workspace."""
+
+_MOST_INT32 = 2**31 - 1
+
+_PLANNED = ("tokens", "blocks", "plan_ints")
+_STRIDES = ("stride_batch", "stride_head", "stride_token")
+
+
+class _Face(PluginFace):
+    """Two kernels plan, `attend` attends, and `combine` runs where the keys of global queries are split."""
+
+    OPERATOR = OPERATOR
+    FIELDS: ClassVar = {**dict.fromkeys(OPERATOR.attributes, FieldType.INT), "scale": FieldType.FLOAT}
+    INPUT_DTYPES = (None, None, None, "int32", "int32")
+    SCRATCH: ClassVar = {"plan": "i32", "partials": "fp32"}
+    POINTERS: ClassVar = {
+        "count_tokens": ("token_mask", "plan"),
+        "list_blocks": ("listed_blocks", "plan"),
+        "attend": ("query", "key", "value", "token_mask", "plan", "partials", "out"),
+        "combine": ("token_mask", "plan", "partials", "out"),
+    }
+    SCALARS: ClassVar = {
+        "count_tokens": _PLANNED,
+        "list_blocks": (
+            *_PLANNED, "list_ints", "most_listed", "first_global", "last_global", "window", "first_repeats",
+            "dense_tokens", "ends_by_row", "table_rows", "table_listed", "tokens_of_whole",
+        ),
+        "attend": (
+            *_STRIDES, *_PLANNED, "list_ints", "most_listed", "table_heads", "first_global", "last_global", "splits",
+            "scale",
+        ),
+        "combine": (*_STRIDES, "tokens", "plan_ints", "first_global", "last_global", "splits"),
+    }  # fmt: skip
+
+    def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
+        return tiles_for_blocks(architecture, shapes[0][3], dtype, attributes["block_size"])
+
+    def constants(
+        self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
+    ) -> Mapping[str, Mapping[str, Constant]]:
+        block_size: int = attributes["block_size"]
+        lanes = power_of_two(block_size)
+        head = {"block_size": block_size, "head": tiles.head, "tail": shapes[0][3] - tiles.head}
+        return {
+            "count_tokens": {"block_size": block_size, "lanes": lanes, "chunk": max(1, _TOKENS_COUNTED // lanes)},
+            "list_blocks": {"block_size": block_size, "chunk": _BLOCKS_LISTED, "entries": _ENTRIES_READ},
+            "attend": {**head, "block_queries": tiles.block_queries, "block_keys": tiles.block_keys},
+            "combine": {**head, "rows": _ROWS_COMBINED, "most_splits": _MOST_SPLITS},
+        }
+
+    def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
+        """The plan is [batch, plan_ints] int32, `partials` is float32; see `kernel`."""
+        batch, heads, _, head_dim = shapes[0]
+        known = _scalars(shapes, attributes)
+        return {
+            "plan": 4 * batch * known["plan_ints"],
+            "partials": 4 * batch * heads * known["splits"] * _global_rows(known, attributes) * (head_dim + 2),
+        }
+
+    def launches(
+        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Launch, ...]:
+        self.check_shapes(shapes)
+        batch, heads, tokens, head_dim = shapes[0]
+        check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=attributes["scale"])
+        _check_attributes(heads, _table(shapes), attributes)
+        known = _scalars(shapes, attributes, block_keys=constants["attend"]["block_keys"])
+        blocks, splits, global_rows = known["blocks"], known["splits"], _global_rows(known, attributes)
+        if max(known["plan_ints"], splits * global_rows * head_dim) > _MOST_INT32:
+            raise ValueError(f"{tokens} tokens in {blocks} blocks with a table of {_table(shapes)} are too many.")
+        tiles_of_block = ceil_div(attributes["block_size"], constants["attend"]["block_queries"])
+        programs = ((known["first_global"] + known["last_global"]) * splits + blocks) * tiles_of_block
+        grids = {
+            "count_tokens": (ceil_div(blocks, constants["count_tokens"]["chunk"]), batch, 1),
+            "list_blocks": (blocks + 1, known["table_heads"], batch),
+            "attend": (programs, heads, batch),
+            "combine": (ceil_div(global_rows, constants["combine"]["rows"]), heads, batch),
+        }
+        return tuple(
+            Launch(kernel=name, grid=grids[name], scalars={scalar: known[scalar] for scalar in scalars})
+            for name, scalars in self.SCALARS.items()
+            if name != "combine" or splits
+        )
+
+
+FACE = _Face()
+
+
+def _table(shapes: Shapes) -> Sequence[int] | None:
+    """Shape of listed_blocks, [1 or heads, rows, listed]; None for no table."""
+    return list(shapes[4]) if len(shapes) > 4 else None
+
+
+def _global_rows(known: Mapping[str, Any], attributes: Attributes) -> int:
+    """Queries of the blocks that see all, in a text that is not short."""
+    return int((known["first_global"] + known["last_global"]) * attributes["block_size"])
+
+
+def _scalars(shapes: Shapes, attributes: Attributes, *, block_keys: int = 1) -> dict[str, Any]:
+    """Every scalar argument of any kernel. More blocks than there are is as many, and cannot overflow."""
+    _, heads, tokens, head_dim = shapes[0]
+    table_heads, table_rows, table_listed = _table(shapes) or (1, 0, 0)
+    block_size, window, dense_tokens = (int(attributes[name]) for name in ("block_size", "window", "dense_tokens"))
+    blocks = ceil_div(tokens, block_size)
+    first_global, last_global = min(int(attributes["first_global"]), blocks), int(bool(attributes["last_global"]))
+    near = max(0, 2 * window + 1) + bool(attributes["first_repeats"])
+    # Blocks that a block of queries sees at most, unless it sees all.
+    most_listed = min(blocks, first_global + last_global + near + table_listed)
+    list_ints = 2 + 3 * most_listed
+    parts = min(_MOST_SPLITS, ceil_div(tokens, _LEAST_KEYS_OF_PART))
+    # Texts that end with the batch are all short or none is.
+    is_any_long = bool(attributes["ends_by_row"]) or tokens > dense_tokens
+    return {
+        "stride_batch": heads * tokens * head_dim,
+        "stride_head": tokens * head_dim,
+        "stride_token": head_dim,
+        "tokens": tokens,
+        "blocks": blocks,
+        "plan_ints": HEADER_INTS + 2 * blocks + 2 + 3 * blocks + table_heads * blocks * list_ints,
+        "list_ints": list_ints,
+        "most_listed": most_listed,
+        "first_global": first_global,
+        "last_global": last_global,
+        "window": min(window, blocks),
+        "first_repeats": int(attributes["first_repeats"]),
+        "dense_tokens": min(dense_tokens, tokens),
+        "ends_by_row": int(bool(attributes["ends_by_row"])),
+        "table_heads": table_heads,
+        "table_rows": table_rows,
+        "table_listed": table_listed,
+        # Steps without a mask must not reach into the next block.
+        "tokens_of_whole": -1 if block_size % block_keys else block_size,
+        "splits": parts if parts > 1 and first_global + last_global and is_any_long else 0,
+        "scale": attributes["scale"] * LOG2_E,
+    }
+
+
+def _check_attributes(heads: int, table: Sequence[int] | None, attributes: Attributes) -> None:
+    check_block_size(attributes["block_size"])
+    for name, least, most in (
+        ("first_global", 0, _MOST_INT32), ("last_global", 0, 1), ("window", -1, _MOST_INT32),
+        ("first_repeats", 0, _MOST_INT32), ("dense_tokens", 0, _MOST_INT32), ("ends_by_row", 0, 1),
+    ):  # fmt: skip
+        if not least <= attributes[name] <= most:
+            raise ValueError(f"{name} is {attributes[name]}; it must be {least} to {most}.")
+    if table is not None and (len(table) != 3 or table[0] not in (1, heads) or min(table) < 1):
+        raise ValueError(f"listed_blocks is {list(table)}; for {heads} heads it is [1 or {heads}, rows, listed].")

@@ -1,0 +1,272 @@
+"""Function bodies of standard ONNX operators, written as Python functions.
+
+A body is a function whose first parameter is `op`. A call such as ``op.Add(x, 1)`` appends a node to the graph and
+returns the output of the node. Python integers become int64 constants, floats become float32 constants, and lists of
+numbers become vectors. The body of a loop or of a branch is a nested function: it has an `op` of its own, and it may
+read the values of the function around it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Bodies",
+    "Op",
+    "Value",
+    "choose",
+    "float_attribute",
+    "function",
+    "function_of_node",
+    "integer_attribute",
+    "scan",
+]
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, GraphProto, TensorProto, helper
+
+from hdplugins.attention.operator import BlockOrder, Operator
+from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
+
+_VALUES = {float: "value_float", int: "value_int", list: "value_ints"}
+"""Type of a number or list -> the attribute of a Constant that holds it."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a graph.
+
+    Attributes:
+        name: the name, which no other value of the function has.
+    """
+
+    name: str
+
+
+class Op:
+    """Appends nodes to a graph. Each operator of ONNX is a method.
+
+    A method takes the inputs in order, None for one that is left out, and the attributes by name. `_outputs` is the
+    number of outputs, where a node has several. `_name` is the name of the output, by which others find the value; by
+    default it is the operator and a number.
+
+    Raises:
+        onnx.defs.SchemaError: ONNX defines no such operator.
+        TypeError: the operator has no such attribute, or another number of inputs.
+    """
+
+    def __init__(self, nodes: Any, numbers: Iterator[int]) -> None:
+        self._nodes, self._numbers = nodes, numbers
+        self._constants: dict[str, Value] = {}
+
+    def new_name(self, beginning: str) -> str:
+        """Return a name that no value of the function has, nor any value of its loops."""
+        return f"{beginning}_{next(self._numbers)}"
+
+    def within(self, graph: GraphProto) -> Op:
+        """Return what appends nodes to the graph of a loop or a branch.
+
+        The graph has constants of its own. ONNX Runtime merges equal nodes of several layers, but not nodes whose
+        constants are read inside a loop.
+        """
+        return Op(graph.node, self._numbers)
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        return functools.partial(self._append, op_type)
+
+    def _append(self, op_type: str, *inputs: Any, _outputs: int = 1, _name: str = "", **attributes: Any) -> Any:
+        known, least, most = _signature(op_type)
+        if not known.issuperset(attributes):
+            raise TypeError(f"{op_type} has the attributes {sorted(known)}, not {sorted(attributes)}.")
+        if not least <= len(inputs) <= most:
+            raise TypeError(f"{op_type} has {least} to {most} inputs, not {len(inputs)}.")
+        names = [self._name_of(given) for given in inputs]
+        outputs = [Value(_name or self.new_name(op_type)) for _ in range(_outputs)]
+        node = helper.make_node(op_type, names, [output.name for output in outputs])
+        node.attribute.extend(
+            value if isinstance(value, AttributeProto) else helper.make_attribute(name, value)
+            for name, value in attributes.items()
+        )
+        self._nodes.append(node)
+        return outputs[0] if _outputs == 1 else tuple(outputs)
+
+    def _name_of(self, given: Value | float | list[int] | None) -> str:
+        if given is None:
+            return ""
+        return given.name if isinstance(given, Value) else self._constant(given).name
+
+    def _constant(self, literal: float | list[int]) -> Value:
+        key = repr(literal)
+        if key not in self._constants:
+            value: dict[str, Any] = {_VALUES[type(literal)]: literal}
+            self._constants[key] = self._append("Constant", **value)
+        return self._constants[key]
+
+
+@functools.cache
+def _signature(op_type: str) -> tuple[frozenset[str], int, int]:
+    """Return the names of an operator's attributes, and its least and largest number of inputs."""
+    schema = onnx.defs.get_schema(op_type, ONNX_OPSET)
+    return frozenset(schema.attributes), schema.min_input, schema.max_input
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bodies:
+    """The function bodies of the nodes of an operator that differ in nothing that decides a body.
+
+    A body is a function that takes `op` and the inputs, and returns the result.
+
+    Attributes:
+        suffix: the end of the names of the bodies, behind the name of the operator. Bodies that differ need names that
+            differ. Overloads of one name would be the standard's way, but TensorRT-RTX 1.7.1 gives every node the first
+            overload without warning.
+        parallel: the body in the parallel order.
+        sequential: the body in the sequential order; None for an operator without such a body.
+        tokens_first: whether the states and the result of the sequential body are [batch, tokens, heads, head_dim], as
+            projections leave them. This is a different operator, and the name of the body says so.
+    """
+
+    suffix: str = ""
+    parallel: Callable[..., Value]
+    sequential: Callable[..., Value] | None = None
+    tokens_first: bool = True
+
+
+def function_of_node(
+    operator: Operator,
+    *,
+    inputs: int,
+    attributes: Mapping[str, Any],
+    grouped: bool = False,
+    order: BlockOrder = BlockOrder.PARALLEL,
+) -> onnx.FunctionProto:
+    """Build the function body for a node of the portable graph, and for the others of the same name.
+
+    Args:
+        operator: the operator of the node; its face `graph` has a function `bodies`.
+        inputs: the number of inputs of the node.
+        attributes: the attributes of the node.
+        grouped: whether keys and values have fewer heads than queries.
+        order: the order of the blocks.
+
+    Raises:
+        ValueError: a node has another number of inputs, or the attributes define nothing.
+        onnx.checker.ValidationError: a loop appends a node to the graph around the loop.
+    """
+    most = len(operator.inputs)
+    allowed = sorted({most - len(operator.optional_inputs), most})
+    if inputs not in allowed:
+        raise ValueError(f"{operator.name} has {' or '.join(map(str, allowed))} inputs, not {inputs}.")
+    described = {"grouped": grouped} if operator.groups_heads else {}
+    bodies = operator.face("graph").bodies(operator.inputs[:inputs], attributes, **described)
+    if order is BlockOrder.PARALLEL:
+        return function(operator, bodies.parallel, inputs=inputs, suffix=bodies.suffix)
+    assert bodies.sequential is not None
+    suffix = bodies.suffix + "_tokensfirst" * bodies.tokens_first
+    return function(operator, bodies.sequential, inputs=inputs, suffix=suffix)
+
+
+def function(operator: Operator, body: Callable[..., Value], *, inputs: int, suffix: str = "") -> onnx.FunctionProto:
+    """Build the function body of an operator.
+
+    Args:
+        operator: the operator that the nodes call.
+        body: a function that takes `op` and the inputs, and returns the result.
+        inputs: the number of inputs that the nodes have.
+        suffix: the end of the function's name, behind the name of the operator.
+
+    Raises:
+        onnx.checker.ValidationError: a loop appends a node to the graph around the loop.
+    """
+    proto = onnx.FunctionProto(
+        domain=ONNX_DOMAIN,
+        name=operator.name + suffix,
+        input=operator.inputs[:inputs],
+        attribute=operator.attributes,
+        opset_import=[helper.make_opsetid("", ONNX_OPSET)],
+    )
+    attended = body(Op(proto.node, itertools.count()), *map(Value, proto.input))
+    proto.output.append(attended.name)
+    onnx.checker.check_function(proto)
+    return proto
+
+
+def scan(
+    op: Op,
+    body: Callable[..., Any],
+    *sequences: Value | None,
+    states: Sequence[Value | int] = (),
+    shapes: Sequence[Sequence[str]] = (),
+) -> Any:
+    """Run a body once per step of a loop.
+
+    Args:
+        op: appends to the graph that receives the loop.
+        body: a function that takes `op`, the states and one element of each sequence, and returns the next states and
+            then the results of the step. Results are float32. The names of the parameters begin the names of the
+            loop's inputs.
+        sequences: the values that the loop splits along the first axis; all have the same length. None stands for a
+            sequence that a body has not always, and the body gets None.
+        states: the states before the first step. TensorRT's parser refuses a loop without a state.
+        shapes: the names of the axes of each result of a step.
+
+    Returns:
+        The states after the last step, and then the results of all steps, stacked along a new first axis: a tuple,
+        or the value where there is one.
+    """
+    _, *names = inspect.signature(body).parameters
+    given = [*states, *sequences]
+    elements = [None if value is None else Value(op.new_name(name)) for name, value in zip(names, given, strict=True)]
+    graph = GraphProto(name=body.__name__)
+    graph.input.extend(onnx.ValueInfoProto(name=element.name) for element in elements if element is not None)
+    outputs = _outputs_of(body(op.within(graph), *elements))
+    graph.output.extend(onnx.ValueInfoProto(name=state.name) for state in outputs[: len(states)])
+    for result, shape in zip(outputs[len(states) :], shapes, strict=True):
+        graph.output.append(helper.make_tensor_value_info(result.name, TensorProto.FLOAT, shape))
+    inputs = [value for value in given if value is not None]
+    return op.Scan(*inputs, body=graph, num_scan_inputs=len(inputs) - len(states), _outputs=len(outputs))
+
+
+def choose(op: Op, condition: Value, then: Callable[[Op], Any], otherwise: Callable[[Op], Any]) -> Any:
+    """Run one of two bodies.
+
+    Args:
+        op: appends to the graph that receives the choice.
+        condition: [], a boolean.
+        then: a function that takes `op` and returns a value or a tuple of values that its `op` made: what is chosen
+            where the condition is true.
+        otherwise: likewise, where the condition is false.
+
+    Returns:
+        A value, or a tuple of as many values as each body returns.
+    """
+    graphs = []
+    for body in (then, otherwise):
+        graph = GraphProto(name=body.__name__)
+        outputs = _outputs_of(body(op.within(graph)))
+        graph.output.extend(onnx.ValueInfoProto(name=output.name) for output in outputs)
+        graphs.append(graph)
+    return op.If(condition, then_branch=graphs[0], else_branch=graphs[1], _outputs=len(outputs))
+
+
+def _outputs_of(returned: Any) -> Sequence[Value]:
+    return [returned] if isinstance(returned, Value) else returned
+
+
+def float_attribute(op: Op, name: str) -> Value:
+    """Return the float32 value, [], that each node has in the attribute of that name."""
+    return _attribute(op, name, "value_float", AttributeProto.FLOAT)
+
+
+def integer_attribute(op: Op, name: str) -> Value:
+    """Return the int64 value, [], that each node has in the attribute of that name."""
+    return _attribute(op, name, "value_int", AttributeProto.INT)
+
+
+def _attribute(op: Op, name: str, kind: str, type_: AttributeProto.AttributeType) -> Value:
+    return op.Constant(**{kind: AttributeProto(name=kind, type=type_, ref_attr_name=name)})

@@ -1,0 +1,232 @@
+"""The parts that the function bodies of several operators share."""
+
+from __future__ import annotations
+
+__all__ = [
+    "MASKED",
+    "Blocks",
+    "RowShift",
+    "TextBlocks",
+    "attention",
+    "biased_scores",
+    "blocks_from_start",
+    "column",
+    "join_blocks",
+    "join_heads",
+    "query_blocks",
+    "row_shift",
+    "rows_or_zero",
+    "shift_rows",
+    "split_by_block",
+    "steps_of_texts",
+    "swap_heads_and_tokens",
+    "wide",
+]
+
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from hdplugins.attention.body_maker import Op, Value, float_attribute
+
+MASKED = -1.0e30
+"""The score of a key that a query does not see. It is finite, so that no runtime computes inf - inf; exp() of it is 0
+beside the score of a visible key."""
+
+_BLOCK_TOKENS = 128
+"""The queries of a block: at 1024 keys their scores stay in a CPU's cache. With 64 to 256 the time hardly differs."""
+
+
+def wide(op: Op, value: Value) -> Value:
+    """Cast a value to float32."""
+    return op.Cast(value, to=TensorProto.FLOAT)
+
+
+def column(op: Op, count: Value | int) -> Value:
+    """Return the numbers from 0 to count - 1 as [count, 1]."""
+    return op.Unsqueeze(op.Range(0, count, 1), [1])
+
+
+def swap_heads_and_tokens(op: Op, state: Value) -> Value:
+    """Turn [batch, heads, tokens, head_dim] into [batch, tokens, heads, head_dim], or the reverse."""
+    return op.Transpose(state, perm=[0, 2, 1, 3])
+
+
+def rows_or_zero(op: Op, are_defined: Value, rows: Value) -> Value:
+    """Return the rows where a boolean that broadcasts to the rows is true, and 0 elsewhere.
+
+    A product with 0 would keep a NaN, and the sums of padding may be NaN.
+    """
+    return op.Where(are_defined, rows, op.CastLike(0.0, rows))
+
+
+def biased_scores(op: Op, scaled_query: Value, keys: Value, bias: Value, *, axes: int) -> Value:
+    """Return the scores of attention over the last two axes, [..., queries, keys], float32.
+
+    Args:
+        op: appends to the graph.
+        scaled_query: [..., queries, head_dim]. A scaled query keeps products of half precision in range.
+        keys: [..., keys, head_dim].
+        bias: the float32 value that is added to the products; it broadcasts to [..., queries, keys].
+        axes: the number of axes of the queries and keys.
+    """
+    key_columns = op.Transpose(keys, perm=[*range(axes - 2), axes - 1, axes - 2])
+    return op.Add(wide(op, op.MatMul(scaled_query, key_columns)), bias)
+
+
+def attention(op: Op, scaled_query: Value, keys: Value, values: Value, bias: Value, *, axes: int) -> Value:
+    """Return the sums of values, [..., queries, head_dim], by a float32 softmax of the scores of `biased_scores`."""
+    weights = op.Softmax(biased_scores(op, scaled_query, keys, bias, axes=axes), axis=-1)
+    return op.MatMul(op.CastLike(weights, values), values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The sizes of blocks of queries. Values whose names end in ``_1d`` are [1], the others are [].
+
+    Attributes:
+        batch_1d: the number of texts.
+        heads_1d: the number of heads.
+        tokens_1d: the number of tokens of a text.
+        head_dim_1d: the size of a head.
+        tokens: the same as `tokens_1d`.
+        block: the number of queries of a block; a Python number where the size is fixed.
+        block_1d: the same as `block`.
+        count: the number of blocks of a text.
+        count_1d: the same as `count`.
+        padded_1d: the number of queries of all blocks of a text.
+    """
+
+    batch_1d: Value
+    heads_1d: Value
+    tokens_1d: Value
+    head_dim_1d: Value
+    tokens: Value
+    block: Value | int
+    block_1d: Value
+    count: Value
+    count_1d: Value
+    padded_1d: Value
+
+
+def query_blocks(op: Op, query: Value, *, is_fixed: bool) -> Blocks:
+    """Compute the sizes of the blocks.
+
+    Args:
+        op: appends to the graph.
+        query: [batch, heads, tokens, head_dim].
+        is_fixed: whether the block of a shorter text has the full size; otherwise it has the size of the text. With
+            blocks of the size of a shorter text, TensorRT-RTX plans far more memory.
+    """
+    batch_1d, heads_1d, tokens_1d, head_dim_1d = (op.Shape(query, start=axis, end=axis + 1) for axis in range(4))
+    tokens = op.Squeeze(tokens_1d)
+    block = _BLOCK_TOKENS if is_fixed else op.Min(tokens, _BLOCK_TOKENS)
+    count = op.Add(op.Div(op.Sub(tokens, 1), block), 1)
+    return Blocks(
+        batch_1d=batch_1d,
+        heads_1d=heads_1d,
+        tokens_1d=tokens_1d,
+        head_dim_1d=head_dim_1d,
+        tokens=tokens,
+        block=block,
+        block_1d=op.Unsqueeze(block, [0]),
+        count=count,
+        count_1d=op.Unsqueeze(count, [0]),
+        padded_1d=op.Unsqueeze(op.Mul(count, block), [0]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextBlocks(Blocks):
+    """Blocks that begin with the first token of a text; padding fills the last block.
+
+    Attributes:
+        scale: [], the factor of the scores, in the element type of the queries.
+        scaled_query: [batch, heads, padded, head_dim].
+        first_queries: [blocks], the number of each block's first query.
+        key_bias: [batch, tokens], float32, 0 for a key that the mask shows.
+        is_text: [batch, 1, 1, 1], false for a text that consists of padding.
+    """
+
+    scale: Value
+    scaled_query: Value
+    first_queries: Value
+    key_bias: Value
+    is_text: Value
+
+
+def blocks_from_start(op: Op, query: Value, key_mask: Value, *, is_fixed: bool) -> TextBlocks:
+    """Cut the queries into blocks; key_mask is [batch, tokens], the other arguments are those of `query_blocks`."""
+    blocks = query_blocks(op, query, is_fixed=is_fixed)
+    scale = op.CastLike(float_attribute(op, "scale"), query)
+    missing_1d = op.Sub(blocks.padded_1d, blocks.tokens_1d)
+    padded_query = op.Pad(query, op.Concat([0, 0, 0, 0, 0, 0], missing_1d, [0], axis=0))
+    any_real = op.Cast(op.ReduceMax(wide(op, key_mask), [1], keepdims=1), to=TensorProto.BOOL)
+    return TextBlocks(
+        **vars(blocks),
+        scale=scale,
+        scaled_query=op.Mul(padded_query, scale),
+        first_queries=op.Mul(op.Range(0, blocks.count, 1), blocks.block),
+        key_bias=op.Where(key_mask, 0.0, MASKED),
+        is_text=op.Unsqueeze(any_real, [2, 3]),
+    )
+
+
+def steps_of_texts(op: Op, batch_1d: Value, count: Value) -> tuple[Value, Value]:
+    """Return the text and the number within the text of each step, [steps], of a loop with `count` steps per text."""
+    steps = op.Range(0, op.Mul(op.Squeeze(batch_1d), count), 1)
+    texts = op.Div(steps, count)
+    return texts, op.Sub(steps, op.Mul(texts, count))
+
+
+def split_by_block(op: Op, blocks: TextBlocks) -> Value:
+    """Turn the scaled queries into [blocks, batch, heads, block, head_dim]."""
+    shape = op.Concat([0, 0], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
+    return op.Transpose(op.Reshape(blocks.scaled_query, shape), perm=[2, 0, 1, 3, 4])
+
+
+def join_heads(op: Op, blocks: TextBlocks, sums: Value) -> Value:
+    """Turn float32 sums, [steps, padded, head_dim], into [batch, heads, tokens, head_dim]."""
+    shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
+    rows = op.Slice(op.Reshape(sums, shape), [0], blocks.tokens_1d, [2])
+    return rows_or_zero(op, blocks.is_text, rows)
+
+
+def join_blocks(op: Op, blocks: TextBlocks, sums: Value) -> Value:
+    """Turn float32 sums, [blocks, batch, heads, block, head_dim], into [batch, heads, tokens, head_dim]."""
+    return join_heads(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowShift:
+    """The sizes by which `shift_rows` shifts the rows of [..., block, width].
+
+    Attributes:
+        begin_1d: [1], block - 1.
+        end_1d: [1], the end of what is kept of the flattened rows.
+        shape: [axes], of the shifted rows, [..., block, width - 1].
+        axes: the number of axes.
+    """
+
+    begin_1d: Value
+    end_1d: Value
+    shape: Value
+    axes: int
+
+
+def row_shift(op: Op, block_1d: Value, width_1d: Value, *, axes: int) -> RowShift:
+    """Compute the sizes for values of that number of axes, [..., block, width]."""
+    begin_1d, shorter_1d = op.Sub(block_1d, [1]), op.Sub(width_1d, [1])
+    end_1d = op.Add(op.Mul(block_1d, shorter_1d), begin_1d)
+    shape = op.Concat(*[[0]] * (axes - 2), block_1d, shorter_1d, axis=0)
+    return RowShift(begin_1d=begin_1d, end_1d=end_1d, shape=shape, axes=axes)
+
+
+def shift_rows(op: Op, shift: RowShift, rows: Value, kept_1d: Value) -> Value:
+    """Turn [..., block, width] into [..., block, kept], where row r begins in column block - 1 - r of `rows`.
+
+    Flattened, each row begins one number less than a row after the row before.
+    """
+    flat = op.Reshape(rows, [0] * (shift.axes - 2) + [-1])
+    shifted = op.Reshape(op.Slice(flat, shift.begin_1d, shift.end_1d, [-1]), shift.shape)
+    return op.Slice(shifted, [0], kept_1d, [-1])

@@ -1,0 +1,1 @@
+"""Chunk attention: the operator, and a face in each module."""

@@ -1,0 +1,73 @@
+"""The semantics of chunk attention, in plain PyTorch.
+
+Source: the ``LocalSelfAttention`` of Hugging Face's Reformer, outside of training.
+"""
+
+from __future__ import annotations
+
+__all__ = ["chunk_attention"]
+
+import torch
+
+from hdplugins.attention.chunks.neighbours import check_chunks, neighbours, padded_tokens
+
+
+def chunk_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    token_mask: torch.Tensor,
+    *,
+    chunk: int,
+    before: int,
+    after: int,
+    multiple: int,
+    causal: int,
+    scale: float,
+) -> torch.Tensor:
+    """Softmax attention in which a chunk of queries sees its own keys and those of the chunks before and after it.
+
+    The text is padded behind its last token to a multiple of ``multiple`` tokens and cut into chunks, which form a
+    circle: the chunk before the first one is the last. See `neighbours` for texts of few chunks. A key that is seen
+    several times counts as several equal keys. A text of one chunk is attended to densely. Keys of padding are not
+    seen, and with ``causal`` neither are those behind the query. The result of a padding token is 0.
+
+    Args:
+        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
+        chunk: tokens of a chunk, 1 or more.
+        before: chunks before a query's own that it sees, 0 or more.
+        after: likewise after it.
+        multiple: of how many tokens a padded text is; a multiple of ``chunk``.
+        causal: 1 if queries see no key behind them, else 0.
+        scale: factor of the scores, usually head_dim ** -0.5.
+
+    Raises:
+        ValueError: an attribute is out of its range.
+    """
+    check_chunks(chunk=chunk, before=before, after=after, multiple=multiple, causal=causal)
+    tokens = query.shape[2]
+    padding = padded_tokens(tokens, multiple) - tokens
+    query, key, value = (torch.nn.functional.pad(state, (0, 0, 0, padding)) for state in (query, key, value))
+    real = torch.nn.functional.pad(token_mask != 0, (0, padding))  # [batch, padded]
+    places = torch.arange(tokens + padding, device=query.device)
+    table = neighbours(len(places) // chunk, before, after)
+
+    def chunked(of_tokens: torch.Tensor, axis: int) -> torch.Tensor:
+        return of_tokens.unflatten(axis, (-1, chunk))
+
+    def seen(of_tokens: torch.Tensor, axis: int) -> torch.Tensor:
+        """[..., chunks, keys of a chunk's queries, ...]"""
+        return chunked(of_tokens, axis)[(slice(None),) * axis + (table,)].flatten(axis + 1, axis + 2)
+
+    scores = torch.einsum("bhcid,bhcjd->bhcij", chunked(query, 2), seen(key, 2)) * scale
+    hidden = ~seen(real, 1)[:, None, :, None, :]
+    if causal:
+        hidden = hidden | (seen(places, 0)[:, None, :] > chunked(places, 0)[:, :, None])
+    # A query of padding may see nothing and have NaN for weights; it is defined as 0.
+    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
+    weights = weights.masked_fill(~chunked(real, 1)[:, None, :, :, None], 0.0)
+    attended = torch.einsum("bhcij,bhcjd->bhcid", weights, seen(value, 2))
+    return attended.flatten(2, 3)[:, :, :tokens]

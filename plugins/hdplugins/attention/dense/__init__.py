@@ -1,0 +1,1 @@
+"""Dense attention: the operator, and a face in each module."""

@@ -1,0 +1,1 @@
+"""Disentangled attention: the operator, and a face in each module."""

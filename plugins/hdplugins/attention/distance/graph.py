@@ -1,0 +1,253 @@
+"""Attention by clipped distance as function bodies of standard ONNX operators, with memory linear in tokens.
+
+A loop takes one block of queries after another. The band of a block holds the keys that one of its queries sees at a
+distance of at most the reach, and the keys between them. The first key of the band is at -reach or farther for every
+query, the last key at the reach or farther, so keys before and behind the band have the terms of its edges.
+
+By distance, a block has `width` columns, from the distance of the first key of the band to the last query, up to the
+distance of the last key to the first query. A shift of each row turns numbers by distance into numbers by key. With
+values by distance, the weights of the band are shifted back, and multiplied with the table.
+
+The blocks come in two orders. In the parallel order, a step takes a block of all heads of all texts; a GPU runs it as a
+batch of products. In the sequential order, a step takes a block of one head of one text, whose scores fit in a CPU's
+cache at any batch size.
+"""
+
+from __future__ import annotations
+
+__all__ = ["bodies"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hdplugins.attention.body_maker import Bodies, Op, Value, integer_attribute, scan
+from hdplugins.attention.body_parts import (
+    Blocks,
+    RowShift,
+    blocks_from_start,
+    join_blocks,
+    join_heads,
+    row_shift,
+    shift_rows,
+    split_by_block,
+    steps_of_texts,
+    swap_heads_and_tokens,
+    wide,
+)
+from hdplugins.attention.reach import check_reach
+
+
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these inputs.
+
+    Args:
+        inputs: the names of the inputs of a node, with ``values_by_distance`` or without.
+        attributes: the attributes of a node; the body reads them from each node.
+
+    Raises:
+        ValueError: the reach is below 1.
+    """
+    check_reach(attributes["reach"])
+    return Bodies(suffix="_values" * ("values_by_distance" in inputs), parallel=_parallel, sequential=_sequential)
+
+
+def _parallel(
+    op: Op,
+    query: Value,
+    key: Value,
+    value: Value,
+    key_mask: Value,
+    scores_by_distance: Value,
+    values_by_distance: Value | None = None,
+) -> Value:
+    blocks = blocks_from_start(op, query, key_mask, is_fixed=True)
+    bands = _bands(op, blocks, axes=4)
+    last_row_1d = _last_row_1d(op, scores_by_distance)
+    tables = None if values_by_distance is None else _value_tables(op, bands, blocks, values_by_distance, value)
+    query_blocks = split_by_block(op, blocks)
+    key_columns = op.Transpose(key, perm=[0, 1, 3, 2])
+    key_bias = op.Unsqueeze(blocks.key_bias, [1, 2])
+    rows_of_block = op.Range(0, blocks.block, 1)
+    keys_from_band = op.Range(bands.reach, op.Add(blocks.tokens, bands.reach), 1)
+    last_column_1d = op.Sub(bands.band_1d, [1])
+    band_columns = around_weights = None
+    if tables is not None:
+        band_columns = op.Range(0, op.Squeeze(bands.band_1d), 1)
+        behind_1d = op.Add(bands.reach_1d, bands.band_1d)
+        around_weights = op.Concat([0, 0, 0], bands.reach_1d, [0, 0, 0], behind_1d, axis=0)
+
+    # TensorRT-RTX 1.7.1 builds no Slice and no Pad whose bounds differ from step to step: keys and rows are gathered.
+    def attend(op: Op, number: Value, first_query: Value) -> tuple[Value, Value]:
+        block_query = op.Gather(query_blocks, number, axis=0)
+        number_rows = op.Min(op.Add(rows_of_block, first_query), last_row_1d)
+        numbers = wide(op, op.Gather(scores_by_distance, number_rows, axis=2))
+        by_distance = op.Gather(numbers, bands.rows, axis=3)  # [1 or batch, heads, 1 or block, width]
+        band_numbers = shift_rows(op, bands.shift, by_distance, bands.band_1d)
+        columns = op.Sub(keys_from_band, first_query)
+        columns_of_keys = op.Min(op.Max(columns, [0]), last_column_1d)
+        by_key = op.Gather(band_numbers, columns_of_keys, axis=3)  # [..., block, tokens]
+        products = wide(op, op.MatMul(block_query, key_columns))
+        scores = op.Add(op.Add(products, by_key), key_bias)
+        weights = op.CastLike(op.Softmax(scores, axis=-1), value)
+        if tables is None:
+            return op.Add(number, 1), wide(op, op.MatMul(weights, value))
+        last_near_row_1d = op.Add(bands.band_1d, [1])
+        rows_of_keys = op.Min(op.Max(op.Add(columns, [1]), [0]), last_near_row_1d)
+        key_sums = op.MatMul(weights, op.Add(value, op.Gather(tables.near_rows, rows_of_keys, axis=0)))
+        padded_weights = op.Pad(weights, around_weights)
+        band_weights = op.Gather(padded_weights, op.Add(band_columns, first_query), axis=3)
+        distance_sums = op.MatMul(_shifted_back(op, bands, band_weights), tables.rows)
+        return op.Add(number, 1), wide(op, op.Add(key_sums, distance_sums))
+
+    _, sums = scan(op, attend, blocks.first_queries, states=[0], shapes=[("batch", "heads", "block", "head_dim")])
+    return op.CastLike(join_blocks(op, blocks, sums), query)
+
+
+def _sequential(
+    op: Op,
+    query: Value,
+    key: Value,
+    value: Value,
+    key_mask: Value,
+    scores_by_distance: Value,
+    values_by_distance: Value | None = None,
+) -> Value:
+    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
+    wide_query, wide_key, wide_value = (wide(op, state) for state in states)
+    blocks = blocks_from_start(op, wide_query, key_mask, is_fixed=False)
+    bands = _bands(op, blocks, axes=2)
+    tables = None if values_by_distance is None else _value_tables(op, bands, blocks, values_by_distance, wide_value)
+    # A block of numbers that all queries share begins at row 0.
+    moves_1d = op.Min(_last_row_1d(op, scores_by_distance), [1])
+    behind_first_1d = op.Add(blocks.block_1d, bands.reach_1d)
+
+    # A step is one head of one text, and a step of the inner loop is one block of its queries. Where the text or the
+    # band ends, the other is cut off: a Pad by less than nothing. At the edges, a Pad copies numbers faster than a
+    # Gather by a factor of ten.
+    def attend_head(
+        op: Op,
+        text: Value,
+        head: Value,
+        number_text: Value,
+        head_queries: Value,
+        head_key: Value,
+        head_value: Value,
+    ) -> Value:
+        head_numbers = op.Gather(op.Gather(scores_by_distance, number_text, axis=0), head, axis=0)
+        text_bias = op.Gather(blocks.key_bias, text, axis=0)
+
+        def attend(op: Op, first_query: Value, block_query: Value) -> Value:
+            first_1d = op.Unsqueeze(first_query, [0])
+            first_row_1d = op.Mul(first_1d, moves_1d)
+            numbers = wide(op, op.Slice(head_numbers, first_row_1d, op.Add(first_row_1d, blocks.block_1d), [0]))
+            missing_1d = op.Sub(blocks.block_1d, op.Shape(numbers, end=1))
+            around_numbers = op.Concat([0], bands.shift.begin_1d, missing_1d, blocks.block_1d, axis=0)
+            by_distance = op.Pad(numbers, around_numbers, mode="edge")  # [block, width]
+            band_numbers = shift_rows(op, bands.shift, by_distance, bands.band_1d)
+            before_1d = op.Sub(first_1d, bands.reach_1d)
+            behind_1d = op.Sub(op.Sub(blocks.tokens_1d, first_1d), behind_first_1d)
+            by_key = op.Pad(band_numbers, op.Concat([0], before_1d, [0], behind_1d, axis=0), mode="edge")
+            scores = op.Gemm(block_query, head_key, op.Add(by_key, text_bias), transB=1)
+            weights = op.Softmax(scores, axis=-1)
+            if tables is None:
+                return op.MatMul(weights, head_value)
+            around_rows = op.Concat(op.Sub(before_1d, [1]), [0], op.Sub(behind_1d, [1]), [0], axis=0)
+            far_rows = op.Pad(tables.near_rows, around_rows, mode="edge")
+            key_sums = op.MatMul(weights, op.Add(head_value, far_rows))
+            cut = op.Concat([0], op.Neg(before_1d), [0], op.Neg(behind_1d), axis=0)
+            shares = _shifted_back(op, bands, op.Pad(weights, cut))
+            return op.Gemm(shares, tables.rows, key_sums)
+
+        sums = scan(op, attend, blocks.first_queries, head_queries, shapes=[("block", "head_dim")])
+        return op.Reshape(sums, op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0))
+
+    texts, heads = steps_of_texts(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
+    number_texts = op.Min(texts, op.Sub(op.Shape(scores_by_distance, end=1), [1]))
+    blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
+    keys_shape = op.Concat([-1], blocks.tokens_1d, blocks.head_dim_1d, axis=0)
+    queries = op.Reshape(blocks.scaled_query, blocks_shape)
+    keys, values = (op.Reshape(state, keys_shape) for state in (wide_key, wide_value))
+    sums = scan(op, attend_head, texts, heads, number_texts, queries, keys, values, shapes=[("padded", "head_dim")])
+    attended = op.CastLike(join_heads(op, blocks, sums), query)
+    return swap_heads_and_tokens(op, attended)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bands:
+    """The sizes of the bands of blocks, which are the same for all blocks.
+
+    Attributes:
+        reach: [], the largest distance that has a row of its own.
+        reach_1d: the same as [1].
+        block_1d: [1], the number of queries of a block.
+        band_1d: [1], the number of keys of a band.
+        width_1d: [1], the number of columns by distance.
+        shift: the shift from distances to keys.
+        rows: [width], the row of a table by distance for each column.
+    """
+
+    reach: Value
+    reach_1d: Value
+    block_1d: Value
+    band_1d: Value
+    width_1d: Value
+    shift: RowShift
+    rows: Value
+
+
+def _bands(op: Op, blocks: Blocks, *, axes: int) -> _Bands:
+    """Compute the sizes; `axes` is the number of axes of the values that are shifted."""
+    reach = integer_attribute(op, "reach")
+    reach_1d = op.Unsqueeze(reach, [0])
+    twice_reach_1d = op.Add(reach_1d, reach_1d)
+    band_1d = op.Add(blocks.block_1d, twice_reach_1d)
+    width_1d = op.Add(band_1d, blocks.block_1d)
+    shift = row_shift(op, blocks.block_1d, width_1d, axes=axes)
+    columns = op.Sub(op.Range(0, op.Squeeze(width_1d), 1), shift.begin_1d)
+    return _Bands(
+        reach=reach,
+        reach_1d=reach_1d,
+        block_1d=blocks.block_1d,
+        band_1d=band_1d,
+        width_1d=width_1d,
+        shift=shift,
+        rows=op.Min(op.Max(columns, [0]), twice_reach_1d),
+    )
+
+
+def _last_row_1d(op: Op, scores_by_distance: Value) -> Value:
+    """Return the last row of the numbers, [1]: 0 where all queries share the numbers."""
+    return op.Sub(op.Shape(scores_by_distance, start=2, end=3), [1])
+
+
+def _shifted_back(op: Op, bands: _Bands, by_key: Value) -> Value:
+    """Turn weights, [..., block, band], into [..., block, width]: 0 where a distance has no key."""
+    shift = bands.shift
+    leading, zeros = [[0]] * (shift.axes - 2), [0] * (2 * shift.axes - 1)
+    rows = op.Pad(by_key, op.Concat(zeros, shift.begin_1d, axis=0))
+    flat = op.Reshape(rows, [0] * (shift.axes - 2) + [-1])
+    around = op.Pad(flat, op.Concat(*leading, shift.begin_1d, *leading, [1], axis=0))
+    return op.Reshape(around, op.Concat(*leading, bands.block_1d, bands.width_1d, axis=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ValueTables:
+    """Rows that are added to values, in the element type of the values.
+
+    Attributes:
+        rows: [width, head_dim], by distance.
+        near_rows: [1 + band + 1, head_dim], the row of keys before the band, 0 in the band, the row of keys behind it.
+    """
+
+    rows: Value
+    near_rows: Value
+
+
+def _value_tables(op: Op, bands: _Bands, blocks: Blocks, values_by_distance: Value, value: Value) -> _ValueTables:
+    table = op.CastLike(values_by_distance, value)
+    rows = op.Gather(table, bands.rows, axis=0)
+    first_row = op.Gather(table, [0], axis=0)
+    last_row = op.Gather(table, op.Add(bands.reach_1d, bands.reach_1d), axis=0)
+    nothing = op.Expand(op.CastLike(0.0, value), op.Concat(bands.band_1d, blocks.head_dim_1d, axis=0))
+    return _ValueTables(rows=rows, near_rows=op.Concat(first_row, nothing, last_row, axis=0))

@@ -1,0 +1,65 @@
+"""The semantics of attention with terms of the clipped distance, in plain PyTorch."""
+
+from __future__ import annotations
+
+__all__ = ["clipped_distance_attention"]
+
+import torch
+
+from hdplugins.attention.reach import check_reach
+
+
+def clipped_distance_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_mask: torch.Tensor,
+    scores_by_distance: torch.Tensor,
+    values_by_distance: torch.Tensor | None = None,
+    *,
+    reach: int,
+    scale: float,
+) -> torch.Tensor:
+    """Softmax attention over the keys that are not padding, with a number and a value for each distance.
+
+    Key j has the distance j - i from query i, and the row ``clip(j - i, -reach, reach) + reach`` of both tables:
+
+        scores[i, j] = scale * query[i] . key[j] + scores_by_distance[i, row]
+        result[i] = sum over j of softmax(scores)[i, j] * (value[j] + values_by_distance[row])
+
+    A text without a single real key has no distribution to draw from: its results are 0 by definition.
+
+    Args:
+        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        key_mask: [batch, tokens], bool, True for real tokens.
+        scores_by_distance: [1 or batch, heads, 1 or tokens, 2 * reach + 1], added to the scaled scores.
+        values_by_distance: [2 * reach + 1, head_dim], added to the values; None for none.
+        reach: the distance, in tokens and 1 or more, that all beyond it count as.
+        scale: factor of the products of queries and keys; `scores_by_distance` holds its own.
+
+    Raises:
+        ValueError: the tables are not of that reach.
+    """
+    tokens = query.shape[2]
+    check_reach(reach)
+    for name, rows in (
+        ("scores_by_distance", scores_by_distance.shape[3]),
+        ("values_by_distance", None if values_by_distance is None else values_by_distance.shape[0]),
+    ):
+        if rows not in (None, 2 * reach + 1):
+            raise ValueError(f"{name} has {rows} distances; a reach of {reach} has {2 * reach + 1}.")
+    places = torch.arange(tokens, device=query.device)
+    row = (places[None, :] - places[:, None]).clamp(-reach, reach) + reach  # [queries, keys]
+    scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale
+    numbers = scores_by_distance.expand(*query.shape[:3], -1)
+    scores = scores + numbers.gather(3, row.expand(*scores.shape))
+    scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
+    # A text of nothing but padding is -inf throughout, and its softmax is NaN: those rows are defined as 0.
+    weights = torch.nan_to_num(torch.softmax(scores, dim=-1), nan=0.0)
+    result = torch.einsum("bhij,bhjd->bhid", weights, value)
+    if values_by_distance is not None:
+        shares = torch.zeros_like(numbers).scatter_add(3, row.expand(*weights.shape), weights)
+        result = result + shares @ values_by_distance
+    return result

@@ -1,0 +1,1 @@
+"""FAVOR+: the operator, and a face in each module."""

@@ -1,0 +1,171 @@
+"""FAVOR+ as function bodies of standard ONNX operators, with time and memory linear in tokens.
+
+In the parallel order, all heads of all texts are one batch of products, which TensorRT fuses; their features are in
+memory at once, [batch, heads, tokens, features]. In the sequential order, for a CPU, a loop takes one head of one text
+after another, and an inner loop one chunk of tokens after another: keys and values are summed up with a running
+maximum, then the queries read the sums. All of it is float32 whatever the type of the inputs.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CHUNK_TOKENS", "bodies"]
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from onnx import TensorProto
+
+from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_parts import MASKED, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.attention.favor.features import check_attributes
+
+CHUNK_TOKENS = 256
+"""The tokens of a chunk: with 256 features in float32, the features take 256 kB, which a CPU's cache holds."""
+
+
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these attributes.
+
+    Args:
+        inputs: the names of the inputs of a node.
+        attributes: the attributes of a node; ``compat`` decides the body, which reads the others from each node.
+
+    Raises:
+        ValueError: attributes define nothing.
+    """
+    check_attributes(**{name: attributes[name] for name in ("features", "epsilon", "compat")})
+    compat = bool(attributes["compat"])
+    return Bodies(
+        suffix="_compat" * compat,
+        parallel=partial(_parallel, compat=compat),
+        sequential=partial(_sequential, compat=compat),
+    )
+
+
+def _parallel(
+    op: Op, query: Value, key: Value, value: Value, key_mask: Value, projection: Value, *, compat: bool
+) -> Value:
+    """Compute the attention; with `compat`, keys of padding count, with 0 for their values."""
+    epsilon, root_scale = float_attribute(op, "epsilon"), op.Sqrt(float_attribute(op, "scale"))
+    directions = op.Transpose(wide(op, projection), perm=[1, 0])
+    real = op.Unsqueeze(key_mask, [1, 3])
+    seen_value = wide(op, value)
+
+    products, half_squares = _exponents(op, wide(op, query), root_scale, directions)
+    offset = op.Add(half_squares, op.ReduceMax(products, [-1]))
+    query_features = op.Add(op.Exp(op.Sub(products, offset)), epsilon)
+
+    products, half_squares = _exponents(op, wide(op, key), root_scale, directions)
+    if not compat:
+        # Without it, the exponentials of padding may be infinite, also where all of a text is padding.
+        products = op.Where(real, products, MASKED)
+    offset = op.Add(half_squares, op.ReduceMax(products, [2, 3]))
+    key_features = op.Add(op.Exp(op.Sub(products, offset)), epsilon)
+    if compat:
+        seen_value = op.Where(real, seen_value, 0.0)
+    else:
+        key_features = op.Where(real, key_features, 0.0)
+
+    sums = op.MatMul(op.Transpose(key_features, perm=[0, 1, 3, 2]), seen_value)  # [batch, heads, features, head_dim]
+    counts = op.Transpose(op.ReduceSum(key_features, [2]), perm=[0, 1, 3, 2])  # [batch, heads, features, 1]
+    quotients = op.Div(op.MatMul(query_features, sums), op.MatMul(query_features, counts))
+    has_keys = op.Cast(op.ReduceMax(wide(op, real), [2]), to=TensorProto.BOOL)
+    # Without keys, the quotient is 0 / 0.
+    return op.CastLike(op.Where(has_keys, quotients, 0.0), query)
+
+
+def _sequential(
+    op: Op,
+    query: Value,
+    key: Value,
+    value: Value,
+    key_mask: Value,
+    projection: Value,
+    *,
+    compat: bool,
+) -> Value:
+    """Compute the attention; with `compat`, keys of padding count, with 0 for their values."""
+    epsilon, root_scale = float_attribute(op, "epsilon"), op.Sqrt(float_attribute(op, "scale"))
+    directions = op.Transpose(wide(op, projection), perm=[1, 0])
+    batch_1d, tokens_1d = op.Shape(key_mask, end=1), op.Shape(key_mask, start=1)
+    heads_1d = op.Shape(query, start=2, end=3)
+    head_dim_1d, features_1d = op.Shape(query, start=3), op.Shape(projection, end=1)
+    tokens, num_heads = op.Squeeze(tokens_1d), op.Squeeze(heads_1d)
+
+    # The last token fills the last chunk, where it neither counts nor has a value.
+    chunk = op.Min(CHUNK_TOKENS, tokens)
+    last_token = op.Sub(tokens, 1)
+    padded = op.Mul(op.Add(op.Div(last_token, chunk), 1), chunk)
+    chunk_1d, padded_1d = op.Unsqueeze(chunk, [0]), op.Unsqueeze(padded, [0])
+    places = op.Range(0, padded, 1)
+    near_places, is_token = op.Min(places, last_token), op.Less(places, tokens)
+    real = op.And(op.Gather(key_mask, near_places, axis=1), is_token)  # [batch, padded]
+    counted = op.Expand(is_token, op.Concat(batch_1d, padded_1d, axis=0)) if compat else real
+    real_columns, counted_columns = op.Unsqueeze(real, [-1]), op.Unsqueeze(counted, [-1])
+    count_columns = op.Where(counted_columns, 1.0, 0.0)
+    bias_columns = op.Where(counted_columns, 0.0, MASKED)
+
+    # The rows of all heads of all tokens of all texts are numbered through: a step takes the rows of its head, and
+    # nothing is turned.
+    texts, heads = steps_of_texts(op, batch_1d, num_heads)
+    text_rows = op.Mul(tokens, num_heads)
+    first_rows = op.Add(op.Mul(texts, text_rows), heads)
+    row_offsets = op.Mul(near_places, num_heads)
+    rows_shape = op.Concat([-1], head_dim_1d, axis=0)
+    all_query, all_key, all_value = (op.Reshape(wide(op, state), rows_shape) for state in (query, key, value))
+    chunks_shape = op.Concat([-1], chunk_1d, head_dim_1d, axis=0)
+    width_1d = op.Add(head_dim_1d, [1])
+    wide_chunks_shape = op.Concat([-1], chunk_1d, width_1d, axis=0)
+    columns_shape = op.Concat([-1], chunk_1d, [1], axis=0)
+    split_sizes = op.Concat(head_dim_1d, [1], axis=0)
+    no_sums = op.Expand(0.0, op.Concat(features_1d, width_1d, axis=0))
+    lowest = op.Expand(MASKED, [1, 1])
+
+    # A step is a head of a text, and a step of an inner loop a chunk. Sums of earlier chunks fade where a later chunk
+    # has a higher product. The sums have a last column, of counts. `epsilon` is added to every feature, so it adds the
+    # sum of the values to each.
+    def attend_head(op: Op, text: Value, first_row: Value) -> Value:
+        rows = op.Add(row_offsets, first_row)
+        head_query, head_key, head_value = (op.Gather(state, rows, axis=0) for state in (all_query, all_key, all_value))
+        seen_value = op.Where(op.Gather(real_columns, text, axis=0), head_value, 0.0)
+        value_and_count = op.Concat(seen_value, op.Gather(count_columns, text, axis=0), axis=1)
+        query_chunks, key_chunks = (op.Reshape(state, chunks_shape) for state in (head_query, head_key))
+        value_chunks = op.Reshape(value_and_count, wide_chunks_shape)
+        bias_chunks = op.Reshape(op.Gather(bias_columns, text, axis=0), columns_shape)
+
+        def sum_up(
+            op: Op, before: Value, sums_before: Value, keys: Value, values: Value, bias: Value
+        ) -> tuple[Value, Value]:
+            products, half_squares = _exponents(op, keys, root_scale, directions)
+            counted_products = op.Add(products, bias)
+            highest = op.Max(before, op.ReduceMax(counted_products))
+            exponentials = op.Exp(op.Sub(counted_products, op.Add(half_squares, highest)))
+            faded_sums = op.Mul(sums_before, op.Exp(op.Sub(before, highest)))
+            return highest, op.Gemm(exponentials, values, faded_sums, transA=1)
+
+        def attend(op: Op, queries: Value) -> Value:
+            products, half_squares = _exponents(op, queries, root_scale, directions)
+            offset = op.Add(half_squares, op.ReduceMax(products, [-1]))
+            query_features = op.Add(op.Exp(op.Sub(products, offset)), epsilon)
+            weighted = op.MatMul(query_features, feature_sums)
+            return op.Div(*op.Split(weighted, split_sizes, axis=1, _outputs=2))
+
+        _, exponential_sums = scan(op, sum_up, key_chunks, value_chunks, bias_chunks, states=[lowest, no_sums])
+        least_sum = op.Mul(op.ReduceSum(value_and_count, [0]), epsilon)
+        feature_sums = op.Add(exponential_sums, least_sum)  # [features, head_dim + 1]
+        chunks = scan(op, attend, query_chunks, shapes=[("chunk", "head_dim")])
+        return op.Slice(op.Reshape(chunks, rows_shape), [0], tokens_1d)
+
+    scanned = scan(op, attend_head, texts, first_rows, shapes=[("tokens", "head_dim")])
+    by_head = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, tokens_1d, head_dim_1d, axis=0))
+    most_real = op.ReduceMax(wide(op, key_mask), [1], keepdims=0)
+    has_keys = op.Unsqueeze(op.Cast(most_real, to=TensorProto.BOOL), [1, 2, 3])
+    attended = op.CastLike(op.Where(has_keys, by_head, 0.0), query)
+    return swap_heads_and_tokens(op, attended)
+
+
+def _exponents(op: Op, rows: Value, root_scale: Value, directions: Value) -> tuple[Value, Value]:
+    """Return the products with the directions, [..., rows, features], and half the squares of rows, [..., rows, 1]."""
+    scaled = op.Mul(rows, root_scale)
+    return op.MatMul(scaled, directions), op.Mul(op.ReduceSumSquare(scaled, [-1]), 0.5)

@@ -1,0 +1,73 @@
+"""The semantics of FAVOR+, in plain PyTorch."""
+
+from __future__ import annotations
+
+__all__ = ["favor_attention"]
+
+import torch
+
+from hdplugins.attention.favor.features import check_attributes, check_projection
+
+
+def favor_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_mask: torch.Tensor,
+    projection: torch.Tensor,
+    *,
+    features: int,
+    scale: float,
+    epsilon: float,
+    compat: int,
+) -> torch.Tensor:
+    """Attention whose weights are products of positive random features.
+
+    With P the projection and s = sqrt(scale), a vector x has the features
+
+        phi(x) = exp(s P x - |s x|^2 / 2 - highest) + epsilon
+
+    where ``highest`` is the largest of s P x: for a query of its own, for a key of those of all keys of its head. With
+    rows of P drawn from a Gaussian, phi(q) . phi(k) is on average exp(scale q . k), but for `epsilon` and a factor that
+    all keys share. The result is a mean of the values with these weights:
+
+        result[i] = sum over j of phi(q[i]) . phi(k[j]) value[j] / sum over j of phi(q[i]) . phi(k[j])
+
+    Keys of padding take no part in either sum or in ``highest``. With `compat` they take part in all of them, with 0
+    for their values, as in lucidrains' performer-pytorch: results then depend on how much padding there is. All of it
+    is computed in float32 at least. A text without a single real key has the result 0 by definition.
+
+    Args:
+        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        key_mask: [batch, tokens], bool, True for real tokens.
+        projection: [features, head_dim], float32, P; of all heads.
+        features: of a vector, 1 or more.
+        scale: factor of the products of queries and keys, above 0; usually head_dim ** -0.5.
+        epsilon: least feature, above 0; usually 1e-4.
+        compat: 1 if padding counts as keys whose values are 0, else 0.
+
+    Raises:
+        ValueError: an attribute is out of its range, or the projection does not fit.
+    """
+    check_attributes(features=features, epsilon=epsilon, compat=compat)
+    check_projection(projection.shape, features=features, head_dim=query.shape[3])
+    wide = torch.promote_types(query.dtype, torch.float32)
+    real = key_mask[:, None, :, None]
+    seen = torch.ones_like(real) if compat else real
+
+    def exponents(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """s P x, [batch, heads, tokens, features], and |s x|^2 / 2, [batch, heads, tokens, 1]."""
+        scaled = states.to(wide) * scale**0.5
+        return scaled @ projection.to(wide).mT, scaled.square().sum(-1, keepdim=True) / 2
+
+    products, half_squares = exponents(query)
+    of_query = (products - half_squares - products.amax(-1, keepdim=True)).exp() + epsilon
+    products, half_squares = exponents(key)
+    highest = products.masked_fill(~seen, -torch.inf).amax((2, 3), keepdim=True)
+    of_key = ((products - half_squares - highest).exp() + epsilon).masked_fill(~seen, 0)
+    sums = of_key.mT @ value.to(wide).masked_fill(~real, 0)  # [batch, heads, features, head_dim]
+    counts = of_key.sum(2).unsqueeze(-1)  # [batch, heads, features, 1]
+    attended = (of_query @ sums) / (of_query @ counts)
+    return attended.masked_fill(~key_mask.any(1)[:, None, None, None], 0).to(query.dtype)

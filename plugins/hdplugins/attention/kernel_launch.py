@@ -1,0 +1,70 @@
+"""An operator's kernels started by Triton, on tensors of PyTorch: for tests and benchmarks, without TensorRT."""
+
+from __future__ import annotations
+
+__all__ = ["launch"]
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hdplugins.attention.operator import Operator
+from hdplugins.attention.plugin_face import Attributes, face_of
+from hdplugins.kernels.attention_tiles import Tiles
+
+if TYPE_CHECKING:
+    import torch
+
+_SCRATCH_DTYPES = {"i32": "int32", "fp32": "float32"}
+
+
+def launch(
+    operator: Operator,
+    inputs: Sequence[torch.Tensor | None],
+    out: torch.Tensor,
+    scratch: Mapping[str, torch.Tensor],
+    *,
+    tiles: Tiles,
+    attributes: Attributes,
+) -> None:
+    """Run the kernels on tensors of one GPU, or on CPU tensors where Triton interprets. Nothing is allocated.
+
+    Args:
+        operator: one with kernels.
+        inputs: of the operator, in order, contiguous, as its `reference` takes them; None for one that is left out.
+        out: like the first input, overwritten throughout.
+        scratch: the buffers that the face's `workspace` lists, uint8, at least as large.
+        tiles: see `hdplugins.attention.plugin_face.PluginFace.tiles`.
+        attributes: of the operator, all of them.
+
+    Raises:
+        ValueError: a tensor or an attribute does not fit.
+    """
+    import torch  # which compilers do without
+
+    face, query = face_of(operator), inputs[0]
+    assert query is not None
+    given = {name: tensor for name, tensor in zip(operator.inputs, inputs, strict=False) if tensor is not None}
+    dtypes = dict(zip(operator.inputs, face.INPUT_DTYPES, strict=True))
+    for name, tensor in {**given, face.OUTPUT: out}.items():
+        wanted = getattr(torch, dtypes.get(name) or "", query.dtype)
+        if tensor.dtype != wanted or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}; it should be "
+                f"contiguous {wanted}."
+            )
+    if out.shape != query.shape:
+        raise ValueError(f"{face.OUTPUT} is {list(out.shape)}; it should be {list(query.shape)}, like the query.")
+    shapes = [tuple(tensor.shape) for tensor in given.values()]
+    face.check(shapes, attributes)
+    for name, needed in face.workspace(shapes, attributes).items():
+        buffer = scratch[name]
+        if buffer.dtype != torch.uint8 or buffer.numel() < needed:
+            raise ValueError(f"{name} is {buffer.numel()} x {buffer.dtype}; it should be {needed} x torch.uint8.")
+    buffers = {name: scratch[name].view(getattr(torch, _SCRATCH_DTYPES[kind])) for name, kind in face.SCRATCH.items()}
+    tensors = {**given, **buffers, face.OUTPUT: out}
+    constants = face.constants(shapes, attributes, dtype=str(query.dtype).removeprefix("torch."), tiles=tiles)
+    kernels = operator.face("kernel")
+    for step in face.launches(shapes, attributes, constants=constants):
+        pointers = {name: tensors.get(name) for name in face.POINTERS[step.kernel]}
+        compiled = face.compiled_with(step.kernel, tiles)
+        getattr(kernels, step.kernel)[step.grid](**pointers, **step.scalars, **constants[step.kernel], **compiled)

@@ -1,0 +1,94 @@
+"""The semantics of local attention with biases by distance and side keys, in plain PyTorch.
+
+Source: Guo et al., "LongT5: Efficient Text-To-Text Transformer for Long Sequences" (2022), section 3.1, and its
+implementation in Hugging Face transformers.
+"""
+
+from __future__ import annotations
+
+__all__ = ["local_global_attention"]
+
+import torch
+
+from hdplugins.attention.local_global.sides import check_reaches, number_of_sides, whole_sides
+
+
+def local_global_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    token_mask: torch.Tensor,
+    local_bias: torch.Tensor,
+    side_key: torch.Tensor | None = None,
+    side_value: torch.Tensor | None = None,
+    side_bias: torch.Tensor | None = None,
+    *,
+    radius: int,
+    side_tokens: int,
+    side_reach: int,
+    scale: float,
+) -> torch.Tensor:
+    """One softmax over the real tokens around a query and, if there are any, the sides of its text.
+
+    The scores of query i, a real token, are::
+
+        scale * query[i] . key[j] + local_bias[j - i + radius]              for real tokens j, |j - i| <= radius
+        scale * query[i] . side_key[g] + side_bias[row]              for sides g < whole
+        row = clip(g - side(i), -side_reach, side_reach) + side_reach
+        side(i) = min(i // side_tokens, whole - 1)
+
+    where ``whole`` is the number of real tokens at the end of a block of `side_tokens`; see `whole_sides`. A query that
+    is padding has the result 0.
+
+    Args:
+        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
+        local_bias: [heads, 2 * radius + 1], added to the scaled scores of tokens.
+        side_key: [batch, heads, sides, head_dim], with ``sides = ceil(tokens / side_tokens)``; None for none.
+        side_value: [batch, heads, sides, head_dim].
+        side_bias: [heads, 2 * side_reach + 1], added to the scaled scores of sides.
+        radius: tokens that a query sees on each side.
+        side_tokens: tokens of a block; 0 where there are no sides.
+        side_reach: the distance, in blocks, that all beyond it count as; 0 where there are no sides.
+        scale: factor of the products of queries and keys.
+
+    Raises:
+        ValueError: an attribute is out of its range, or a table or the sides are of other sizes.
+    """
+    tokens = query.shape[2]
+    has_sides = side_key is not None
+    check_reaches(radius=radius, side_tokens=side_tokens, side_reach=side_reach, has_sides=has_sides)
+    if local_bias.shape[1] != 2 * radius + 1:
+        raise ValueError(f"local_bias has {local_bias.shape[1]} distances; a radius of {radius} has {2 * radius + 1}.")
+    places = torch.arange(tokens, device=query.device)
+    row = places[None, :] - places[:, None] + radius  # [queries, keys]
+    real = token_mask != 0
+    hidden = ((row < 0) | (row > 2 * radius)) | ~real[:, None, None, :]  # [batch, 1, queries, keys]
+    scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale + local_bias[:, row.clamp(0, 2 * radius)]
+    scores, values = scores.masked_fill(hidden, -torch.inf), value
+    if side_key is not None:
+        assert side_value is not None
+        assert side_bias is not None
+        sides = number_of_sides(tokens, side_tokens)
+        if side_key.shape[2] != sides or side_value.shape[2] != sides:
+            raise ValueError(
+                f"There are {side_key.shape[2]} side keys and {side_value.shape[2]} values; {tokens} tokens have "
+                f"{sides} blocks of {side_tokens}."
+            )
+        if side_bias.shape[1] != 2 * side_reach + 1:
+            raise ValueError(
+                f"side_bias has {side_bias.shape[1]} distances; a reach of {side_reach} has {2 * side_reach + 1}."
+            )
+        whole = whole_sides(token_mask, side_tokens)  # [batch, 1]
+        numbers = torch.arange(sides, device=query.device)
+        own = torch.minimum(places // side_tokens, whole - 1)  # [batch, tokens]
+        distance = (numbers - own[:, :, None]).clamp(-side_reach, side_reach)  # [batch, tokens, sides]
+        by_distance = side_bias[:, distance + side_reach].transpose(0, 1)
+        side_scores = torch.einsum("bhid,bhgd->bhig", query, side_key) * scale + by_distance
+        side_scores = side_scores.masked_fill((numbers >= whole)[:, None, None, :], -torch.inf)
+        scores, values = torch.cat([scores, side_scores], dim=-1), torch.cat([value, side_value], dim=2)
+    # What padding sees is of no use; where it sees nothing, its weights are NaN.
+    weights = torch.softmax(scores, dim=-1).masked_fill(~real[:, None, :, None], 0.0)
+    return torch.einsum("bhij,bhjd->bhid", weights, values)

@@ -1,0 +1,1 @@
+"""LSH attention: the operator, and a face in each module."""

@@ -1,0 +1,285 @@
+"""LSH attention as function bodies of standard ONNX operators, with memory linear in tokens.
+
+Tokens are hashed and sorted, and each chunk of sorted tokens meets the chunks that it sees: scores are [..., chunk,
+span], never [tokens, tokens]. Rows of queries, keys and values are gathered by the sorted places, and the results of
+all rounds by the ranks of the places. Hashes, sums and weights are float32 whatever the dtype.
+
+The chunks come in two orders. In the parallel order, the chunks of all rounds, heads and texts are one batch of
+products, which TensorRT fuses, and the sort counts: TensorRT's TopK takes 3840 numbers at most. In the sequential
+order, a loop takes one head of one text after another, and an inner loop groups of chunks whose scores fit in a CPU's
+cache; the sort is a TopK of all tokens, which ONNX Runtime takes at any length. CPU milliseconds and megabytes of
+growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one before, 16 x 32 buckets; beside it
+Hugging Face's module in PyTorch, without its projections, called in turn:
+
+======  ======  ==========  ============
+tokens  rounds  sequential  Hugging Face
+======  ======  ==========  ============
+4096    1       57 (28)     136 (232)
+4096    4       181 (53)    962 (643)
+16384   1       272 (185)   1021 (623)
+16384   2       480 (198)   2107 (1163)
+16384   4       923 (277)   4060 (2303)
+======  ======  ==========  ============
+
+A quarter of the sequential time goes to the two products, a twelfth to the sort.
+
+The value by which a body sorts is called `sorting`, in the body or in its loop: verification reads a graph's hashes
+there.
+
+Everything but the states comes from `token_mask`, not from the shapes of the states: ONNX Runtime sees then that all
+layers of a model need the same tables, and computes them once in the parallel order.
+"""
+
+from __future__ import annotations
+
+__all__ = ["bodies"]
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from onnx import TensorProto
+
+from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_parts import biased_scores, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.attention.chunks.graph import ChunkTables, behind_bias, chunk_tables
+from hdplugins.attention.chunks.neighbours import check_chunks
+from hdplugins.attention.lsh.counting_sort import counting_sort
+from hdplugins.attention.lsh.hashing import check_buckets
+
+_CHUNKS = ("chunk", "before", "after", "multiple")
+_EPSILON = 1.0e-6
+_GROUP_TOKENS = 512
+"""The queries of a step: their scores stay in a CPU's cache. With 256 to 1024 the time hardly differs."""
+_SELF_SCORE = -1.0e15
+"""The score of a query's own key. A query that sees no other key in any round sees its own: beside any other score,
+exp() of this one is exactly 0."""
+
+
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these attributes.
+
+    Args:
+        inputs: the names of the inputs of a node.
+        attributes: the attributes of a node; all but ``scale`` decide the body.
+
+    Raises:
+        ValueError: attributes define nothing.
+    """
+    chunks = {name: attributes[name] for name in _CHUNKS}
+    buckets, rounds = attributes["buckets"], attributes["rounds"]
+    check_chunks(**chunks, causal=attributes["causal"])
+    check_buckets(buckets, rounds)
+    suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**chunks)
+    suffix += f"_rounds{rounds}_buckets{'x'.join(map(str, buckets))}"
+    suffix += "_causal" * bool(attributes["causal"]) + "_byrow" * bool(attributes["ends_by_row"])
+    return Bodies(
+        suffix=suffix,
+        parallel=partial(_parallel, attributes=attributes),
+        sequential=partial(_sequential, attributes=attributes),
+    )
+
+
+def _parallel(
+    op: Op, query_key: Value, value: Value, token_mask: Value, rotations: Value, *, attributes: Mapping[str, Any]
+) -> Value:
+    chunk, buckets, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
+    tables = _tables(op, token_mask, attributes)
+    scale = op.CastLike(float_attribute(op, "scale"), query_key)
+    wide_query = wide(op, query_key)
+    key = op.CastLike(op.Div(wide_query, _length(op, wide_query)), query_key)
+    batch_and_heads, head_dim_1d = op.Shape(query_key, end=2), op.Shape(query_key, start=3)
+    rows_shape = op.Concat([-1], head_dim_1d, axis=0)
+    all_queries, all_keys, all_values = (
+        op.Reshape(state, rows_shape) for state in (op.Mul(query_key, scale), key, value)
+    )
+
+    found = _buckets(op, wide_query, _directions(op, rotations, buckets, rounds), buckets, rounds, axes=4)
+    padding = op.Concat([0] * 7, tables.missing_1d, axis=0)
+    padded_found = op.Pad(op.Transpose(found, perm=[0, 1, 3, 2]), padding)  # [batch, heads, rounds, padded]
+    is_real = op.Unsqueeze(op.Equal(tables.padded_bias, 0.0), [1, 2])
+    behind = math.prod(buckets)
+    sorting_shape = op.Concat([-1], tables.padded_1d, axis=0)
+    sorting = op.Reshape(op.Where(is_real, padded_found, behind), sorting_shape, _name="sorting")
+    rank, order = counting_sort(op, sorting, tables.places, tables.padded, most=behind)
+
+    # The rows of tokens, and chunks, are numbered through all heads of all texts.
+    batch = op.Squeeze(tables.batch_1d)
+    all_heads = op.Mul(batch, op.Squeeze(op.Shape(query_key, start=1, end=2)))
+    heads = op.Reshape(op.Range(0, all_heads, 1), op.Concat(batch_and_heads, [1, 1], axis=0))
+    seen_chunks = op.Add(op.Mul(heads, tables.all_chunks), op.Unsqueeze(tables.seen, [1]))
+    key_chunks = op.Gather(op.Reshape(order, [-1, chunk]), seen_chunks, axis=0)
+    key_places = op.Reshape(key_chunks, [0, 0, 0, -1])  # [batch, heads, chunks of all rounds, span]
+    query_places = op.Reshape(
+        order, op.Concat(batch_and_heads, op.Unsqueeze(tables.all_chunks, [0]), [chunk], axis=0)
+    )  # [batch, heads, chunks of all rounds, chunk]
+    row_starts = op.Mul(heads, tables.tokens)
+    query_rows, key_rows = (
+        op.Add(row_starts, op.Min(places, tables.last_token)) for places in (query_places, key_places)
+    )
+    block_query = op.Gather(all_queries, query_rows, axis=0)
+    block_key, block_value = (op.Gather(rows, key_rows, axis=0) for rows in (all_keys, all_values))
+    text_starts = op.Unsqueeze(op.Mul(op.Range(0, batch, 1), tables.padded), [1, 2, 3])
+    key_bias = op.Gather(op.Reshape(tables.padded_bias, [-1]), op.Add(text_starts, key_places), axis=0)
+    bias = _bias(op, query_places, key_places, key_bias, causal=attributes["causal"])
+    scores = biased_scores(op, block_query, block_key, bias, axes=5)
+    weights = op.Softmax(scores, axis=-1)
+    sums = op.MatMul(op.CastLike(weights, value), block_value)
+
+    rank_starts = op.Unsqueeze(op.Mul(op.Range(0, op.Mul(all_heads, rounds), 1), tables.padded), [1])
+    sorted_rows = op.Slice(op.Add(rank, rank_starts), [0], tables.tokens_1d, [1])  # [batch * heads * rounds, tokens]
+    round_sums = op.Gather(op.Reshape(sums, rows_shape), sorted_rows, axis=0)
+    if rounds > 1:
+        round_log_sums = op.Gather(op.Reshape(_log_sums(op, scores, weights), [-1]), sorted_rows, axis=0)
+        rounds_shape = op.Concat(batch_and_heads, [rounds], tables.tokens_1d, axis=0)
+        round_weights = op.Unsqueeze(op.Softmax(op.Reshape(round_log_sums, rounds_shape), axis=2), [-1])
+        shares = wide(op, op.Reshape(round_sums, op.Concat(rounds_shape, head_dim_1d, axis=0)))
+        joined = op.CastLike(op.ReduceSum(op.Mul(shares, round_weights), [2], keepdims=0), query_key)
+    else:
+        joined = op.Reshape(round_sums, op.Shape(query_key))
+    return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), joined)
+
+
+def _sequential(
+    op: Op,
+    query_key: Value,
+    value: Value,
+    token_mask: Value,
+    rotations: Value,
+    *,
+    attributes: Mapping[str, Any],
+) -> Value:
+    chunk, buckets, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
+    tables = _tables(op, token_mask, attributes)
+    scale = float_attribute(op, "scale")
+    directions = _directions(op, rotations, buckets, rounds)
+
+    # The rows of all heads of all tokens of all texts are numbered through, in that order from the inside.
+    heads_1d, head_dim_1d = op.Shape(query_key, start=2, end=3), op.Shape(query_key, start=3)
+    num_heads = op.Squeeze(heads_1d)
+    texts, heads = steps_of_texts(op, tables.batch_1d, num_heads)
+    rows_shape = op.Concat([-1], head_dim_1d, axis=0)
+    all_queries, all_values = (op.Reshape(wide(op, state), rows_shape) for state in (query_key, value))
+    row_offsets = op.Mul(op.Min(tables.places, tables.last_token), num_heads)
+    text_rows = op.Mul(tables.tokens, num_heads)
+
+    # A step is a head of a text, and a step of the inner loop a group of chunks: the last chunk fills the last group.
+    last_table = op.Squeeze(op.Sub(op.Shape(tables.seen, end=1), [1]))
+    group = op.Min(max(_GROUP_TOKENS // chunk, 1), tables.all_chunks)
+    last_chunk = op.Sub(tables.all_chunks, 1)
+    groups = op.Add(op.Div(last_chunk, group), 1)
+    chunk_numbers = op.Min(op.Range(0, op.Mul(groups, group), 1), last_chunk)
+    grouped_seen = op.Gather(tables.seen, chunk_numbers, axis=1)
+    group_1d = op.Unsqueeze(group, [0])
+    span = chunk * (attributes["before"] + 1 + attributes["after"])
+    query_groups_shape, key_groups_shape = (op.Concat([-1], group_1d, [size], axis=0) for size in (chunk, span))
+    place_row = op.Unsqueeze(tables.places, [0])
+    sorting_shape = op.Concat([rounds], tables.padded_1d, axis=0)
+    round_places = op.Expand(place_row, sorting_shape)
+    round_offsets = op.Mul(op.Unsqueeze(op.Range(0, rounds, 1), [1]), tables.padded)
+
+    def attend_head(op: Op, text: Value, head: Value) -> Value:
+        head_rows = op.Add(row_offsets, op.Add(op.Mul(text, text_rows), head))
+        head_query, head_value = (op.Gather(rows, head_rows, axis=0) for rows in (all_queries, all_values))
+        head_key = op.Mul(head_query, op.Div(scale, _length(op, head_query)))
+        head_bias = op.Gather(tables.padded_bias, text, axis=0)
+        head_directions = [op.Gather(of_factor, head, axis=0) for of_factor in directions]
+        found = _buckets(op, head_query, head_directions, buckets, rounds, axes=2)
+        is_real = op.Equal(head_bias, 0.0)
+        found_rounds = op.Transpose(found, perm=[1, 0])
+        sorting = op.Where(is_real, found_rounds, math.prod(buckets), _name="sorting")  # [rounds, padded]
+        unique_sorting = op.Add(op.Mul(sorting, tables.padded), place_row)
+        _, order = op.TopK(unique_sorting, tables.padded_1d, largest=0, _outputs=2)
+        rank = op.ScatterElements(op.Expand(0, sorting_shape), order, round_places, axis=1)
+        narrow_order = op.Cast(order, to=TensorProto.INT32)
+        chunks = op.Reshape(narrow_order, [-1, chunk])
+        query_groups = op.Reshape(op.Gather(chunks, chunk_numbers, axis=0), query_groups_shape)
+        seen = op.Gather(grouped_seen, op.Min(text, last_table), axis=0)
+        key_groups = op.Reshape(op.Gather(chunks, seen, axis=0), key_groups_shape)
+
+        def attend(op: Op, query_places: Value, key_places: Value) -> tuple[Value, ...]:
+            block_query = op.Gather(head_query, query_places, axis=0)
+            block_key, block_value, key_bias = (
+                op.Gather(rows, key_places, axis=0) for rows in (head_key, head_value, head_bias)
+            )
+            bias = _bias(op, query_places, key_places, key_bias, causal=attributes["causal"])
+            scores = biased_scores(op, block_query, block_key, bias, axes=3)
+            weights = op.Softmax(scores, axis=-1)
+            sums = op.MatMul(weights, block_value)
+            return (sums, _log_sums(op, scores, weights)) if rounds > 1 else (sums,)
+
+        shapes = [("group", "chunk", "head_dim"), ("group", "chunk", "one")][: 1 + (rounds > 1)]
+        scanned = scan(op, attend, query_groups, key_groups, shapes=shapes)
+        sums, log_sums = scanned if rounds > 1 else (scanned, None)
+        attended_rows = op.Reshape(sums, rows_shape)
+        row_numbers = op.Slice(op.Add(rank, round_offsets), [0], tables.tokens_1d, [1])  # [rounds, tokens]
+        if rounds > 1:
+            token_rows = op.Transpose(row_numbers, perm=[1, 0])
+            shares = op.Gather(attended_rows, token_rows, axis=0)
+            weights = op.Softmax(op.Gather(op.Reshape(log_sums, [-1]), token_rows, axis=0), axis=-1)
+            joined = op.ReduceSum(op.Mul(shares, op.Unsqueeze(weights, [-1])), [1], keepdims=0)
+        else:
+            joined = op.Gather(attended_rows, op.Reshape(row_numbers, [-1]), axis=0)
+        return rows_or_zero(op, op.Unsqueeze(op.Gather(tables.real, text, axis=0), [1]), joined)
+
+    scanned = scan(op, attend_head, texts, heads, shapes=[("tokens", "head_dim")])
+    by_head = op.Reshape(scanned, op.Concat(tables.batch_1d, heads_1d, tables.tokens_1d, head_dim_1d, axis=0))
+    attended = op.CastLike(by_head, query_key)
+    return swap_heads_and_tokens(op, attended)
+
+
+def _tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> ChunkTables:
+    chunks = {name: attributes[name] for name in _CHUNKS}
+    return chunk_tables(op, token_mask, **chunks, rounds=attributes["rounds"], by_row=bool(attributes["ends_by_row"]))
+
+
+def _length(op: Op, rows: Value) -> Value:
+    """Return the root of the mean square of each row, [..., 1], by which a query becomes a key."""
+    return op.Sqrt(op.Add(op.ReduceMean(op.Mul(rows, rows), [-1]), _EPSILON))
+
+
+def _directions(op: Op, rotations: Value, buckets: Sequence[int], rounds: int) -> list[Value]:
+    """Return the directions of each factor of the buckets, [heads, head_dim, rounds * factor].
+
+    They are the rotations of each round and their opposites, side by side.
+    """
+    directions, start = [], 0
+    for factor in buckets:
+        half = op.Slice(rotations, [start], [start + factor // 2], [3])
+        both_halves = op.Concat(half, op.Neg(half), axis=3)
+        directions.append(op.Reshape(both_halves, [0, 0, rounds * factor]))
+        start += factor // 2
+    return directions
+
+
+def _buckets(
+    op: Op, rows: Value, directions: Sequence[Value], buckets: Sequence[int], rounds: int, *, axes: int
+) -> Value:
+    """Return the buckets of float32 rows, [..., tokens, head_dim], as int64, [..., tokens, rounds].
+
+    The first of equal products wins. `axes` is the number of axes of the rows.
+    """
+    found, size = None, 1
+    for factor, of_factor in zip(buckets, directions, strict=True):
+        products = op.Reshape(op.MatMul(rows, of_factor), [0] * (axes - 1) + [rounds, factor])
+        sized = op.Mul(op.ArgMax(products, axis=-1, keepdims=0), size)
+        found = sized if found is None else op.Add(found, sized)
+        size *= factor
+    assert found is not None
+    return found
+
+
+def _bias(op: Op, query_places: Value, key_places: Value, key_bias: Value, *, causal: bool) -> Value:
+    """Return the bias of scores, [..., queries, keys], by places of queries and keys and the bias of keys."""
+    is_self = op.Equal(op.Unsqueeze(query_places, [-1]), op.Unsqueeze(key_places, [-2]))
+    bias = op.Where(is_self, _SELF_SCORE, op.Unsqueeze(key_bias, [-2]))
+    return behind_bias(op, query_places, key_places, bias) if causal else bias
+
+
+def _log_sums(op: Op, scores: Value, weights: Value) -> Value:
+    """Return the logarithms of the sums of exp(scores), [..., queries, 1].
+
+    The largest weight is exp(largest score - logarithm).
+    """
+    return op.Sub(op.ReduceMax(scores, [-1]), op.Log(op.ReduceMax(weights, [-1])))

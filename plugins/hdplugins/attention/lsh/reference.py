@@ -1,0 +1,117 @@
+"""The semantics of LSH attention, in plain PyTorch.
+
+Source: the ``LSHSelfAttention`` of Hugging Face's Reformer, outside of training.
+"""
+
+from __future__ import annotations
+
+__all__ = ["lsh_attention"]
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from hdplugins.attention.chunks.neighbours import check_chunks, neighbours, padded_tokens
+from hdplugins.attention.lsh.hashing import check_hashes, hash_tokens
+
+_EPSILON = 1e-6
+"""Added to a key's mean square."""
+
+
+def lsh_attention(
+    query_key: torch.Tensor,
+    value: torch.Tensor,
+    token_mask: torch.Tensor,
+    rotations: torch.Tensor,
+    *,
+    chunk: int,
+    before: int,
+    after: int,
+    buckets: Sequence[int],
+    rounds: int,
+    multiple: int,
+    causal: int,
+    ends_by_row: int,
+    scale: float,
+) -> torch.Tensor:
+    """Softmax attention among tokens whose hashes are alike.
+
+    In each round the tokens are sorted by their buckets, those of one bucket by their places, and padding comes last.
+    The text is padded to a multiple of ``multiple`` tokens, and the sorted tokens are cut into chunks. The chunks of
+    all rounds, one round after the other, form a circle, in which a chunk sees itself and those before and after it:
+    the first of a round sees the last of the round before. With ``ends_by_row`` a round has the chunks of each text's
+    own padded length, without it those of the batch's. A chunk may be of several buckets, and all of it is seen.
+
+    A key is the query_key of its token divided by its root mean square. A query sees neither keys of padding nor its
+    own token's, and with ``causal`` none behind its own; its own is seen where it sees no other in any round. A key
+    that is seen several times counts as several equal keys. The rounds' results are weighted by their sums of
+    exponentials. The result of a padding token is 0.
+
+    Args:
+        query_key: [batch, heads, tokens, head_dim], any float dtype, the queries, and the keys before normalisation;
+            the result has the same shape and dtype.
+        value: [batch, heads, tokens, head_dim].
+        token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
+        rotations: [heads, head_dim, rounds, sum(buckets) / 2], float32; see `hashing`.
+        chunk: tokens of a chunk, 1 or more.
+        before: chunks before a query's own that it sees, 0 or more.
+        after: likewise after it.
+        buckets: factors of the number of buckets, each even.
+        rounds: of hashing, 1 or more.
+        multiple: of how many tokens a padded text is; a multiple of ``chunk``.
+        causal: 1 if queries see no key behind them, else 0.
+        ends_by_row: 1 if each text ends after as many tokens as it has real ones, 0 if all end with the batch.
+        scale: factor of the scores, usually head_dim ** -0.5.
+
+    Raises:
+        ValueError: an attribute is out of its range, or the rotations do not fit.
+    """
+    heads, tokens, head_dim = query_key.shape[1:]
+    check_chunks(chunk=chunk, before=before, after=after, multiple=multiple, causal=causal)
+    check_hashes(rotations.shape, heads=heads, head_dim=head_dim, buckets=buckets, rounds=rounds)
+    if ends_by_row not in (0, 1):
+        raise ValueError(f"ends_by_row is {ends_by_row}; it must be 0 or 1.")
+    padded = padded_tokens(tokens, multiple)
+    real = torch.nn.functional.pad(token_mask != 0, (0, padded - tokens))  # [batch, padded]
+    query, value = (torch.nn.functional.pad(state, (0, 0, 0, padded - tokens)) for state in (query_key, value))
+    found = torch.nn.functional.pad(hash_tokens(query_key, rotations, buckets), (0, padded - tokens))
+    sorting = torch.where(real[:, None, None], found, math.prod(buckets))  # [batch, heads, rounds, padded]
+    order = sorting.argsort(stable=True, dim=-1)
+    chunks = order.flatten(2).unflatten(2, (-1, chunk))  # [batch, heads, chunks of all rounds, chunk]
+    ends = real.sum(1).tolist() if ends_by_row else [padded] * len(real)
+    tables = [_table(max(end, 1), padded, chunk, before, after, rounds, multiple) for end in ends]
+    keys = torch.stack([of_row[:, table].flatten(2) for of_row, table in zip(chunks, tables, strict=True)])
+
+    def rows(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """[batch, heads, chunks, places of a chunk, head_dim]"""
+        index = places.flatten(2)[..., None].expand(-1, -1, -1, states.shape[-1])
+        return states.gather(2, index).unflatten(2, places.shape[2:])
+
+    normalised = query * (query.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
+    scores = torch.einsum("bhcid,bhcjd->bhcij", rows(query, chunks), rows(normalised, keys)) * scale
+    of_query, of_key = chunks[..., :, None], keys[..., None, :]
+    texts = torch.arange(len(real), device=real.device)[:, None, None, None]
+    hidden = ~real[texts, keys][..., None, :] | (of_key == of_query)
+    if causal:
+        hidden = hidden | (of_key > of_query)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    # What a round finds, in the order of the text, and its weight among the rounds, -inf where it sees nothing.
+    back = order.argsort(-1)
+    shares = torch.einsum("bhcij,bhcjd->bhcid", torch.softmax(scores, dim=-1).nan_to_num(), rows(value, keys))
+    shares = (
+        shares.flatten(2, 3).unflatten(2, (rounds, padded)).gather(3, back[..., None].expand(-1, -1, -1, -1, head_dim))
+    )
+    sums = scores.logsumexp(-1).flatten(2, 3).unflatten(2, (rounds, padded)).gather(3, back)
+    weights = torch.softmax(sums, dim=2)[..., None]
+    attended = torch.where(weights.isnan().any(2), value, (weights.nan_to_num() * shares).sum(2))
+    return (attended * real[:, None, :, None])[:, :, :tokens]
+
+
+def _table(end: int, padded: int, chunk: int, before: int, after: int, rounds: int, multiple: int) -> torch.Tensor:
+    """[chunks of all rounds, before + 1 + after], the chunks that each sees in a text that ends after `end` tokens."""
+    of_batch, own = padded // chunk, padded_tokens(end, multiple) // chunk
+    seen = neighbours(rounds * own, before, after)
+    table = torch.zeros(rounds, of_batch, before + 1 + after, dtype=torch.int64)
+    table[:, :own] = (seen // own * of_batch + seen % own).unflatten(0, (rounds, own))
+    return table.flatten(0, 1)

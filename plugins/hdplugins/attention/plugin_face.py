@@ -1,0 +1,230 @@
+"""What an operator's module `plugin` holds: how its kernels are compiled, found and launched."""
+
+from __future__ import annotations
+
+__all__ = ["PLUGIN_FACE", "Attributes", "FieldType", "PluginFace", "Shapes", "face_of"]
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar, cast
+
+from hdplugins.attention.operator import Operator
+from hdplugins.kernels.aot import CompiledKernel, Constant, KernelSource
+from hdplugins.kernels.attention_tiles import INNER_LOOP, TRITON_TYPE, Tiles, cubin_architecture
+from hdplugins.kernels.cuda_launch import Launch
+
+PLUGIN_FACE = "plugin"
+"""Module of an operator's folder; its `FACE` is a `PluginFace`."""
+
+Attributes = Mapping[str, Any]
+"""An operator's attributes by name: an int, a tuple of ints, or a float each, as `PluginFace.FIELDS` says."""
+
+Shapes = Sequence[Sequence[int]]
+"""The shapes of an operator's inputs, in order, as many as a node has: optional ones at the end may be left out."""
+
+_NOMINAL = Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=3, head=32)
+"""Tiles for a check that launches nothing."""
+
+_TRITON_TYPE = {**TRITON_TYPE, "int32": "i32", "bool": "i1"}
+
+_NUMBERS = {2: "two", 3: "three"}
+
+
+class FieldType(str, Enum):
+    """Type of an attribute: what TensorRT stores it as in an engine."""
+
+    INT = "int"
+    INTS = "ints"
+    FLOAT = "float"
+
+
+class PluginFace(ABC):
+    """An attention operator's kernels and plugin. It imports neither TensorRT, Triton nor PyTorch.
+
+    A plugin has one output, of the shape and type of the first input. Of the kernels `attend` is the large one, whose
+    warps and pipeline the tiles decide.
+
+    Attributes:
+        OPERATOR: the operator.
+        FIELDS: attribute -> its type.
+        DTYPES: what the operator's own dtype may be.
+        INPUT_DTYPES: of each input, optional ones too; None for the operator's own dtype.
+        OUTPUT: the kernels' name of the output. The inputs have the operator's names for them.
+        SCRATCH: the kernels' name of each scratch buffer -> Triton's type of its values.
+        POINTERS: kernel -> its pointers, in the function's order; the kernels in the order in which they run.
+        SCALARS: kernel -> its scalar arguments, which follow; all are int32 but `scale`.
+        CALLED_MODULES: import paths of the modules whose functions the kernels call beside their own.
+    """
+
+    OPERATOR: ClassVar[Operator]
+    FIELDS: ClassVar[Mapping[str, FieldType]]
+    DTYPES: ClassVar[tuple[str, ...]] = tuple(TRITON_TYPE)
+    INPUT_DTYPES: ClassVar[tuple[str | None, ...]]
+    OUTPUT: ClassVar[str] = "out"
+    SCRATCH: ClassVar[Mapping[str, str]]
+    POINTERS: ClassVar[Mapping[str, tuple[str, ...]]]
+    SCALARS: ClassVar[Mapping[str, tuple[str, ...]]]
+    CALLED_MODULES: ClassVar[tuple[str, ...]] = (INNER_LOOP,)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernels that a call may need, in the order in which they run."""
+        return tuple(self.POINTERS)
+
+    @abstractmethod
+    def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
+        """The tiles of `attend` for GPUs of a compute capability; sm_90 is 90.
+
+        Raises:
+            ValueError: there is no kernel for the GPU, a size or the dtype.
+        """
+
+    def candidates(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> tuple[Tiles, ...]:
+        """The tiles of `tiles`, and others that are worth timing beside them on a GPU, compiled as carefully.
+
+        Raises:
+            ValueError: as `tiles`.
+        """
+        return (self.tiles(shapes, attributes, dtype=dtype, architecture=architecture),)
+
+    @abstractmethod
+    def constants(
+        self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
+    ) -> Mapping[str, Mapping[str, Constant]]:
+        """Kernel -> the constants that it is compiled with."""
+
+    @abstractmethod
+    def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
+        """Scratch buffer -> bytes, which need not be set; at most as many for smaller shapes."""
+
+    @abstractmethod
+    def launches(
+        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Launch, ...]:
+        """The kernels to start for one call on contiguous tensors, in order.
+
+        Args:
+            shapes: of the call.
+            attributes: of the node.
+            constants: kernel -> its constants when it was compiled.
+
+        Raises:
+            ValueError: a size or an attribute is out of range.
+        """
+
+    def check(self, shapes: Shapes, attributes: Attributes) -> None:
+        """Refuse what has no kernel.
+
+        Args:
+            shapes: axes that vary are 1.
+            attributes: of the node.
+
+        Raises:
+            ValueError: it says what fits.
+        """
+        self.check_shapes(shapes)
+        constants = self.constants(shapes, attributes, dtype=self.DTYPES[0], tiles=_NOMINAL)
+        self.launches(shapes, attributes, constants=constants)
+
+    def check_shapes(self, shapes: Shapes) -> None:
+        """Refuse shapes that do not belong together: here of states that are alike, and of a mask of their tokens.
+
+        Where the operator groups heads, those after the first may have fewer.
+
+        Raises:
+            ValueError: it says what fits.
+        """
+        operator, given = self.OPERATOR, [list(shape) for shape in shapes]
+        states, mask = given[: operator.states], given[operator.states]
+        first, value = states[0], states[-1]
+        alike = first
+        if operator.groups_heads and len(first) == len(value) == 4 and value[1] > 0 and first[1] % value[1] == 0:
+            alike = [first[0], value[1], *first[2:]]
+        is_fit = len(first) == 4 and all(state == alike for state in states[1:]) and mask == [first[0], first[2]]
+        if not is_fit or len(given) > len(operator.inputs):
+            *others, last = operator.state_names
+            raise ValueError(
+                f"{', '.join(others)} and {last} are {', '.join(map(str, states))} and {operator.mask} is {mask}; the "
+                f"first {_NUMBERS[operator.states]} are alike, [batch, heads, tokens, head_dim], and the last is "
+                "[batch, tokens]." + (" Heads may be a multiple of the others'." if operator.groups_heads else "")
+            )
+
+    def kernel_sources(
+        self,
+        shapes: Shapes,
+        attributes: Attributes,
+        *,
+        dtype: str,
+        architectures: Sequence[int],
+        tiles: Tiles | None = None,
+    ) -> tuple[KernelSource, ...]:
+        """What must be compiled for GPUs of these compute capabilities; sm_90 is 90.
+
+        Args:
+            shapes: axes that vary are 1.
+            attributes: of the node.
+            dtype: one of `DTYPES`.
+            architectures: those that run the same machine code are one.
+            tiles: instead of the table's.
+
+        Raises:
+            ValueError: one of them has no kernel.
+        """
+        self.check_shapes(shapes)
+        absent = dict.fromkeys(self.OPERATOR.inputs[len(shapes) :])
+        sources = []
+        for architecture in dict.fromkeys(map(cubin_architecture, architectures)):
+            of_gpu = tiles or self.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
+            for function, constants in self.constants(shapes, attributes, dtype=dtype, tiles=of_gpu).items():
+                signature = self._signature(function, shapes, dtype)
+                source = KernelSource(
+                    module=f"{self.OPERATOR.package}.kernel",
+                    called_modules=self.CALLED_MODULES,
+                    function=function,
+                    architecture=architecture,
+                    signature=signature,
+                    constants={name: None for name in self.POINTERS[function] if name in absent} | dict(constants),
+                    # Every head_dim is a multiple of 16, and so are the strides that it divides.
+                    aligned=tuple(name for name, kind in signature.items() if kind[0] == "*" or name[:6] == "stride"),
+                    **self.compiled_with(function, of_gpu),
+                )
+                sources.append(source)
+        return tuple(sources)
+
+    @staticmethod
+    def compiled_with(function: str, tiles: Tiles) -> dict[str, int]:
+        """The warps and stages of a kernel, as it is shipped and as it is timed; those of tiles are for ``attend``."""
+        is_attend = function == "attend"
+        return {
+            "num_warps": tiles.num_warps if is_attend else 4,
+            "num_stages": tiles.num_stages if is_attend else 1,
+        }
+
+    def serves(self, kernel: CompiledKernel, shapes: Shapes, attributes: Attributes, *, dtype: str) -> bool:
+        """Whether a kernel was compiled for these types, sizes and attributes."""
+        constants, head_dim = kernel.constants, shapes[0][3]
+        return (
+            dict(kernel.arguments) == self._signature(kernel.function, shapes, dtype)
+            and constants.get("head", head_dim) + constants.get("tail", 0) == head_dim
+            and constants.get("block_size") in (None, attributes.get("block_size"))
+        )
+
+    def _signature(self, function: str, shapes: Shapes, dtype: str) -> dict[str, str]:
+        """Argument -> Triton's type, without the pointers to inputs that a node leaves out."""
+        inputs = dict(zip(self.OPERATOR.inputs[: len(shapes)], self.INPUT_DTYPES, strict=False))
+        types = {name: _TRITON_TYPE[kind or dtype] for name, kind in inputs.items()}
+        types |= {**self.SCRATCH, self.OUTPUT: TRITON_TYPE[dtype]}
+        return {
+            **{name: f"*{types[name]}" for name in self.POINTERS[function] if name in types},
+            **{name: "fp32" if name == "scale" else "i32" for name in self.SCALARS[function]},
+        }
+
+
+def face_of(operator: Operator) -> PluginFace:
+    """The face of an operator's module `plugin`.
+
+    Raises:
+        ModuleNotFoundError: it has none.
+    """
+    return cast(PluginFace, operator.face(PLUGIN_FACE).FACE)

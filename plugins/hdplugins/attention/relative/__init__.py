@@ -1,0 +1,1 @@
+"""Relative attention: the operator, and a face in each module."""

@@ -1,0 +1,303 @@
+"""Relative attention as function bodies of standard ONNX operators, with memory linear in tokens and in keys.
+
+A loop takes one block of queries after another. A block takes the rows of the positions between the distance of its
+last query from the first key and the distance of its first query from the last key, so that its scores are [queries,
+keys + queries] before they are shifted, and [queries, keys] after that.
+
+The blocks come in two orders. In the parallel order, a step takes a block of all heads of all texts; a GPU runs it as a
+batch of products. All blocks at once would be scores of [heads, tokens, keys]. In the sequential order, a step takes a
+block of one head of one text, whose scores fit in a CPU's cache at any batch size. CPU milliseconds and megabytes of
+growth on one core of an Intel Xeon, 12 heads of 64; beside it Hugging Face's module of XLNet in PyTorch, without its
+projections:
+
+======  ====  ========  ==========  ============
+tokens  keys  segments  sequential  Hugging Face
+======  ====  ========  ==========  ============
+512     1024  no        31 (24)     191 (132)
+512     1024  yes       36 (26)     206 (131)
+4096    4608  no        1075 (119)  10837 (3548)
+======  ====  ========  ==========  ============
+"""
+
+from __future__ import annotations
+
+__all__ = ["bodies"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from onnx import TensorProto
+
+from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_parts import (
+    MASKED,
+    Blocks,
+    RowShift,
+    attention,
+    query_blocks,
+    row_shift,
+    rows_or_zero,
+    shift_rows,
+    steps_of_texts,
+    swap_heads_and_tokens,
+    wide,
+)
+from hdplugins.attention.relative.distances import check_distances
+
+
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+    """Return the bodies for the nodes with these inputs and attributes.
+
+    Args:
+        inputs: the names of the inputs of a node, with ``segment_scores`` or without.
+        attributes: the attributes of a node; all but ``scale`` decide the body.
+
+    Raises:
+        ValueError: attributes define nothing.
+    """
+    causal, reach = attributes["causal"], attributes["reach"]
+    check_distances(causal=causal, reach=reach)
+    suffix = "_causal" * causal + f"_reach{reach}" * bool(reach) + "_segments" * ("segment_scores" in inputs)
+    return Bodies(
+        suffix=suffix,
+        parallel=partial(_parallel, causal=bool(causal), reach=reach),
+        sequential=partial(_sequential, causal=bool(causal), reach=reach),
+    )
+
+
+def _parallel(
+    op: Op,
+    query: Value,
+    key: Value,
+    value: Value,
+    key_kind: Value,
+    positions: Value,
+    content_bias: Value,
+    position_bias: Value,
+    segment_scores: Value | None = None,
+    *,
+    causal: bool,
+    reach: int,
+) -> Value:
+    blocks = _blocks_to_end(op, query, key_kind, positions, content_bias, position_bias, axes=4)
+    distance_bias = _distance_bias(op, blocks, causal=causal, reach=reach)
+
+    def split(rows: Value, heads: list[int], size: Value | list[int]) -> Value:  # [blocks, batch, heads, block, size]
+        shape = op.Concat(heads, blocks.count_1d, blocks.block_1d, size, axis=0)
+        return op.Transpose(op.Reshape(rows, shape), perm=[2, 0, 1, 3, 4])
+
+    content_blocks, position_blocks = (
+        split(rows, [0, 0], blocks.head_dim_1d) for rows in (blocks.content_query, blocks.position_query)
+    )
+    columns = op.Range(0, op.Squeeze(blocks.width_1d), 1)
+    key_bias = op.Unsqueeze(blocks.key_bias, [1, 2])
+    kind_blocks = segment_blocks = key_kinds = None
+    if segment_scores is not None:
+        kinds, scores = _padded_segments(op, blocks, segment_scores)
+        kind_blocks, segment_blocks = split(kinds, [0, 1], [1]), split(scores, [0, 0], [1])
+        key_kinds = op.Unsqueeze(key_kind, [1, 2])
+
+    def attend(op: Op, number: Value, first_row: Value) -> tuple[Value, Value]:
+        block_content = op.Gather(content_blocks, number, axis=0)
+        block_position = op.Gather(position_blocks, number, axis=0)
+        rows = op.Add(columns, first_row)
+        position_columns = op.Transpose(op.Gather(blocks.positions, rows, axis=1), perm=[0, 2, 1])
+        by_row = wide(op, op.MatMul(block_position, position_columns))  # [batch, heads, block, keys + block]
+        if distance_bias is not None:
+            by_row = op.Add(by_row, op.Gather(distance_bias, rows, axis=0))
+        bias = op.Add(shift_rows(op, blocks.shift, by_row, blocks.keys_1d), key_bias)
+        if segment_scores is not None:
+            is_same = op.Equal(op.Gather(kind_blocks, number, axis=0), key_kinds)
+            bias = op.Add(bias, op.Where(is_same, 0.0, op.Gather(segment_blocks, number, axis=0)))
+        return op.Add(number, 1), wide(op, attention(op, block_content, key, value, bias, axes=4))
+
+    _, sums = scan(op, attend, blocks.first_rows, states=[0], shapes=[("batch", "heads", "block", "head_dim")])
+    return op.CastLike(_join(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4])), query)
+
+
+def _sequential(
+    op: Op,
+    query: Value,
+    key: Value,
+    value: Value,
+    key_kind: Value,
+    positions: Value,
+    content_bias: Value,
+    position_bias: Value,
+    segment_scores: Value | None = None,
+    *,
+    causal: bool,
+    reach: int,
+) -> Value:
+    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
+    wide_query, wide_key, wide_value = (wide(op, state) for state in states)
+    blocks = _blocks_to_end(op, wide_query, key_kind, positions, content_bias, position_bias, axes=2)
+    distance_bias = _distance_bias(op, blocks, causal=causal, reach=reach)
+    texts, heads = steps_of_texts(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
+    blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
+    keys_shape = op.Concat([-1], blocks.keys_1d, blocks.head_dim_1d, axis=0)
+    rows_shape = op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0)
+    queries = [op.Reshape(rows, blocks_shape) for rows in (blocks.content_query, blocks.position_query)]
+    keys_and_values = [op.Reshape(state, keys_shape) for state in (wide_key, wide_value)]
+    kind_blocks = segments = None
+    if segment_scores is not None:
+        columns_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, [1], axis=0)
+        kinds, scores = _padded_segments(op, blocks, segment_scores)
+        kind_blocks = op.Reshape(kinds, columns_shape)
+        segments = op.Reshape(scores, columns_shape)
+
+    # A step is one head of one text, and a step of the inner loop is one block of its queries.
+    def attend_head(
+        op: Op,
+        text: Value,
+        head: Value,
+        content_queries: Value,
+        position_queries: Value,
+        head_key: Value,
+        head_value: Value,
+        head_segments: Value | None,
+    ) -> Value:
+        head_positions = op.Gather(blocks.positions, head, axis=0)
+        text_bias = op.Gather(blocks.key_bias, text, axis=0)
+        text_kinds = own_kinds = None
+        if head_segments is not None:
+            text_kinds, own_kinds = (op.Gather(kinds, text, axis=0) for kinds in (key_kind, kind_blocks))
+
+        def attend(
+            op: Op,
+            first_row: Value,
+            block_content: Value,
+            block_position: Value,
+            block_kind: Value | None,
+            block_segments: Value | None,
+        ) -> Value:
+            begin_1d = op.Unsqueeze(first_row, [0])
+            end_1d = op.Add(begin_1d, blocks.width_1d)
+            block_positions = op.Slice(head_positions, begin_1d, end_1d, [0])
+            row_bias = [] if distance_bias is None else [op.Slice(distance_bias, begin_1d, end_1d, [0])]
+            by_row = op.Gemm(block_position, block_positions, *row_bias, transB=1)  # [block, keys + block]
+            bias = op.Add(shift_rows(op, blocks.shift, by_row, blocks.keys_1d), text_bias)
+            if block_kind is not None:
+                # On a CPU a product is faster than a choice.
+                differs = wide(op, op.Not(op.Equal(block_kind, text_kinds)))
+                bias = op.Add(bias, op.Mul(differs, block_segments))
+            scores = op.Gemm(block_content, head_key, bias, transB=1)
+            return op.MatMul(op.Softmax(scores, axis=-1), head_value)
+
+        sequences = blocks.first_rows, content_queries, position_queries, own_kinds, head_segments
+        return op.Reshape(scan(op, attend, *sequences, shapes=[("block", "head_dim")]), rows_shape)
+
+    sequences = texts, heads, *queries, *keys_and_values, segments
+    sums = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
+    attended = op.CastLike(_join(op, blocks, sums), query)
+    return swap_heads_and_tokens(op, attended)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BlocksToEnd(Blocks):
+    """Blocks that end with the last token of a text; padding in front fills the first block.
+
+    Attributes:
+        missing_1d: [1], the number of queries in front of the text.
+        content_query: [batch, heads, padded, head_dim], with the bias of contents, scaled.
+        position_query: [batch, heads, padded, head_dim], with the bias of positions, scaled.
+        keys: [], the number of keys.
+        keys_1d: the same as [1].
+        width_1d: [1], the number of rows of the positions that a block takes: keys + block.
+        positions: [heads, padded + keys, head_dim], by distance.
+        first_rows: [blocks], the first row of `positions` that each block takes.
+        shift: the shift of scores from rows of positions to keys.
+        key_bias: [batch, keys], float32, 0 for real keys.
+        own_kind: [batch, tokens], the kinds of the text's own tokens.
+    """
+
+    missing_1d: Value
+    content_query: Value
+    position_query: Value
+    keys: Value
+    keys_1d: Value
+    width_1d: Value
+    positions: Value
+    first_rows: Value
+    shift: RowShift
+    key_bias: Value
+    own_kind: Value
+
+
+def _blocks_to_end(
+    op: Op,
+    query: Value,
+    key_kind: Value,
+    positions: Value,
+    content_bias: Value,
+    position_bias: Value,
+    *,
+    axes: int,
+) -> _BlocksToEnd:
+    """Cut the queries into blocks; scores have that number of axes. With 4 axes, the size of blocks is fixed."""
+    blocks = query_blocks(op, query, is_fixed=axes == 4)
+    scale = op.CastLike(float_attribute(op, "scale"), query)
+    missing_1d = op.Sub(blocks.padded_1d, blocks.tokens_1d)
+    keys_1d = op.Shape(key_kind, start=1, end=2)
+    blocks_behind = op.Sub(op.Sub(blocks.count, 1), op.Range(0, blocks.count, 1))
+    padded_query = op.Pad(query, op.Concat([0, 0], missing_1d, [0, 0, 0, 0, 0], axis=0))
+    content_query, position_query = (
+        op.Mul(op.Add(padded_query, op.CastLike(op.Unsqueeze(bias, [1]), query)), scale)
+        for bias in (content_bias, position_bias)
+    )
+    width_1d = op.Add(keys_1d, blocks.block_1d)
+    rows_1d = op.Add(keys_1d, blocks.padded_1d)
+    used_positions = op.Slice(positions, [0], rows_1d, [1])
+    missing_rows_1d = op.Sub(rows_1d, op.Shape(used_positions, start=1, end=2))
+    after_rows = op.Concat([0, 0, 0, 0], missing_rows_1d, [0], axis=0)
+    return _BlocksToEnd(
+        **vars(blocks),
+        missing_1d=missing_1d,
+        content_query=content_query,
+        position_query=position_query,
+        keys=op.Squeeze(keys_1d),
+        keys_1d=keys_1d,
+        width_1d=width_1d,
+        positions=op.Pad(op.CastLike(used_positions, query), after_rows),
+        first_rows=op.Mul(blocks_behind, blocks.block),
+        shift=row_shift(op, blocks.block_1d, width_1d, axes=axes),
+        key_bias=op.Where(op.Cast(key_kind, to=TensorProto.BOOL), 0.0, MASKED),
+        own_kind=op.Slice(key_kind, op.Sub(keys_1d, blocks.tokens_1d), keys_1d, [1]),
+    )
+
+
+def _distance_bias(op: Op, blocks: _BlocksToEnd, *, causal: bool, reach: int) -> Value | None:
+    """Return the bias of each row of the positions, [padded + keys], float32; None if queries see all distances.
+
+    Args:
+        op: appends to the graph.
+        blocks: the blocks.
+        causal: whether queries see no key behind them.
+        reach: the distances that a query sees; 0 for all.
+    """
+    if not causal and not reach:
+        return None
+    rows = op.Range(0, op.Add(blocks.keys, op.Squeeze(blocks.padded_1d)), 1)
+    # The row of distance 0 is keys - 1.
+    is_far = op.Less(rows, op.Sub(blocks.keys, reach)) if reach else None
+    is_hidden = op.GreaterOrEqual(rows, blocks.keys) if causal else is_far
+    if causal and reach:
+        is_hidden = op.Or(is_hidden, is_far)
+    return op.Where(is_hidden, MASKED, 0.0)
+
+
+def _padded_segments(op: Op, blocks: _BlocksToEnd, segment_scores: Value) -> tuple[Value, Value]:
+    """Return the kinds of the queries, [batch, padded], and scaled scores, [batch, heads, padded], float32."""
+    kinds = op.Pad(blocks.own_kind, op.Concat([0], blocks.missing_1d, [0, 0], axis=0))
+    scaled_scores = op.Mul(wide(op, segment_scores), float_attribute(op, "scale"))
+    return kinds, op.Pad(scaled_scores, op.Concat([0, 0], blocks.missing_1d, [0, 0, 0], axis=0))
+
+
+def _join(op: Op, blocks: _BlocksToEnd, sums: Value) -> Value:
+    """Turn float32 sums of heads and blocks into [batch, heads, tokens, head_dim], with 0 for padding."""
+    shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
+    rows = op.Slice(op.Reshape(sums, shape), blocks.missing_1d, blocks.padded_1d, [2])
+    real = op.Unsqueeze(op.Cast(blocks.own_kind, to=TensorProto.BOOL), [1, 3])
+    return rows_or_zero(op, real, rows)

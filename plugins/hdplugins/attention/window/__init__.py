@@ -1,0 +1,1 @@
+"""Sliding-window attention: the operator, and a face in each module."""

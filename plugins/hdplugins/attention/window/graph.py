@@ -1,0 +1,387 @@
+"""Sliding-window attention as function bodies of standard ONNX operators, with memory linear in tokens.
+
+The queries are cut into blocks, and each block meets the span of keys that its windows reach: scores are [..., block,
+span], never [tokens, tokens]. Two tables hold the tokens of each block and of its span. They are computed from the
+length of the text: no length needs to be a multiple of anything, and a span is never longer than the text. A head of
+dilation D is D windows over every D-th token, one per residue class, which is an axis of the tables. Global tokens are
+copied behind the keys, or found where they are, and joined to every span, so that one softmax covers both.
+
+The blocks come in two orders. In the parallel order they are one batch of products, which TensorRT fuses; the size of a
+block must not depend on the length then, or TensorRT's bounds multiply to gigabytes of planned memory. In the
+sequential order they are a loop, one block of one text per step, which fits in a CPU's caches at any batch size: about
+as fast in ONNX Runtime, with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on
+two cores, 12 heads of 64, a window of 256 tokens each side:
+
+======  ==========  ==========  ==========================
+tokens  parallel    sequential  dense (MultiHeadAttention)
+======  ==========  ==========  ==========================
+2048    48 (181)    49 (19)     64 (19)
+4096    95 (361)    99 (26)     237 (37)
+8192    180 (706)   198 (40)    950 (58)
+16384   353 (1412)  405 (69)    4368 (114)
+======  ==========  ==========  ==========================
+
+With a block of every text per step, 8 texts of 512 tokens took 40 % longer on one core and twice the memory. Two thirds
+of the sequential time are the two products, at the processor's peak; slicing spans instead of gathering them, masks
+computed once for all layers and MultiHeadAttention inside a step gained 5 % at most.
+
+Everything but query, key and value comes from `token_kind`, not from the shapes of these: ONNX Runtime sees then that
+all layers of a model need the same tables and masks, and computes them once.
+"""
+
+from __future__ import annotations
+
+__all__ = ["bodies"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from onnx import TensorProto
+
+from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
+from hdplugins.attention.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, wide
+from hdplugins.attention.operator import BlockOrder
+
+_NOWHERE = 1.0e9
+"""The place of a key behind the end of its text."""
+
+
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool = False) -> Bodies:
+    """Return the bodies for the nodes with these attributes.
+
+    Args:
+        inputs: the names of the inputs of a node.
+        attributes: the attributes of a node; the body reads ``left``, ``right`` and ``scale`` from each node.
+            ``global_bound`` is the most global tokens that a text may hold; 0 leaves out all that they need. The answer
+            for a text with more is undefined. TensorRT takes up to 3840.
+        grouped: whether key and value have fewer heads than query. The shapes of each node say how many.
+
+    Raises:
+        ValueError: a dilation is below 1 or missing, or the bound is negative.
+    """
+    dilation, bound = attributes["dilation"], attributes["global_bound"]
+    if not dilation or min(dilation) < 1:
+        raise ValueError(
+            f"The dilation {list(dilation)} is invalid: give one value of 1 or more per head, or a single one."
+        )
+    if bound < 0:
+        raise ValueError(f"The bound of {bound} global tokens is negative.")
+    of_order = partial(_attended, dilation=dilation, bound=bound, grouped=grouped)
+    return Bodies(
+        suffix=_suffix(dilation, bound, grouped),
+        parallel=partial(of_order, order=BlockOrder.PARALLEL),
+        sequential=partial(of_order, order=BlockOrder.SEQUENTIAL),
+        tokens_first=False,
+    )
+
+
+def _suffix(dilation: Sequence[int], bound: int, grouped: bool) -> str:
+    steps = list(dilation) if len(set(dilation)) > 1 else [dilation[0]]
+    suffix = ("_grouped" if grouped else "") + (f"_global{bound}" if bound else "")
+    return suffix + ("" if steps == [1] else "_dilation" + "_".join(map(str, steps)))
+
+
+def _attended(
+    op: Op,
+    query: Value,
+    key: Value,
+    value: Value,
+    token_kind: Value,
+    *,
+    dilation: Sequence[int],
+    bound: int,
+    grouped: bool,
+    order: BlockOrder,
+) -> Value:
+    texts = _texts(op, token_kind, bound)
+    if texts.globals_ is not None and order is BlockOrder.PARALLEL:
+        key, value = _with_globals(op, texts.globals_, key, value)
+    in_order = _in_parallel if order is BlockOrder.PARALLEL else _in_sequence
+    steps = sorted(set(dilation))
+    sums = []
+    for step in steps:
+        spans = _spans(op, texts, step, order)
+        if len(steps) == 1:
+            rows = in_order(op, texts, spans, query, key, value, grouped=grouped)
+        else:
+            heads = [head for head, of_head in enumerate(dilation) if of_head == step]
+            states = _states_of_heads(op, heads, query, key, value, grouped=grouped)
+            rows = in_order(op, texts, spans, *states, grouped=False)
+        rows = op.Reshape(rows, op.Concat([0, 0, -1], op.Shape(query, start=3), axis=0))
+        sums.append(op.Slice(rows, [0], texts.tokens_1d, [2]))
+    # Padding needs a rule of its own, since it may see keys.
+    real = op.Unsqueeze(op.Cast(token_kind, to=TensorProto.BOOL), [1, 3])
+    return rows_or_zero(op, real, _joined_heads(op, sums, dilation))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Globals:
+    """The global tokens of the texts.
+
+    Attributes:
+        tokens: [batch, bound], the numbers of the tokens.
+        columns: [bound], the columns of `_Texts.visible` that say which of them there are.
+        bound: the most global tokens of a text.
+    """
+
+    tokens: Value
+    columns: Value
+    bound: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Texts:
+    """The parts that windows of all dilations share.
+
+    Attributes:
+        batch_1d: [1], the number of texts.
+        tokens: [], the number of tokens of a text.
+        tokens_1d: the same as [1].
+        last_token: [], the number of the last token.
+        visible: [batch, tokens + bound]: which tokens a window may show, and which of the global columns are filled.
+        globals_: the global tokens; None for a bound of 0.
+    """
+
+    batch_1d: Value
+    tokens: Value
+    tokens_1d: Value
+    last_token: Value
+    visible: Value
+    globals_: _Globals | None
+
+
+def _texts(op: Op, token_kind: Value, bound: int) -> _Texts:
+    batch_1d, tokens_1d = op.Shape(token_kind, end=1), op.Shape(token_kind, start=1)
+    tokens = op.Squeeze(tokens_1d)
+    last_token = op.Sub(tokens, 1)
+    visible = op.Equal(token_kind, op.CastLike(1, token_kind))
+    globals_ = None
+    if bound:
+        # TopK needs at least as many values as it returns, whatever the length of the text: hence the padding. The
+        # number that it returns is a constant, for TensorRT limits and mishandles a computed one.
+        kinds = op.Pad(wide(op, token_kind), [0, 0, 0, bound])
+        top_kinds, top_tokens = op.TopK(kinds, [bound], axis=1, _outputs=2)
+        visible = op.Concat(visible, op.Greater(top_kinds, 1.5), axis=1)
+        columns = op.Add(op.Range(0, bound, 1), tokens)
+        globals_ = _Globals(tokens=op.Min(top_tokens, last_token), columns=columns, bound=bound)
+    return _Texts(
+        batch_1d=batch_1d,
+        tokens=tokens,
+        tokens_1d=tokens_1d,
+        last_token=last_token,
+        visible=visible,
+        globals_=globals_,
+    )
+
+
+def _with_globals(op: Op, globals_: _Globals, key: Value, value: Value) -> tuple[Value, Value]:
+    """Copy the rows of the global tokens behind both: [batch, kv_heads, tokens + bound, head_dim]."""
+    shape = op.Concat(op.Shape(key, end=2), [globals_.bound], op.Shape(key, start=3), axis=0)
+    index = op.Expand(op.Unsqueeze(globals_.tokens, [1, 3]), shape)
+    keys, values = (op.Concat(state, op.GatherElements(state, index, axis=2), axis=2) for state in (key, value))
+    return keys, values
+
+
+def _heads_1d(op: Op, state: Value) -> Value:
+    return op.Shape(state, start=1, end=2)
+
+
+def _states_of_heads(
+    op: Op, heads: list[int], query: Value, key: Value, value: Value, *, grouped: bool
+) -> tuple[Value, Value, Value]:
+    """Pick some heads of the queries, and for each of them its head of the keys."""
+    group = op.Div(_heads_1d(op, query), _heads_1d(op, key)) if grouped else None
+    key_heads = heads if group is None else op.Div(heads, group)
+    return op.Gather(query, heads, axis=1), op.Gather(key, key_heads, axis=1), op.Gather(value, key_heads, axis=1)
+
+
+def _joined_heads(op: Op, sums: Sequence[Value], dilation: Sequence[int]) -> Value:
+    """Put the heads of all dilations, which come in the order of these, back into their own order."""
+    if len(sums) == 1:
+        return sums[0]
+    held = sorted(range(len(dilation)), key=lambda head: dilation[head])  # the sort is stable
+    return op.Gather(op.Concat(*sums, axis=1), [held.index(head) for head in range(len(dilation))], axis=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spans:
+    """The tokens of each block and of its span. Those behind the end of the text continue the count.
+
+    Attributes:
+        blocks: [], the number of blocks.
+        queries: [blocks, step, block].
+        keys: [blocks, step, span].
+        half_reach: [], float32, half the reach of a window in tokens.
+        center: [], float32, the tokens from a query to the middle of its window.
+    """
+
+    blocks: Value
+    queries: Value
+    keys: Value
+    half_reach: Value
+    center: Value
+
+
+def _spans(op: Op, texts: _Texts, step: int, order: BlockOrder) -> _Spans:
+    """Compute the tables of a dilation. Their rows count the tokens of one residue class.
+
+    A span that would begin before the text is moved to its beginning, so that a span never needs more keys than there
+    are rows. One may still end behind the text.
+    """
+    left, right = integer_attribute(op, "left"), integer_attribute(op, "right")
+    reach = op.Add(left, right)
+    rows = op.Div(op.Add(texts.last_token, step), step)
+    # Larger blocks copy fewer keys twice and compute more masked scores. In the parallel order a quarter of the reach
+    # was best; in the sequential order 32 to 256 queries hardly differed in time.
+    if order is BlockOrder.PARALLEL:
+        block = op.Min(op.Max(op.Mul(op.Div(reach, 256), 64), 64), 256)
+    else:
+        block = op.Min(rows, 64)
+    blocks = op.Add(op.Div(op.Sub(rows, 1), block), 1)
+    span = op.Min(op.Add(block, reach), rows)
+    block_starts = op.Mul(op.Unsqueeze(op.Range(0, blocks, 1), [1, 2]), block)
+    span_starts = op.Max(op.Sub(block_starts, left), 0)
+    residues = op.Unsqueeze(op.Range(0, step, 1), [1])
+
+    def tokens(starts: Value, count: Value) -> Value:
+        return op.Add(op.Mul(op.Add(starts, op.Range(0, count, 1)), step), residues)
+
+    half_reach = op.Div(wide(op, op.Mul(reach, step)), 2.0)
+    return _Spans(
+        blocks=blocks,
+        queries=tokens(block_starts, block),
+        keys=tokens(span_starts, span),
+        half_reach=half_reach,
+        center=op.Sub(wide(op, op.Mul(right, step)), half_reach),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lookup:
+    """Where to gather queries and keys, and which of them belong together.
+
+    The last token stands in for those behind the end of the text: as queries they are dropped later, as keys they are
+    nowhere near.
+
+    Attributes:
+        queries: [..., block], tokens.
+        keys: [..., span], tokens.
+        columns: [..., span + bound], the same tokens as columns of `visible`, with its global columns.
+        reached: [..., block, span + bound].
+    """
+
+    queries: Value
+    keys: Value
+    columns: Value
+    reached: Value
+
+
+def _lookup(op: Op, texts: _Texts, spans: _Spans, queries: Value, keys: Value) -> _Lookup:
+    """Look up the tokens `queries`, [..., block], and `keys`, [..., span]."""
+    key_index = op.Min(keys, texts.last_token)
+    places = op.Where(op.Less(keys, texts.tokens), wide(op, keys), _NOWHERE)
+    centers = op.Add(op.Unsqueeze(wide(op, queries), [-1]), spans.center)
+    distances = op.Abs(op.Sub(op.Unsqueeze(places, [-2]), centers))
+    columns = key_index
+    if texts.globals_ is not None:
+        # A global token is at distance 0 from every query.
+        distances = _appended(op, distances, 0.0, texts.globals_)
+        columns = _appended(op, key_index, texts.globals_.columns, texts.globals_)
+    return _Lookup(
+        queries=op.Min(queries, texts.last_token),
+        keys=key_index,
+        columns=columns,
+        reached=op.LessOrEqual(distances, spans.half_reach),
+    )
+
+
+def _appended(op: Op, rows: Value, columns: Value | float, globals_: _Globals) -> Value:
+    """Append the same columns, [bound] or a single number, to each row: [..., row + bound]."""
+    shape = op.Concat(op.Shape(rows, end=-1), [globals_.bound], axis=0)
+    return op.Concat(rows, op.Expand(columns, shape), axis=-1)
+
+
+def _sums(op: Op, scaled_query: Value, keys: Value, values: Value, seen: Value, *, axes: int) -> Value:
+    """Compute [..., block, head_dim], 0 for a query that sees no key; `seen` broadcasts to [..., block, span].
+
+    All scores of such a query are masked, and a product makes its sum 0. The factor comes from the masks, which all
+    heads share.
+    """
+    bias = op.Where(seen, 0.0, MASKED)
+    sums = attention(op, scaled_query, keys, values, bias, axes=axes)
+    sees_any = op.Equal(op.ReduceMax(bias, [-1]), 0.0)
+    return op.Mul(sums, op.CastLike(sees_any, values))
+
+
+# Both orders return [batch, heads, blocks, block, step, head_dim]: the tokens in order, and some behind the end of the
+# text. With fewer heads of keys than of queries, heads are two axes, [kv_heads, group]: keys and values have 1 in place
+# of the group, so that products broadcast and nothing is copied for each head.
+
+
+def _in_parallel(
+    op: Op, texts: _Texts, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
+) -> Value:
+    scale = op.CastLike(float_attribute(op, "scale"), query)
+    lookup = _lookup(op, texts, spans, spans.queries, spans.keys)
+    visible = op.Gather(texts.visible, lookup.columns, axis=1)
+    seen = op.And(op.Unsqueeze(visible, [1, 2, -2] if grouped else [1, -2]), lookup.reached)
+    queries = query
+    if grouped:
+        queries = op.Reshape(query, op.Concat([0], _heads_1d(op, key), [-1], op.Shape(query, start=2), axis=0))
+    block_query = op.Gather(queries, lookup.queries, axis=2 + grouped)
+    block_keys, block_values = (op.Gather(state, lookup.columns, axis=2) for state in (key, value))
+    if grouped:
+        block_keys, block_values = (op.Unsqueeze(state, [2]) for state in (block_keys, block_values))
+    sums = _sums(op, op.Mul(block_query, scale), block_keys, block_values, seen, axes=6 + grouped)
+    if grouped:
+        sums = op.Reshape(sums, op.Concat([0], _heads_1d(op, query), op.Shape(sums, start=3), axis=0))
+    return op.Transpose(sums, perm=[0, 1, 2, 4, 3, 5])
+
+
+def _in_sequence(
+    op: Op, texts: _Texts, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
+) -> Value:
+    scale = op.CastLike(float_attribute(op, "scale"), query)
+    heads_1d = _heads_1d(op, query)
+    heads = key_heads = op.Squeeze(heads_1d)
+    head_range = op.Range(0, heads, 1)
+    if grouped:
+        key_heads_1d = _heads_1d(op, key)
+        key_heads = op.Squeeze(key_heads_1d)
+        head_numbers = op.Reshape(head_range, op.Concat(key_heads_1d, [-1, 1, 1], axis=0))
+        key_numbers = op.Unsqueeze(op.Range(0, key_heads, 1), [1, 2, 3])
+    else:
+        head_numbers = key_numbers = op.Unsqueeze(head_range, [1, 2])
+    # The rows of all heads of all texts are numbered through, so that nothing of other texts is copied.
+    rows_shape = op.Concat([-1], op.Shape(query, start=3), axis=0)
+    all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in (query, key, value))
+
+    def attend(op: Op, text: Value, query_tokens: Value, key_tokens: Value) -> Value:
+        lookup = _lookup(op, texts, spans, query_tokens, key_tokens)
+        key_index = lookup.keys
+        if texts.globals_ is not None:
+            text_globals = op.Gather(texts.globals_.tokens, text, axis=0)
+            key_index = _appended(op, key_index, text_globals, texts.globals_)
+        visible = op.Gather(op.Gather(texts.visible, text, axis=0), lookup.columns, axis=0)
+        seen = op.And(op.Unsqueeze(visible, [-2]), lookup.reached)
+
+        def rows_of(tokens: Value, heads: Value, numbers: Value) -> Value:
+            return op.Add(op.Mul(op.Add(op.Mul(text, heads), numbers), texts.tokens), tokens)
+
+        block_query = op.Gather(all_queries, rows_of(lookup.queries, heads, head_numbers), axis=0)
+        key_rows = rows_of(key_index, key_heads, key_numbers)
+        block_keys, block_values = (op.Gather(rows, key_rows, axis=0) for rows in (all_keys, all_values))
+        sums = _sums(op, op.Mul(block_query, scale), block_keys, block_values, seen, axes=4 + grouped)
+        if grouped:
+            sums = op.Reshape(sums, op.Concat(heads_1d, op.Shape(sums, start=2), axis=0))
+        return wide(op, sums)
+
+    step_texts, _ = steps_of_texts(op, texts.batch_1d, spans.blocks)
+    repeats = op.Concat(texts.batch_1d, [1, 1], axis=0)
+    queries, keys = (op.Tile(table, repeats) for table in (spans.queries, spans.keys))
+    scanned = scan(op, attend, step_texts, queries, keys, shapes=[("heads", "step", "block", "head_dim")])
+    sums = op.CastLike(scanned, query)
+    shape = op.Concat(texts.batch_1d, op.Unsqueeze(spans.blocks, [0]), op.Shape(sums, start=1), axis=0)
+    return op.Transpose(op.Reshape(sums, shape), perm=[0, 2, 1, 4, 3, 5])

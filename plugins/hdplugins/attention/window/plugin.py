@@ -1,0 +1,140 @@
+"""Sliding-window attention as a TensorRT plugin: a call plans the keys, then attends, with one launch per dilation."""
+
+from __future__ import annotations
+
+__all__ = ["FACE", "PLAN_CHUNK", "SUMMARY_INTS"]
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
+from hdplugins.attention.window.operator import OPERATOR
+from hdplugins.attention.window.tiles import (
+    WINDOW_HEAD_DIMS,
+    candidates_for_windows,
+    tiles_for_windows,
+)
+from hdplugins.kernels.aot import Constant
+from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes
+from hdplugins.kernels.cuda_launch import Launch
+
+SUMMARY_INTS = 4
+"""int32 values at the start of a text's plan: globals listed, first local token, one past the last, unused."""
+
+PLAN_CHUNK = 256
+"""Tokens that one program of `plan_keys` describes. To be tuned on a GPU."""
+
+_BLOCK_GLOBALS = {"float16": 32, "bfloat16": 32, "float32": 16}
+"""Dtype -> keys of one step over the global columns; small, for a text has few of them."""
+
+
+class _Face(PluginFace):
+    """`plan_keys` describes the keys of each text; heads of one dilation in a row are one launch of `attend`."""
+
+    OPERATOR = OPERATOR
+    FIELDS: ClassVar = {
+        "left": FieldType.INT,
+        "right": FieldType.INT,
+        "dilation": FieldType.INTS,
+        "global_bound": FieldType.INT,
+        "scale": FieldType.FLOAT,
+    }
+    INPUT_DTYPES = (None, None, None, "int32")
+    SCRATCH: ClassVar = {"plan": "i32"}
+    POINTERS: ClassVar = {
+        "plan_keys": ("token_kind", "plan"),
+        "attend": ("query", "key", "value", "token_kind", "plan", "out"),
+    }
+    SCALARS: ClassVar = {
+        "plan_keys": ("tokens", "global_bound"),
+        "attend": (
+            "stride_batch", "stride_key_batch", "stride_head", "stride_token", "tokens", "left", "right", "first_head",
+            "group", "dilation", "global_bound", "scale",
+        ),
+    }  # fmt: skip
+
+    def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
+        return tiles_for_windows(architecture, shapes[0][3], dtype)
+
+    def candidates(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> tuple[Tiles, ...]:
+        return candidates_for_windows(architecture, shapes[0][3], dtype)
+
+    def constants(
+        self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
+    ) -> Mapping[str, Mapping[str, Constant]]:
+        return {
+            "plan_keys": {"summary_ints": SUMMARY_INTS, "chunk": PLAN_CHUNK},
+            "attend": {
+                "summary_ints": SUMMARY_INTS,
+                "head": tiles.head,
+                "tail": shapes[0][3] - tiles.head,
+                "block_queries": tiles.block_queries,
+                "block_keys": tiles.block_keys,
+                "block_globals": _BLOCK_GLOBALS[dtype],
+            },
+        }
+
+    def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
+        """The plan is [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
+        batch, _, tokens, _ = shapes[0]
+        return {"plan": 4 * batch * (SUMMARY_INTS + 2 * tokens + attributes["global_bound"])}
+
+    def launches(
+        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Launch, ...]:
+        self.check_shapes(shapes)
+        batch, heads, tokens, head_dim = shapes[0]
+        kv_heads = shapes[1][1]
+        left, right, dilation, global_bound, scale = (attributes[name] for name in self.FIELDS)
+        check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale, head_dims=WINDOW_HEAD_DIMS)
+        for name, number in (("left", left), ("right", right), ("global_bound", global_bound)):
+            if number < 0:
+                raise ValueError(f"{name} is {number}; it must be 0 or more.")
+        if len(dilation) not in (1, heads) or min(dilation) < 1:
+            raise ValueError(
+                f"dilation is {list(dilation)}; it must have 1 value or {heads}, one per head, each 1 or more."
+            )
+        # Steps as long as the text and longer ones are alike: a query sees no local token but itself.
+        of_head = [min(step, tokens) for step in (dilation if len(dilation) == heads else list(dilation) * heads)]
+        plan = Launch(
+            kernel="plan_keys",
+            grid=(ceil_div(tokens, constants["plan_keys"]["chunk"]), batch, 1),
+            scalars={"tokens": tokens, "global_bound": global_bound},
+        )
+        attends = (
+            Launch(
+                kernel="attend",
+                # Each of the `step` residue classes has blocks of its own.
+                grid=(step * ceil_div(ceil_div(tokens, step), constants["attend"]["block_queries"]), count, batch),
+                scalars={
+                    "stride_batch": heads * tokens * head_dim,
+                    "stride_key_batch": kv_heads * tokens * head_dim,
+                    "stride_head": tokens * head_dim,
+                    "stride_token": head_dim,
+                    "tokens": tokens,
+                    # Wider than the text is as wide as the text, and cannot overflow.
+                    "left": min(left, tokens),
+                    "right": min(right, tokens),
+                    "first_head": first_head,
+                    "group": heads // kv_heads,
+                    "dilation": step,
+                    "global_bound": global_bound,
+                    "scale": scale * LOG2_E,
+                },
+            )
+            for first_head, count, step in _runs(of_head)
+        )
+        return (plan, *attends)
+
+
+FACE = _Face()
+
+
+def _runs(values: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(start, length, value) of each run of equal values."""
+    start = 0
+    for value, run in itertools.groupby(values):
+        length = len(list(run))
+        yield start, length, value
+        start += length

@@ -1,0 +1,118 @@
+"""Bodies that are written as Python functions: the nodes of calls and numbers, and the mistakes that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, Operator
+from hdplugins.attention.body_maker import Op, Value, choose, float_attribute, function, integer_attribute, scan
+from support.function_bodies import nodes_within
+
+OPERATOR = Operator(name="Toy", version=1, package=__name__, inputs=("x",), states=1, attributes=("scale", "count"))
+
+
+def answer_of(body: Callable[..., Value], x: Any) -> np.ndarray:
+    """The answer of a node with scale=0.5 and count=3, by ONNX's own evaluator."""
+    proto = function(OPERATOR, body, inputs=1)
+    x = np.asarray(x)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    node = helper.make_node("Toy", ["x"], ["y"], domain=ONNX_DOMAIN, scale=0.5, count=3)
+    graph = helper.make_graph(
+        [node],
+        "toy",
+        [helper.make_tensor_value_info("x", kind, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.UNDEFINED, None)],
+    )
+    opsets = [helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)]
+    model = helper.make_model(graph, functions=[proto], opset_imports=opsets, ir_version=10)
+    (answer,) = ReferenceEvaluator(model).run(None, {"x": x})
+    return answer
+
+
+def test_numbers_become_constants_of_a_type_that_their_kind_decides() -> None:
+    def body(op: Op, x: Value) -> Value:
+        return op.Add(op.Mul(x, 2.0), op.Cast(op.ReduceSum(op.Add([1, 2], 1), keepdims=0), to=TensorProto.FLOAT))
+
+    answer = answer_of(body, np.float32([1, 2]))
+    assert answer.dtype == np.float32
+    assert answer.tolist() == [7, 9]
+
+
+def test_equal_numbers_share_a_constant() -> None:
+    proto = function(OPERATOR, lambda op, x: op.Add(op.Add(x, 1), op.Add(x, 1)), inputs=1)
+    assert [node.op_type for node in proto.node] == ["Constant", "Add", "Add", "Add"]
+
+
+def test_attributes_are_those_of_each_node() -> None:
+    def body(op: Op, x: Value) -> Value:
+        return op.Mul(op.Mul(x, float_attribute(op, "scale")), op.CastLike(integer_attribute(op, "count"), x))
+
+    assert answer_of(body, np.float32(4)) == 6
+
+
+def test_a_loop_reads_the_values_around_it_and_returns_states_and_results() -> None:
+    def body(op: Op, x: Value) -> Value:
+        doubled = op.Mul(x, 2.0)
+
+        def step(op: Op, number: Value, total: Value, element: Value) -> tuple[Value, Value, Value]:
+            inner = op.ReduceSum(doubled, keepdims=0)
+            return op.Add(number, 1), op.Add(total, element), op.Add(element, inner)
+
+        number, total, results = scan(op, step, x, states=[0, op.Constant(value_float=0.0)], shapes=[()])
+        return op.Concat(op.CastLike(op.Unsqueeze(number, [0]), x), op.Unsqueeze(total, [0]), results, axis=0)
+
+    assert answer_of(body, np.float32([1, 10, 100])).tolist() == [3, 111, 223, 232, 322]
+
+
+@pytest.mark.parametrize(("x", "expected"), [(1.0, [10.0, 3.0]), (-1.0, [-10.0, 4.0])])
+def test_a_choice_returns_what_the_chosen_body_returns(x: float, expected: list[float]) -> None:
+    def body(op: Op, x: Value) -> Value:
+        tenfold = op.Mul(x, 10.0)
+
+        def three(op: Op) -> tuple[Value, Value]:
+            return op.Identity(tenfold), op.Constant(value_float=3.0)
+
+        def four(op: Op) -> tuple[Value, Value]:
+            return op.Identity(tenfold), op.Constant(value_float=4.0)
+
+        values = choose(op, op.Greater(x, 0.0), three, four)
+        return op.Concat(*(op.Unsqueeze(value, [0]) for value in values), axis=0)
+
+    assert answer_of(body, np.float32(x)).tolist() == expected
+
+
+def test_no_two_values_of_a_body_have_one_name() -> None:
+    def body(op: Op, x: Value) -> Value:
+        def step(op: Op, element: Value) -> Value:
+            return scan(op, lambda op, element: op.Add(element, 1.0), element, shapes=[("row",)])
+
+        return scan(op, step, x, shapes=[("rows", "row")])
+
+    names = [name for node in nodes_within(function(OPERATOR, body, inputs=1)) for name in node.output]
+    assert len(names) == len(set(names)) == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        (lambda op, x: op.Softmax(x, axes=1), TypeError, r"Softmax has the attributes \['axis'\], not \['axes'\]"),
+        (lambda op, x: op.Add(x), TypeError, "Add has 2 to 2 inputs, not 1"),
+        (lambda op, x: op.Adds(x, x), onnx.defs.SchemaError, "Adds"),
+        (
+            lambda op, x: scan(op, lambda inner, element: op.Add(element, 1.0), x, shapes=[()]),
+            onnx.checker.ValidationError,
+            "element",
+        ),
+    ],
+    ids=["attribute", "inputs", "operator", "loop"],
+)
+def test_a_mistake_is_refused(body: Callable[..., Value], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        function(OPERATOR, body, inputs=1)

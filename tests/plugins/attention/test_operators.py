@@ -1,0 +1,95 @@
+"""Every operator: the specification, and each face against the reference."""
+
+from __future__ import annotations
+
+import inspect
+
+import onnx
+import pytest
+
+from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
+from hdplugins.attention.body_maker import function_of_node
+from support.clipped_operator import Clipped
+from support.disentangled_operator import Disentangled
+from support.favor_operator import Favor
+from support.local_global_operator import NODES as LOCAL_GLOBAL
+from support.relative_operator import Relative
+from support.sparse_descriptions import DESCRIPTIONS
+
+each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+
+ATTRIBUTES = {name: described.layers[0].node_attributes for name, described in DESCRIPTIONS.items()}
+ATTRIBUTES["ClippedDistanceAttention"] = Clipped().node_attributes
+ATTRIBUTES["DisentangledAttention"] = Disentangled().node_attributes
+ATTRIBUTES["DenseAttention"] = {"scale": 0.5, "causal": 0}
+ATTRIBUTES["FavorAttention"] = Favor().node_attributes
+ATTRIBUTES["LocalGlobalAttention"] = LOCAL_GLOBAL[0].node_attributes
+ATTRIBUTES["RelativeAttention"] = Relative().node_attributes
+
+ATTRIBUTES_OF_ALL_INPUTS = {"LocalGlobalAttention": LOCAL_GLOBAL[3].node_attributes}
+"""Attributes of operators whose nodes have all optional inputs or none, and whose attributes say so."""
+
+
+def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:
+    attributes = ATTRIBUTES[operator.name]
+    if arity == len(operator.inputs):
+        attributes = ATTRIBUTES_OF_ALL_INPUTS.get(operator.name, attributes)
+    return function_of_node(operator, inputs=arity, attributes=attributes)
+
+
+def arities(operator: Operator) -> list[int]:
+    return sorted({len(operator.inputs) - len(operator.optional_inputs), len(operator.inputs)})
+
+
+def test_there_are_operators_under_their_own_names() -> None:
+    assert {name: operator.name for name, operator in OPERATORS.items()} == {name: name for name in OPERATORS}
+    assert set(ATTRIBUTES) == set(OPERATORS)
+
+
+@each_operator
+def test_semantics_and_a_portable_body_are_the_least_an_operator_has(operator: Operator) -> None:
+    for face in ("reference", "graph"):
+        assert operator.has_face(face)
+        assert operator.face(face).__name__ == f"{operator.package}.{face}"
+    assert not operator.has_face("no_such_face")
+    with pytest.raises(ModuleNotFoundError):
+        operator.face("no_such_face")
+
+
+@each_operator
+def test_optional_inputs_are_the_last_ones(operator: Operator) -> None:
+    optional = len(operator.optional_inputs)
+    assert operator.version >= 1
+    assert optional == 0 or operator.inputs[-optional:] == operator.optional_inputs
+
+
+@each_operator
+def test_the_reference_takes_the_inputs_and_attributes_of_the_specification(operator: Operator) -> None:
+    module = operator.face("reference")
+    (name,) = module.__all__
+    parameters = inspect.signature(getattr(module, name)).parameters
+    positional = tuple(p.name for p in parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY)
+    keywords = tuple(p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
+    assert (positional, keywords) == (operator.inputs, operator.attributes)
+
+
+@each_operator
+def test_the_body_has_the_signature_of_the_specification_and_standard_operators(operator: Operator) -> None:
+    for arity in arities(operator):
+        body = body_of(operator, arity)
+        assert body.domain == ONNX_DOMAIN
+        # The attributes that decide a body are part of the body's name, behind an underscore.
+        assert body.name.partition("_")[0] == operator.name
+        assert tuple(body.input) == operator.inputs[:arity]
+        assert tuple(body.attribute) == operator.attributes
+        assert len(body.output) == 1
+        assert [(opset.domain, opset.version) for opset in body.opset_import] == [("", ONNX_OPSET)]
+        for node in body.node:
+            assert onnx.defs.get_schema(node.op_type, ONNX_OPSET, node.domain).name == node.op_type
+
+
+@each_operator
+def test_an_arity_without_a_body_is_refused(operator: Operator) -> None:
+    for arity in {*range(len(operator.inputs) + 2)} - {*arities(operator)}:
+        with pytest.raises(ValueError, match=f"{operator.name} has .* inputs, not {arity}"):
+            body_of(operator, arity)
