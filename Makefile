@@ -43,8 +43,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # For two cores: tests wait for processes now and then, while another has something to do.
 WORKERS ?= 3
+# The C library's allocator keeps what a tensor leaves for the next one, which saves a tenth of the time.
+KEEPING_MEMORY := MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TOP_PAD_=67108864 MALLOC_TRIM_THRESHOLD_=268435456
 # A worker that dies ends the run: xdist would run the test that killed it again, and wait for it without end.
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --max-worker-restart 0
+PYTEST := $(KEEPING_MEMORY) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --max-worker-restart 0
 
 test: $(INSTALLED)
 	$(PYTEST) -m 'not nightly'

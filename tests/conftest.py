@@ -30,6 +30,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 provide_library_link()
 
 
+def pytest_configure(config):
+    """Children of tests have the allocator of every process, whose memory some tests measure: see the Makefile."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_"):
+            os.environ.pop(name, None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Garbage is looked for among what tests make, not among a million objects of libraries, each time anew.
@@ -44,6 +51,12 @@ def pytest_collection():
         gc.freeze()
         gc.set_threshold(10_000, 20, 20)  # a trace makes millions of objects, few of them in cycles
         gc.enable()
+
+
+def pytest_sessionfinish():
+    """pytest looks for garbage five times in a row, for exceptions in it: once is enough for CPython."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
