@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from hdexport.attention.kinds import kinds
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdexport.graph.lowering import onnxruntime_cpu, openvino, tensorrt
+from hdexport.lowering.lowering import Lowering
 from hdexport.model.task import Task
 from hdexport.model.weight_type import WeightType
 from hdplugins import OPERATORS
+from hdplugins.attention.plugin_face import face_of
+from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from support.commands import run_here
 from support.pages import ROOT, code_blocks, page
 from support.sample_model import environment, save_sample_model
@@ -33,15 +36,18 @@ def support_table() -> str:
         "| operator | ONNX function | ONNX Runtime CPU | OpenVINO | TensorRT, TensorRT-RTX |",
         "|---|---|---|---|---|",
     ]
+    lowerings = {lowering.operator: lowering for kind in kinds() for lowering in kind.lowerings}
     for name, operator in OPERATORS.items():
+        lowering = lowerings.get(name, Lowering())
         function = ", ".join(WeightType) if operator.has_face("graph") else "-"
-        fused = onnxruntime_cpu.FUSED_DTYPES.get(name)
-        linear = "linear function" + ", fused for short texts" * (name in onnxruntime_cpu.FUSED_FOR_SHORT_TEXTS)
-        cpu = "fused in " + ", ".join(fused) if fused else linear
-        kind = "plugin" if operator.has_face("plugin") else "fused"
-        in_engines = tensorrt.FUSED_DTYPES.get(name)
-        engine = f"{kind} in " + ", ".join(in_engines) + "; function otherwise" if in_engines else "function"
-        in_openvino = "fused" if name in openvino.FUSED else "function"
+        fused = lowering.fused.get(CPU_LOWERING)
+        cpu = f"fused in {', '.join(fused)}" if fused else "linear function"
+        cpu += ", fused for short texts" * lowering.fuses_short_texts
+        is_plugin = operator.has_face("plugin")
+        in_engines = face_of(operator).DTYPES if is_plugin else lowering.fused.get("tensorrt")
+        kind = "plugin" if is_plugin else "fused"
+        engine = f"{kind} in {', '.join(in_engines)}; function otherwise" if in_engines else "function"
+        in_openvino = "fused" if OPENVINO_LOWERING in lowering.fused else "function"
         lines.append(f"| {name} | {function} | {cpu} | {in_openvino} | {engine} |")
     return "\n".join(lines)
 

@@ -184,7 +184,7 @@ def _check(name: str, options: argparse.Namespace) -> None:
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdexport.engines.profiles import profiles_from_options
-    from hdexport.graph.lowering.tensorrt import AttentionImpl
+    from hdexport.graph.targets.tensorrt import AttentionImpl
     from hdexport.verify.grid import Grid
     from hdruntime.bundle.manifest import Backend
 

@@ -151,8 +151,8 @@ def _planned_bytes(options: argparse.Namespace) -> dict[str, int]:
     """TensorRT-RTX's plan of memory for a text of the most tokens, with and without feed-forward networks."""
     import onnx_ir as ir
 
-    from hdexport.graph.lowering.tensorrt import tensorrt_graph
     from hdexport.graph.passes.chunk_feed_forward import feed_forward_networks
+    from hdexport.graph.targets.tensorrt import tensorrt_graph
 
     planned = {}
     for name in _ENGINES:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_graph
-from hdexport.graph.lowering.openvino.graph_files import write_openvino_graphs
-from hdexport.graph.lowering.tensorrt import AttentionImpl
+from hdexport.graph.targets.openvino import write_openvino_graphs
+from hdexport.graph.targets.tensorrt import AttentionImpl
 from hdexport.quantize.options import Int8Options
 from hdexport.support.bundle_writer import seal, staged_bundle
 from hdexport.support.progress import Progress

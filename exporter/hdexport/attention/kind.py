@@ -7,7 +7,7 @@
 2. The pipeline loads the model. `AttentionKind.setup` fits the request to the model, or refuses: a `WindowSetup`.
 3. `Setup.adapt` puts nodes of our operator into the model's layers, and the model is traced.
 4. `AttentionKind.record` describes the setup for the manifest; each node gets the operator's function body
-   (`hdplugins.attention`), and `hdexport.graph.lowering` gives each backend its form of the node.
+   (`hdplugins.attention`), and `hdexport.graph.targets` asks the node's `Lowering` for each backend's form.
 5. Verification knows the bundle alone: `AttentionKind.read` makes a setup of the record, `use_reference` makes the
    library's own model attend so, and `boundaries` adds the lengths at which windows begin to matter.
 """
@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from hdexport.lowering.lowering import Lowering
 from hdexport.model.family import Family
 from hdexport.model.memories import Memories
 from hdexport.model.task import Task
@@ -245,6 +246,7 @@ class AttentionKind:
         forms: word that begins a value of ``--attention`` -> form; none for a kind that no model is given.
         record_type: the dataclass of its record, whose first field is ``kind``.
         scales_queries: whether models that are given it scale their queries by `Subject.query_scale`.
+        lowerings: what backends get in the place of the nodes of the kind's operators, where not the bodies alone.
         holds_scores: whether the graph for a CPU has all scores of a layer in memory where a text is masked.
         fuses_in_openvino: whether the graph for OpenVINO has no such scores, even where a text is masked.
     """
@@ -253,6 +255,7 @@ class AttentionKind:
     forms: ClassVar[Mapping[str, Form]] = {}
     record_type: ClassVar[type[Any]]
     scales_queries: ClassVar[bool] = False
+    lowerings: ClassVar[Sequence[Lowering]] = ()
     holds_scores: ClassVar[bool] = True
     fuses_in_openvino: ClassVar[bool] = False
 

@@ -11,6 +11,7 @@ __all__ = [
     "check_unseen_tokens",
     "kind_named",
     "kinds",
+    "lowering_of",
 ]
 
 import functools
@@ -18,7 +19,7 @@ import importlib.metadata
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,9 +34,14 @@ from hdexport.attention.lsh.kind import LshKind
 from hdexport.attention.relative.kind import RelativeKind
 from hdexport.attention.spec import NotUnderstoodError
 from hdexport.attention.window.kind import WindowKind
+from hdexport.lowering.lowering import Lowering
+from hdexport.lowering.nodes import operator_of
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BundleCorruptError, InputError, ModelError
+
+if TYPE_CHECKING:
+    import onnx_ir
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +59,9 @@ _OURS: tuple[AttentionKind, ...] = (
     DisentangledKind(),
     LocalGlobalKind(),
 )
+
+
+_BODIES = Lowering()
 
 
 @functools.cache
@@ -93,6 +102,13 @@ def kind_named(name: object) -> AttentionKind:
         f"The bundle has attention of the kind {name!r}; known here: {known}.\n"
         "Install the package that it comes from, or a newer hdexport: pip install -U hdexport"
     )
+
+
+def lowering_of(node: onnx_ir.Node) -> Lowering:
+    """Return what backends get in the place of a node of one of our operators."""
+    operator = operator_of(node).name
+    found = (lowering for kind in kinds() for lowering in kind.lowerings if lowering.operator == operator)
+    return next(found, _BODIES)
 
 
 def attention_from_spec(spec: str | None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def engine_options(
     from hdexport.engines.build import EngineOptions
     from hdexport.engines.profiles import profiles_from_options
     from hdexport.engines.tensorrt_packages import architectures_from_option
-    from hdexport.graph.lowering.tensorrt import AttentionImpl
+    from hdexport.graph.targets.tensorrt import AttentionImpl
 
     previous = previous or EngineOptions()
     profiles = previous.profiles

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.engines.profiles import default_profiles, with_memory
 from hdexport.engines.targets import EngineTarget
-from hdexport.graph.lowering.tensorrt import AttentionImpl
+from hdexport.graph.targets.tensorrt import AttentionImpl
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Manifest, ProfileShape
 from hdruntime.constants import KERNELS_FOLDER
@@ -84,7 +84,7 @@ class EngineBuilder:
         import onnx_ir as ir
 
         from hdexport.engines.kernels import write_kernels
-        from hdexport.graph.lowering.tensorrt import tensorrt_graph
+        from hdexport.graph.targets.tensorrt import tensorrt_graph
 
         dtype = manifest.dtype
         chosen = self._options.profiles or default_profiles(manifest)

@@ -50,7 +50,7 @@ def build_engine(
     """Build an engine and write it with its passport, each whole or not at all.
 
     Args:
-        onnx_path: a graph lowered by :func:`hdexport.graph.lowering.tensorrt.tensorrt_graph`, weights beside it.
+        onnx_path: a graph lowered by :func:`hdexport.graph.targets.tensorrt.tensorrt_graph`, weights beside it.
             Its inputs' first axis is the batch, an axis called memory the memory, and another without a size the
             tokens.
         destination: the engine's file; the passport gets the same name with ``.json``.

@@ -54,7 +54,7 @@ def manifest_of_graph(
     Raises:
         ModelError: attention cannot hide tokens from others, and the model adds such tokens.
     """
-    from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+    from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 
     config, task = module.model.config, module.task
     nodes = [OperatorNode(operator_of(node).name, attributes_of(node)) for node in operator_nodes(portable)]

@@ -91,11 +91,11 @@ def lowered_graphs(
     """
     import onnx_ir as ir
 
-    from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
-    from hdexport.graph.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
-    from hdexport.graph.lowering.openvino.graph_files import write_openvino_graphs
     from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
     from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
+    from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
+    from hdexport.graph.targets.onnxruntime_cuda import lower_for_onnxruntime_cuda
+    from hdexport.graph.targets.openvino import write_openvino_graphs
 
     graphs = [GraphFile(file=_PORTABLE_FILE, lowering=PORTABLE_LOWERING, dtype=dtype)]
     for_gpu, chunked = portable.clone(), 0

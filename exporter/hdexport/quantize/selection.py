@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.graph.bundle_graph import read_graph
-from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
+from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
 from hdexport.quantize.calibration import CalibratedProduct
 from hdexport.quantize.switches import SwitchedGraph
 from hdexport.quantize.texts import tokens_in_memory

@@ -21,7 +21,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
-from hdexport.graph.lowering.tensorrt import AttentionImpl
+from hdexport.graph.targets.tensorrt import AttentionImpl
 from hdexport.model.positions import Scheme
 from hdexport.model.task import Task
 from hdexport.rebuild import RebuildOptions, rebuild

@@ -13,7 +13,7 @@ import pytest
 
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options, with_memory
-from hdexport.graph.lowering.tensorrt import AttentionImpl
+from hdexport.graph.targets.tensorrt import AttentionImpl
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdruntime.bundle.manifest import Backend
 from support.attention_records import recorded

@@ -30,7 +30,7 @@ from hdexport.engines.tensorrt_packages import (
     load_flavour,
     load_polygraphy,
 )
-from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.graph.targets.tensorrt import AttentionImpl, tensorrt_graph
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.errors import EngineError, InputError, MissingDependencyError
 from hdruntime.gpu import driver as gpu

@@ -11,7 +11,7 @@ import pytest
 
 from hdexport.engines.kernels import write_kernels
 from hdexport.engines.targets import EngineTarget
-from hdexport.graph.lowering.tensorrt import tensorrt_graph
+from hdexport.graph.targets.tensorrt import tensorrt_graph
 from hdplugins.attention.window.plugin import FACE
 from hdplugins.kernels.aot import KernelError, read_kernel
 from hdplugins.kernels.cuda_launch import find_kernels

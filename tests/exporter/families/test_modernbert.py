@@ -24,7 +24,7 @@ from hdexport.engines.profiles import profiles_from_options
 from hdexport.engines.targets import EngineTarget
 from hdexport.engines.tensorrt_builder import build_engine
 from hdexport.families import family_of
-from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.graph.targets.tensorrt import AttentionImpl, tensorrt_graph
 from hdexport.model.task import Task
 from hdexport.pipeline import run
 from hdruntime.bundle.manifest import Backend

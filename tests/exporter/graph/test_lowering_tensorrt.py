@@ -17,8 +17,8 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from hdexport.engines.tensorrt_packages import load_flavour
-from hdexport.graph.lowering.plugin_nodes import plugin_nodes
-from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.graph.targets.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.lowering.plugin_nodes import plugin_nodes
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
 from support.attention_graphs import HEADS, Dense, attention_model

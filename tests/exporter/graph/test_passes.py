@@ -13,9 +13,9 @@ import pytest
 
 import hdexport.graph.passes.lay_out_weights
 from hdexport.graph.passes.attach_functions import attach_functions
-from hdexport.graph.passes.graph_nodes import operator_nodes
 from hdexport.graph.passes.lay_out_weights import lay_out_weights
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
+from hdexport.lowering.nodes import operator_nodes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
 from hdplugins.attention.body_maker import Bodies
 from hdplugins.attention.relative import graph

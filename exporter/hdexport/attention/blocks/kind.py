@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hdexport.attention.blocks.lower import LOWERING
 from hdexport.attention.blocks.record import (
     GLOBAL_EMBEDDINGS_FILE,
     LISTED_BLOCKS_FILE,
@@ -76,6 +77,7 @@ class BlocksKind(AttentionKind):
     name = "blocks"
     forms = MappingProxyType(_FORMS)
     record_type = BlockSparse
+    lowerings = (LOWERING,)
     scales_queries = True
     holds_scores = False
 

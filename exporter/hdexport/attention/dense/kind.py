@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hdexport.attention.dense.lower import LOWERING
 from hdexport.attention.kind import AttentionKind, OperatorNode, Setup
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
@@ -34,6 +35,7 @@ class DenseKind(AttentionKind):
 
     name = "dense"
     record_type = DenseAttention
+    lowerings = (LOWERING,)
     fuses_in_openvino = True
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> DenseAttention | None:

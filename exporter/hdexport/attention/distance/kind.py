@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hdexport.attention.clipped_distances import ClippedDistanceKind, ClippedDistances
+from hdexport.attention.distance.lower import LOWERING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class DistanceKind(ClippedDistanceKind):
 
     name = "clipped"
     record_type = ClippedAttention
+    lowerings = (LOWERING,)
     operator = "ClippedDistanceAttention"
     title = "attention by distance"
     score_copies = 5

@@ -23,6 +23,7 @@ from hdexport.attention.kind import (
     Subject,
 )
 from hdexport.attention.spec import SpecReader
+from hdexport.attention.window.lower import LOWERING
 from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.model.family import Family
 from hdexport.model.memories import Memories
@@ -108,6 +109,7 @@ class WindowKind(AttentionKind):
     name = "window"
     forms = MappingProxyType({"window": _FORM})
     record_type = WindowAttention
+    lowerings = (LOWERING,)
     scales_queries = True
     holds_scores = False
 

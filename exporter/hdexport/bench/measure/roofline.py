@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hdexport.attention.kinds import attention_of
 from hdexport.bench.results.result import Ceilings, Roofline
 from hdexport.graph.bundle_graph import read_graph
-from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import OPERATORS
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle

@@ -6,7 +6,7 @@ __all__ = ["attach_functions"]
 
 from typing import TYPE_CHECKING
 
-from hdexport.graph.passes.graph_nodes import body_of, operator_nodes
+from hdexport.lowering.nodes import body_of, operator_nodes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
 from hdruntime.errors import ExportError
 

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hdexport.graph.passes.graph_nodes import operator_of
+from hdexport.attention.kinds import lowering_of
 from hdexport.graph.passes.module_names import module_names
+from hdexport.lowering.lowering import SharedParts
+from hdexport.lowering.nodes import operator_nodes, operator_of
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET
 
 if TYPE_CHECKING:
@@ -123,9 +125,8 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
-    from hdexport.graph.lowering.multi_head_attention import CONTRIB_DOMAIN
-    from hdexport.graph.lowering.onnxruntime_cpu.dense_attention import lower_dense_attention
     from hdexport.graph.passes.widen_to_float32 import widen_to_float32
+    from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN
 
     graph = model.graph
     half = {output for node in graph for output in node.outputs if output.dtype is ir.DataType.FLOAT16}
@@ -138,7 +139,9 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     widen_to_float32(model)
     scores = ir.serde.deserialize_function(onnx.parser.parse_function(_SCORES_BODY))
     model.functions[scores.identifier()] = scores
-    lower_dense_attention(model)
+    parts = SharedParts(model)
+    for node in operator_nodes(model, _DENSE):
+        lowering_of(node).for_onnxruntime_cpu(node, parts)
     graph.opset_imports.update({_SCORES_DOMAIN: 1, CONTRIB_DOMAIN: 1})
     RemoveUnusedNodesPass()(model)
     RemoveUnusedFunctionsPass()(model)

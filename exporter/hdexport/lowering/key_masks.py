@@ -7,7 +7,7 @@ __all__ = ["KeyMask", "masked_choice"]
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.graph.lowering.multi_head_attention import Insertion, choice, fused_attention
+from hdexport.lowering.multi_head_attention import Insertion, choice, fused_attention
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx_ir
 
-    from hdexport.graph.lowering.multi_head_attention import Insertion
+    from hdexport.lowering.multi_head_attention import Insertion
 
 DOMAIN = "hdexport.openvino"
 """Of these functions, which are no operators of ours."""

@@ -21,7 +21,7 @@ __all__ = [
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.graph.passes.graph_nodes import operator_of
+from hdexport.lowering.nodes import operator_of
 
 if TYPE_CHECKING:
     import onnx_ir

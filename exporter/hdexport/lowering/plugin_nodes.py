@@ -6,7 +6,7 @@ __all__ = ["plugin_nodes", "shapes_of_inputs", "use_plugins"]
 
 from typing import TYPE_CHECKING
 
-from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.plugin_face import PLUGIN_FACE, face_of
 from hdruntime.errors import ExportError

@@ -1,8 +1,8 @@
 """The graph that ONNX Runtime runs fastest on an NVIDIA GPU: the portable one, its dense attention fused.
 
 It computes in the bundle's own type and reads the portable graph's weights. Other attention keeps its bodies of
-standard operators. Attention by clipped distance does so for longer texts: shorter ones are fused with a bias for every
-query and key, where all texts share the numbers of distances.
+standard operators, as does attention with a bias for longer texts: shorter texts are fused with a bias for every query
+and key.
 
 Which kernel ``com.microsoft::MultiHeadAttention`` takes there depends on its mask (read in the sources of ONNX
 Runtime's CUDA provider; float16 and float32 since 1.16, bfloat16 since 1.24):
@@ -29,13 +29,15 @@ head of keys that several heads of queries share is repeated.
 
 from __future__ import annotations
 
-__all__ = ["FUSED_DTYPES", "lower_for_onnxruntime_cuda"]
+__all__ = ["lower_for_onnxruntime_cuda"]
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.graph.lowering.bias_by_distance import BiasesByDistance, has_shared_numbers
-from hdexport.graph.lowering.multi_head_attention import (
+from hdexport.attention.kinds import lowering_of
+from hdexport.lowering.bias_by_distance import BiasesByDistance
+from hdexport.lowering.lowering import SharedParts
+from hdexport.lowering.multi_head_attention import (
     CONTRIB_DOMAIN,
     SWAP_HEADS_AND_TOKENS,
     Insertion,
@@ -46,14 +48,11 @@ from hdexport.graph.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.graph.lowering.packed_tokens import PackedTokens
-from hdexport.graph.passes.graph_nodes import is_causal, operator_nodes, operator_of
+from hdexport.lowering.nodes import is_causal, operator_nodes
+from hdexport.lowering.packed_tokens import PackedTokens
 
 if TYPE_CHECKING:
     import onnx_ir
-
-FUSED_DTYPES: dict[str, tuple[str, ...]] = {"DenseAttention": ("float32", "float16", "bfloat16")}
-"""Operator -> dtypes in which this lowering computes it with a fused kernel; else the body stays."""
 
 _KEY_MASK = 3
 """Position of that input."""
@@ -76,39 +75,39 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     """
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
-    nodes = [node for node in operator_nodes(model) if _is_fused(node)]
-    biases = BiasesByDistance(model, by_rows=False)
-    masks: dict[onnx_ir.Value, _Mask] = {}
-    packed: dict[onnx_ir.Value, PackedTokens] = {}
-    for number, node in enumerate(nodes):
+    nodes = [node for node in operator_nodes(model) if lowering_of(node).is_dense(node)]
+    biases, parts = BiasesByDistance(model, by_rows=False), SharedParts(model)
+    for node in nodes:
         key_mask = node.inputs[_KEY_MASK]
         assert key_mask is not None
+        repeat_key_heads(Insertion(node), node)
+        attended = _attended(node, key_mask, biases, parts)
         insertion = Insertion(node)
-        name, dtype = f"attention_{number}", _dtype(node)
-        repeat_key_heads(insertion, node)
-        if is_causal(node):
-            if key_mask not in packed:
-                packed[key_mask] = PackedTokens(insertion, key_mask)
-            replace_by_merged(insertion, node, insertion.insert(_causal(insertion, node, packed[key_mask], name=name)))
-            continue
-        if key_mask not in masks:
-            masks[key_mask] = _Mask(insertion, key_mask, dtype)
-        states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
-        if operator_of(node).name == "DenseAttention":
-            attended = _fused(insertion, node, states, masks[key_mask], name=name)
-        else:
-            is_short = masks[key_mask].is_short
-            bias = biases.of(insertion, node, is_short)
-            if bias.dtype != dtype:
-                bias = insertion.op("Cast", [bias], {"to": int(dtype)})
-            fused = _fused(insertion, node, states, masks[key_mask], bias=bias, name=f"{name}_fused")
-            attended = _or_body(insertion, node, fused, is_short, name=name)
         replace_by_merged(insertion, node, insertion.insert(attended))
     if nodes:
         model.graph.opset_imports[CONTRIB_DOMAIN] = 1
         RemoveUnusedNodesPass()(model)
         RemoveUnusedFunctionsPass()(model)
     return len(nodes)
+
+
+def _attended(
+    node: onnx_ir.Node, key_mask: onnx_ir.Value, biases: BiasesByDistance, parts: SharedParts
+) -> onnx_ir.Node:
+    """Return a node that gives [batch, tokens, hidden], in no graph yet."""
+    insertion, name, dtype = Insertion(node), parts.new_name("attention"), _dtype(node)
+    if is_causal(node):
+        packed = parts.once((PackedTokens, key_mask), lambda: PackedTokens(insertion, key_mask))
+        return _causal(insertion, node, packed, name=name)
+    mask = parts.once((_Mask, key_mask), lambda: _Mask(insertion, key_mask, dtype))
+    states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
+    if not lowering_of(node).has_bias(node):
+        return _fused(insertion, node, states, mask, name=name)
+    bias = biases.of(insertion, node, mask.is_short)
+    if bias.dtype != dtype:
+        bias = insertion.op("Cast", [bias], {"to": int(dtype)})
+    fused = _fused(insertion, node, states, mask, bias=bias, name=f"{name}_fused")
+    return _or_body(insertion, node, fused, mask.is_short, name=name)
 
 
 class _Mask:
@@ -160,11 +159,6 @@ class _Mask:
         starts = insertion.op("Cast", [insertion.op("Mul", [numbered, tokens])], to_int32)  # [batch + 1]
         flat = insertion.op("Squeeze", [lengths, columns])  # [batch]
         self.starts = insertion.op("Concat", [flat, starts, starts], {"axis": 0})
-
-
-def _is_fused(node: onnx_ir.Node) -> bool:
-    name = operator_of(node).name
-    return name == "DenseAttention" or (name == "ClippedDistanceAttention" and has_shared_numbers(node))
 
 
 def _fused(

@@ -6,7 +6,7 @@ __all__ = ["BiasesByDistance", "has_shared_numbers"]
 
 from typing import TYPE_CHECKING
 
-from hdexport.graph.lowering.multi_head_attention import Insertion, choice
+from hdexport.lowering.multi_head_attention import Insertion, choice
 from hdplugins import ONNX_DOMAIN
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ __all__ = ["PackedTokens"]
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.graph.lowering.multi_head_attention import Insertion
+from hdexport.lowering.multi_head_attention import Insertion
 
 if TYPE_CHECKING:
     import onnx_ir

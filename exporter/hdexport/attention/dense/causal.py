@@ -12,7 +12,7 @@ __all__ = ["CausalMask", "causal_choice"]
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.graph.lowering.multi_head_attention import (
+from hdexport.lowering.multi_head_attention import (
     CONTRIB_DOMAIN,
     Insertion,
     choice,
@@ -21,7 +21,7 @@ from hdexport.graph.lowering.multi_head_attention import (
     repeat_key_heads,
     states_tokens_first,
 )
-from hdexport.graph.lowering.packed_tokens import PackedTokens
+from hdexport.lowering.packed_tokens import PackedTokens
 
 if TYPE_CHECKING:
     import onnx_ir

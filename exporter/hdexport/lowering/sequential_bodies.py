@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["sequential_node", "use_sequential_bodies"]
+__all__ = ["sequential_node"]
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.graph.lowering.multi_head_attention import (
-    Insertion,
-    merge_heads,
-    replace_by_merged,
-    states_tokens_first,
-)
-from hdexport.graph.passes.graph_nodes import body_of, operator_nodes
+from hdexport.lowering.nodes import body_of
 from hdplugins.attention.operator import BlockOrder
 
 if TYPE_CHECKING:
     import onnx_ir
-
-
-def use_sequential_bodies(model: onnx_ir.Model, operator: str) -> None:
-    """Give the nodes of an operator in a float32 graph their sequential bodies, in place."""
-    for node in operator_nodes(model, operator):
-        insertion = Insertion(node)
-        sequential = insertion.insert(sequential_node(model, node, states_tokens_first(insertion, node)))
-        replace_by_merged(insertion, node, merge_heads(insertion, sequential))
 
 
 def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequence[onnx_ir.Value]) -> onnx_ir.Node:

@@ -20,31 +20,32 @@ checks that a mask is broadcastable to [batch, heads, tokens, tokens].
 A causal attention layer takes no mask: texts with padding are packed for it.
 
 An operator with a plugin becomes its node, or keeps its body, as `AttentionImpl` says: a choice of the user's, made by
-nothing else. Attention by clipped distance whose numbers all texts share, where it is no plugin, is an attention layer
-with the fourth of these masks in engines for short texts.
+nothing else. Dense attention with a bias that all texts share, where it is no plugin, is an attention layer with the
+fourth of these masks in engines for short texts.
 """
 
 from __future__ import annotations
 
-__all__ = ["FUSED_DTYPES", "AttentionImpl", "tensorrt_graph"]
+__all__ = ["AttentionImpl", "tensorrt_graph"]
 
+import functools
 import logging
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hdexport.graph.lowering.bias_by_distance import BiasesByDistance, has_shared_numbers
-from hdexport.graph.lowering.multi_head_attention import (
+from hdexport.attention.kinds import lowering_of
+from hdexport.lowering.bias_by_distance import BiasesByDistance
+from hdexport.lowering.lowering import SharedParts
+from hdexport.lowering.multi_head_attention import (
     SWAP_HEADS_AND_TOKENS,
     Insertion,
     merge_heads,
     states_tokens_first,
 )
-from hdexport.graph.lowering.packed_tokens import PackedTokens
-from hdexport.graph.lowering.plugin_nodes import plugin_nodes, use_plugins
-from hdexport.graph.passes.graph_nodes import is_causal, operator_nodes, operator_of
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.tensorrt.plugins import plugin_operators
+from hdexport.lowering.nodes import is_causal, operator_nodes
+from hdexport.lowering.packed_tokens import PackedTokens
+from hdexport.lowering.plugin_nodes import plugin_nodes, use_plugins
 from hdruntime.errors import ExportError
 from hdruntime.optional import require
 
@@ -53,18 +54,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OPERATOR, _BY_DISTANCE = "DenseAttention", "ClippedDistanceAttention"
-
 _LAYER_DTYPES = ("float16", "bfloat16")
 """Of TensorRT's attention layer."""
-
-FUSED_DTYPES = {
-    _OPERATOR: _LAYER_DTYPES,
-    _BY_DISTANCE: _LAYER_DTYPES,
-    **{operator.name: face_of(operator).DTYPES for operator in plugin_operators()},
-}
-"""Operator -> dtypes in which this lowering maps it to a layer that TensorRT fuses or to our plugin; else the body
-stays."""
 
 _KEY_MASK = 3
 """Position of that input."""
@@ -135,21 +126,17 @@ def tensorrt_graph(
     nodes = _fusible_nodes(lowered, longest=longest) if dtype in _LAYER_DTYPES else []
     if nodes:
         _raise_opset(lowered)
-    masks: dict[onnx_ir.Value, _Mask] = {}
-    biases = BiasesByDistance(lowered, by_rows=False)
-    packed: dict[onnx_ir.Value, PackedTokens] = {}
+    biases, parts = BiasesByDistance(lowered, by_rows=False), SharedParts(lowered)
     for node in nodes:
-        key_mask = node.inputs[_KEY_MASK]
+        key_mask, insertion = node.inputs[_KEY_MASK], Insertion(node)
         assert key_mask is not None
         if is_causal(node):
-            if key_mask not in packed:
-                packed[key_mask] = PackedTokens(Insertion(node), key_mask)
-            _replace_by_causal_attention(node, packed[key_mask], dtype)
-            continue
-        if key_mask not in masks:
-            masks[key_mask] = _mask_before(node, key_mask, dtype)
-        bias = biases.of(Insertion(node), node) if operator_of(node).name == _BY_DISTANCE else None
-        _replace_by_attention(node, masks[key_mask], bias, dtype)
+            packed = parts.once((PackedTokens, key_mask), functools.partial(PackedTokens, insertion, key_mask))
+            _replace_by_causal_attention(node, packed, dtype)
+        else:
+            mask = parts.once((_Mask, key_mask), functools.partial(_mask_before, node, key_mask, dtype))
+            bias = biases.of(insertion, node) if lowering_of(node).has_bias(node) else None
+            _replace_by_attention(node, mask, bias, dtype)
     RemoveUnusedNodesPass()(lowered)
     # TensorRT's parser prefers bodies to everything else.
     RemoveUnusedFunctionsPass()(lowered)
@@ -174,12 +161,8 @@ class _Mask:
 
 def _fusible_nodes(model: onnx_ir.Model, *, longest: int | None) -> list[onnx_ir.Node]:
     plugins, is_short = plugin_nodes(model), longest is not None and longest <= _LONGEST_BIASED
-    nodes = [
-        node
-        for node in operator_nodes(model)
-        if operator_of(node).name == _OPERATOR
-        or (operator_of(node).name == _BY_DISTANCE and is_short and has_shared_numbers(node) and node not in plugins)
-    ]
+    dense = [node for node in operator_nodes(model) if node not in plugins and lowering_of(node).is_dense(node)]
+    nodes = [node for node in dense if is_short or not lowering_of(node).has_bias(node)]
     reasons = {node: _why_not_fused(node) for node in nodes}
     for reason in sorted({reason for reason in reasons.values() if reason is not None}):
         logger.warning("TensorRT has no fused attention for %s; its memory will be quadratic in tokens.", reason)

@@ -9,14 +9,14 @@ __all__ = ["ShortTexts"]
 
 from typing import TYPE_CHECKING
 
-from hdexport.graph.lowering.multi_head_attention import (
+from hdexport.lowering.multi_head_attention import (
     SWAP_HEADS_AND_TOKENS,
     Insertion,
     choice,
     fused_attention,
     replace_by_merged,
 )
-from hdexport.graph.passes.graph_nodes import group_of
+from hdexport.lowering.nodes import group_of
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -1,0 +1,1 @@
+"""The parts that the lowerings of attention share: nodes, masks, fused attention, tables."""

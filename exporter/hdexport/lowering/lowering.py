@@ -1,0 +1,87 @@
+"""What a backend gets in the place of an operator's nodes."""
+
+from __future__ import annotations
+
+__all__ = ["Lowering", "SharedParts"]
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from hdexport.lowering.multi_head_attention import Insertion, merge_heads, replace_by_merged, states_tokens_first
+from hdexport.lowering.sequential_bodies import sequential_node
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+_Part = TypeVar("_Part")
+
+
+class SharedParts:
+    """The parts of one lowered graph that several nodes share: masks, tables, conditions.
+
+    Args:
+        model: the graph.
+        padded: whether batches may have padding.
+
+    Attributes:
+        model: the graph.
+        padded: whether batches may have padding.
+    """
+
+    def __init__(self, model: onnx_ir.Model, *, padded: bool = True) -> None:
+        self.model, self.padded = model, padded
+        self._parts: dict[Hashable, Any] = {}
+        self._names = Counter[str]()
+
+    def once(self, key: Hashable, make: Callable[[], _Part]) -> _Part:
+        """Return the part of a key, which is made before the first node that asks for the part."""
+        if key not in self._parts:
+            self._parts[key] = make()
+        part: _Part = self._parts[key]
+        return part
+
+    def new_name(self, beginning: str) -> str:
+        """Return a name with that beginning that no other node of the graph has."""
+        self._names[beginning] += 1
+        return f"{beginning}_{self._names[beginning] - 1}"
+
+
+class Lowering:
+    """What the backends get in the place of an operator's nodes; a subclass answers where its operator differs.
+
+    By default, ONNX Runtime runs the operator's sequential body on a CPU, and the parallel body on a GPU; OpenVINO gets
+    the parallel body inlined, and TensorRT gets our plugin or the parallel body.
+
+    Attributes:
+        operator: the name of the operator.
+        fused: backend -> the dtypes in which a fused kernel of the backend computes the operator. The backends are
+            named as manifests name lowerings; TensorRT is ``tensorrt``.
+        fuses_short_texts: whether ONNX Runtime's fused kernel computes short texts on a CPU.
+    """
+
+    operator: ClassVar[str]
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    fuses_short_texts: ClassVar[bool] = False
+
+    def is_dense(self, node: onnx_ir.Node) -> bool:
+        """Return whether the fused kernels of GPUs can compute a node: dense attention, perhaps with a bias."""
+        return False
+
+    def has_bias(self, node: onnx_ir.Node) -> bool:
+        """Return whether a dense node has a bias that all texts share; `BiasesByDistance` makes the bias."""
+        return False
+
+    def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
+        """Replace a node of a float32 graph, or give the node its body, in place."""
+        insertion = Insertion(node)
+        sequential = insertion.insert(sequential_node(parts.model, node, states_tokens_first(insertion, node)))
+        replace_by_merged(insertion, node, merge_heads(insertion, sequential))
+
+    def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
+        """Replace a node of a float32 graph, in place; the body of a node that stays is inlined.
+
+        Returns:
+            Whether the graph differs where batches have no padding.
+        """
+        return False
