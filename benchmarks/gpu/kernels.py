@@ -286,8 +286,7 @@ def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
 
 
 def _difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
-    package = case.OPERATOR.package.rpartition(".")[2]
-    reference = functools.partial(getattr(case.OPERATOR.face("reference"), package), **case.attributes)
+    reference = functools.partial(case.OPERATOR.definition, **case.attributes)
     inputs = [None if tensor is None else tensor.cpu() for tensor in tensors]
     is_own = [dtype is None for dtype in face_of(case.OPERATOR).INPUT_DTYPES]
     exact = [

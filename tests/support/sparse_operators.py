@@ -129,13 +129,12 @@ class Layer(ABC):
         self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor], **changes: Any
     ) -> torch.Tensor:
         """[batch, heads, tokens, head_dim], of states of that shape; `changes` are attributes and inputs."""
-        reference = self.operator.face("reference")
-        (name,) = reference.__all__
         tensors = {**feeds, **{name: torch.from_numpy(table) for name, table in self.constants.items()}}
         given = [*states, *(tensors[name] for name in self.inputs)]
         arguments = dict(zip(self.operator.inputs, given, strict=False))
         arguments |= {**self.attributes, "scale": states[0].shape[-1] ** -0.5, **changes}
-        return getattr(reference, name)(**arguments)
+        definition: Callable[..., torch.Tensor] = self.operator.definition
+        return definition(**arguments)
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
         """Weights above 0 of the definition where all scores are equal: values are unit vectors, which show them."""

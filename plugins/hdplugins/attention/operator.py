@@ -6,9 +6,11 @@ __all__ = ["BlockOrder", "Operator"]
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
+from typing import Any
 
 
 class BlockOrder(str, Enum):
@@ -62,6 +64,14 @@ class Operator:
     def mask(self) -> str:
         """The name of the mask."""
         return self.inputs[self.states]
+
+    @property
+    def definition(self) -> Callable[..., Any]:
+        """The function on PyTorch's tensors that defines the operator: the inputs in order, the attributes by name."""
+        reference = self.face("reference")
+        (name,) = reference.__all__
+        function: Callable[..., Any] = getattr(reference, name)
+        return function
 
     def face(self, face: str) -> ModuleType:
         """Import one face, with the packages that the face alone needs.

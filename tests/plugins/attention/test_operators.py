@@ -65,9 +65,7 @@ def test_optional_inputs_are_the_last_ones(operator: Operator) -> None:
 
 @each_operator
 def test_the_reference_takes_the_inputs_and_attributes_of_the_specification(operator: Operator) -> None:
-    module = operator.face("reference")
-    (name,) = module.__all__
-    parameters = inspect.signature(getattr(module, name)).parameters
+    parameters = inspect.signature(operator.definition).parameters
     positional = tuple(p.name for p in parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY)
     keywords = tuple(p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
     assert (positional, keywords) == (operator.inputs, operator.attributes)
