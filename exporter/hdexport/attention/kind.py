@@ -41,6 +41,7 @@ from hdexport.model.memories import Memories
 from hdexport.model.task import Task
 from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
+from hdruntime.constants import OPENVINO_LOWERING
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -248,7 +249,6 @@ class AttentionKind:
         scales_queries: whether models that are given it scale their queries by `Subject.query_scale`.
         lowerings: what backends get in the place of the nodes of the kind's operators, where not the bodies alone.
         holds_scores: whether the graph for a CPU has all scores of a layer in memory where a text is masked.
-        fuses_in_openvino: whether the graph for OpenVINO has no such scores, even where a text is masked.
     """
 
     name: ClassVar[str]
@@ -257,7 +257,11 @@ class AttentionKind:
     scales_queries: ClassVar[bool] = False
     lowerings: ClassVar[Sequence[Lowering]] = ()
     holds_scores: ClassVar[bool] = True
-    fuses_in_openvino: ClassVar[bool] = False
+
+    @property
+    def fuses_in_openvino(self) -> bool:
+        """Whether the graph for OpenVINO has no scores of a layer in memory, even where a text is masked."""
+        return any(OPENVINO_LOWERING in lowering.fused for lowering in self.lowerings)
 
     def reads(self, spec: str) -> bool:
         """Whether a value of ``--attention`` is of one of its forms, judged by its beginning."""

@@ -44,6 +44,10 @@ class Operator:
             `graph` takes ``grouped``.
         optional_inputs: the trailing inputs that a node may leave out.
         attributes: the names of the attributes.
+        faster_in_openvino: the precisions in which OpenVINO was measured to be faster on a CPU than ONNX Runtime, by
+            more than a tenth; docs/openvino.md has the numbers of all operators. A precision in which OpenVINO takes
+            more memory for that is not listed, except windows in float32, which take twice as much for a text.
+        counts_in_floats: whether the parallel body counts tokens in floats: half precision rounds the counts.
     """
 
     name: str
@@ -54,6 +58,8 @@ class Operator:
     groups_heads: bool = False
     optional_inputs: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    faster_in_openvino: tuple[str, ...] = ()
+    counts_in_floats: bool = False
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import platform
 import shlex
 from dataclasses import dataclass
 
+from hdplugins import OPERATORS
 from hdruntime.backends import Runner
 from hdruntime.backends.bundle_graphs import has_graph
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
@@ -31,18 +32,6 @@ from hdruntime.optional import is_installed
 logger = logging.getLogger(__name__)
 
 _INSTALL_OPENVINO = "pip install 'hdexport[openvino]'"
-
-_FASTER_IN_OPENVINO = frozenset({
-    "BlockSparseAttention", "ChunkAttention", "DenseAttention", "SlidingWindowAttention",
-})  # fmt: skip
-"""Operators with which OpenVINO was measured to be faster than ONNX Runtime by more than a tenth, in float32 or in half
-precision: docs/openvino.md has the numbers of all. Operators that take more memory for that are not among them, except
-windows in float32, which take twice as much for a text."""
-
-_AS_FAST_IN_FLOAT32 = frozenset({"BlockSparseAttention", "ChunkAttention", "DenseAttention"})
-"""Operators with which OpenVINO is slower in float32, or hardly faster, at 2048 tokens and more. Blocks took 0.84 and
-0.92 of ONNX Runtime's CPU time at 4096 and 8192 tokens on an AMD EPYC and 1.05 and 0.99 on an Intel Xeon, with twice
-the memory."""
 
 CPU_BACKENDS = (Backend.ONNXRUNTIME, Backend.OPENVINO)
 """Backends that need no NVIDIA GPU; members compare equal to their names."""
@@ -83,16 +72,20 @@ def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tup
         return Backend.ONNXRUNTIME, f"OpenVINO was not compared with ONNX Runtime on {platform.machine()}"
     if precision is Precision.INT8 and not has_int8():
         return Backend.ONNXRUNTIME, "OpenVINO was not measured to be faster in int8 on a processor without VNNI"
-    others = sorted(bundle.manifest.operator_names - _FASTER_IN_OPENVINO)
+    faster = {name: _faster_in_openvino(name) for name in sorted(bundle.manifest.operator_names)}
+    others = [name for name, precisions in faster.items() if not precisions]
     if others:
         return Backend.ONNXRUNTIME, f"OpenVINO was not measured to be faster with {', '.join(others)}"
     is_float32 = precision is Precision.FLOAT32 or (
         precision is Precision.AUTO and (bundle.manifest.dtype == Precision.FLOAT32.value or not has_bfloat16())
     )
-    if is_float32 and bundle.manifest.operator_names <= _AS_FAST_IN_FLOAT32:
-        names = ", ".join(sorted(bundle.manifest.operator_names))
-        return Backend.ONNXRUNTIME, f"OpenVINO was not measured to be faster in float32 with {names}"
+    if is_float32 and not any(Precision.FLOAT32.value in precisions for precisions in faster.values()):
+        return Backend.ONNXRUNTIME, f"OpenVINO was not measured to be faster in float32 with {', '.join(faster)}"
     return Backend.OPENVINO, "OpenVINO is installed, and the bundle has its graph"
+
+
+def _faster_in_openvino(operator: str) -> tuple[str, ...]:
+    return OPERATORS[operator].faster_in_openvino if operator in OPERATORS else ()
 
 
 def why_not_on_cpu(bundle: Bundle, backend: Backend, precision: Precision) -> str | None:

@@ -36,7 +36,6 @@ class DenseKind(AttentionKind):
     name = "dense"
     record_type = DenseAttention
     lowerings = (LOWERING,)
-    fuses_in_openvino = True
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> DenseAttention | None:
         """The nodes of the operator."""

@@ -15,4 +15,5 @@ OPERATOR = Operator(
     package=__package__,
     inputs=("query", "key", "value", "token_mask"),
     attributes=("chunk", "before", "after", "multiple", "causal", "scale"),
+    faster_in_openvino=("bfloat16",),
 )

@@ -19,4 +19,5 @@ OPERATOR = Operator(
     package=__package__,
     inputs=("query", "key", "value", "key_mask"),
     attributes=("scale", "causal"),
+    faster_in_openvino=("bfloat16",),
 )

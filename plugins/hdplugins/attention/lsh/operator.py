@@ -17,4 +17,5 @@ OPERATOR = Operator(
     inputs=("query_key", "value", "token_mask", "rotations"),
     states=2,
     attributes=("chunk", "before", "after", "buckets", "rounds", "multiple", "causal", "ends_by_row", "scale"),
+    counts_in_floats=True,  # of the stable sort by hashes
 )

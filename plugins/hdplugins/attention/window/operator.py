@@ -20,4 +20,5 @@ OPERATOR = Operator(
     inputs=("query", "key", "value", "token_kind"),
     groups_heads=True,
     attributes=("left", "right", "dilation", "global_bound", "scale"),
+    faster_in_openvino=("float32", "bfloat16"),
 )

@@ -7,6 +7,7 @@ __all__ = ["CPU", "OpenVinoDevice", "chosen_device", "chosen_precision", "needs_
 from dataclasses import dataclass
 from typing import Any
 
+from hdplugins import OPERATORS
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendUnavailableError
@@ -101,7 +102,6 @@ def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Man
 def needs_float32(manifest: Manifest) -> bool:
     """Whether OpenVINO must not compute a bundle in half precision, as it does by itself on many devices.
 
-    It takes the precision for every number: for the counts of LSH attention's sort, too. The other operators
-    count in integers.
+    OpenVINO takes the precision for every number, the counts of tokens as well.
     """
-    return "LSHAttention" in manifest.operator_names
+    return any(name in OPERATORS and OPERATORS[name].counts_in_floats for name in manifest.operator_names)
