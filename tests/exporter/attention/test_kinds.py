@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 
-from hdexport.attention.kinds import attention_of, kind_named, kinds
+from hdexport.attention.kind import AttentionKind
+from hdexport.attention.kinds import attention_of, kind_named, kinds, lowering_of
+from hdexport.lowering.lowering import Lowering
+from hdplugins import ONNX_DOMAIN
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError
@@ -64,6 +68,25 @@ def test_a_record_that_is_malformed_is_refused(manifest: Manifest) -> None:
         both = ({"kind": "dense", "layers": 1}, attention)
         with named_case(attention), pytest.raises(BundleCorruptError, match=message):
             attention_of(dataclasses.replace(manifest, attention=both))
+
+
+def test_a_kind_of_another_package_says_what_backends_get_in_the_place_of_its_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no kind says so, the operator's bodies."""
+
+    class Theirs(Lowering):
+        operator = "FavorAttention"
+
+    class TheirKind(AttentionKind):
+        name = "theirs"
+        lowerings = (Theirs(),)
+
+    node = ir.node("FavorAttention_compat", [], domain=ONNX_DOMAIN)
+    assert type(lowering_of(node)) is Lowering
+    every_kind = (*kinds(), TheirKind())
+    monkeypatch.setattr("hdexport.attention.kinds.kinds", lambda: every_kind)
+    assert lowering_of(node) is TheirKind.lowerings[0]
 
 
 def test_a_kind_of_another_package_that_cannot_be_loaded_is_left_out_with_a_warning(
