@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class KeyMask:
-    """What every attention of a graph needs of one key mask, computed once.
+    """The parts of one key mask that every attention of a graph needs, computed once.
 
     Attributes:
         unmasked: [], bool, whether every token is real.

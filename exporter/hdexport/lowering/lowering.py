@@ -1,4 +1,4 @@
-"""What a backend gets in the place of an operator's nodes."""
+"""The forms that backends get in the place of an operator's nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SharedParts:
 
 
 class Lowering:
-    """What the backends get in the place of an operator's nodes; a subclass answers where its operator differs.
+    """The forms that backends get in the place of an operator's nodes; a subclass answers where its operator differs.
 
     By default, ONNX Runtime runs the operator's sequential body on a CPU, and the parallel body on a GPU; OpenVINO gets
     the parallel body inlined, and TensorRT gets our plugin or the parallel body.

@@ -37,7 +37,7 @@ def add_function(model: onnx_ir.Model, text: str) -> None:
 
 @dataclass
 class SharedTables:
-    """What layers alike share: nodes of the graph, made where the first layer needs them."""
+    """The tables that layers alike share: nodes of the graph, made where the first layer needs them."""
 
     model: onnx_ir.Model
     _made: dict[tuple[object, ...], Sequence[onnx_ir.Value]] = field(default_factory=dict)

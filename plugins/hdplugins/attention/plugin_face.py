@@ -1,4 +1,4 @@
-"""What an operator's module `plugin` holds: how its kernels are compiled, found and launched."""
+"""The face `plugin` of an operator: how the operator's kernels are compiled, found and launched."""
 
 from __future__ import annotations
 

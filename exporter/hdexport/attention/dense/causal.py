@@ -34,7 +34,7 @@ _OUTPUTS = 3
 
 
 class CausalMask:
-    """What every causal attention of a graph needs of one key mask, computed once.
+    """The parts of one key mask that every causal attention of a graph needs, computed once.
 
     Attributes:
         packed: the texts without padding between and before their tokens.

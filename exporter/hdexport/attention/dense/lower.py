@@ -107,7 +107,7 @@ LOWERING = _DenseLowering()
 
 @dataclass(frozen=True)
 class _Mask:
-    """What all attentions over the same keys share.
+    """The parts of a mask that all attentions over the same keys share.
 
     Attributes:
         bias: scores to add, broadcast to [batch, 1, tokens, tokens]; None for none.

@@ -146,7 +146,7 @@ def tensorrt_graph(
 
 @dataclass(frozen=True)
 class _Mask:
-    """What all attentions over the same keys share.
+    """The parts of a mask that all attentions over the same keys share.
 
     Attributes:
         scores: [batch, 1, 1, tokens], 0 for real keys and ``_MASKED_SCORE`` for others.
