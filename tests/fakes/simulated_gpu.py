@@ -6,6 +6,7 @@ __all__ = ["plugin_answers", "plugin_of", "tensor_descriptions"]
 
 import importlib
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver, write_simulated_kernels
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_face import PlanUse, PluginFace, face_of
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugins import PLUGIN_NAMESPACE, plugins_with_kernels
@@ -59,9 +60,9 @@ def plugin_of(
 def tensor_descriptions(
     trt: Any, shapes: Sequence[Sequence[int]], dtype: str, *, operator: str = "SlidingWindowAttention"
 ) -> list[Any]:
-    """TensorRT's descriptions of an operator's inputs."""
-    described = []
-    for dims, own in zip(shapes, face_of(OPERATORS[operator]).INPUT_DTYPES, strict=False):
+    """TensorRT's descriptions of an operator's inputs, and of a plan behind them."""
+    described, dtypes = [], face_of(OPERATORS[operator]).INPUT_DTYPES[: len(shapes)]
+    for dims, own in itertools.zip_longest(shapes, dtypes, fillvalue="int32"):
         tensor = trt.PluginTensorDesc()
         tensor.dims, tensor.format = trt.Dims(tuple(dims)), trt.TensorFormat.LINEAR
         tensor.type = getattr(trt.DataType, _DATA_TYPES[own or dtype])
@@ -70,16 +71,22 @@ def tensor_descriptions(
 
 
 def plugin_answers(
-    operator: str, calls: Sequence[Inputs], folder: Path, tiles: Tiles, attributes: dict[str, Any]
+    operator: str,
+    calls: Sequence[Inputs],
+    folder: Path,
+    tiles: Tiles,
+    attributes: dict[str, Any],
+    uses: Sequence[PlanUse] = (PlanUse.OWN,),
 ) -> list[torch.Tensor]:
-    """The answers of one plugin in one execution context to calls, in order; for `Interpreter.run`.
+    """The answers of plugins in one execution context to calls, in order; for `Interpreter.run`.
 
     Args:
         operator: its name.
         calls: the inputs of each call; they have one dtype, number of heads and head_dim.
         folder: an empty one, for the kernels.
         tiles: of the kernels.
-        attributes: of the plugin.
+        attributes: of the plugins.
+        uses: of each plugin; those that take a plan take the one that a plugin before them gave.
     """
     provide_library_link()
     import tensorrt_rtx as trt
@@ -92,35 +99,66 @@ def plugin_answers(
     shapes = [tuple(tensor.shape) for tensor in calls[0].values()]
     sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=[86], tiles=tiles)
     write_simulated_kernels(folder, operator, sources)
-    plugin = plugin_of(trt, attributes, folder, operator=operator).attach_to_context(None)
-    answers, told = [], None
-    for inputs in calls:
-        shapes = [tuple(tensor.shape) for tensor in inputs.values()]
+    plugins = [
+        plugin_of(trt, attributes, folder, operator=operator, plan_use=int(use) or None).attach_to_context(None)
+        for use in uses
+    ]
+    answers: list[torch.Tensor] = []
+    told: dict[Any, list[tuple[int, ...]]] = {}
+    plan: torch.Tensor | None = None
+    for inputs, (use, plugin) in itertools.product(calls, zip(uses, plugins, strict=True)):
+        sizes = dict(face.workspace([tuple(tensor.shape) for tensor in inputs.values()], attributes))
+        given = dict(inputs)
+        if use is PlanUse.TAKES:
+            assert plan is not None
+            given["plan"] = plan
+        shapes = [tuple(tensor.shape) for tensor in given.values()]
         described = tensor_descriptions(trt, shapes, dtype, operator=operator)
-        if told != shapes:
+        if told.get(plugin) != shapes:
             plugin.on_shape_change(described, described[:1])
-            told = shapes
-        sizes = face.workspace(shapes, attributes)
+            told[plugin] = shapes
+        if use is not PlanUse.OWN:
+            del sizes["plan"]
+        plan_shape = _plan_shape(face, inputs, attributes) if use is PlanUse.GIVES else None
         driver.launching_only = True
-        answers.append(_enqueue(plugin, described, inputs, sizes, memory))
+        answer, made = _enqueue(plugin, described, given, sizes, memory, plan_shape)
+        plan = plan if made is None else made
+        answers.append(answer)
         driver.launching_only = False
     return answers
 
 
+def _plan_shape(face: PluginFace, inputs: Inputs, attributes: Mapping[str, Any]) -> tuple[int, int]:
+    """[batch, values]"""
+    batch, _, tokens, _ = next(iter(inputs.values())).shape
+    size = face.plan_size([tuple(tensor.shape) for tensor in inputs.values()], attributes)
+    assert size is not None
+    return batch, size.fixed + size.per_unit * -(-tokens // size.unit)
+
+
 def _enqueue(
-    plugin: Any, described: list[Any], inputs: Inputs, sizes: Mapping[str, int], memory: dict[int, torch.Tensor]
-) -> torch.Tensor:
-    *places, size = itertools.accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()), initial=0)
+    plugin: Any,
+    described: list[Any],
+    inputs: Inputs,
+    sizes: Mapping[str, int],
+    memory: dict[int, torch.Tensor],
+    plan_shape: tuple[int, int] | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The answer, and the plan if one is given."""
+    aligned = (-(-max(1, size) // _ALIGNMENT) * _ALIGNMENT for size in sizes.values())
+    *places, size = itertools.accumulate(aligned, initial=0)
     tensors = {name: tensor.clone() for name, tensor in inputs.items()}
 
-    def run(out: torch.Tensor, workspace: torch.Tensor) -> None:
+    def run(out: torch.Tensor, workspace: torch.Tensor, **outputs: torch.Tensor) -> None:
         memory.clear()
-        memory.update({tensor.data_ptr(): tensor for tensor in (*tensors.values(), out)})
+        memory.update({tensor.data_ptr(): tensor for tensor in (*tensors.values(), out, *outputs.values())})
         memory.update({workspace.data_ptr() + place: workspace[place:] for place in places})
-        addresses = [tensor.data_ptr() for tensor in tensors.values()]
-        plugin.enqueue(described, described[:1], addresses, [out.data_ptr()], workspace.data_ptr(), _STREAM)
+        addresses, made = ([tensor.data_ptr() for tensor in group] for group in (tensors.values(), outputs.values()))
+        plugin.enqueue(described, described[:1], addresses, [out.data_ptr(), *made], workspace.data_ptr(), _STREAM)
 
-    return guarded(run, tensors, {"workspace": size})[0]
+    outputs = {} if plan_shape is None else {"plan": 4 * math.prod(plan_shape)}
+    out, buffers = guarded(run, tensors, {"workspace": size, **outputs})
+    return out, buffers["plan"].view(torch.int32).reshape(plan_shape) if plan_shape else None
 
 
 def _run(launched: LaunchedKernel, memory: Mapping[int, torch.Tensor]) -> None:

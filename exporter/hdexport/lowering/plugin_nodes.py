@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["plugin_nodes", "shapes_of_inputs", "use_plugins"]
+__all__ = ["plan_use_of", "plugin_nodes", "shapes_of_inputs", "use_plugins"]
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import ONNX_DOMAIN
-from hdplugins.attention.plugin_face import PLUGIN_FACE, face_of
+from hdplugins.attention.plugin_face import PLAN_USE, PLUGIN_FACE, PlanUse, face_of
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def use_plugins(model: onnx_ir.Model, *, dtype: str) -> int:
         node.op_type = operator.name
         node.attributes[_NAMESPACE] = ir.AttrString(_NAMESPACE, ONNX_DOMAIN)
         node.attributes[_VERSION] = ir.AttrString(_VERSION, str(operator.version))
+    _share_plans(nodes)
     return len(nodes)
 
 
@@ -54,13 +55,13 @@ def plugin_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
 
 
 def shapes_of_inputs(node: onnx_ir.Node) -> list[list[int]]:
-    """The shape of each input of a node; axes that vary are 1.
+    """The shape of each input that a node's operator has; axes that vary are 1.
 
     Raises:
         ExportError: the graph does not state a shape.
     """
     shapes = []
-    for value in node.inputs:
+    for value in node.inputs[:-1] if plan_use_of(node) is PlanUse.TAKES else node.inputs:
         if value is None or value.shape is None:
             raise ExportError(
                 f"The graph does not state the shapes that {node.op_type} {node.name} takes, and a kernel is chosen by "
@@ -68,6 +69,48 @@ def shapes_of_inputs(node: onnx_ir.Node) -> list[list[int]]:
             )
         shapes.append([axis if isinstance(axis, int) else 1 for axis in value.shape])
     return shapes
+
+
+def plan_use_of(node: onnx_ir.Node) -> PlanUse:
+    """Where a plugin's node finds its plan."""
+    attribute = node.attributes.get(PLAN_USE)
+    return PlanUse.OWN if attribute is None else PlanUse(attribute.as_int())
+
+
+def _share_plans(nodes: list[onnx_ir.Node]) -> None:
+    """Let the first node of those with equal plans give its plan to the others.
+
+    A plan depends on the mask and on few attributes, so that the layers of a graph mostly have equal plans.
+
+    Args:
+        nodes: all of one graph, in order.
+    """
+    sharing: dict[Any, list[onnx_ir.Node]] = {}
+    for node in nodes:
+        operator, attributes = operator_of(node), attributes_of(node)
+        face = face_of(operator)
+        if face.plan_size(shapes_of_inputs(node), attributes) is not None:
+            given = dict(zip(operator.inputs, node.inputs, strict=False))
+            inputs = [value for name, value in given.items() if name in face.planned_inputs]
+            decided = [attributes[name] for name in face.PLANNED_BY]
+            sharing.setdefault((operator.name, node.graph, *inputs, *decided), []).append(node)
+    for first, *others in sharing.values():
+        if others:
+            _give_plan(first, others)
+
+
+def _give_plan(first: onnx_ir.Node, others: list[onnx_ir.Node]) -> None:
+    """Give a node a second output, its plan, which becomes the last input of the others."""
+    import onnx_ir as ir
+
+    first.resize_outputs(2)
+    result, plan = first.outputs
+    plan.name, plan.type = f"{result.name}_plan", ir.TensorType(ir.DataType.INT32)
+    first.attributes[PLAN_USE] = ir.AttrInt64(PLAN_USE, int(PlanUse.GIVES))
+    for other in others:
+        other.resize_inputs(len(other.inputs) + 1)
+        other.replace_input_with(len(other.inputs) - 1, plan)
+        other.attributes[PLAN_USE] = ir.AttrInt64(PLAN_USE, int(PlanUse.TAKES))
 
 
 def _check(node: onnx_ir.Node, dtype: str) -> None:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ["PLUGIN_FACE", "Attributes", "FieldType", "PluginFace", "Shapes", "face_of"]
+__all__ = [
+    "PLAN",
+    "PLAN_USE",
+    "PLUGIN_FACE",
+    "Attributes",
+    "FieldType",
+    "PlanSize",
+    "PlanUse",
+    "PluginFace",
+    "Shapes",
+    "face_of",
+]
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from dataclasses import dataclass
+from enum import Enum, IntEnum
 from typing import Any, ClassVar, cast
 
 from hdplugins.attention.operator import Operator
@@ -16,6 +29,12 @@ from hdplugins.kernels.cuda_launch import Launch
 
 PLUGIN_FACE = "plugin"
 """Module of an operator's folder; its `FACE` is a `PluginFace`."""
+
+PLAN = "plan"
+"""The kernels' name of a scratch buffer that plugins of one graph can share; few operators have one."""
+
+PLAN_USE = "plan_use"
+"""The attribute of a plugin's node that holds its `PlanUse`, where that is not `PlanUse.OWN`."""
 
 Attributes = Mapping[str, Any]
 """An operator's attributes by name: an int, a tuple of ints, or a float each, as `PluginFace.FIELDS` says."""
@@ -39,11 +58,34 @@ class FieldType(str, Enum):
     FLOAT = "float"
 
 
+class PlanUse(IntEnum):
+    """Where a plugin's kernels find their plan.
+
+    Attributes:
+        OWN: the plugin makes the plan in its workspace.
+        GIVES: the plugin makes the plan as a second output, for plugins behind it.
+        TAKES: the plugin's last input is the plan of a plugin before it.
+    """
+
+    OWN = 0
+    GIVES = 1
+    TAKES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSize:
+    """The int32 values of a text's plan, at most: `fixed`, and `per_unit` for every `unit` tokens that are begun."""
+
+    fixed: int
+    per_unit: int
+    unit: int
+
+
 class PluginFace(ABC):
     """An attention operator's kernels and plugin. It imports neither TensorRT, Triton nor PyTorch.
 
-    A plugin has one output, of the shape and type of the first input. Of the kernels `attend` is the large one, whose
-    warps and pipeline the tiles decide.
+    A plugin has one output, of the shape and type of the first input, and may have its plan as a second one, int32
+    [batch, `PlanSize`]. Of the kernels `attend` is the large one, whose warps and pipeline the tiles decide.
 
     Attributes:
         OPERATOR: the operator.
@@ -52,6 +94,7 @@ class PluginFace(ABC):
         INPUT_DTYPES: of each input, optional ones too; None for the operator's own dtype.
         OUTPUT: the kernels' name of the output. The inputs have the operator's names for them.
         SCRATCH: the kernels' name of each scratch buffer -> Triton's type of its values.
+        PLANNED_BY: the attributes that decide the plan, beside the inputs that its kernels read.
         POINTERS: kernel -> its pointers, in the function's order; the kernels in the order in which they run.
         SCALARS: kernel -> its scalar arguments, which follow; all are int32 but `scale`.
         CALLED_MODULES: import paths of the modules whose functions the kernels call beside their own.
@@ -63,6 +106,7 @@ class PluginFace(ABC):
     INPUT_DTYPES: ClassVar[tuple[str | None, ...]]
     OUTPUT: ClassVar[str] = "out"
     SCRATCH: ClassVar[Mapping[str, str]]
+    PLANNED_BY: ClassVar[tuple[str, ...]] = ()
     POINTERS: ClassVar[Mapping[str, tuple[str, ...]]]
     SCALARS: ClassVar[Mapping[str, tuple[str, ...]]]
     CALLED_MODULES: ClassVar[tuple[str, ...]] = (INNER_LOOP,)
@@ -71,6 +115,24 @@ class PluginFace(ABC):
     def kernels(self) -> tuple[str, ...]:
         """The kernels that a call may need, in the order in which they run."""
         return tuple(self.POINTERS)
+
+    @property
+    def planning_kernels(self) -> tuple[str, ...]:
+        """The kernels that make the plan."""
+        return tuple(
+            name for name, pointers in self.POINTERS.items() if PLAN in pointers and self.OUTPUT not in pointers
+        )
+
+    @property
+    def planned_inputs(self) -> frozenset[str]:
+        """The inputs that the kernels of the plan read."""
+        return frozenset(itertools.chain.from_iterable(self.POINTERS[name] for name in self.planning_kernels)) & {
+            *self.OPERATOR.inputs
+        }
+
+    def plan_size(self, shapes: Shapes, attributes: Attributes) -> PlanSize | None:
+        """The size of a text's plan; None where plugins cannot share a plan, or one would not be linear in tokens."""
+        return None
 
     @abstractmethod
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:

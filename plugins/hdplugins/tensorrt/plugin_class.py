@@ -12,7 +12,7 @@ and `enqueue`. Full TensorRT runs plugins while it builds. Its classes have the 
 
 from __future__ import annotations
 
-__all__ = ["PLUGIN_NAMESPACE", "Plugin", "plugin_class", "reported", "take_plugin_errors"]
+__all__ = ["PLUGIN_NAMESPACE", "Plugin", "optional_fields", "plugin_class", "reported", "take_plugin_errors"]
 
 import contextlib
 import ctypes
@@ -28,7 +28,7 @@ from typing import Any, TypeVar, cast
 
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import PluginFace, face_of
+from hdplugins.attention.plugin_face import PLAN, PLAN_USE, FieldType, PlanUse, PluginFace, face_of
 from hdplugins.kernels.cuda_launch import LaunchError, LoadedKernel, PreparedLaunch, load_kernels
 from hdplugins.tensorrt.plugin_fields import FieldCollection
 
@@ -43,7 +43,7 @@ _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "
 _WORKSPACE_ALIGNMENT = 256
 """Bytes between the scratch buffers of one call; TensorRT aligns the first of them so."""
 
-_MOST_PLANS = 256
+_MOST_CALLS = 256
 """Shapes whose launches a plugin keeps."""
 
 _errors: deque[str] = deque(maxlen=16)
@@ -78,7 +78,7 @@ def reported(method: _Method) -> _Method:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plan:
+class _PackedCall:
     """A call's launches, packed for one set of shapes.
 
     Attributes:
@@ -106,11 +106,13 @@ class Plugin:
         for interface in self.interfaces:
             interface.__init__(self)
         self.plugin_name, self.plugin_version = self.operator.name, str(self.operator.version)
-        self.plugin_namespace, self.num_outputs = PLUGIN_NAMESPACE, 1
         self.attributes, self.kernels = dict(attributes), kernels
+        self.plan_use = PlanUse(self.attributes.pop(PLAN_USE, PlanUse.OWN))
+        self.plugin_namespace = PLUGIN_NAMESPACE
+        self.num_outputs = 2 if self.plan_use is PlanUse.GIVES else 1
         self._loaded: dict[str, LoadedKernel] = {}
-        self._plans: dict[Any, _Plan] = {}
-        self._plan: _Plan | None = None
+        self._calls: dict[Any, _PackedCall] = {}
+        self._call: _PackedCall | None = None
         self._serialized: FieldCollection | None = None
         # The bindings delete an object twice when TensorRT deletes it while Python holds it nowhere else, as at a build
         # that fails: the heap is corrupted and the process dies (seen in TensorRT-RTX 1.7.1). A reference that is never
@@ -118,8 +120,8 @@ class Plugin:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def destroy(self) -> None:
-        self._plan = None
-        self._plans.clear()
+        self._call = None
+        self._calls.clear()
         self._loaded.clear()
 
     def get_capability_interface(self, kind: Any) -> Plugin:
@@ -128,38 +130,44 @@ class Plugin:
 
     def clone(self) -> Plugin:
         # Launches hold buffers of their own, so that two execution contexts never share them.
-        return type(self)(self.attributes, self.kernels)
+        return type(self)({**self.attributes, **self._plan_field()}, self.kernels)
 
     def attach_to_context(self, context: Any) -> Plugin:
         return self.clone()
 
     def get_fields_to_serialize(self) -> Any:
         # TensorRT reads the fields after this returns, from memory that Python owns.
-        self._serialized = FieldCollection(self.trt, self.face.FIELDS, self.attributes)
+        plan = self._plan_field()
+        types = {**self.face.FIELDS, **dict.fromkeys(plan, FieldType.INT)}
+        self._serialized = FieldCollection(self.trt, types, {**self.attributes, **plan})
         return self._serialized.collection
 
     def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
-        return [input_types[0]]
+        return [input_types[0], self.trt.DataType.INT32][: self.num_outputs]
 
+    @reported
     def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], builder: Any) -> list[Any]:
-        return [self.trt.DimsExprs(inputs[0])]
+        result = self.trt.DimsExprs(inputs[0])
+        return [result] if self.num_outputs == 1 else [result, self._plan_shape(inputs, builder)]
 
     def supports_format_combination(self, position: int, tensors: Sequence[Any], num_inputs: int) -> bool:
         described = tensors[position].desc
         if described.format != self.trt.TensorFormat.LINEAR:
             return False
-        wanted = (*self.face.INPUT_DTYPES[:num_inputs], None)[position]
+        own = num_inputs - (self.plan_use is PlanUse.TAKES)
+        inputs = [*self.face.INPUT_DTYPES[:own], "int32"][:num_inputs]
+        wanted = (*inputs, None, "int32")[position]
         if wanted is not None:
             return _DTYPES.get(described.type.name) == wanted
         return _DTYPES.get(described.type.name) in self.face.DTYPES and described.type == tensors[0].desc.type
 
     @reported
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self.face.check([tuple(tensor.max) for tensor in inputs], self.attributes)
+        self.face.check([tuple(tensor.max) for tensor in self._own(inputs)], self.attributes)
 
     @reported
     def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        return self._workspace([tuple(tensor.max) for tensor in inputs])[1]
+        return self._workspace([tuple(tensor.max) for tensor in self._own(inputs)])[1]
 
     def get_valid_tactics(self) -> list[int]:
         # TensorRT's default only: the GPU decides the kernel, when the shapes are known.
@@ -170,16 +178,16 @@ class Plugin:
 
     @reported
     def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self._plan = None
+        self._call = None
         if self.kernels is None:
             return  # a build that runs nothing; `enqueue` raises an error
-        shapes = tuple(tuple(tensor.dims) for tensor in inputs)
+        shapes = tuple(tuple(tensor.dims) for tensor in self._own(inputs))
         dtype = _DTYPES[inputs[0].type.name]
-        if (shapes, dtype) not in self._plans:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            self._plans[shapes, dtype] = self._prepared(shapes, dtype, self.kernels)
-        self._plan = self._plans[shapes, dtype]
+        if (shapes, dtype) not in self._calls:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
+            self._calls[shapes, dtype] = self._prepared(shapes, dtype, self.kernels)
+        self._call = self._calls[shapes, dtype]
 
     @reported
     def enqueue(
@@ -191,21 +199,40 @@ class Plugin:
         workspace: int,
         stream: int,
     ) -> None:
-        plan = self._plan
-        if plan is None:
+        call = self._call
+        if call is None:
             raise LaunchError(
                 "there are no kernels to launch: the plugin was created without a bundle's folder of kernels, or its "
                 "shapes were refused. Deserialise the engine within hdplugins.tensorrt.plugins.plugins_with_kernels."
             )
-        shapes = tuple(tuple(tensor.dims) for tensor in input_desc[: len(plan.shapes)])
-        if shapes != plan.shapes:
-            raise LaunchError(f"the plugin was set up for shapes {plan.shapes}, but got {shapes}.")
-        addresses = (*inputs, *outputs, *(workspace + offset for offset in plan.offsets))
-        cuda_stream = plan.stream_type(stream)
-        for launch in plan.launches:
+        shapes = tuple(tuple(tensor.dims) for tensor in input_desc[: len(call.shapes)])
+        if shapes != call.shapes:
+            raise LaunchError(f"the plugin was set up for shapes {call.shapes}, but got {shapes}.")
+        addresses = (*inputs, *outputs, *(workspace + offset for offset in call.offsets))
+        cuda_stream = call.stream_type(stream)
+        for launch in call.launches:
             launch.start(addresses, cuda_stream)
 
-    def _prepared(self, shapes: tuple[tuple[int, ...], ...], dtype: str, kernels: Path) -> _Plan:
+    def _own(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The operator's inputs, without a plan behind them."""
+        return inputs[:-1] if self.plan_use is PlanUse.TAKES else inputs
+
+    def _plan_field(self) -> dict[str, int]:
+        return {} if self.plan_use is PlanUse.OWN else {PLAN_USE: int(self.plan_use)}
+
+    def _plan_shape(self, inputs: Sequence[Any], builder: Any) -> Any:
+        """[batch, values] of the plan."""
+        operations, dims = self.trt.DimensionOperation, self.trt.DimsExprs(2)
+        # Of the mask, whose axes vary, nothing is read; a table has constant axes.
+        shapes = [[axis.get_constant_value() if axis.is_constant() else 1 for axis in shape] for shape in inputs]
+        size = self.face.plan_size(shapes, self.attributes)
+        assert size is not None, "graphs share no plan that has no size"
+        units = builder.operation(operations.CEIL_DIV, inputs[0][2], builder.constant(size.unit))
+        varying = builder.operation(operations.PROD, units, builder.constant(size.per_unit))
+        dims[0], dims[1] = inputs[0][0], builder.operation(operations.SUM, varying, builder.constant(size.fixed))
+        return dims
+
+    def _prepared(self, shapes: tuple[tuple[int, ...], ...], dtype: str, kernels: Path) -> _PackedCall:
         face = self.face
 
         def serves(kernel: Any) -> bool:
@@ -216,12 +243,17 @@ class Plugin:
         constants = {name: kernel.compiled.constants for name, kernel in self._loaded.items()}
         offsets, _ = self._workspace(shapes)
         given = self.operator.inputs[: len(shapes)]
-        places = {name: place for place, name in enumerate((*given, face.OUTPUT, *offsets))}
-        return _Plan(
+        takes, gives = (self.plan_use is use for use in (PlanUse.TAKES, PlanUse.GIVES))
+        # In the order of the addresses: inputs, outputs, the workspace.
+        names = (*given, *[PLAN] * takes, face.OUTPUT, *[PLAN] * gives, *offsets)
+        places = {name: place for place, name in enumerate(names)}
+        left_out = face.planning_kernels if takes else ()
+        return _PackedCall(
             shapes=shapes[: self.operator.states],
             launches=tuple(
                 PreparedLaunch(self._loaded[launch.kernel], launch, places)
                 for launch in face.launches(shapes, self.attributes, constants=constants)
+                if launch.kernel not in left_out
             ),
             offsets=tuple(offsets.values()),
             stream_type=next(iter(self._loaded.values())).driver.CUstream,
@@ -229,10 +261,18 @@ class Plugin:
 
     def _workspace(self, shapes: Sequence[Sequence[int]]) -> tuple[dict[str, int], int]:
         """Offset of each scratch buffer, and the bytes of all."""
-        parts = self.face.workspace(shapes, self.attributes)
-        sizes = [-(-size // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT for size in parts.values()]
+        parts = dict(self.face.workspace(shapes, self.attributes))
+        if self.plan_use is not PlanUse.OWN:
+            del parts[PLAN]
+        # An empty buffer needs an address, too, and TensorRT gives none where the workspace is empty.
+        sizes = [-(-max(1, size) // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT for size in parts.values()]
         ends = list(itertools.accumulate(sizes, initial=0))
         return dict(zip(parts, ends, strict=False)), ends[-1]
+
+
+def optional_fields(face: PluginFace) -> dict[str, FieldType]:
+    """Attribute -> type, of what a plugin has beside its operator's attributes."""
+    return {PLAN_USE: FieldType.INT} if PLAN in face.SCRATCH else {}
 
 
 @functools.cache

@@ -53,25 +53,30 @@ class FieldCollection:
         self.collection = trt.PluginFieldCollection(self._fields)
 
 
-def attributes_from_fields(trt: Any, types: Mapping[str, FieldType], fields: Iterable[Any]) -> dict[str, Any]:
-    """An operator's attributes, all of them and nothing else.
+def attributes_from_fields(
+    trt: Any, types: Mapping[str, FieldType], fields: Iterable[Any], *, optional: Mapping[str, FieldType]
+) -> dict[str, Any]:
+    """An operator's attributes, all of them, the optional ones that are given, and nothing else.
 
     Args:
         trt: the module ``tensorrt`` or ``tensorrt_rtx``.
         types: attribute -> its type.
         fields: as TensorRT hands them to a creator.
+        optional: as `types`, of attributes that a plugin may lack.
 
     Raises:
         ValueError: a field is missing, unknown, given twice, or of another type.
     """
     given = list(fields)
     names = [field.name for field in given]
-    if sorted(names) != sorted(types):
+    if sorted(name for name in names if name not in optional) != sorted(types) or len(names) > len(set(names)):
         raise ValueError(
             f"the fields {', '.join(names) or 'none'} were given; they must be {', '.join(types)}, each exactly once."
         )
     by_name = dict(zip(names, given, strict=True))
-    return {name: _value(trt, name, kind, by_name[name]) for name, kind in types.items()}
+    return {
+        name: _value(trt, name, kind, by_name[name]) for name, kind in {**types, **optional}.items() if name in by_name
+    }
 
 
 def _value(trt: Any, name: str, kind: FieldType, field: Any) -> Any:

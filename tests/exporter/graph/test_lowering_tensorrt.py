@@ -18,10 +18,12 @@ from onnx.reference import ReferenceEvaluator
 
 from hdexport.engines.tensorrt_packages import load_flavour
 from hdexport.graph.targets.tensorrt import AttentionImpl, tensorrt_graph
-from hdexport.lowering.plugin_nodes import plugin_nodes
+from hdexport.lowering.plugin_nodes import plan_use_of, plugin_nodes, shapes_of_inputs
+from hdplugins.attention.plugin_face import PlanUse
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
 from support.attention_graphs import HEADS, Dense, attention_model
+from support.block_operator import Blocks
 from support.clipped_operator import Clipped, Shared, model_of
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
@@ -227,6 +229,33 @@ def test_windowed_attention_is_a_plugin_without_a_body() -> None:
     assert ours[0].attributes["left"].as_int() == 16
     assert [node.op_type for node in lowered.graph if node.op_type == "Attention"] == ["Attention"]
     assert not lowered.functions
+
+
+def uses_of_plans(*layers: Layer) -> list[PlanUse]:
+    return [plan_use_of(node) for node in plugin_nodes(tensorrt_graph(attention_model(*layers), dtype="float16"))]
+
+
+def test_layers_with_equal_plans_share_one() -> None:
+    """The mask, the bound of globals and, for blocks, all but the scale decide a plan."""
+    blocks = Blocks(block=64, repeats=3, by_row=1, head_dim=64, dtype="float16")
+    wider, narrow, own = replace(_WINDOW, right=40), replace(_WINDOW, left=3), PlanUse.OWN
+    assert uses_of_plans(_WINDOW, wider, narrow) == [PlanUse.GIVES, PlanUse.TAKES, PlanUse.TAKES]
+    assert uses_of_plans(blocks, blocks) == [PlanUse.GIVES, PlanUse.TAKES]
+    assert uses_of_plans(_WINDOW) == [own]
+    assert uses_of_plans(_WINDOW, replace(_WINDOW, bound=9)) == [own, own]
+    assert uses_of_plans(blocks, replace(blocks, dense=500)) == [own, own]
+    # Their plans are quadratic in tokens.
+    all_global = replace(blocks, first=10**6)
+    assert uses_of_plans(all_global, all_global) == [own, own]
+
+
+def test_a_shared_plan_is_the_last_input() -> None:
+    first, second = plugin_nodes(tensorrt_graph(attention_model(_WINDOW, _WINDOW), dtype="float16"))
+    result, plan = first.outputs
+    assert second.inputs[0] is result
+    assert second.inputs[-1] is plan
+    assert len(second.inputs) == len(first.inputs) + 1
+    assert shapes_of_inputs(second) == shapes_of_inputs(first)
 
 
 def test_native_windowed_attention_keeps_its_body_and_has_no_plugin() -> None:

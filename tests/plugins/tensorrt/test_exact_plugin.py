@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from fakes.simulated_gpu import plugin_answers
+from hdplugins.attention.plugin_face import PlanUse
 from support.clipped_operator import inputs_of as clipped_inputs
 from support.comparators import assert_close
 from support.exact_answers import exact_answer
@@ -73,6 +75,27 @@ def test_a_plugin_gives_the_right_answers(
         assert (answer.masked_select(is_padding[:, None, :, None]) == 0).all()
 
 
+SHARING: dict[str, tuple[SparseLayer, list[torch.Tensor]]] = {
+    "windows": (WINDOW_LAYER, [kinds("G" + "l" * 40 + "G" + "l" * 20 + "." * 9, "." * 30 + "l" * 41), kinds("lGl")]),
+    "blocks": (replace(BLOCK_LAYER, block=16, heads=1, dtype="float16"), [mask(90, 90, 70), mask(1, 1)]),
+    "blocks with a table": (replace(BLOCK_LAYER, block=16, listed=(2, 3, 2)), [mask(70, 70)]),
+}
+"""Layers that share a plan, and calls of them."""
+
+
+@pytest.mark.parametrize(("layer", "calls"), SHARING.values(), ids=SHARING)
+def test_plugins_that_share_a_plan_give_the_right_answers(
+    layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, tmp_path: Path
+) -> None:
+    """One plugin makes the plan, in a tensor of the size that engines are built with, and another reads it."""
+    uses = (PlanUse.GIVES, PlanUse.TAKES)
+    given, answers = answers_of(layer, calls, interpreter, tmp_path, uses=uses)
+    assert len(answers) == len(uses) * len(given)
+    for number, answer in enumerate(answers):
+        right = right_answers(layer, given[number // len(uses)])
+        assert_close(answer.numpy(), right.numpy(), atol=ATOL[layer.dtype])
+
+
 def relative_call(node: Relative, memory: int, tokens: int) -> tuple[Inputs, np.ndarray]:
     """The inputs of a call, and its right answer."""
     arrays = relative_inputs(node, key_kinds("right", tokens, memory), tokens)
@@ -99,11 +122,19 @@ def test_a_plugin_gives_the_right_answers_by_distance(interpreter: Interpreter, 
 
 
 def answers_of(
-    layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, folder: Path, **changes: Any
+    layer: SparseLayer,
+    calls: list[torch.Tensor],
+    interpreter: Interpreter,
+    folder: Path,
+    *,
+    uses: Sequence[PlanUse] = (PlanUse.OWN,),
+    **changes: Any,
 ) -> tuple[list[Inputs], list[torch.Tensor]]:
     name, given = layer.operator.name, [inputs_of(layer, kinds) for kinds in calls]
-    attributes = layer.node_attributes | changes
-    return given, interpreter.run(plugin_answers, name, given, folder / "kernels", TILES[name], attributes)
+    attributes, tiles = layer.node_attributes | changes, TILES[name]
+    if layer.node_attributes.get("block_size", 64) < 64:
+        tiles = replace(tiles, block_queries=16, block_keys=16)
+    return given, interpreter.run(plugin_answers, name, given, folder / "kernels", tiles, attributes, uses)
 
 
 @pytest.mark.parametrize("wrong", [{"right": 17}, {"scale": 1.005 * WINDOW["scale"]}], ids=str)

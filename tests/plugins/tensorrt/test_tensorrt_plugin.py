@@ -14,7 +14,7 @@ import pytest
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_gpu import plugin_of, tensor_descriptions
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_face import PlanUse, face_of
 from hdplugins.kernels.aot import KernelError
 from hdplugins.kernels.attention_tiles import cubin_architecture
 from hdplugins.kernels.cuda_launch import LaunchError
@@ -70,6 +70,7 @@ def test_fields_that_are_not_the_operators_are_refused() -> None:
         ({"left": (1, 2)}, "the field left holds 2 x INT32; it is one value of type int"),
         ({"scale": 1}, "the field scale holds 1 x INT32; it is one value of type float"),
         ({"dilation": ()}, "the field dilation holds 0 x INT32"),
+        ({"plan_use": 3}, "3 is not a valid PlanUse"),
     ):
         with named_case(changes), pytest.raises(ValueError, match=message):
             plugin_of(trt, WINDOW, None, **changes)
@@ -92,6 +93,14 @@ OWN_TYPES = {
     CLIPPED: "{0} {0} {0} BOOL {0} {0}",
 }
 """Operator -> the types of its inputs and its result, by that of its states."""
+
+OF_A_PLAN = [
+    (PlanUse.GIVES, "HALF HALF HALF INT32 HALF INT32", 4, True),
+    (PlanUse.GIVES, "HALF HALF HALF INT32 HALF HALF", 4, False),
+    (PlanUse.TAKES, "HALF HALF HALF INT32 INT32 HALF", 5, True),
+    (PlanUse.TAKES, "HALF HALF HALF INT32 HALF HALF", 5, False),
+]
+"""Use of a plan, the types of a window's inputs and outputs, how many are inputs, and whether they fit."""
 
 OTHER_TYPES = [
     (RELATIVE, "HALF HALF HALF INT32 HALF HALF HALF HALF", True),
@@ -119,6 +128,16 @@ def test_states_and_result_are_of_one_type_and_other_inputs_of_theirs() -> None:
         packed = [described(trt.DataType.HALF, trt.TensorFormat.HWC8), *tensors[1:]]
         assert not plugin.supports_format_combination(0, packed, len(tensors) - 1), (operator, types)
         assert plugin.get_output_data_types([tensor.desc.type for tensor in tensors]) == [tensors[0].desc.type]
+
+
+def test_a_plan_is_of_whole_numbers() -> None:
+    for use, types, inputs, takes in OF_A_PLAN:
+        plugin = plugin_of(trt, WINDOW, None, plan_use=int(use))
+        tensors = [described(getattr(trt.DataType, name)) for name in types.split()]
+        fits = [plugin.supports_format_combination(place, tensors, inputs) for place in range(len(tensors))]
+        assert all(fits) == takes, (use, types)
+        outputs = plugin.get_output_data_types([tensor.desc.type for tensor in tensors[:inputs]])
+        assert outputs == [trt.DataType.HALF, trt.DataType.INT32][: plugin.num_outputs]
 
 
 def profiled(shapes: Sequence[Sequence[int]]) -> list[Any]:
@@ -162,6 +181,27 @@ def test_launches_carry_addresses_sizes_and_the_stream(kernels: Path, launched: 
     pointers = {"query": 0x1000, "key": 0x2000, "value": 0x3000, "token_kind": 0x4000, "plan": WORKSPACE, "out": 0x5000}
     assert pointers.items() <= launched[1].arguments.items()
     assert [launch.arguments["dilation"] for launch in launched[1:]] == [1, 2]
+
+
+def test_a_plan_is_made_by_the_plugin_that_gives_it_and_read_by_those_that_take_it(
+    kernels: Path, launched: list[LaunchedKernel]
+) -> None:
+    plan, described = 0x7000, tensor_descriptions(trt, shapes_of(SHAPE), "float16")
+    uses = (int(PlanUse.GIVES), int(PlanUse.TAKES))
+    gives, takes = (plugin_of(trt, WINDOW, kernels, plan_use=use).attach_to_context(None) for use in uses)
+    assert (gives.num_outputs, takes.num_outputs) == (2, 1)
+    for attached in (gives, takes):
+        assert attached.get_workspace_size(profiled(shapes_of(SHAPE)), []) == 0
+        (stored,) = (field.data for field in attached.get_fields_to_serialize() if field.name == "plan_use")
+        assert stored == attached.plan_use
+    gives.on_shape_change(described, described[:1])
+    gives.enqueue(described, described[:1], ADDRESSES, [0x5000, plan], 0, STREAM)
+    described = tensor_descriptions(trt, [*shapes_of(SHAPE), (2, 149)], "float16")
+    takes.on_shape_change(described, described[:1])
+    takes.enqueue(described, described[:1], [*ADDRESSES, plan], [0x6000], 0, STREAM)
+    assert [launch.source["function"] for launch in launched] == ["plan_keys", "attend", "attend"]
+    assert {launch.arguments["plan"] for launch in launched} == {plan}
+    assert [launch.arguments["out"] for launch in launched[1:]] == [0x5000, 0x6000]
 
 
 def test_launches_carry_the_table_where_there_is_one(launched: list[LaunchedKernel], tmp_path: Path) -> None:

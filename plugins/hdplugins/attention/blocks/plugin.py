@@ -1,4 +1,7 @@
-"""Block-sparse attention as a TensorRT plugin: a call plans, attends, and sums up what global queries saw."""
+"""Block-sparse attention as a TensorRT plugin: a call plans, attends, and sums up what global queries saw.
+
+Layers of a graph that see one mask, and one table if there is any, share the plan that the first of the layers makes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, ClassVar
 
 from hdplugins.attention.blocks.operator import OPERATOR
 from hdplugins.attention.blocks.tiles import check_block_size, power_of_two, tiles_for_blocks
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
+from hdplugins.attention.plugin_face import Attributes, FieldType, PlanSize, PluginFace, Shapes
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes
 from hdplugins.kernels.cuda_launch import Launch
@@ -29,6 +32,9 @@ _ENTRIES_READ = 8
 _ROWS_COMBINED = 4
 """Queries of one program of `combine`."""
 
+_MOST_LISTED_IN_SHARED_PLAN = 1024
+"""Blocks that a block of queries sees: more are all that there are, and the plan is quadratic in tokens."""
+
 _LEAST_KEYS_OF_PART = 512
 _MOST_SPLITS = 16
 """Parts that the keys of global queries are split into: few, for each leaves its sums in the workspace."""
@@ -46,6 +52,7 @@ class _Face(PluginFace):
     FIELDS: ClassVar = {**dict.fromkeys(OPERATOR.attributes, FieldType.INT), "scale": FieldType.FLOAT}
     INPUT_DTYPES = (None, None, None, "int32", "int32")
     SCRATCH: ClassVar = {"plan": "i32", "partials": "fp32"}
+    PLANNED_BY = tuple(name for name in OPERATOR.attributes if name != "scale")
     POINTERS: ClassVar = {
         "count_tokens": ("token_mask", "plan"),
         "list_blocks": ("listed_blocks", "plan"),
@@ -80,6 +87,15 @@ class _Face(PluginFace):
             "attend": {**head, "block_queries": tiles.block_queries, "block_keys": tiles.block_keys},
             "combine": {**head, "rows": _ROWS_COMBINED, "most_splits": _MOST_SPLITS},
         }
+
+    def plan_size(self, shapes: Shapes, attributes: Attributes) -> PlanSize | None:
+        table_heads, _, _ = _table(shapes) or (1, 0, 0)
+        listed = _most_listed(shapes, attributes)
+        if listed > _MOST_LISTED_IN_SHARED_PLAN:
+            return None
+        return PlanSize(
+            fixed=HEADER_INTS + 2, per_unit=5 + table_heads * (2 + 3 * listed), unit=attributes["block_size"]
+        )
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
         """The plan is [batch, plan_ints] int32, `partials` is float32; see `kernel`."""
@@ -129,6 +145,13 @@ def _global_rows(known: Mapping[str, Any], attributes: Attributes) -> int:
     return int((known["first_global"] + known["last_global"]) * attributes["block_size"])
 
 
+def _most_listed(shapes: Shapes, attributes: Attributes) -> int:
+    """Blocks that a block of queries sees at most, in a text of any length, unless it sees all."""
+    _, _, of_table = _table(shapes) or (1, 0, 0)
+    near = max(0, 2 * int(attributes["window"]) + 1) + bool(attributes["first_repeats"])
+    return int(attributes["first_global"]) + bool(attributes["last_global"]) + near + int(of_table)
+
+
 def _scalars(shapes: Shapes, attributes: Attributes, *, block_keys: int = 1) -> dict[str, Any]:
     """Every scalar argument of any kernel. More blocks than there are is as many, and cannot overflow."""
     _, heads, tokens, head_dim = shapes[0]
@@ -136,9 +159,7 @@ def _scalars(shapes: Shapes, attributes: Attributes, *, block_keys: int = 1) -> 
     block_size, window, dense_tokens = (int(attributes[name]) for name in ("block_size", "window", "dense_tokens"))
     blocks = ceil_div(tokens, block_size)
     first_global, last_global = min(int(attributes["first_global"]), blocks), int(bool(attributes["last_global"]))
-    near = max(0, 2 * window + 1) + bool(attributes["first_repeats"])
-    # Blocks that a block of queries sees at most, unless it sees all.
-    most_listed = min(blocks, first_global + last_global + near + table_listed)
+    most_listed = min(blocks, _most_listed(shapes, attributes))
     list_ints = 2 + 3 * most_listed
     parts = min(_MOST_SPLITS, ceil_div(tokens, _LEAST_KEYS_OF_PART))
     # Texts that end with the batch are all short or none is.

@@ -1,8 +1,8 @@
 """Sliding-window attention on a GPU: a kernel that plans, and one that computes a softmax over window and globals.
 
-`plan_keys` reads the token kinds of each text once and writes a plan into the workspace: where its real tokens begin
-and end, which runs of tokens are all local, and the list of its global tokens. `attend` is a FlashAttention-style
-forward pass of one block of queries, in three loops that share one running softmax:
+`plan_keys` reads the token kinds of each text once and writes a plan, which the layers of a graph share: where the
+text's real tokens begin and end, which runs of tokens are all local, and the list of the text's global tokens. `attend`
+is a FlashAttention-style forward pass of one block of queries, in three loops that share one running softmax:
 
 1. the global columns, gathered through the list, so that they may stand anywhere;
 2. the key blocks at both edges of the window, and those that hold padding or globals: masked;

@@ -1,4 +1,7 @@
-"""Sliding-window attention as a TensorRT plugin: a call plans the keys, then attends, with one launch per dilation."""
+"""Sliding-window attention as a TensorRT plugin: a call plans the keys, then attends, with one launch per dilation.
+
+Layers of a graph that see one mask share the plan that the first of the layers makes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
+from hdplugins.attention.plugin_face import Attributes, FieldType, PlanSize, PluginFace, Shapes
 from hdplugins.attention.window.operator import OPERATOR
 from hdplugins.attention.window.tiles import (
     WINDOW_HEAD_DIMS,
@@ -42,6 +45,7 @@ class _Face(PluginFace):
     }
     INPUT_DTYPES = (None, None, None, "int32")
     SCRATCH: ClassVar = {"plan": "i32"}
+    PLANNED_BY = ("global_bound",)
     POINTERS: ClassVar = {
         "plan_keys": ("token_kind", "plan"),
         "attend": ("query", "key", "value", "token_kind", "plan", "out"),
@@ -74,6 +78,9 @@ class _Face(PluginFace):
                 "block_globals": _BLOCK_GLOBALS[dtype],
             },
         }
+
+    def plan_size(self, shapes: Shapes, attributes: Attributes) -> PlanSize:
+        return PlanSize(fixed=SUMMARY_INTS + attributes["global_bound"], per_unit=2, unit=1)
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
         """The plan is [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
