@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BUILD_WITH_MEMORY", "AnyArray", "checked_inputs"]
+__all__ = ["BUILD_WITH_MEMORY", "AnyArray", "checked_inputs", "filled_inputs"]
 
 from collections.abc import Mapping
 
@@ -69,19 +69,38 @@ def checked_inputs(
         if value is not None and spec.name != manifest.ids:
             read[spec.name] = _read(value, spec)
             _check_shape(spec, read[spec.name], ids, manifest.ids)
+            if spec.role in _MEANINGS:
+                _check_range(spec.name, read[spec.name], *_MEANINGS[spec.role])
     memory = _size_of_memory(read, manifest, manifest.most_memory if memory is None else memory)
+    return filled_inputs(read, manifest, memory=memory)
+
+
+def filled_inputs(given: Mapping[str, AnyArray], manifest: Manifest, *, memory: int) -> dict[str, AnyArray]:
+    """The inputs of the bundle's graphs, from arrays that are as the manifest has them.
+
+    Args:
+        given: name -> int64 [batch, tokens], or, for a memory, float32; the ids, and others that are not the default.
+        manifest: of the bundle.
+        memory: size of the axis ``memory`` of memories that are not given.
+
+    Returns:
+        As :func:`checked_inputs`.
+
+    Raises:
+        InputError: an id is not in the vocabulary, too many tokens are marked, or a document is too long.
+    """
+    ids = given[manifest.ids]
     _check_ids(ids, manifest.ids, manifest.vocab_size)
-    mask = read.setdefault(manifest.mask, np.ones_like(ids))
+    mask = given[manifest.mask] if manifest.mask in given else np.ones_like(ids)
+    filled: dict[str, AnyArray] = {}
     for spec in manifest.inputs:
-        if spec.name not in read:
-            read[spec.name] = _default(spec, ids, mask, memory)
-        elif spec.role in _MEANINGS:
-            _check_range(spec.name, read[spec.name], *_MEANINGS[spec.role])
+        value = mask if spec.name == manifest.mask else given.get(spec.name)
+        filled[spec.name] = _default(spec, ids, mask, memory) if value is None else value
         if spec.role is Role.MARKS:
-            check_marks(spec, read[spec.name], mask)
+            check_marks(spec, filled[spec.name], mask)
         elif spec.role is Role.MEMORY and not spec.has_memory_axis and spec.bound is not None:
-            _check_document(spec.name, read[spec.name], mask, spec.bound)
-    return {name: read[name] for name in accepted}
+            _check_document(spec.name, filled[spec.name], mask, spec.bound)
+    return filled
 
 
 def _unknown_input(name: str, manifest: Manifest) -> InputError:

@@ -265,7 +265,7 @@ class Streams:
                 document = Encoding.of_ids(_ids(document))
             check_document_length(len(document), manifest)
             check_texts_for_marks([document.input_ids], manifest)
-            inputs = inputs_of_texts([document], manifest, max_len=len(document), memory=0)
+            inputs = inputs_of_texts([document], manifest, memory=0)
         except InputError as error:
             raise InputError(str(error) if number is None else f"Document {number}: {error}") from None
         return {spec.name: inputs[spec.name][0] for spec in manifest.inputs if spec.role is not Role.MEMORY}

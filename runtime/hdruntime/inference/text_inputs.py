@@ -8,23 +8,20 @@ from collections.abc import Sequence
 
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.inference.batching import padded
-from hdruntime.inference.inputs import AnyArray, checked_inputs
+from hdruntime.inference.inputs import AnyArray, filled_inputs
 from hdruntime.text.tokenization import Encoding
 
 
-def inputs_of_texts(
-    encodings: Sequence[Encoding], manifest: Manifest, *, max_len: int, memory: int
-) -> dict[str, AnyArray]:
+def inputs_of_texts(encodings: Sequence[Encoding], manifest: Manifest, *, memory: int) -> dict[str, AnyArray]:
     """A batch of texts, shorter ones padded on the right.
 
     Args:
-        encodings: of the texts.
+        encodings: of the texts, with a token each, and no more tokens than the bundle takes.
         manifest: of the bundle.
-        max_len: most tokens of a text.
         memory: size of the axis ``memory``; memories hold their defaults.
 
     Returns:
-        as :func:`hdruntime.inference.inputs.checked_inputs`.
+        As :func:`hdruntime.inference.inputs.filled_inputs`.
 
     Raises:
         InputError: likewise.
@@ -42,7 +39,7 @@ def inputs_of_texts(
     if tokenizer and not tokenizer.token_types:
         del values[Role.TOKEN_TYPES]
     given = {spec.name: values[spec.role] for spec in manifest.inputs if spec.role in values}
-    return checked_inputs(given, manifest, max_len=max_len, memory=memory)
+    return filled_inputs(given, manifest, memory=memory)
 
 
 def _pooled_tokens(encoding: Encoding) -> list[int]:

@@ -124,10 +124,7 @@ class TextRunner:
         return self._scheduler.run(
             lengths,
             lambda rows: inputs_of_texts(
-                [encodings[row] for row in rows],
-                self.manifest,
-                max_len=self.max_len,
-                memory=self.manifest.least_memory,
+                [encodings[row] for row in rows], self.manifest, memory=self.manifest.least_memory
             ),
             outputs=self.checked_outputs(outputs),
             batch_tokens=batch_tokens,
