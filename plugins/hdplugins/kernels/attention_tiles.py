@@ -63,7 +63,7 @@ class Tiles:
     head: int
 
 
-# Where the numbers come from: of the tiles tried, the largest of which `ptxas -v` of Triton 3.6 and of 3.9 reports no
+# Where the numbers come from: of the tiles tried, the largest of which `ptxas -v` of Triton 3.6, 3.7.1 and 3.9 reports no
 # register spills on that architecture, float16 and bfloat16 alike (docs/sliding_window_attention.md). None has been
 # timed: tune with `benchmarks.gpu kernels --tune`.
 # A head of 128 is split in two where its fragments would not fit the registers otherwise, and so is every float32 one
@@ -78,7 +78,7 @@ _HALF_WIDE = {
 _HALF_NARROW = _HALF_WIDE | {80: Tiles(128, 32, 8, 3, 64), 96: Tiles(128, 32, 8, 2, 64)}
 _HALF = {
     80: _HALF_WIDE | {96: Tiles(128, 32, 8, 3, 64), 128: Tiles(128, 32, 8, 3, 64)},
-    86: _HALF_NARROW | {128: Tiles(128, 64, 8, 3, 64)},
+    86: _HALF_NARROW | {128: Tiles(128, 32, 8, 3, 64)},
     90: _HALF_WIDE,
     100: _HALF_WIDE,
     120: _HALF_NARROW | {96: Tiles(64, 64, 8, 3, 64), 128: Tiles(128, 32, 8, 2, 64)},

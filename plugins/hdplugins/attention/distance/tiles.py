@@ -37,9 +37,13 @@ _HALF_WITH_VALUES = {
 """Likewise with values."""
 
 _HALF_WITH_VALUES_OTHERWISE = {
-    **dict.fromkeys([(90, 80), (100, 80), (100, 96)], Tiles(128, 64, 8, 3, 64)),
-    **dict.fromkeys([(120, 64), (90, 128), (100, 128)], Tiles(64, 64, 8, 2, 64)),
+    **dict.fromkeys([(80, 32), (90, 32)], Tiles(128, 32, 8, 3, 32)),
+    **dict.fromkeys([(90, 64), (90, 80)], Tiles(128, 32, 8, 3, 64)),
+    (100, 64): Tiles(128, 64, 8, 2, 64),
+    (100, 96): Tiles(128, 64, 8, 3, 64),
+    **dict.fromkeys([(120, 64), (100, 80), (90, 128), (100, 128)], Tiles(64, 64, 8, 2, 64)),
     (120, 32): Tiles(64, 64, 8, 2, 32),
+    (120, 80): Tiles(32, 16, 4, 2, 64),
     **dict.fromkeys([(80, 64), (86, 64)], Tiles(32, 64, 8, 2, 64)),
     (80, 80): Tiles(32, 32, 4, 2, 64),
 }
@@ -53,7 +57,11 @@ _FLOAT32 = {
 }
 """Likewise for float32, without values."""
 
-_FLOAT32_OTHERWISE = {(100, 32): Tiles(16, 32, 8, 2, 32), (100, 128): Tiles(16, 32, 8, 2, 64)}
+_FLOAT32_OTHERWISE = {
+    (100, 32): Tiles(16, 32, 8, 2, 32),
+    (100, 128): Tiles(16, 32, 8, 2, 64),
+    **dict.fromkeys([(86, 96), (86, 128)], Tiles(32, 16, 8, 2, 64)),
+}
 
 _FLOAT32_WITH_VALUES = {
     32: Tiles(32, 32, 8, 2, 32),

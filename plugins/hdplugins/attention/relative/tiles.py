@@ -23,6 +23,7 @@ _HALF = {
 _HALF_OTHERWISE = {
     # Not 64 queries on sm_90: the assembler makes the products of its tensor cores wait for each other (C7511).
     (90, 32): Tiles(32, 32, 4, 2, 32),
+    (86, 96): Tiles(32, 32, 8, 2, 64),
     (100, 64): Tiles(64, 64, 8, 2, 64),
     (100, 128): Tiles(64, 64, 8, 2, 128),
 }
