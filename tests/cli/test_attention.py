@@ -69,14 +69,15 @@ def test_bad_input_is_refused_and_nothing_is_written(refused: Refused, checkpoin
 
 
 def test_the_help_has_the_grammar_and_the_options_of_every_kind(hdexport: Command) -> None:
-    shown = hdexport("build", "--help").stdout
+    shown, of_forms = (hdexport("build", option).stdout for option in ("--help", "--help-attention"))
     # Lines are broken between words, and words of a sentence at their hyphens.
-    text = "".join(shown.split())
-    assert "Longformer's attention_window counts both sides: its 512 is W = 256" in " ".join(shown.split())
+    text, of_all = "".join(shown.split()), "".join(of_forms.split())
+    assert "Longformer's attention_window counts both sides: its 512 is W = 256" in " ".join(of_forms.split())
     found = set()
     for kind in kinds():
         for form in kind.forms.values():
-            assert "".join(f"{form.grammar}: {form.help}".split()) in text
+            assert "".join(f"{form.example}: {form.summary}".split()) in text
+            assert "".join(f"{form.grammar} {form.help}.".split()) in of_all
             found.add(re.split(r"[:\[]", form.grammar)[0])
         parser = argparse.ArgumentParser(add_help=False)
         kind.add_arguments(parser.add_argument_group("attention"))

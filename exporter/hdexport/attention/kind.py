@@ -77,11 +77,13 @@ class Form:
     Attributes:
         grammar: the form, ``window:W[,right:R]``.
         example: a value.
-        help: its effect, a sentence for the command's help.
+        summary: its name, in few words.
+        help: the meaning of each part of the value, a sentence for the command's help.
     """
 
     grammar: str
     example: str
+    summary: str
     help: str
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "BACKENDS",
     "PRECISIONS",
+    "add_attention_arguments",
     "add_attention_scale_argument",
     "add_int8_arguments",
     "add_pickle_argument",
@@ -21,9 +22,11 @@ import argparse
 import math
 import re
 import shlex
+import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Scheme
@@ -40,6 +43,41 @@ PRECISIONS = tuple(precision.value for precision in Precision)
 
 _ABSOLUTE_PATH = re.compile(r"(?<=[=:,])/[^=:,]*?([^/=:,]*)/*(?=$|[=:,])")
 """An absolute path as a value in an argument; its last part is the group."""
+
+
+def add_attention_arguments(parser: argparse._ArgumentGroup, *, effect: str) -> None:
+    """Declare ``--attention``, ``--help-attention``, and the options of the kinds of attention.
+
+    Args:
+        parser: the options' group.
+        effect: what the option does, a sentence.
+    """
+    from hdexport.attention.kinds import kinds
+
+    forms = [form for kind in kinds() for form in kind.forms.values()]
+    parser.add_argument(
+        "--attention",
+        metavar="SPEC",
+        help="\n".join([f"{effect} For example:", *(f"{form.example}: {form.summary}" for form in forms)]),
+    )
+    parser.add_argument(
+        "--help-attention", action=_ShowForms, nargs=0, help="show every form of --attention with all its parts"
+    )
+    for kind in kinds():
+        kind.add_arguments(parser)
+
+
+class _ShowForms(argparse.Action):
+    """Prints the forms of ``--attention`` and ends the command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from hdexport.attention.kinds import kinds
+
+        width = shutil.get_terminal_size().columns - 2
+        for form in (form for kind in kinds() for form in kind.forms.values()):
+            print(form.grammar)
+            print(textwrap.indent(textwrap.fill(f"{form.help}.", width - 2), "  "))
+        parser.exit()
 
 
 def command_line(arguments: Sequence[str]) -> str:

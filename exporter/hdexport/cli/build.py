@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import (
+    add_attention_arguments,
     add_attention_scale_argument,
     add_int8_arguments,
     add_pickle_argument,
@@ -42,7 +43,6 @@ _READERS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    from hdexport.attention.kinds import kinds
     from hdexport.engines.targets import TARGETS
     from hdexport.model.task import Task
 
@@ -123,17 +123,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "above 1, in the layers that attend to the whole text; those with windows see no further than in training. It "
         "changes answers on short texts as well",
     )
-    attention = parser.add_argument_group("attention")
-    forms = [form for kind in kinds() for form in kind.forms.values()]
-    attention.add_argument(
-        "--attention",
-        metavar="SPEC",
-        help="replace the attention of a model like BERT by one with cost and memory linear in tokens, keeping its "
-        "weights; answers change: fine-tuning is expected (default: the model's own). "
-        + ". ".join(f"{form.grammar}: {form.help}" for form in forms),
+    add_attention_arguments(
+        parser.add_argument_group("attention"),
+        effect="replace the attention of a model like BERT by one with cost and memory linear in tokens, keeping its "
+        "weights; answers change: fine-tuning is expected (default: the model's own).",
     )
-    for kind in kinds():
-        kind.add_arguments(attention)
     engines = parser.add_argument_group("engines")
     add_engine_arguments(engines)
     engines.add_argument(

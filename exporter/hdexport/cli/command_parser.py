@@ -13,6 +13,13 @@ from typing import Any, NoReturn
 from hdruntime.errors import InputError
 
 
+class _Lines(argparse.HelpFormatter):
+    """Begins a new line where the help of an option does."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [line for part in text.splitlines() for line in super(_Lines, self)._split_lines(part, width)]
+
+
 class CommandParser(argparse.ArgumentParser):
     """An argument parser whose errors raise `InputError`, suggest a spelling, and point to the command's own help.
 
@@ -21,6 +28,9 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     _is_intermixing = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"formatter_class": _Lines, **options})
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}\nSee: {self.prog} --help")

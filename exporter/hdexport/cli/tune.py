@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hdexport.cli.arguments import (
+    add_attention_arguments,
     add_attention_scale_argument,
     add_pickle_argument,
     add_position_arguments,
@@ -25,7 +26,6 @@ SUMMARY = "learn longer positions from long texts without labels"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    from hdexport.attention.kinds import kinds
 
     parser.add_argument(
         "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
@@ -100,15 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     positions = parser.add_argument_group("positions and attention")
     add_position_arguments(positions, alpha="0.05 for embeddings, else 0.4, before training")
     add_attention_scale_argument(positions)
-    forms = [form for kind in kinds() for form in kind.forms.values()]
-    positions.add_argument(
-        "--attention",
-        metavar="SPEC",
-        help=f"train through sparse attention in place of dense: {' or '.join(form.grammar for form in forms)}; see "
-        "hdexport build",
+    add_attention_arguments(
+        positions, effect="train through sparse attention in place of dense (default: the model's own)."
     )
-    for kind in kinds():
-        kind.add_arguments(positions)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -38,6 +38,7 @@ _FORMS = {
     "bigbird": Form(
         grammar="bigbird[:block=B,random=R,mode=hf_eval|table,seed=S,table=FILE.npy]",
         example="bigbird:block=64,random=3",
+        summary="BigBird's blocks",
         help="BigBird, by blocks of B tokens (default: 64): the first and the last block, three around a query's, and "
         "R random ones (default: 3), which in hf_eval are all the first, as in Hugging Face; else they are drawn by "
         "seed or read from the table. A BigBird checkpoint takes mode, seed and table",
@@ -45,12 +46,14 @@ _FORMS = {
     "etc": Form(
         grammar="etc:global=G[,block=B,tokens=ID[/ID...]]",
         example="etc:global=64,block=64",
+        summary="ETC's blocks and global tokens",
         help="G global tokens in front of each text, with the embeddings of these ids "
         "(default: the token that texts begin with), and three blocks around a query's",
     ),
     "blocks": Form(
         grammar="blocks:file=FILE.npz,block=B",
         example="blocks:file=pattern.npz,block=64",
+        summary="the blocks of a file",
         help="the blocks that a file lists, full_kv_num_blocks and full_kv_indices as in FlexAttention",
     ),
 }

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _FORM = Form(
     grammar="favor[:features=M,seed=S,compat]",
     example="favor:features=256",
+    summary="random features, experimental",
     help="experimental: FAVOR+, the attention of Performers. Products of M positive random features (default: 256) of "
     "queries and keys estimate softmax attention, linear in tokens; S is their seed (default: 0). With compat, padding "
     "counts as keys whose values are 0, as in performer-pytorch; a Performer checkpoint takes this part only",

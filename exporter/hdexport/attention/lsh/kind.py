@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 _FORM = Form(
     grammar="lsh[:chunk=C,rounds=R,buckets=B[/B...],before=N,after=N,seed=S]",
     example="lsh:chunk=64,rounds=4",
+    summary="hashes, experimental",
     help="experimental: Reformer's attention. Tokens are sorted by hashes of their queries, which are their keys as "
     "well, in R rounds (default: 4) of B buckets; a query sees its chunk of C tokens (default: 64), N chunks before it "
     "(default: 1) and N after it (default: 0). A Reformer checkpoint takes rounds, buckets and seed",

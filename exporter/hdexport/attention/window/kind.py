@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 _FORM = Form(
     grammar="window:W[,right:R][,global:G][,dilation:D[/D...]]",
     example="window:256,global:1",
+    summary="windows and global tokens",
     help="every query attends to W tokens on each side (Longformer's attention_window counts both sides: its 512 is "
     "W = 256), or to W before it and R after it, in steps of D tokens, one D for all heads or one per head; the first "
     "G tokens (default: 1) are global",

@@ -11,6 +11,7 @@ from hdexport.attention.spec import SpecReader
 _FORM = Form(
     grammar="every:k=K",
     example="every:k=2",
+    summary="tokens at regular distances",
     help="every query sees the tokens that are a multiple of K away from it",
 )
 
