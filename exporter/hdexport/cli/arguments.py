@@ -111,7 +111,7 @@ def add_pickle_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
 
 
-def add_precision_argument(parser: argparse.ArgumentParser) -> None:
+def add_precision_argument(parser: argparse._ActionsContainer) -> None:
     """Declare ``--precision`` of a session."""
     parser.add_argument(
         "--precision",

@@ -64,164 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=".jsonl, .parquet, .npy or .npz file, or - for JSON Lines on standard output",
     )
-    parser.add_argument(
-        "--input-format",
-        choices=["jsonl", "csv", "tsv", "txt", "parquet"],
-        help="format of all inputs (default: by their suffixes; jsonl on standard input)",
-    )
-    parser.add_argument(
-        "--backend",
-        metavar="BACKEND",
-        choices=["auto", *BACKENDS],
-        default="auto",
-        help=f"{', '.join(BACKENDS)}, which runs or fails; or auto (default): the first that can, engines first, then "
-        "ONNX Runtime on the GPU, then OpenVINO and ONNX Runtime on the CPU",
-    )
-    add_precision_argument(parser)
-    parser.add_argument("--device", metavar="NAME", help="OpenVINO's device: CPU (default), GPU or NPU; not with --ray")
-    parser.add_argument(
-        "--rebuild",
-        action="store_true",
-        help="build an engine in the bundle first, where there is a GPU and none of the bundle's engines runs on it",
-    )
-    parser.add_argument("--text-column", metavar="NAME", default="text", help="column of the text (default: text)")
-    parser.add_argument(
-        "--text-pair-column",
-        metavar="NAME",
-        help="column of the second text, for tasks on pairs; for question-answering, the context",
-    )
-    parser.add_argument(
-        "--input-ids-column",
-        metavar="NAME",
-        help="column of lists of token ids, special tokens included, in place of texts",
-    )
-    parser.add_argument(
-        "--id-column",
-        metavar="NAME",
-        help="column of the row's id, of any type (default: id, if there is one; else rows are numbered from 0, as "
-        "with '')",
-    )
-    parser.add_argument(
-        "--keep-columns",
-        metavar="NAMES",
-        default="",
-        help="input columns to copy to the output: a,b or all (of JSON Lines, those of a file's first 100 rows)",
-    )
-    parser.add_argument("--skip-failed", action="store_true", help="leave rows that failed out of the output")
-    parser.add_argument("--normalize", action="store_true", help="normalize embeddings to length 1")
-    parser.add_argument(
-        "--truncate-dim",
-        metavar="N",
-        type=whole_number,
-        help="keep the first N dimensions of embeddings, before they are normalized (default: "
-        "the model's own, usually all)",
-    )
-    parser.add_argument(
-        "--output-dtype",
-        choices=["float32", "float16", "int8", "uint8", "binary", "ubinary"],
-        default="float32",
-        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range in the first window "
-        "of rows; binary and ubinary have one bit per dimension",
-    )
-    parser.add_argument(
-        "--batch-tokens",
-        metavar="N",
-        type=whole_number,
-        help="maximum tokens per batch, padding included; a longer text runs alone (default: what suits the backend; "
-        "4096 on a CPU)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        type=whole_number,
-        help="maximum texts per batch (default: as many as fit its tokens)",
-    )
-    parser.add_argument(
-        "--overflow",
-        choices=["error", "truncate", "split", "recur"],
-        default="error",
-        help="what happens to a text of more tokens than the bundle accepts: its row fails (default), its end is cut "
-        "off, or it runs in chunks; recur streams every text, by bundles that remember the segments before, see "
-        "docs/streaming.md",
-    )
-    parser.add_argument(
-        "--segment",
-        metavar="N",
-        type=whole_number,
-        help="tokens of a segment, with --overflow recur (default: 512, or the bundle's limit if that is less)",
-    )
-    parser.add_argument(
-        "--stride",
-        metavar="N",
-        type=functools.partial(whole_number, least=0),
-        default=0,
-        help="tokens that consecutive chunks of a split text share (default: 0)",
-    )
-    parser.add_argument(
-        "--split-pooling",
-        choices=["mean", "max"],
-        help="how the chunks' vectors or logits are pooled: their mean, weighted by tokens (default), or their largest "
-        "values (default of a reranker's pairs)",
-    )
-    parser.add_argument(
-        "--late-chunking",
-        metavar="CHUNKS",
-        help="encode each text whole and write a row per chunk, whose embedding is the mean of its tokens: tokens:256 "
-        "(or another number), sentences, or the column with a list of [start, end] in characters; for models of mean "
-        "pooling",
-    )
-    parser.add_argument(
-        "--overlap",
-        metavar="N",
-        type=functools.partial(whole_number, least=0),
-        help="tokens that the macro chunks of a text share that is too long to be encoded whole, with --late-chunking "
-        "(default: 256, or a quarter of a macro chunk if that is less)",
-    )
-    parser.add_argument(
-        "--prompt-name",
-        metavar="NAME",
-        help="the model's prompt to put before every text, e.g. query; see `hdexport inspect` (default: the model's "
-        "default, if it has one). For token-similarity, query also says that texts are queries; they are documents "
-        "otherwise",
-    )
-    parser.add_argument("--prompt", metavar="TEXT", help="the prompt itself; '' for none")
-    parser.add_argument(
-        "--aggregation",
-        choices=["none", "simple", "first", "max", "average"],
-        help="for token-classification, what an entity is: a token (none, default), neighbouring tokens of one kind "
-        "(simple), or words, each with the label of its first token (first), of the one with the highest score (max), "
-        "or with the highest mean score (average)",
-    )
-    parser.add_argument(
-        "--top-k",
-        metavar="N",
-        type=whole_number,
-        help="for question-answering: the N best answers, as a list in the column answers if N is more than 1 "
-        "(default: 1)",
-    )
-    parser.add_argument(
-        "--handle-impossible-answer",
-        action="store_true",
-        help="for question-answering: an empty answer, if that the context has none is more probable than its answers",
-    )
-    parser.add_argument(
-        "--max-active-dims",
-        metavar="N",
-        type=whole_number,
-        help="for sparse-similarity: keep the N largest weights of a text (default: the model's number, mostly all)",
-    )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
         "--restart", action="store_true", help="discard what an unfinished job has kept, and start over"
-    )
-    parser.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: the backend's choice)")
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        nargs="?",
-        const="",
-        type=_ray_address,
-        help="run on the Ray cluster at ADDRESS (host:port, or auto); without ADDRESS, on a local one",
     )
     parser.add_argument(
         "--progress",
@@ -229,6 +74,177 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="on stderr; bar: a line that changes; lines: a line every few seconds; json: one object per line, see "
         "docs/batch_jobs.md; none (default: bar on a terminal, else lines)",
+    )
+    _add_columns(parser.add_argument_group("rows"))
+    _add_texts(parser.add_argument_group("texts"))
+    _add_results(parser.add_argument_group("results"))
+    _add_backend(parser.add_argument_group("backend"))
+
+
+def _add_columns(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--input-format",
+        choices=["jsonl", "csv", "tsv", "txt", "parquet"],
+        help="format of all inputs (default: by their suffixes; jsonl on standard input)",
+    )
+    group.add_argument("--text-column", metavar="NAME", default="text", help="column of the text (default: text)")
+    group.add_argument(
+        "--text-pair-column",
+        metavar="NAME",
+        help="column of the second text, for tasks on pairs; for question-answering, the context",
+    )
+    group.add_argument(
+        "--input-ids-column",
+        metavar="NAME",
+        help="column of lists of token ids, special tokens included, in place of texts",
+    )
+    group.add_argument(
+        "--id-column",
+        metavar="NAME",
+        help="column of the row's id, of any type (default: id, if there is one; else rows are numbered from 0, as "
+        "with '')",
+    )
+    group.add_argument(
+        "--keep-columns",
+        metavar="NAMES",
+        default="",
+        help="input columns to copy to the output: a,b or all (of JSON Lines, those of a file's first 100 rows)",
+    )
+
+
+def _add_texts(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--overflow",
+        choices=["error", "truncate", "split", "recur"],
+        default="error",
+        help="what happens to a text of more tokens than the bundle accepts: its row fails (default), its end is cut "
+        "off, or it runs in chunks; recur streams every text, by bundles that remember the segments before, see "
+        "docs/streaming.md",
+    )
+    group.add_argument(
+        "--segment",
+        metavar="N",
+        type=whole_number,
+        help="tokens of a segment, with --overflow recur (default: 512, or the bundle's limit if that is less)",
+    )
+    group.add_argument(
+        "--stride",
+        metavar="N",
+        type=functools.partial(whole_number, least=0),
+        default=0,
+        help="tokens that consecutive chunks of a split text share (default: 0)",
+    )
+    group.add_argument(
+        "--split-pooling",
+        choices=["mean", "max"],
+        help="how the chunks' vectors or logits are pooled: their mean, weighted by tokens (default), or their largest "
+        "values (default of a reranker's pairs)",
+    )
+    group.add_argument(
+        "--late-chunking",
+        metavar="CHUNKS",
+        help="encode each text whole and write a row per chunk, whose embedding is the mean of its tokens: tokens:256 "
+        "(or another number), sentences, or the column with a list of [start, end] in characters; for models of mean "
+        "pooling",
+    )
+    group.add_argument(
+        "--overlap",
+        metavar="N",
+        type=functools.partial(whole_number, least=0),
+        help="tokens that the macro chunks of a text share that is too long to be encoded whole, with --late-chunking "
+        "(default: 256, or a quarter of a macro chunk if that is less)",
+    )
+    group.add_argument(
+        "--prompt-name",
+        metavar="NAME",
+        help="the model's prompt to put before every text, e.g. query; see `hdexport inspect` (default: the model's "
+        "default, if it has one). For token-similarity, query also says that texts are queries; they are documents "
+        "otherwise",
+    )
+    group.add_argument("--prompt", metavar="TEXT", help="the prompt itself; '' for none")
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--normalize", action="store_true", help="normalize embeddings to length 1")
+    group.add_argument(
+        "--truncate-dim",
+        metavar="N",
+        type=whole_number,
+        help="keep the first N dimensions of embeddings, before they are normalized (default: "
+        "the model's own, usually all)",
+    )
+    group.add_argument(
+        "--output-dtype",
+        choices=["float32", "float16", "int8", "uint8", "binary", "ubinary"],
+        default="float32",
+        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range in the first window "
+        "of rows; binary and ubinary have one bit per dimension",
+    )
+    group.add_argument(
+        "--max-active-dims",
+        metavar="N",
+        type=whole_number,
+        help="for sparse-similarity: keep the N largest weights of a text (default: the model's number, mostly all)",
+    )
+    group.add_argument(
+        "--aggregation",
+        choices=["none", "simple", "first", "max", "average"],
+        help="for token-classification, what an entity is: a token (none, default), neighbouring tokens of one kind "
+        "(simple), or words, each with the label of its first token (first), of the one with the highest score (max), "
+        "or with the highest mean score (average)",
+    )
+    group.add_argument(
+        "--top-k",
+        metavar="N",
+        type=whole_number,
+        help="for question-answering: the N best answers, as a list in the column answers if N is more than 1 "
+        "(default: 1)",
+    )
+    group.add_argument(
+        "--handle-impossible-answer",
+        action="store_true",
+        help="for question-answering: an empty answer, if that the context has none is more probable than its answers",
+    )
+    group.add_argument("--skip-failed", action="store_true", help="leave rows that failed out of the output")
+
+
+def _add_backend(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--backend",
+        metavar="BACKEND",
+        choices=["auto", *BACKENDS],
+        default="auto",
+        help=f"{', '.join(BACKENDS)}, which runs or fails; or auto (default): the first that can, engines first, then "
+        "ONNX Runtime on the GPU, then OpenVINO and ONNX Runtime on the CPU",
+    )
+    add_precision_argument(group)
+    group.add_argument("--device", metavar="NAME", help="OpenVINO's device: CPU (default), GPU or NPU; not with --ray")
+    group.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="build an engine in the bundle first, where there is a GPU and none of the bundle's engines runs on it",
+    )
+    group.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: the backend's choice)")
+    group.add_argument(
+        "--batch-tokens",
+        metavar="N",
+        type=whole_number,
+        help="maximum tokens per batch, padding included; a longer text runs alone (default: what suits the backend; "
+        "4096 on a CPU)",
+    )
+    group.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=whole_number,
+        help="maximum texts per batch (default: as many as fit its tokens)",
+    )
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="",
+        type=_ray_address,
+        help="run on the Ray cluster at ADDRESS (host:port, or auto); without ADDRESS, on a local one",
     )
 
 

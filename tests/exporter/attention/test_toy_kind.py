@@ -156,7 +156,8 @@ def test_without_its_package_it_is_named(bundle: Path) -> None:
 
 
 def test_the_command_line_has_its_form(folder: Path, tmp_path: Path) -> None:
-    assert "every:k=K" in hdexport("build", "--help").stdout.replace("\n", "")
+    assert "every:k=2: tokens at regular distances" in " ".join(hdexport("build", "--help").stdout.split())
+    assert "every:k=K" in hdexport("build", "--help-attention").stdout
     refused = hdexport("build", folder / "model", "--attention", "every:k=0", "-o", tmp_path / "bundle")
     assert refused.returncode == 1
     assert "asks for k 0; it must be 1 or more.\nFor example: --attention every:k=2" in refused.stderr
