@@ -13,6 +13,7 @@ import hdruntime  # noqa: F401 - before any test imports ONNX Runtime, whose tel
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdplugins.tensorrt.link import provide_library_link
 from hdruntime.gpu.driver import gpus
+from support.repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
 
 # Before any test imports OpenVINO by itself; see hdruntime.optional.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ import pytest
 from hdexport.model.task import Task
 from support.commands import run_here, run_installed
 from support.made_once import made_once
-from support.repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
 from support.tiny_models import save_tiny_model
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

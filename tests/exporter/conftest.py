@@ -26,7 +26,6 @@ from hdruntime.bundle.manifest import AttentionScale, Manifest
 from hdruntime.bundle.reader import open_bundle
 from support.hugging_face import ALPHA, HuggingFace
 from support.made_once import made_once
-from support.repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
 from support.tiny_models import save_sentence_modules, save_tiny_model
 from support.traced import TracedModel
 

@@ -22,7 +22,6 @@ from support.comparators import assert_close
 from support.job_runs import read, run
 from support.made_once import made_once
 from support.needs import needs_openvino
-from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 from support.sentence_bundles import with_settings_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

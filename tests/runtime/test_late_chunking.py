@@ -18,7 +18,6 @@ import hdruntime
 from hdruntime.session import Session
 from hdruntime.text.chunking import TextChunks
 from support.comparators import assert_close
-from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 from support.sentence_bundles import with_settings_of
 
 ATOL = 1e-6

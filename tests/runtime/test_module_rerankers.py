@@ -15,7 +15,6 @@ from hdruntime.errors import InputError
 from support.commands import run_here
 from support.comparators import assert_close
 from support.made_once import made_once
-from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 

@@ -27,7 +27,6 @@ from support.colbert_models import DOCUMENT_TOKENS, MAX_LEN, MODELS, POSITIONS, 
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
 from support.job_runs import read, run
-from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 

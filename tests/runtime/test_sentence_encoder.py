@@ -15,7 +15,6 @@ import hdruntime
 from hdruntime import SentenceEncoder, bundle_model
 from hdruntime.errors import InputError, NonFiniteOutputError
 from support.comparators import assert_close, named_case
-from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 from support.sample_model import SAMPLE_MAX_LEN
 
 SENTENCES = ["long documents are read", "read", "", "documents . . .", "whole documents", "read long", "Are They read"]

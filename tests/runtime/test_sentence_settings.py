@@ -25,7 +25,6 @@ from hdruntime.text.tokenization import Overflow, TextTokenizer
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.made_once import made_once
-from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 from support.tiny_models import VOCAB_SIZE, change_json, save_tiny_model
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -23,7 +23,6 @@ from hdruntime.langchain_embeddings import LangChainEmbeddings
 from support.comparators import assert_close, named_case
 from support.job_runs import read, run
 from support.made_once import made_once
-from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 from support.sentence_bundles import with_settings_of
 from support.tiny_models import change_json
 

@@ -26,7 +26,6 @@ from hdruntime.text.tokenization import Overflow
 from support.commands import run_here
 from support.comparators import assert_close, named_case
 from support.job_runs import read, run
-from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 from support.splade_models import MAX_LEN, MODELS, VOCAB_SIZE, made_splade
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

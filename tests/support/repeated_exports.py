@@ -1,4 +1,4 @@
-"""Fixtures for the many exports of one process; conftest.py of a folder that builds imports them."""
+"""Fixtures for the many exports of one process."""
 
 from __future__ import annotations
 
