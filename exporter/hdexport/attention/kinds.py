@@ -9,6 +9,7 @@ __all__ = [
     "attention_records",
     "attention_setups",
     "check_unseen_tokens",
+    "forms",
     "kind_named",
     "kinds",
     "lowering_of",
@@ -28,7 +29,7 @@ from hdexport.attention.dense.kind import DenseKind
 from hdexport.attention.disentangled.kind import DisentangledKind
 from hdexport.attention.distance.kind import DistanceKind
 from hdexport.attention.favor.kind import FavorKind
-from hdexport.attention.kind import AttentionKind, OperatorNode, Setup, Subject
+from hdexport.attention.kind import AttentionKind, Form, OperatorNode, Setup, Subject
 from hdexport.attention.local_global.kind import LocalGlobalKind
 from hdexport.attention.lsh.kind import LshKind
 from hdexport.attention.relative.kind import RelativeKind
@@ -102,6 +103,11 @@ def kind_named(name: object) -> AttentionKind:
         f"The bundle has attention of the kind {name!r}; known here: {known}.\n"
         "Install the package that it comes from, or a newer hdexport: pip install -U hdexport"
     )
+
+
+def forms() -> dict[str, Form]:
+    """The forms of ``--attention``'s value, by the word that each begins with."""
+    return {word: form for kind in kinds() for word, form in kind.forms.items()}
 
 
 def lowering_of(node: onnx_ir.Node) -> Lowering:
@@ -237,9 +243,9 @@ def attention_of(manifest: Manifest) -> list[Attention]:
 
 
 def _not_understood(spec: str, part: str) -> InputError:
-    forms = {word: form for kind in kinds() for word, form in kind.forms.items()}
-    listed = "\n".join(f"  {form.grammar}" for form in forms.values())
-    nearest = forms.get(spec.partition(":")[0], next(iter(forms.values())))
+    known = forms()
+    listed = "\n".join(f"  {form.grammar}" for form in known.values())
+    nearest = known.get(spec.partition(":")[0], next(iter(known.values())))
     return InputError(
         f"--attention {spec} is not understood at {part!r}.\nIts forms are\n{listed}\n"
         f"{nearest.grammar}: {nearest.help}.\n"

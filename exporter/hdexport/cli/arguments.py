@@ -52,14 +52,10 @@ def add_attention_arguments(parser: argparse._ArgumentGroup, *, effect: str) -> 
         parser: the options' group.
         effect: what the option does, a sentence.
     """
-    from hdexport.attention.kinds import kinds
+    from hdexport.attention.kinds import forms, kinds
 
-    forms = [form for kind in kinds() for form in kind.forms.values()]
-    parser.add_argument(
-        "--attention",
-        metavar="SPEC",
-        help="\n".join([f"{effect} For example:", *(f"{form.example}: {form.summary}" for form in forms)]),
-    )
+    examples = [f"{form.example}: {form.summary}" for form in forms().values()]
+    parser.add_argument("--attention", metavar="SPEC", help="\n".join([f"{effect} For example:", *examples]))
     parser.add_argument(
         "--help-attention", action=_ShowForms, nargs=0, help="show every form of --attention with all its parts"
     )
@@ -71,10 +67,10 @@ class _ShowForms(argparse.Action):
     """Prints the forms of ``--attention`` and ends the command."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from hdexport.attention.kinds import kinds
+        from hdexport.attention.kinds import forms
 
         width = shutil.get_terminal_size().columns - 2
-        for form in (form for kind in kinds() for form in kind.forms.values()):
+        for form in forms().values():
             print(form.grammar)
             print(textwrap.indent(textwrap.fill(f"{form.help}.", width - 2), "  "))
         parser.exit()

@@ -80,7 +80,8 @@ def plan_use_of(node: onnx_ir.Node) -> PlanUse:
 def _share_plans(nodes: list[onnx_ir.Node]) -> None:
     """Let the first node of those with equal plans give its plan to the others.
 
-    A plan depends on the mask and on few attributes, so that the layers of a graph mostly have equal plans.
+    A plan depends on the mask, on few attributes, and on the size of a head, which decides the steps of keys that a
+    plan of blocks is for. The layers of a graph mostly have equal plans.
 
     Args:
         nodes: all of one graph, in order.
@@ -88,12 +89,13 @@ def _share_plans(nodes: list[onnx_ir.Node]) -> None:
     sharing: dict[Any, list[onnx_ir.Node]] = {}
     for node in nodes:
         operator, attributes = operator_of(node), attributes_of(node)
-        face = face_of(operator)
-        if face.plan_size(shapes_of_inputs(node), attributes) is not None:
+        face, shapes = face_of(operator), shapes_of_inputs(node)
+        if face.plan_size(shapes, attributes) is not None:
             given = dict(zip(operator.inputs, node.inputs, strict=False))
             inputs = [value for name, value in given.items() if name in face.planned_inputs]
             decided = [attributes[name] for name in face.PLANNED_BY]
-            sharing.setdefault((operator.name, node.graph, *inputs, *decided), []).append(node)
+            key = (operator.name, node.graph, shapes[0][3], *inputs, *decided)
+            sharing.setdefault(key, []).append(node)
     for first, *others in sharing.values():
         if others:
             _give_plan(first, others)

@@ -117,6 +117,11 @@ class PluginFace(ABC):
         return tuple(self.POINTERS)
 
     @property
+    def optional_fields(self) -> Mapping[str, FieldType]:
+        """Attribute -> its type, for the attributes that a plugin may have beside its operator's."""
+        return {PLAN_USE: FieldType.INT} if PLAN in self.SCRATCH else {}
+
+    @property
     def planning_kernels(self) -> tuple[str, ...]:
         """The kernels that make the plan."""
         return tuple(

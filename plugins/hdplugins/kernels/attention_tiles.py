@@ -63,9 +63,9 @@ class Tiles:
     head: int
 
 
-# Where the numbers come from: of the tiles tried, the largest of which `ptxas -v` of Triton 3.6, of 3.7.1 and of 3.9
-# reports no register spills on that architecture, float16 and bfloat16 alike (docs/sliding_window_attention.md). None
-# has been timed: tune with `benchmarks.gpu kernels --tune`.
+# The tiles are the largest of those tried that spill no register on the architecture, float16 and bfloat16 alike, as
+# `ptxas -v` of Triton 3.6, 3.7.1 and 3.9 reports (docs/sliding_window_attention.md). No tiles have been timed: tune
+# them with `benchmarks.gpu kernels --tune`.
 # A head of 128 is split in two where its fragments would not fit the registers otherwise, and so is every float32 one
 # above 32: float32 products are multiply-adds, whose operands Triton keeps in registers over the whole head.
 _HALF_WIDE = {

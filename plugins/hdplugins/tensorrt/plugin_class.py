@@ -12,7 +12,7 @@ and `enqueue`. Full TensorRT runs plugins while it builds. Its classes have the 
 
 from __future__ import annotations
 
-__all__ = ["PLUGIN_NAMESPACE", "Plugin", "optional_fields", "plugin_class", "reported", "take_plugin_errors"]
+__all__ = ["PLUGIN_NAMESPACE", "Plugin", "plugin_class", "reported", "take_plugin_errors"]
 
 import contextlib
 import ctypes
@@ -268,11 +268,6 @@ class Plugin:
         sizes = [-(-max(1, size) // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT for size in parts.values()]
         ends = list(itertools.accumulate(sizes, initial=0))
         return dict(zip(parts, ends, strict=False)), ends[-1]
-
-
-def optional_fields(face: PluginFace) -> dict[str, FieldType]:
-    """Attribute -> type, of what a plugin has beside its operator's attributes."""
-    return {PLAN_USE: FieldType.INT} if PLAN in face.SCRATCH else {}
 
 
 @functools.cache

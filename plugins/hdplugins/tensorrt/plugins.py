@@ -19,14 +19,7 @@ from typing import Any, cast
 from hdplugins import OPERATORS
 from hdplugins.attention.operator import Operator
 from hdplugins.attention.plugin_face import PLUGIN_FACE, PluginFace, face_of
-from hdplugins.tensorrt.plugin_class import (
-    PLUGIN_NAMESPACE,
-    Plugin,
-    optional_fields,
-    plugin_class,
-    reported,
-    take_plugin_errors,
-)
+from hdplugins.tensorrt.plugin_class import PLUGIN_NAMESPACE, Plugin, plugin_class, reported, take_plugin_errors
 from hdplugins.tensorrt.plugin_fields import FieldCollection, attributes_from_fields
 
 _registry_lock = threading.RLock()
@@ -91,14 +84,13 @@ class _Creator:
         self.trt.IPluginCreatorV3One.__init__(self)
         self.name, self.plugin_version = self.operator.name, str(self.operator.version)
         self.plugin_namespace = PLUGIN_NAMESPACE
-        self._declared = FieldCollection(self.trt, {**self.face.FIELDS, **optional_fields(self.face)})
+        self._declared = FieldCollection(self.trt, {**self.face.FIELDS, **self.face.optional_fields})
         self.field_names = self._declared.collection
         self.kernels: Path | None = None
 
     @reported
     def create_plugin(self, name: str, fields: Any, phase: Any) -> Plugin:
-        optional = optional_fields(self.face)
-        attributes = attributes_from_fields(self.trt, self.face.FIELDS, fields, optional=optional)
+        attributes = attributes_from_fields(self.trt, self.face.FIELDS, fields, optional=self.face.optional_fields)
         return plugin_class(cast(ModuleType, self.trt), self.operator)(attributes, self.kernels)
 
 

@@ -249,6 +249,20 @@ def test_layers_with_equal_plans_share_one() -> None:
     assert uses_of_plans(all_global, all_global) == [own, own]
 
 
+def test_layers_with_heads_of_other_sizes_share_no_plan() -> None:
+    """Their kernels take other steps of keys, and a plan of blocks says which steps need no mask."""
+    blocks = Blocks(block=32, repeats=3, by_row=1, head_dim=64, dtype="float16")
+    model = attention_model(blocks, blocks)
+    _, second = model.graph
+    for place in range(3):
+        given = second.inputs[place]
+        shape = ir.Shape([*given.shape[:3], 128])
+        wider = ir.Value(name=f"wider_{place}", shape=shape, type=given.type)
+        model.graph.inputs.append(wider)
+        second.replace_input_with(place, wider)
+    assert {plan_use_of(node) for node in plugin_nodes(tensorrt_graph(model, dtype="float16"))} == {PlanUse.OWN}
+
+
 def test_a_shared_plan_is_the_last_input() -> None:
     first, second = plugin_nodes(tensorrt_graph(attention_model(_WINDOW, _WINDOW), dtype="float16"))
     result, plan = first.outputs

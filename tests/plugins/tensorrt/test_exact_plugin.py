@@ -76,7 +76,10 @@ def test_a_plugin_gives_the_right_answers(
 
 
 SHARING: dict[str, tuple[SparseLayer, list[torch.Tensor]]] = {
-    "windows": (WINDOW_LAYER, [kinds("G" + "l" * 40 + "G" + "l" * 20 + "." * 9, "." * 30 + "l" * 41), kinds("lGl")]),
+    "windows": (
+        WINDOW_LAYER,
+        [kinds("G" + "l" * 40 + "G" + "l" * 20 + "." * 9, "." * 30 + "l" * 41, "." * 71), kinds("lGl")],
+    ),
     "blocks": (replace(BLOCK_LAYER, block=16, heads=1, dtype="float16"), [mask(90, 90, 70), mask(1, 1)]),
     "blocks with a table": (replace(BLOCK_LAYER, block=16, listed=(2, 3, 2)), [mask(70, 70)]),
 }
