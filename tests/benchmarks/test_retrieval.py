@@ -67,6 +67,7 @@ def test_tables_are_written_between_the_markers_of_a_page(tmp_path: Path, monkey
     assert "| whole | 0.750 (+0.000 to +0.000) |" in text
 
 
+@pytest.mark.nightly
 def test_the_pages_have_the_tables_of_the_results() -> None:
     results = read_lines(ROOT / tables.RESULTS)
     for page, precisions in ((tables.PAGE, False), (tables.PRECISIONS_PAGE, True)):

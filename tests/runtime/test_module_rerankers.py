@@ -14,6 +14,7 @@ from hdruntime import CrossEncoder
 from hdruntime.errors import InputError
 from support.commands import run_here
 from support.comparators import assert_close
+from support.grids import nightly_unless
 from support.made_once import made_once
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -121,7 +122,7 @@ def in_sentence_transformers(directory: Path) -> Any:
     return sentence_transformers.CrossEncoder(str(directory / "checkpoint"), device="cpu")
 
 
-@pytest.mark.parametrize("name", ["modernbert", "bert", "longformer"])
+@pytest.mark.parametrize("name", ["modernbert", "bert", nightly_unless(False, "longformer")])
 def test_scores_are_those_of_sentence_transformers(saved: Callable[[str], Path], name: str) -> None:
     import torch
 

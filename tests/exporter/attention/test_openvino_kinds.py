@@ -14,6 +14,7 @@ import pytest
 import hdruntime
 from support.answers import ATOL
 from support.comparators import assert_close, named_case
+from support.grids import nightly_unless
 from support.hugging_face import first_real_tokens
 from support.needs import needs_openvino
 from support.padded_batches import cases
@@ -30,7 +31,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("model_type", "options"), KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [nightly_unless(name in ("windows", "blocks"), *options) for name, options in KINDS.items()],
+    ids=KINDS,
+)
 def test_openvino_answers_as_onnx_runtime(openvino_bundles, model_type: str, options: dict[str, Any]) -> None:
     bundle = openvino_bundles(model_type, **options)
     with hdruntime.load(bundle.path, "openvino", threads=1) as session:

@@ -125,7 +125,7 @@ def test_every_length_of_every_family(tiny_bundles, model_type: str) -> None:
         for name in SUPPORTED_MODEL_TYPES
         if name not in COPIES and name != "reformer"
     ]
-    + [nightly_unless(name == "mpnet", name, "bfloat16") for name in ("bert", "roberta", "mpnet", "mt5", "umt5")],
+    + [nightly_unless(False, name, "bfloat16") for name in ("bert", "roberta", "mpnet", "mt5", "umt5")],
 )
 def test_half_precision_points_where_hugging_face_does(tiny_bundles, model_type: str, precision: str) -> None:
     # Half precision changes all windows alike, and layers that are alike are traced once.

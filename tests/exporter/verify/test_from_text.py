@@ -28,7 +28,6 @@ DAILY = {
     ("deberta-v2", "sentence-similarity"),
     # A short text makes the library's model another one.
     ("big_bird", "feature-extraction"),
-    ("bigbird_pegasus", "sentence-similarity"),
     ("t5", "feature-extraction"),
     ("xlnet", "feature-extraction"),
     ("reformer", "feature-extraction"),

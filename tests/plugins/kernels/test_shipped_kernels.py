@@ -102,11 +102,11 @@ class Case:
 
 
 EVERY_RUN = (
-    Case(WINDOWS, 90),
-    Case(BLOCKS, 86, "bfloat16", size=84),
-    Case(CHUNKS, 100),
-    # Those of engines in test_sparse_engine.py.
+    # Those of engines in test_rebuild.py and test_sparse_engine.py.
+    Case(WINDOWS, 120, head_dim=32),
     Case(LSH, 120, head_dim=32),
+    Case(BLOCKS, 90, "bfloat16", size=84),
+    Case(CHUNKS, 100),
     Case(RELATIVE, 86, head_dim=32),
     Case(CLIPPED, 80, "float32"),
 )
