@@ -85,7 +85,7 @@ def assert_right(case: Any, peer: str) -> None:
         ("torch", ("bert", "sentence-similarity")),
         ("sentence-transformers", ("longformer",)),
         ("sentence-transformers", ("bert", "sentence-similarity")),
-        ("openvino", ("bert", "sentence-similarity")),
+        pytest.param("openvino", ("bert", "sentence-similarity"), marks=pytest.mark.nightly),
         pytest.param("optimum", ("bert",), marks=NEEDS_OPTIMUM),
     ],
 )
