@@ -16,13 +16,15 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendError
+from hdruntime.errors import BackendError, InputError
 from hdruntime.inference.failures import non_finite_error, raise_failures
 from hdruntime.inference.inputs import checked_inputs
+from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler
-from hdruntime.inference.streaming import Document, DocumentStream, Segment
-from hdruntime.inference.text_runner import TextRunner
-from hdruntime.text.splitting import SplitEncoding
+from hdruntime.inference.streaming import Document, DocumentStream, Segment, Streams
+from hdruntime.inference.text_inputs import inputs_of_texts
+from hdruntime.text.checks import check_text_lengths
+from hdruntime.text.splitting import SplitEncoding, split_encodings
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
@@ -46,7 +48,15 @@ class BatchSession:
         self._backend, self._backend_reason = runner.backend, backend_reason
         self._precision = runner.precision
         self._max_len = min(bundle.manifest.max_len, runner.max_len)
-        self._texts = TextRunner(bundle, self._scheduler, max_len=self._max_len)
+        self._with_tokens = {spec.name for spec in bundle.manifest.outputs if spec.has_tokens_axis}
+        has_tokenizer, template = bundle.manifest.tokenizer is not None, bundle.manifest.pair_template
+        self._tokenizer = TextTokenizer.of(bundle, max_len=self._max_len, template=template) if has_tokenizer else None
+        self._streams = Streams(
+            self._scheduler,
+            bundle.manifest,
+            max_len=self._max_len,
+            encode=lambda text: self.tokenize([text], overflow=Overflow.RECUR)[0],
+        )
 
     @property
     def manifest(self) -> Manifest:
@@ -106,7 +116,9 @@ class BatchSession:
         Raises:
             InputError: the bundle has no tokenizer.
         """
-        return self._texts.tokenizer
+        if self._tokenizer is None:
+            raise InputError(f"The bundle {self._bundle.path} has no tokenizer; give it input_ids.")
+        return self._tokenizer
 
     def most_rows(self, tokens: int) -> int:
         """Most texts of this length that a call runs in one piece; a larger batch runs in parts.
@@ -175,8 +187,7 @@ class BatchSession:
             NonFiniteOutputError: of the iterator: a result is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        names = self._texts.checked_outputs(outputs)
-        return self._texts.streams.of_document(document, segment=segment, outputs=names)
+        return self._streams.of_document(document, segment=segment, outputs=self._checked_outputs(outputs))
 
     def stream_all(
         self,
@@ -204,8 +215,8 @@ class BatchSession:
             InputError: as :meth:`stream`; the message has the document's number. Or ``rows`` does not fit.
             BackendError: as :meth:`stream`.
         """
-        names = self._texts.checked_outputs(outputs)
-        return self._texts.streams.of_documents(documents, segment=segment, rows=rows, outputs=names)
+        names = self._checked_outputs(outputs)
+        return self._streams.of_documents(documents, segment=segment, rows=rows, outputs=names)
 
     def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
         """Run one batch that is in GPU memory, and leave its results there.
@@ -233,7 +244,7 @@ class BatchSession:
                 f"The backend {self._backend.value} does not accept arrays on a GPU.\n"
                 "Call the session itself with arrays on the CPU, or load the bundle with a TensorRT backend."
             )
-        names = self._output_names if outputs is None else self._texts.checked_outputs(outputs)
+        names = self._output_names if outputs is None else self._checked_outputs(outputs)
         return runner.start_on_device(inputs, names)
 
     def tokenize(
@@ -250,7 +261,12 @@ class BatchSession:
             InputError: the bundle has no tokenizer, a text does not fit, or ``overflow`` is ``split``, which needs more
                 than one encoding per text: :meth:`split` does that.
         """
-        return self._texts.tokenize(texts, pairs, overflow=overflow, prompt=prompt)
+        if overflow == Overflow.SPLIT:
+            raise InputError(
+                "tokenize returns one encoding per text, so it cannot split.\n"
+                "Use session.split(texts, stride=...), or session.embed(texts, overflow='split')."
+            )
+        return self.tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt)
 
     def split(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, stride: int = 0, prompt: str = ""
@@ -270,7 +286,8 @@ class BatchSession:
         Raises:
             InputError: the bundle has no tokenizer, or ``stride`` leaves no new token for a piece.
         """
-        return self._texts.split(texts, pairs, stride=stride, prompt=prompt)
+        encodings = self.tokenizer.encode(texts, pairs, overflow=Overflow.SPLIT, prompt=prompt)
+        return split_encodings(encodings, max_len=self._max_len, stride=stride, is_pair=pairs is not None)
 
     def infer(
         self,
@@ -297,8 +314,12 @@ class BatchSession:
             NonFiniteOutputError: a result is NaN or infinite; rows are numbered as in ``encodings``.
             BackendError: the backend failed, or the session is closed.
         """
-        numbers = range(len(encodings))
-        return self._texts.outputs_of(encodings, numbers, batch_tokens=batch_tokens, outputs=outputs)
+        results: list[dict[str, FloatArray]] = [{} for _ in encodings]
+        for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=outputs):
+            raise_failures(self._bundle, result, range(len(encodings)))
+            for index, row in enumerate(result.rows):
+                results[row] = self.outputs_of_row(result, index, len(encodings[row]))
+        return results
 
     def run_batches(
         self,
@@ -328,7 +349,38 @@ class BatchSession:
             OutOfMemoryError: no text ever fitted in memory, or one no longer fits whose length did before.
             BackendError: the session is closed.
         """
-        return self._texts.run_batches(encodings, batch_tokens=batch_tokens, batch_size=batch_size, outputs=outputs)
+        lengths = [len(encoding) for encoding in encodings]
+        check_text_lengths(lengths, self._max_len)
+        check_texts_for_marks([encoding.input_ids for encoding in encodings], self.manifest)
+        return self._scheduler.run(
+            lengths,
+            lambda rows: inputs_of_texts(
+                [encodings[row] for row in rows], self.manifest, memory=self.manifest.least_memory
+            ),
+            outputs=self._checked_outputs(outputs),
+            batch_tokens=batch_tokens,
+            batch_size=batch_size,
+        )
+
+    def outputs_of_row(self, batch: BatchResult, index: int, tokens: int) -> dict[str, FloatArray]:
+        """The outputs of one text of a batch, without batch axis and padding: views of the batch's arrays.
+
+        Args:
+            batch: from :meth:`run_batches`.
+            index: of the text among the batch's ``rows``.
+            tokens: of the text.
+        """
+        return {
+            name: values[index, :tokens] if name in self._with_tokens else values[index]
+            for name, values in batch.outputs.items()
+        }
+
+    def _checked_outputs(self, names: Sequence[str] | None) -> list[str]:
+        """Names of requested outputs, by default all but a recurrent model's memories."""
+        for name in names or ():
+            if name not in self._output_names:
+                raise InputError(f"No output {name!r}; this bundle has {', '.join(self._output_names)}.")
+        return [spec.name for spec in self.manifest.answers] if names is None else list(names)
 
     def close(self) -> None:
         """Free the backend's memory; later calls, and calls running in other threads, raise BackendError."""

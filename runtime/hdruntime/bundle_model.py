@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BundleModel", "Length", "TwoSidedModel", "progress"]
+__all__ = ["BundleModel", "Length", "TwoSidedModel"]
 
 import contextlib
 import functools
@@ -17,8 +17,10 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.inference.scheduling import BatchResult
 from hdruntime.session import load
+from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.task import Task, Text
+from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.prompts import prompts_of
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -30,10 +32,6 @@ logger = logging.getLogger(__name__)
 
 Length = Literal["bundle", "model"]
 """Names of numbers of tokens: all that a bundle serves, and the length that the model's own library cuts texts to."""
-
-_WINDOW_TEXTS = 4096
-_WINDOW_CHARACTERS = 2_000_000
-"""Texts that are tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
 
 class BundleModel:
@@ -54,6 +52,7 @@ class BundleModel:
     """
 
     _length_argument = "max_seq_length"
+    _progress_name = "Encoding"
 
     _samples: tuple[list[str], list[str] | None] = (["a"], None)
     """The least input with a token of a text."""
@@ -156,35 +155,41 @@ class BundleModel:
             raise InputError(f"max_seq_length is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
         return self._tokenizer.limited(tokens)
 
-    def _run_texts(
+    def _answers(
         self,
-        texts: Sequence[str],
-        tokenizer: TextTokenizer,
+        task: Task,
+        texts: Sequence[Text],
+        reading: Reading,
         *,
-        output: str,
         prompt: str,
-        batch_size: int | None,
         name: str,
-        finished: Callable[[Encoding], Encoding] = lambda encoding: encoding,
-    ) -> Iterator[tuple[list[int], list[Encoding], BatchResult]]:
-        """Yields, for each batch, the indices of its texts, their encodings, and its result.
+        shown: bool | None,
+        tokenizer: TextTokenizer | None = None,
+    ) -> list[Any]:
+        """The task's answers to texts, in order.
 
         Args:
-            texts: any number; the longest are run first.
-            tokenizer: cuts them to its own number of tokens.
-            output: that is asked for.
+            task: whose answers are computed.
+            texts: any number.
+            reading: how they are read.
             prompt: before every text.
-            batch_size: texts that are tokenised at a time; None for a usual number.
             name: the texts' in an error: ``sentences[3]: ...``.
-            finished: the encodings that are run in place of the tokenizer's.
+            shown: whether a bar shows the progress; None: where the encoder's module logs at INFO or DEBUG.
+            tokenizer: cuts texts to its own number of tokens; None for the model's.
         """
-        for window in _windows(texts, batch_size or _WINDOW_TEXTS):
-            encodings = [finished(each) for each in _encodings(tokenizer, texts, window, prompt, name)]
-            self._say_cuts(encodings, tokenizer)
-            for result in self._session.run_batches(encodings, outputs=[output]):
-                for row, error in result.errors.items():
-                    raise type(error)(f"{name}[{window[row]}]: {error}") from error
-                yield [window[row] for row in result.rows], [encodings[row] for row in result.rows], result
+        tokenizer = tokenizer or self._tokenizer
+        with _progress(len(texts), self._progress_name, shown=shown, module=type(self).__module__) as advance:
+            return answers_of(
+                self._session,
+                task,
+                texts,
+                reading,
+                prompt=prompt,
+                tokenizer=tokenizer,
+                name=name,
+                on_encoded=functools.partial(self._say_cuts, tokenizer=tokenizer),
+                on_done=advance,
+            )
 
     def _say_cuts(self, encodings: Sequence[Encoding], tokenizer: TextTokenizer) -> None:
         """Warn, once, that texts are cut."""
@@ -250,14 +255,13 @@ class TwoSidedModel(BundleModel):
 
 
 @contextlib.contextmanager
-def progress(
-    total: int, description: str, *, shown: bool | None, logger: logging.Logger
-) -> Iterator[Callable[[int], None]]:
+def _progress(total: int, description: str, *, shown: bool | None, module: str) -> Iterator[Callable[[int], None]]:
     """A bar on stderr, which advances by the number that its function is given.
 
-    ``shown`` None is for where the logger is at INFO or DEBUG.
+    ``shown`` None is for where the module's logger is at INFO or DEBUG.
     """
-    if not (logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG) if shown is None else shown):
+    level = logging.getLogger(module).getEffectiveLevel()
+    if not (level in (logging.INFO, logging.DEBUG) if shown is None else shown):
         yield lambda steps: None
         return
     from rich.console import Console
@@ -266,32 +270,3 @@ def progress(
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(description, total=total)
         yield lambda steps: bar.advance(task, steps)
-
-
-def _windows(texts: Sequence[str], most_texts: int) -> Iterator[list[int]]:
-    """Indices of texts, the longest first, as many at a time as are tokenised together."""
-    window: list[int] = []
-    characters = 0
-    for index in sorted(range(len(texts)), key=lambda index: -len(texts[index])):
-        characters += len(texts[index])
-        if window and (len(window) == most_texts or characters > _WINDOW_CHARACTERS):
-            yield window
-            window, characters = [], len(texts[index])
-        window.append(index)
-    if window:
-        yield window
-
-
-def _encodings(
-    tokenizer: TextTokenizer, texts: Sequence[str], window: Sequence[int], prompt: str, name: str
-) -> list[Encoding]:
-    try:
-        return tokenizer.encode([texts[index] for index in window], overflow=Overflow.TRUNCATE, prompt=prompt)
-    except InputError:
-        # The message counts from the start of the window, which says nothing to the caller.
-        for index in window:
-            try:
-                tokenizer.encode([texts[index]], overflow=Overflow.TRUNCATE, prompt=prompt)
-            except InputError as error:
-                raise InputError(f"{name}[{index}]: {error}") from None
-        raise

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 __all__ = ["CrossEncoder"]
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +27,20 @@ from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
-from hdruntime.bundle_model import BundleModel, Length, progress
+from hdruntime.bundle_model import BundleModel, Length
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.inference.pair_logits import PairOptions, check_query, pair_logits, ranked
-from hdruntime.inference.scheduling import BatchResult
 from hdruntime.optional import require
+from hdruntime.tasks.classification import TextClassification, check_query, ranked
+from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.task import Text
 from hdruntime.text.checks import checked_choice, checked_texts, listed
-from hdruntime.text.classes import check_classifier, check_reranker, labels_of
+from hdruntime.text.classes import check_classifier, check_reranker
 from hdruntime.text.logits import Activation, activated
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.scores import softmax
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Encoding, Overflow
-
-logger = logging.getLogger(__name__)
-
+from hdruntime.text.tokenization import Overflow
 
 ActivationFunction = Activation | str | Callable[[Any], Any]
 """``sigmoid``, ``softmax``, ``identity``, or a function of tensors [pairs, labels], as ``torch.nn.Sigmoid()``."""
@@ -73,6 +70,7 @@ class CrossEncoder(BundleModel):
 
     _length_argument = "max_length"
     _samples = (["a"], [""])
+    _progress_name = "Scoring"
 
     def __init__(
         self,
@@ -90,7 +88,8 @@ class CrossEncoder(BundleModel):
         check_classifier(opened.manifest)
         if activation_fn is not None:
             _checked_function(activation_fn)
-        self.num_labels = len(labels_of(opened.manifest))
+        self._task = TextClassification(opened)
+        self.num_labels = len(self._task.labels)
         own = opened.manifest.sentence
         by_labels = Activation.SIGMOID if self.num_labels == 1 else Activation.IDENTITY
         default = Activation(own.activation) if own and own.activation else by_labels
@@ -155,8 +154,9 @@ class CrossEncoder(BundleModel):
         pairs, is_one = _pairs_of(inputs)
         self._check_call(batch_size, device)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
-        options = self._options(prompt_name, prompt, overflow, stride, split_pooling)
-        scores = self._scores(pairs, options, batch_size, show_progress_bar, activation_fn, name="inputs")
+        reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size)
+        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
+        scores = self._scores(pairs, reading, activation_fn, prompt=prompt, name="inputs", shown=show_progress_bar)
         if apply_softmax and scores.ndim > 1 and len(scores):
             scores = softmax(scores)
         result: Any = scores
@@ -202,50 +202,27 @@ class CrossEncoder(BundleModel):
         check_reranker(self._session.manifest)
         self._check_call(batch_size, device)
         documents = checked_texts(documents, name="documents")
-        options = self._options(prompt_name, prompt, overflow, stride, split_pooling)
-        check_query(query, self._tokenizer, options)
+        reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size)
+        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
+        check_query(query, self._tokenizer, reading, prompt=prompt)
         pairs = [(query, document) for document in documents]
-        scores = self._scores(pairs, options, batch_size, show_progress_bar, activation_fn, name="documents")
+        scores = self._scores(pairs, reading, activation_fn, prompt=prompt, name="documents", shown=show_progress_bar)
         return ranked(scores, documents, top_k=top_k, return_documents=return_documents)
-
-    def _options(self, prompt_name: str | None, prompt: str | None, *splitting: Any) -> PairOptions:
-        overflow, stride, split_pooling = splitting
-        return PairOptions(
-            overflow=overflow,
-            stride=stride,
-            split_pooling=split_pooling,
-            prompt=chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt),
-        )
 
     def _scores(
         self,
         pairs: list[tuple[str, str]],
-        options: PairOptions,
-        batch_size: int | None,
-        show_progress_bar: bool | None,
+        reading: Reading,
         activation_fn: ActivationFunction | None,
-        *,
-        name: str,
+        **options: Any,
     ) -> FloatArray:
-        """float32 [pairs] of one label, else [pairs, labels]."""
+        """float32 [pairs] of one label, else [pairs, labels]; ``options`` are those of `_answers`."""
         function = _checked_function(activation_fn or self.activation_fn)
-
-        def run(encodings: list[Encoding]) -> Iterator[BatchResult]:
-            self._say_cuts(encodings, self._tokenizer)
-            return self._session.run_batches(encodings, batch_size=batch_size, outputs=["logits"])
-
-        with progress(len(pairs), "Scoring", shown=show_progress_bar, logger=logger) as advance:
-            logits = pair_logits(
-                pairs,
-                self._tokenizer,
-                run,
-                labels=self.num_labels,
-                options=options,
-                name=name,
-                on_done=advance,
-            )
-        if not len(logits):
+        texts = [Text(text=first, text_pair=second) for first, second in pairs]
+        found = self._answers(self._task, texts, reading, **options)
+        if not found:
             return np.empty(0, np.float32)
+        logits = np.stack(found)
         if isinstance(function, Activation):
             scores = activated(logits, function)
         else:
@@ -281,4 +258,7 @@ def _pairs_of(inputs: object) -> tuple[list[tuple[str, str]], bool]:
     for place, pair in enumerate(pairs):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise InputError(f"inputs[{place}] is {pair!r:.60}; it must be a pair of strings: (query, document).")
+        for text in pair:
+            if not isinstance(text, str):
+                raise InputError(f"inputs[{place}] has a text of type {type(text).__name__}; it must be a string.")
     return [tuple(pair) for pair in pairs], is_one

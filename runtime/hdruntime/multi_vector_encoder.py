@@ -18,28 +18,26 @@ from __future__ import annotations
 
 __all__ = ["MultiVectorEncoder"]
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
-from hdruntime.bundle_model import Length, TwoSidedModel, progress
+from hdruntime.bundle_model import Length, TwoSidedModel
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
+from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.task import Text
+from hdruntime.tasks.token_vectors import TokenVectors
 from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import maxsim, maxsim_of_pairs
-from hdruntime.text.token_vectors import OUTPUT, Side, TextSide, multi_vector_of
-from hdruntime.text.tokenization import TextTokenizer
-
-logger = logging.getLogger(__name__)
+from hdruntime.text.token_vectors import Side, multi_vector_of
+from hdruntime.text.tokenization import Overflow, TextTokenizer
 
 
 class MultiVectorEncoder(TwoSidedModel):
@@ -78,8 +76,7 @@ class MultiVectorEncoder(TwoSidedModel):
     ) -> None:
         opened = opened_bundle(bundle)
         settings = multi_vector_of(opened.manifest)
-        self._sides = {side: TextSide(settings, side) for side in (Side.QUERY, Side.DOCUMENT, None)}
-        self._dimensions = next(int(spec.shape[-1]) for spec in opened.manifest.outputs if spec.name == OUTPUT)
+        self._tasks = {side: TokenVectors(opened.manifest, side) for side in (Side.QUERY, Side.DOCUMENT, None)}
         assert settings.multi_vector is not None, "multi_vector_of checks it"
         self.similarity_fn_name: str = settings.multi_vector.similarity
         super().__init__(
@@ -134,11 +131,11 @@ class MultiVectorEncoder(TwoSidedModel):
         self._tokenizers = {**self._tokenizers, Side.DOCUMENT: self._tokenizer_of(Side.DOCUMENT, tokens)}
 
     def _tokenizer_of(self, side: Side, tokens: int | Length | None) -> TextTokenizer:
-        return self._tokenizer_for(tokens, own_length=self._sides[side].own_length)
+        return self._tokenizer_for(tokens, own_length=self._tasks[side].own_length)
 
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""
-        return self._dimensions
+        return self._tasks[None].dimensions
 
     def encode(
         self,
@@ -160,8 +157,8 @@ class MultiVectorEncoder(TwoSidedModel):
             inputs: one text, or any number of them; an empty string is a text, too.
             prompt_name: which of `prompts` goes before every text; None for the default.
             prompt: the text before every text; ``prompt_name`` is then not looked at.
-            batch_size: texts that are tokenised and run at a time, for callers that need to save memory. None, the
-                default, is as fast or faster: then the number of tokens decides. The answers are the same.
+            batch_size: most texts of a batch, for callers that need to save memory. None, the default, is as fast or
+                faster: then the number of tokens decides. The answers are the same.
             show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
             output_value: ``token_embeddings``.
             convert_to_numpy: False for PyTorch tensors.
@@ -186,7 +183,15 @@ class MultiVectorEncoder(TwoSidedModel):
         from_numpy = None if convert_to_numpy else require("torch").from_numpy
         texts = checked_texts(inputs, name="inputs", may_be_one=True)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
-        vectors = self._vectors(texts, side, prompt, batch_size, show_progress_bar)
+        vectors = self._answers(
+            self._tasks[side],
+            [Text(text=text) for text in texts],
+            Reading(overflow=Overflow.TRUNCATE, batch_size=batch_size),
+            prompt=prompt,
+            name="inputs",
+            shown=show_progress_bar,
+            tokenizer=None if side is None else self._tokenizers[side],
+        )
         if normalize_embeddings:
             vectors = [normalized(each) for each in vectors]
         found: list[Any] = vectors if from_numpy is None else [from_numpy(each) for each in vectors]
@@ -222,25 +227,3 @@ class MultiVectorEncoder(TwoSidedModel):
         if self.similarity_fn_name not in ("maxsim", "meanmaxsim"):
             raise InputError(f"similarity_fn_name is {self.similarity_fn_name!r}; it must be 'maxsim' or 'meanmaxsim'.")
         return self.similarity_fn_name == "meanmaxsim"
-
-    def _vectors(
-        self, texts: list[str], side: Side | None, prompt: str, batch_size: int | None, shown: bool | None
-    ) -> list[np.ndarray]:
-        """[texts], each float32 [tokens, dimensions]."""
-        rules, vectors = self._sides[side], [np.empty((0, self._dimensions), np.float32)] * len(texts)
-        tokenizer = self._tokenizer if side is None else self._tokenizers[side]
-        batches = self._run_texts(
-            texts,
-            tokenizer,
-            output=OUTPUT,
-            prompt=prompt,
-            batch_size=batch_size,
-            name="inputs",
-            finished=rules.expanded,
-        )
-        with progress(len(texts), "Encoding", shown=shown, logger=logger) as advance:
-            for rows, encodings, result in batches:
-                for row, encoding, of_tokens in zip(rows, encodings, result.outputs[OUTPUT], strict=True):
-                    vectors[row] = of_tokens[: len(encoding)][rules.has_vector(encoding)]
-                advance(len(rows))
-        return vectors

@@ -19,8 +19,7 @@ from __future__ import annotations
 __all__ = ["SentenceEncoder"]
 
 import functools
-import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,19 @@ import numpy as np
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
-from hdruntime.bundle_model import BundleModel, Length, progress
+from hdruntime.bundle_model import BundleModel, Length
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.inference.scheduling import BatchResult
 from hdruntime.optional import require
+from hdruntime.tasks.embedding import Embedding, TokenStates
+from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.task import Text
 from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
-from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled
+from hdruntime.text.pooling import Pooling, embedding_output
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
-
-logger = logging.getLogger(__name__)
+from hdruntime.text.tokenization import Overflow
 
 
 def _also_by_inputs(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,10 +96,8 @@ class SentenceEncoder(BundleModel):
     ) -> None:
         opened = opened_bundle(bundle)
         own = opened.manifest.sentence
-        self._output = embedding_output(opened.manifest)
-        self._token_output = next(spec for spec in opened.manifest.outputs if spec.has_tokens_axis)
-        self._dimensions = embedding_size(opened.manifest)
-        self._pooling = _checked_pooling(pooling, is_needed=self._output.name == "last_hidden_state")
+        is_pooled_here = embedding_output(opened.manifest).name == "last_hidden_state"
+        self._task = Embedding(opened.manifest, _checked_pooling(pooling, is_needed=is_pooled_here))
         self.similarity_fn_name: str = own.similarity if own else "cosine"
         self.truncate_dim = own.truncate_dim if own and truncate_dim is None else truncate_dim
         self.model_card_data = _NoModelCard()
@@ -115,7 +113,7 @@ class SentenceEncoder(BundleModel):
 
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""
-        return min(self._dimensions, self.truncate_dim or self._dimensions)
+        return min(self._task.dimensions, self.truncate_dim or self._task.dimensions)
 
     # The name until sentence-transformers 5, which callers still use.
     get_sentence_embedding_dimension = get_embedding_dimension
@@ -142,8 +140,8 @@ class SentenceEncoder(BundleModel):
             sentences: one text, or any number of them; an empty string is a text, too.
             prompt_name: which of `prompts` goes before every text; None for the default.
             prompt: the text before every text, such as ``"query: "``; ``prompt_name`` is then not looked at.
-            batch_size: texts that are tokenised and run at a time, for callers that need to save memory. None, the
-                default, is as fast or faster: then the number of tokens decides. The answers are the same.
+            batch_size: most texts of a batch, for callers that need to save memory. None, the default, is as fast or
+                faster: then the number of tokens decides. The answers are the same.
             show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
             output_value: ``sentence_embedding``, or ``token_embeddings`` for the vectors of each text's tokens, which
                 are float32, and neither truncated nor normalised.
@@ -173,11 +171,19 @@ class SentenceEncoder(BundleModel):
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         texts = checked_texts(sentences, name="sentences", may_be_one=True)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
-        if output_value == "token_embeddings":
-            of_tokens = self._token_vectors(texts, prompt, batch_size, show_progress_bar)
-            result: Any = of_tokens if from_numpy is None else [from_numpy(each) for each in of_tokens]
+        of_tokens = output_value == "token_embeddings"
+        found = self._answers(
+            TokenStates(self._session.manifest) if of_tokens else self._task,
+            [Text(text=text) for text in texts],
+            Reading(overflow=Overflow.TRUNCATE, batch_size=batch_size),
+            prompt=prompt,
+            name="sentences",
+            shown=show_progress_bar,
+        )
+        if of_tokens:
+            result: Any = found if from_numpy is None else [from_numpy(each) for each in found]
         else:
-            embeddings = self._vectors(texts, prompt, batch_size, show_progress_bar)
+            embeddings = np.stack(found) if found else np.empty((0, self._task.dimensions), np.float32)
             own = self.truncate_dim and self.get_embedding_dimension()
             embeddings = truncated(embeddings, own if truncate_dim is None else truncate_dim)
             result = quantized(normalized(embeddings) if normalize_embeddings else embeddings, precision)
@@ -242,36 +248,6 @@ class SentenceEncoder(BundleModel):
 
     def _first_prompt(self, *names: str) -> str | None:
         return next((name for name in names if name in self.prompts), None)
-
-    def _vectors(self, texts: list[str], *options: Any) -> np.ndarray:
-        """float32 [texts, dimensions]."""
-        embeddings = np.empty((len(texts), self._dimensions), np.float32)
-        for rows, result in self._batches(texts, self._output.name, *options):
-            values = result.outputs[self._output.name]
-            if self._pooling is not None:
-                values = pooled(values, result.attention_mask, self._pooling)
-            embeddings[rows] = values
-        return embeddings
-
-    def _token_vectors(self, texts: list[str], *options: Any) -> list[np.ndarray]:
-        """[texts], each float32 [tokens, hidden_size]."""
-        vectors = [np.empty(0, np.float32)] * len(texts)
-        for rows, result in self._batches(texts, self._token_output.name, *options):
-            values = result.outputs[self._token_output.name]
-            for row, of_tokens, mask in zip(rows, values, result.attention_mask, strict=True):
-                vectors[row] = of_tokens[mask == 1]
-        return vectors
-
-    def _batches(
-        self, texts: list[str], output: str, prompt: str, batch_size: int | None, show_progress_bar: bool | None
-    ) -> Iterator[tuple[list[int], BatchResult]]:
-        """Yields indices of texts and their results."""
-        with progress(len(texts), "Encoding", shown=show_progress_bar, logger=logger) as advance:
-            for rows, _, result in self._run_texts(
-                texts, self._tokenizer, output=output, prompt=prompt, batch_size=batch_size, name="sentences"
-            ):
-                yield rows, result
-                advance(len(rows))
 
 
 class _NoModelCard:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import overload
 
+import numpy as np
+
 from hdruntime.arrays import FloatArray
 from hdruntime.backends.choice import open_runner
 from hdruntime.backends.precision import Precision
@@ -16,16 +18,22 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.tasks.answers import answers
-from hdruntime.tasks.embedding import embeddings
-from hdruntime.tasks.entities import entities
-from hdruntime.tasks.late_chunks import chunk_embeddings
-from hdruntime.tasks.ranking import ranking
-from hdruntime.tasks.sparse_vectors import sparse_vectors
+from hdruntime.tasks.answers import QuestionAnswers
+from hdruntime.tasks.classification import TextClassification, check_query, ranked
+from hdruntime.tasks.embedding import Embedding
+from hdruntime.tasks.entities import Entities
+from hdruntime.tasks.late_chunks import ChunkEmbeddings
+from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.sparse_vectors import SparseVectors
+from hdruntime.tasks.task import Text
+from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions
 from hdruntime.text.checks import checked_choice, checked_texts
-from hdruntime.text.chunking import Spans, TextChunks
+from hdruntime.text.chunking import Spans, TextChunks, overlap_of
+from hdruntime.text.classes import check_reranker
 from hdruntime.text.entities import Aggregation, Entity
+from hdruntime.text.logits import activated
+from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.sparse import SparseVector
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Encoding, Overflow
@@ -123,17 +131,17 @@ class Session(BatchSession):
             NonFiniteOutputError: an embedding is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        return embeddings(
-            self._texts,
-            checked_texts(texts, name="texts"),
-            batch_tokens=batch_tokens,
+        task = Embedding(self.manifest)
+        reading = Reading.of(
             overflow=overflow,
             stride=stride,
             split_pooling=split_pooling,
             segment=segment,
-            prompt_name=prompt_name,
-            prompt=prompt,
+            batch_tokens=batch_tokens,
         )
+        found = [Text(text=text) for text in checked_texts(texts, name="texts")]
+        vectors = answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt))
+        return np.stack(vectors) if vectors else np.empty((0, task.dimensions), dtype=np.float32)
 
     def embed_sparse(
         self,
@@ -162,16 +170,11 @@ class Session(BatchSession):
             InputError: the bundle's task is another one, it has no tokenizer, or a text does not fit.
             NonFiniteOutputError, BackendError: as of :meth:`embed`.
         """
-        return sparse_vectors(
-            self._texts,
-            checked_texts(texts, name="texts"),
-            max_active_dims=max_active_dims,
-            batch_tokens=batch_tokens,
-            overflow=overflow,
-            stride=stride,
-            prompt_name=prompt_name,
-            prompt=prompt,
-        )
+        self._check_task("sparse-similarity", method="embed_sparse")
+        task = SparseVectors(self.manifest, max_active_dims)
+        reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
+        found = [Text(text=text) for text in checked_texts(texts, name="texts")]
+        return answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt))
 
     @overload
     def embed_chunks(  # type: ignore[overload-overlap]
@@ -223,15 +226,20 @@ class Session(BatchSession):
             NonFiniteOutputError: a state is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        return chunk_embeddings(
-            self._texts,
-            texts if isinstance(texts, str) else checked_texts(texts, name="texts"),
-            chunks=chunks,
-            overlap=overlap,
-            batch_tokens=batch_tokens,
-            prompt_name=prompt_name,
-            prompt=prompt,
-        )
+        several = checked_texts(texts, name="texts", may_be_one=True)
+        rule = chunks if isinstance(chunks, str) else None
+        spans = [chunks] if isinstance(texts, str) else chunks
+        if rule is None and len(spans) != len(several):
+            raise InputError(f"There are {len(several)} texts, but chunks of {len(spans)}; give chunks of each.")
+        found = [
+            Text(text=text, spans=None if rule is not None else spans[number])  # type: ignore[arg-type]
+            for number, text in enumerate(several)
+        ]
+        stride = overlap_of(overlap, self.max_len)
+        reading = Reading.of(overflow=Overflow.SPLIT, stride=stride, batch_tokens=batch_tokens)
+        task = ChunkEmbeddings(self.manifest, rule)
+        answers: list[TextChunks] = answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt))
+        return answers[0] if isinstance(texts, str) else answers
 
     def entities(
         self,
@@ -263,14 +271,11 @@ class Session(BatchSession):
             NonFiniteOutputError: a logit is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        return entities(
-            self._texts,
-            checked_texts(texts, name="texts"),
-            aggregation=aggregation,
-            overflow=overflow,
-            stride=stride,
-            batch_tokens=batch_tokens,
-        )
+        self._check_task("token-classification", method="entities")
+        aggregation = checked_choice(Aggregation, aggregation, option="aggregation")
+        task = Entities(self.manifest, self.tokenizer.whole, aggregation)
+        reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
+        return answers_of(self, task, [Text(text=text) for text in checked_texts(texts, name="texts")], reading)
 
     def answers(
         self,
@@ -311,15 +316,14 @@ class Session(BatchSession):
         options = AnswerOptions(
             top_k=top_k, handle_impossible_answer=handle_impossible_answer, max_answer_tokens=max_answer_tokens
         )
-        return answers(
-            self._texts,
-            checked_texts(questions, name="questions"),
-            checked_texts(contexts, name="contexts"),
-            options=options,
-            overflow=overflow,
-            stride=stride,
-            batch_tokens=batch_tokens,
-        )
+        self._check_task("question-answering", method="answers")
+        options.check()
+        reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
+        first, second = checked_texts(questions, name="questions"), checked_texts(contexts, name="contexts")
+        if len(first) != len(second):
+            raise InputError(f"There are {len(first)} questions but {len(second)} contexts; give one for each.")
+        pairs = [Text(text=question, text_pair=context) for question, context in zip(first, second, strict=True)]
+        return answers_of(self, QuestionAnswers(self.manifest, options), pairs, reading, name="questions")
 
     def rank(
         self,
@@ -359,16 +363,20 @@ class Session(BatchSession):
             NonFiniteOutputError: a score is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        return ranking(
-            self._texts,
-            query,
-            checked_texts(documents, name="documents"),
-            top_k=top_k,
-            return_documents=return_documents,
-            overflow=overflow,
-            stride=stride,
-            split_pooling=split_pooling,
-            batch_tokens=batch_tokens,
-            prompt_name=prompt_name,
-            prompt=prompt,
-        )
+        check_reranker(self.manifest)
+        task = TextClassification(self._bundle)
+        reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_tokens=batch_tokens)
+        prompt = self._prompt(prompt_name, prompt)
+        check_query(query, self.tokenizer, reading, prompt=prompt)
+        second = checked_texts(documents, name="documents")
+        pairs = [Text(text=query, text_pair=document) for document in second]
+        logits = answers_of(self, task, pairs, reading, prompt=prompt, name="documents")
+        scores = activated(np.array(logits, np.float32).reshape(len(second), 1), task.activation)[:, 0]
+        return ranked(scores, second, top_k=top_k, return_documents=return_documents)
+
+    def _prompt(self, name: str | None, prompt: str | None) -> str:
+        return chosen_prompt(*prompts_of(self.manifest), name=name, prompt=prompt)
+
+    def _check_task(self, task: str, *, method: str) -> None:
+        if self.manifest.task != task:
+            raise InputError(f"session.{method} is for {task}, and the bundle's task is {self.manifest.task}.")

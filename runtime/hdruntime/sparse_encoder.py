@@ -18,7 +18,6 @@ from __future__ import annotations
 
 __all__ = ["SparseEncoder"]
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,18 @@ import numpy.typing as npt
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, opened_bundle
-from hdruntime.bundle_model import Length, TwoSidedModel, progress
+from hdruntime.bundle_model import Length, TwoSidedModel
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
+from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.sparse_vectors import SparseVectors
+from hdruntime.tasks.task import Text
 from hdruntime.text.checks import checked_texts
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
-from hdruntime.text.sparse import SPARSE_EMBEDDING, SparseVector, most_active_dims, sparse_vector, stacked
-
-logger = logging.getLogger(__name__)
+from hdruntime.text.sparse import SparseVector, most_active_dims, stacked
+from hdruntime.text.tokenization import Overflow
 
 _BLOCK = 256
 """Vectors that are made dense at a time: 31 MB of a vocabulary of 30522."""
@@ -121,8 +122,8 @@ class SparseEncoder(TwoSidedModel):
             inputs: one text, or any number of them; an empty string is a text, too.
             prompt_name: which of `prompts` goes before every text; None for the default.
             prompt: the text before every text; ``prompt_name`` is then not looked at.
-            batch_size: texts that are tokenised and run at a time, for callers that need to save memory. None, the
-                default, is as fast or faster: then the number of tokens decides. The answers are the same.
+            batch_size: most texts of a batch, for callers that need to save memory. None, the default, is as fast or
+                faster: then the number of tokens decides. The answers are the same.
             show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
             convert_to_tensor: for one PyTorch tensor, [inputs, dimensions] or of one text [dimensions].
             convert_to_sparse_tensor: with ``convert_to_tensor``, False for one with its zeros.
@@ -141,11 +142,18 @@ class SparseEncoder(TwoSidedModel):
         """
         self._check_call(batch_size, device)
         limit = self.max_active_dims if max_active_dims is None else max_active_dims
-        most_active_dims(self._session.manifest, limit)
+        task = SparseVectors(self._session.manifest, limit)
         torch = require("torch") if convert_to_tensor else None
         texts = checked_texts(inputs, name="inputs", may_be_one=True)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
-        vectors = self._vectors(texts, prompt, batch_size, show_progress_bar, limit)
+        vectors = self._answers(
+            task,
+            [Text(text=text) for text in texts],
+            Reading(overflow=Overflow.TRUNCATE, batch_size=batch_size),
+            prompt=prompt,
+            name="inputs",
+            shown=show_progress_bar,
+        )
         if torch is None:
             return vectors[0] if isinstance(inputs, str) else vectors
         tensor = _tensor(vectors, self._dimensions, torch)
@@ -226,21 +234,6 @@ class SparseEncoder(TwoSidedModel):
         best = np.argsort(-vector.values, kind="stable")[:top_k]
         spelled = [str(self.tokenizer.id_to_token(int(token))) for token in vector.indices[best]]
         return list(zip(spelled, vector.values[best].tolist(), strict=True))
-
-    def _vectors(
-        self, texts: list[str], prompt: str, batch_size: int | None, shown: bool | None, limit: int | None
-    ) -> list[SparseVector]:
-        nothing = SparseVector(np.empty(0, np.int32), np.empty(0, np.float32), self._dimensions)
-        vectors = [nothing] * len(texts)
-        batches = self._run_texts(
-            texts, self._tokenizer, output=SPARSE_EMBEDDING, prompt=prompt, batch_size=batch_size, name="inputs"
-        )
-        with progress(len(texts), "Encoding", shown=shown, logger=logger) as advance:
-            for rows, _, result in batches:
-                for row, weights in zip(rows, result.outputs[SPARSE_EMBEDDING], strict=True):
-                    vectors[row] = sparse_vector(weights, max_active_dims=limit)
-                advance(len(rows))
-        return vectors
 
 
 def _listed(embeddings: Any) -> Any:

@@ -23,7 +23,7 @@ from hdexport.attention.kinds import attention_of
 from hdruntime.bundle.pair_template import Wording
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError, HdexportError
-from hdruntime.jobs.results import results_of_bundle
+from hdruntime.tasks.of_bundle import task_of_bundle
 from support.comparators import named_case
 from support.every_key import ENGINE, PARTS, bundles_of_every_key, resealed, write_json
 from support.grids import nightly_unless
@@ -53,7 +53,7 @@ def bundle(bundles: dict[str, Path], request: pytest.FixtureRequest) -> Iterator
 def use(path: Path) -> None:
     """Everything that reads a bundle without PyTorch; it may raise an `HdexportError`."""
     bundle = open_bundle(path)
-    results_of_bundle(bundle)
+    task_of_bundle(bundle)
     with hdruntime.load(bundle, "onnxruntime") as session:
         session(input_ids=[[2, 4, 3], [2, 5, 3]], attention_mask=[[1, 1, 1], [1, 1, 0]])
         pairs = None if bundle.manifest.pair_template is None else ["are", "read whole"]
@@ -257,7 +257,7 @@ def test_a_malformed_configuration_is_refused(bundle: tuple[Path, dict[str, Any]
     for text in ("", "[]", "[" * 5000):
         (path / "config.json").write_text(text)
         with pytest.raises(BundleCorruptError, match=r"config\.json (cannot be read|should hold an object)"):
-            results_of_bundle(open_bundle(resealed(path, manifest)))
+            task_of_bundle(open_bundle(resealed(path, manifest)))
 
 
 TABLES = [

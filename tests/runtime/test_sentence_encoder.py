@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime import SentenceEncoder, bundle_model
+from hdruntime import SentenceEncoder
 from hdruntime.errors import InputError, NonFiniteOutputError
+from hdruntime.tasks import text_inference
+from hdruntime.tasks.task import Text
 from support.comparators import assert_close, named_case
 from support.sample_model import SAMPLE_MAX_LEN
 
@@ -133,11 +135,12 @@ def test_nan_names_the_callers_sentence(encoder: SentenceEncoder) -> None:
 def test_few_texts_are_tokenised_at_a_time(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that is longer than the bound goes alone."""
     expected = encoder.encode(SENTENCES)
-    monkeypatch.setattr(bundle_model, "_WINDOW_CHARACTERS", 20)
-    windows = list(bundle_model._windows(SENTENCES, 3))
+    monkeypatch.setattr(text_inference, "_WINDOW_CHARACTERS", 20)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 3)
+    windows = list(text_inference._windows([Text(text=text) for text in SENTENCES]))
     assert sorted(index for window in windows for index in window) == list(range(len(SENTENCES)))
     assert [[len(SENTENCES[index]) for index in window] for window in windows] == [[23], [15], [15], [13], [9, 4, 0]]
-    assert [len(window) for window in bundle_model._windows(["a"] * 7, 3)] == [3, 3, 1]
+    assert [len(window) for window in text_inference._windows([Text(text="a")] * 7)] == [3, 3, 1]
     assert (encoder.encode(SENTENCES) == expected).all()
 
 

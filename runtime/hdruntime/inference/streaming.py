@@ -29,7 +29,6 @@ from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, Scheduler
 from hdruntime.inference.text_inputs import inputs_of_texts
 from hdruntime.text.checks import check_text_lengths
-from hdruntime.text.streamed import SENTENCE_EMBEDDING, StreamedOutputs
 from hdruntime.text.tokenization import Encoding
 
 SEGMENT_TOKENS = 512
@@ -229,24 +228,10 @@ class Streams:
         lanes = self._lanes(segment, rows, outputs)
         return lanes.run(self._columns(document, number) for number, document in enumerate(documents))
 
-    def vectors(
-        self, encodings: Sequence[Encoding], *, segment: int | None, batch_tokens: int | None
-    ) -> list[npt.NDArray[np.float32]]:
-        """The vector of each document; see :meth:`hdruntime.Session.embed`."""
-        streamed = StreamedOutputs(self._manifest, [])
-        begun = [streamed.begin(encoding) for encoding in encodings]
-        rows = max(1, min(len(encodings), self.rows_of(segment, batch_tokens)))
-        for part in self.of_documents(encodings, segment=segment, rows=rows, outputs=streamed.needed):
-            if part.error is not None:
-                raise type(part.error)(f"Text {part.document}: {part.error}")
-            begun[part.document].add(part.tokens.start, part.outputs)
-        return [text.finished()[SENTENCE_EMBEDDING] for text in begun]
-
-    def rows_of(self, segment: int | None, batch_tokens: int | None = None) -> int:
-        """Rows of a batch of so many tokens, by default the backend's, as far as it has room; 1 or more."""
-        batch_tokens = self._scheduler.runner.batch_tokens if batch_tokens is None else batch_tokens
+    def rows_of(self, segment: int | None) -> int:
+        """Rows of the backend's preferred batch, as far as the backend has room; 1 or more."""
         segment = checked_segment(segment, self._manifest, max_len=self._max_len)
-        return max(1, min(batch_tokens // segment, self._scheduler.most_rows(segment)))
+        return max(1, min(self._scheduler.runner.batch_tokens // segment, self._scheduler.most_rows(segment)))
 
     def _lanes(self, segment: int | None, rows: int | None, outputs: Sequence[str]) -> Lanes:
         segment = checked_segment(segment, self._manifest, max_len=self._max_len)

@@ -15,7 +15,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
@@ -27,14 +26,15 @@ from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
-from hdruntime.jobs.results import check_columns, column_of_spans, results_of_bundle
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.task_results import TaskResults
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
-from hdruntime.jobs.window_inference import checked_streaming
 from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
 from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
+from hdruntime.tasks.late_chunks import column_of_spans
+from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
+from hdruntime.tasks.task import Task
+from hdruntime.tasks.text_inference import checked_streaming
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
 
@@ -85,7 +85,7 @@ class Job:
     without_rows: tuple[InputFile, ...]
     output: Path
     options: JobOptions
-    task: TaskResults
+    task: Task
     fields: tuple[pa.Field, ...]
     metadata: Mapping[str, str]
     identity: Identity
@@ -117,11 +117,11 @@ def plan_job(
     if is_file:
         check_place(output, force=options.force)
     tokenized = options.columns.input_ids is not None
-    task = results_of_bundle(bundle, options, tokenized=tokenized)
+    task = task_of_bundle(bundle, options, tokenized=tokenized)
     spans = None if options.late_chunking is None else column_of_spans(options.late_chunking)
     options = replace(options, columns=replace(options.columns, spans=spans))
-    _check_options(bundle.manifest, task, options)
-    prompt = options.chosen_prompt(bundle.manifest, task)
+    _check_options(task, options)
+    prompt = options.chosen_prompt(task)
     found = find_inputs(
         inputs,
         columns=options.columns,
@@ -276,20 +276,21 @@ def _require_unchanged(change: str | None, folder: JobFolder | StandardOutput) -
     raise InputChangedError(f"{change}.\n{kept}")
 
 
-def _check_options(manifest: Manifest, results: TaskResults, options: JobOptions) -> None:
-    columns, task, max_len = options.columns, manifest.task, manifest.max_len
+def _check_options(task: Task, options: JobOptions) -> None:
+    columns, manifest = options.columns, task.manifest
+    name, max_len = manifest.task, manifest.max_len
     if options.overflow is Overflow.RECUR:
-        checked_streaming(manifest, results)
+        checked_streaming(manifest, task)
         checked_segment(options.segment, manifest, max_len=max_len)
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
             "Rows of ids are not split: which special ids each piece needs is unknown.\n"
             "Give texts, split them yourself, or cut them: --overflow truncate"
         )
-    if options.overflow is Overflow.SPLIT and not results.splits:
-        streams = results.streams and bool(manifest.memories)
+    if options.overflow is Overflow.SPLIT and not task.splits:
+        streams = task.streams and bool(manifest.memories)
         advice = "Stream them: --overflow recur" if streams else "Cut them: --overflow truncate"
-        raise InputError(f"The bundle's task is {task}, whose texts are not split.\n{advice}")
+        raise InputError(f"The bundle's task is {name}, whose texts are not split.\n{advice}")
     if options.late_chunking is not None and columns.text_pair is not None:
         raise InputError("--late-chunking reads one text per row.\nLeave out --text-pair-column.")
     if options.overlap is not None and options.overlap >= max_len:
@@ -297,16 +298,16 @@ def _check_options(manifest: Manifest, results: TaskResults, options: JobOptions
             f"--overlap {options.overlap} leaves no new token for a macro chunk, which has {max_len} tokens.\n"
             f"Use fewer, or leave it out for {overlap_of(None, max_len)}."
         )
-    check_columns(task, results, columns)
+    check_pairs(task, has_pair=columns.text_pair is not None, has_ids=columns.input_ids is not None)
 
 
-def _fields(task: TaskResults, files: Sequence[InputFile], options: JobOptions) -> tuple[pa.Field, ...]:
+def _fields(task: Task, files: Sequence[InputFile], options: JobOptions) -> tuple[pa.Field, ...]:
     columns = options.columns
     row_id = pa.field("id", pa.int64())
     if columns.id:
         row_id = fields_of_columns([columns.id], files)[0].with_name("id")
     results = (
-        *(options.vectors.field(field) if field.name == COLUMN else field for field in task.fields),
+        *(options.vectors.field(field) if field.name == COLUMN else field for field in task.fields()),
         pa.field("tokens", pa.int32()),
         pa.field("error", pa.string()),
     )
@@ -381,7 +382,7 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
 
 def _identity(
     bundle: Bundle,
-    task: TaskResults,
+    task: Task,
     files: Sequence[InputFile],
     fields: Sequence[pa.Field],
     options: JobOptions,

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hdruntime.bundle.value_types import LargeCount
+from hdruntime.tasks.task import Text
 
 ID = "id"
 """Column of the ids, unless another is named."""
@@ -85,14 +86,11 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A row as it was read.
+class Row(Text):
+    """A text, a pair or ids as they were read.
 
     Attributes:
         id: its number, a value of JSON, or as `parquet_values` gives it; None where it could not be read.
-        text, text_pair: the texts that the model reads, unless it reads
-        input_ids: instead.
-        spans: of its chunks, as they were read: their values are not checked.
         kept: values of kept columns; None for values that could not be read.
         dropped: if all columns are kept, columns of this row that the output lacks.
         error: why the row cannot be read, else None; of kind `error_kind`.
@@ -100,10 +98,6 @@ class Row:
     """
 
     id: object
-    text: str = ""
-    text_pair: str | None = None
-    input_ids: list[int] | None = None
-    spans: list[list[int]] | None = None
     kept: Mapping[str, object] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     error: str | None = None

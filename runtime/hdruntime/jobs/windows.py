@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError
 from hdruntime.jobs.progress import RowCounts
-from hdruntime.jobs.row_encoding import size_of_row
 from hdruntime.jobs.rows import Position, Row
-from hdruntime.jobs.task_results import ResultOptions, TaskResults
+from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.task import Task, TaskOptions
+from hdruntime.tasks.text_encoding import size_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 
 WINDOW_CHARACTERS = 2**17
@@ -34,30 +33,15 @@ _WINDOW_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowOptions(ResultOptions):
+class WindowOptions(TaskOptions, Reading):
     """How windows are run, and the form of their results.
 
     Attributes:
-        batch_tokens: maximum tokens per batch, padding included; a longer row runs alone. None: the backend's default.
-        batch_size: maximum rows per batch; None: any number.
-        overflow: the treatment of a row with too many tokens. A row of ids is truncated at its end; it cannot be split.
-            With ``recur`` every row is streamed, see :meth:`hdruntime.Session.stream_all`.
-        segment: tokens of a segment of a streamed row; None: as of :meth:`hdruntime.Session.stream`.
-        stride: tokens that each piece of a split text repeats from the previous piece.
-        split_pooling: how the pieces' vectors are combined, or their logits if a text has one row of logits. None: the
-            largest score of a pair, where pairs have one score (rerankers), the largest weights of sparse vectors, or
-            their sums, as the model pools; else the mean.
         prompt: the prompt itself, in place of a `prompt_name`.
         overlap: tokens that consecutive macro chunks of a text share, with late chunking; None: 256, or a quarter of
             the session's tokens if that is less.
     """
 
-    batch_tokens: int | None = None
-    batch_size: int | None = None
-    overflow: Overflow = Overflow.ERROR
-    segment: int | None = None
-    stride: int = 0
-    split_pooling: SplitPooling | None = None
     prompt: str | None = None
     overlap: int | None = None
 
@@ -101,7 +85,7 @@ class WindowOptions(ResultOptions):
         if self.overlap is not None and self.overlap < 0:
             raise InputError(f"--overlap {self.overlap} is negative.\nUse 0 or more tokens.")
 
-    def chosen_prompt(self, manifest: Manifest, task: TaskResults) -> str:
+    def chosen_prompt(self, task: Task) -> str:
         """The prompt before every text.
 
         Raises:
@@ -112,7 +96,7 @@ class WindowOptions(ResultOptions):
                 "Prompts are for texts that are embedded or classified; these rows are not.\nLeave it out."
             )
         name = task.default_prompt_name if self.prompt_name is None else self.prompt_name
-        return chosen_prompt(*prompts_of(manifest), name=name, prompt=self.prompt)
+        return chosen_prompt(*prompts_of(task.manifest), name=name, prompt=self.prompt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +153,7 @@ def cut_windows(rows: Iterable[Row], *, characters: int = WINDOW_CHARACTERS) -> 
     size = 0
     for row in rows:
         window.append(row)
-        size += size_of_row(row)
+        size += size_of(row)
         if len(window) >= _WINDOW_ROWS or size >= characters:
             yield Window(rows=window)
             window, size = [], 0

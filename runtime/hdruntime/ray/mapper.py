@@ -11,12 +11,12 @@ import pyarrow as pa
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
-from hdruntime.jobs.results import check_columns, results_of_bundle
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.window_inference import WindowInference
 from hdruntime.jobs.windows import WindowOptions
 from hdruntime.ray.worker import session_in_worker
+from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
 from hdruntime.text.tokenization import Overflow
 
 
@@ -83,13 +83,14 @@ class BundleMapper:
             )
         session = session_in_worker(Path(bundle), backend=backend, threads=threads, precision=precision)
         opened = open_bundle(Path(bundle), check_files=False)
-        task = results_of_bundle(opened, options, tokenized=input_ids_column is not None)
-        check_columns(opened.manifest.task, task, self._columns, pair_option="text_pair_column")
+        task = task_of_bundle(opened, options, tokenized=input_ids_column is not None)
+        has_pair, has_ids = text_pair_column is not None, input_ids_column is not None
+        check_pairs(task, has_pair=has_pair, has_ids=has_ids, pair_option="text_pair_column")
         if options.overflow is Overflow.SPLIT and not (task.splits and input_ids_column is None):
             raise InputError(
                 "Rows of ids, or of this task, are not split.\nCut them: WindowOptions(overflow=Overflow.TRUNCATE)"
             )
-        self._fields = (*task.fields, pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
+        self._fields = (*task.fields(), pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
         self._infer = WindowInference(session, task, options=options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:

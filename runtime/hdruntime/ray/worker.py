@@ -15,12 +15,12 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
 from hdruntime.jobs import JobOptions
 from hdruntime.jobs.identity import identity_of_bundle
-from hdruntime.jobs.results import results_of_bundle
 from hdruntime.jobs.rows import Row
 from hdruntime.jobs.window_inference import LocalPool
 from hdruntime.jobs.windows import Window, WindowResult
 from hdruntime.optional import require
 from hdruntime.session import Session, load
+from hdruntime.tasks.of_bundle import task_of_bundle
 from hdruntime.text.checks import checked_choice
 
 _AUTO = "auto"
@@ -105,7 +105,7 @@ class WindowWorker:
         has_gpu = bool(require("ray").get_runtime_context().get_assigned_resources().get("GPU"))
         # Made here: a task's functions cannot be pickled.
         opened = open_bundle(path, check_files=False)
-        task = results_of_bundle(opened, options, tokenized=tokenized)
+        task = task_of_bundle(opened, options, tokenized=tokenized)
         self._pool = LocalPool(session, task, options=options)
         return Loaded(
             node=str(require("ray").util.get_node_ip_address()),

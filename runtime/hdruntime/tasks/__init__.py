@@ -1,1 +1,1 @@
-"""Tasks: a bundle's answers to texts of any length, one module per kind of answer."""
+"""Tasks: what each reads, its answer to a text, and the columns of the answer; one module per kind of answer."""

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-__all__ = ["answers"]
+__all__ = ["QuestionAnswers"]
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from hdruntime.inference.text_runner import TextRunner
-from hdruntime.tasks.checks import check_task
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.tasks.task import Outputs, Pairs, Task, Text, Values
 from hdruntime.text.answers import Answer, AnswerOptions, best_answers
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.splitting import PiecePooling, SplitEncoding
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-def answers(
-    runner: TextRunner,
-    questions: Sequence[str],
-    contexts: Sequence[str],
-    *,
-    options: AnswerOptions,
-    overflow: Overflow | str,
-    stride: int,
-    batch_tokens: int | None,
-) -> list[list[Answer]]:
-    """See :meth:`hdruntime.Session.answers`."""
-    check_task(runner.manifest, "question-answering", method="answers", overflow=overflow)
-    options.check()
-    splits = runner.pieces(questions, contexts, overflow=overflow, stride=stride)
-    of_pieces = runner.outputs_of_pieces(splits, ["start_logits", "end_logits"], batch_tokens=batch_tokens)
-    return [
-        best_answers(split, outputs, context=context, options=options)
-        for split, outputs, context in zip(splits, of_pieces, contexts, strict=True)
-    ]
+class QuestionAnswers(Task):
+    """The best answers to a question, best first; of a job one, in columns, or a list of several.
+
+    Args:
+        manifest: of the bundle.
+        options: how many answers, and which.
+    """
+
+    outputs = ("start_logits", "end_logits")
+    pairs = Pairs.REQUIRED
+
+    def __init__(self, manifest: Manifest, options: AnswerOptions) -> None:
+        super().__init__(manifest)
+        self._options = options
+
+    def fields(self) -> tuple[pa.Field, ...]:
+        import pyarrow as pa
+
+        columns = {"answer": pa.string(), "start": pa.int32(), "end": pa.int32(), "score": pa.float32()}
+        if self._options.top_k > 1:
+            columns = {"answers": pa.list_(pa.struct(columns))}
+        return tuple(pa.schema(columns))
+
+    def values(self, answer: list[Answer]) -> Values:
+        found = [dict(vars(each)) for each in answer]
+        return found[0] if self._options.top_k == 1 else {"answers": found}
+
+    def answer(self, split: SplitEncoding, parts: Sequence[Outputs], text: Text, pooling: PiecePooling) -> list[Answer]:
+        assert text.text_pair is not None, "a question has a context"
+        return best_answers(split, parts, context=text.text_pair, options=self._options)

@@ -1,70 +1,78 @@
-"""One vector per text; for a text in pieces, the pooled vectors of its pieces."""
+"""One vector per text, pooled by the bundle or of its token vectors; the vectors of a text's tokens."""
 
 from __future__ import annotations
 
-__all__ = ["embeddings"]
+__all__ = ["Embedding", "TokenStates"]
 
-from collections.abc import Sequence
-from itertools import islice
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import TensorSpec
-from hdruntime.errors import InputError
-from hdruntime.inference.text_runner import TextRunner
-from hdruntime.text.checks import checked_choice
-from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
-from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.splitting import SplitPooling, pooled_embedding
-from hdruntime.text.tokenization import Encoding, Overflow
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.tasks.task import Outputs, Pairs, Task, Text, Values
+from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled_text
+from hdruntime.text.streamed import SENTENCE_EMBEDDING
+from hdruntime.text.tokenization import Encoding
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-def embeddings(
-    runner: TextRunner,
-    texts: Sequence[str],
-    *,
-    batch_tokens: int | None,
-    overflow: Overflow | str,
-    stride: int,
-    split_pooling: SplitPooling | str,
-    segment: int | None,
-    prompt_name: str | None,
-    prompt: str | None,
-) -> FloatArray:
-    """See :meth:`hdruntime.Session.embed`.
+class Embedding(Task):
+    """The vector of a text, float32 [dimensions].
 
-    Returns:
-        float32 [texts, dimensions].
+    Args:
+        manifest: of the bundle.
+        pooling: of token vectors; None for the mean. A bundle that pools by itself takes None.
+
+    Attributes:
+        dimensions: of a vector.
+
+    Raises:
+        InputError: the bundle's task has no embeddings.
     """
-    manifest = runner.manifest
-    output = embedding_output(manifest)
-    pooling = checked_choice(SplitPooling, split_pooling, option="split_pooling")
-    prompt = chosen_prompt(*prompts_of(manifest), name=prompt_name, prompt=prompt)
-    if segment is not None and overflow != Overflow.RECUR:
-        raise InputError(f"segment is {segment}, but only overflow='recur' has segments.")
-    if overflow == Overflow.RECUR and not stride:
-        encodings = runner.tokenize(texts, overflow=overflow, prompt=prompt)
-        vectors = runner.streams.vectors(encodings, segment=segment, batch_tokens=batch_tokens)
-    else:
-        splits = runner.pieces(texts, overflow=overflow, stride=stride, prompt=prompt)
-        text_of_piece = [text for text, split in enumerate(splits) for _ in split.pieces]
-        pieces = [piece for split in splits for piece in split.pieces]
-        of_pieces = iter(_vectors(runner, output, pieces, text_of_piece, batch_tokens))
-        vectors = [pooled_embedding(split, list(islice(of_pieces, len(split.pieces))), pooling) for split in splits]
-    return np.stack(vectors) if vectors else np.empty((0, embedding_size(manifest)), dtype=np.float32)
+
+    pairs = Pairs.ALLOWED
+    prompts = True
+
+    def __init__(self, manifest: Manifest, pooling: Pooling | None = None) -> None:
+        super().__init__(manifest)
+        self._output = embedding_output(manifest)
+        self._pooling = pooling or Pooling.MEAN
+        self.outputs = (self._output.name,)
+        self.dimensions = embedding_size(manifest)
+
+    def fields(self) -> tuple[pa.Field, ...]:
+        import pyarrow as pa
+
+        width = self._output.shape[-1]
+        return (pa.field("embedding", pa.list_(pa.float32(), width if isinstance(width, int) else -1)),)
+
+    def values(self, answer: FloatArray) -> Values:
+        return {"embedding": answer}
+
+    def part(self, outputs: Outputs) -> Outputs:
+        # The outputs of a streamed document are pooled already.
+        if self._output.name not in outputs or not self._output.has_tokens_axis:
+            return outputs
+        return {SENTENCE_EMBEDDING: pooled_text(outputs[self._output.name], self._pooling)}
+
+    def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> FloatArray:
+        return outputs[SENTENCE_EMBEDDING]
 
 
-def _vectors(
-    runner: TextRunner,
-    output: TensorSpec,
-    encodings: Sequence[Encoding],
-    numbers: Sequence[int],
-    batch_tokens: int | None,
-) -> FloatArray:
-    """[encodings, dimensions], one vector per encoding; errors use their ``numbers``."""
-    vectors = np.empty((len(encodings), embedding_size(runner.manifest)), dtype=np.float32)
-    for result in runner.good_batches(encodings, numbers, batch_tokens=batch_tokens, outputs=[output.name]):
-        values = result.outputs[output.name]
-        vectors[result.rows] = mean_over_tokens(values, result.attention_mask) if output.has_tokens_axis else values
-    return vectors
+class TokenStates(Task):
+    """The vectors of a text's tokens, special tokens and prompt included: float32 [tokens, hidden_size].
+
+    Args:
+        manifest: of the bundle.
+    """
+
+    prompts = True
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(manifest)
+        self.outputs = (next(spec.name for spec in manifest.outputs if spec.has_tokens_axis),)
+
+    def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> FloatArray:
+        # A copy: a view would hold the batch.
+        return outputs[self.outputs[0]].copy()

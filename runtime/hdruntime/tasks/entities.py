@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-__all__ = ["entities"]
+__all__ = ["Entities"]
 
-from collections.abc import Sequence
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
-from hdruntime.inference.text_runner import TextRunner
-from hdruntime.tasks.checks import check_task
-from hdruntime.text.checks import checked_choice
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.tasks.task import Outputs, Task, Text, Values
 from hdruntime.text.entities import Aggregation, Entity, EntityFinder
-from hdruntime.text.splitting import SplitPooling, merged
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.tokenization import Encoding
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-def entities(
-    runner: TextRunner,
-    texts: Sequence[str],
-    *,
-    aggregation: Aggregation | str,
-    overflow: Overflow | str,
-    stride: int,
-    batch_tokens: int | None,
-) -> list[list[Entity]]:
-    """See :meth:`hdruntime.Session.entities`."""
-    check_task(runner.manifest, "token-classification", method="entities", overflow=overflow)
-    aggregation = checked_choice(Aggregation, aggregation, option="aggregation")
-    splits = runner.pieces(texts, overflow=overflow, stride=stride)
-    find = EntityFinder(runner.manifest, runner.tokenizer.whole, aggregation)
-    found = []
-    of_pieces = runner.outputs_of_pieces(splits, ["logits"], batch_tokens=batch_tokens)
-    for text, split, outputs in zip(texts, splits, of_pieces, strict=True):
-        whole = merged(split, outputs, specs=runner.manifest.outputs, pooling=SplitPooling.MEAN)
-        found.append(find(whole["logits"], text=text, encoding=split.whole))
-    return found
+class Entities(Task):
+    """The entities of a text, in order.
+
+    Args:
+        manifest: of the bundle.
+        tokenizer: the bundle's ``tokenizers.Tokenizer``.
+        aggregation: how tokens are grouped.
+    """
+
+    outputs = ("logits",)
+
+    def __init__(self, manifest: Manifest, tokenizer: Any, aggregation: Aggregation) -> None:
+        super().__init__(manifest)
+        self._find = EntityFinder(manifest, tokenizer, aggregation)
+
+    def fields(self) -> tuple[pa.Field, ...]:
+        import pyarrow as pa
+
+        place = {"start": pa.int32(), "end": pa.int32()}
+        entity = pa.struct({**place, "text": pa.string(), "label": pa.string(), "score": pa.float32()})
+        return (pa.field("entities", pa.list_(entity)),)
+
+    def values(self, answer: list[Entity]) -> Values:
+        return {"entities": [dataclasses.asdict(entity) for entity in answer]}
+
+    def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> list[Entity]:
+        return self._find(outputs["logits"], text=text.text, encoding=encoding)

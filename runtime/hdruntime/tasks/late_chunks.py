@@ -1,48 +1,80 @@
-"""Late chunking: texts encoded whole, and the vectors of their chunks."""
+"""Late chunking: a text is encoded whole, and each of its chunks has a vector."""
 
 from __future__ import annotations
 
-__all__ = ["chunk_embeddings"]
+__all__ = ["ChunkEmbeddings", "column_of_spans"]
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError
-from hdruntime.inference.text_runner import TextRunner
-from hdruntime.text.chunking import LateChunking, LateChunks, Spans, TextChunks, overlap_of
-from hdruntime.text.prompts import chosen_prompt, prompts_of
+from hdruntime.tasks.task import Outputs, Pending, Task, Text, Values
+from hdruntime.text.chunking import SENTENCES, LateChunking, LateChunks, TextChunks, tokens_per_chunk
+from hdruntime.text.splitting import SplitEncoding, SplitPooling
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-def chunk_embeddings(
-    runner: TextRunner,
-    texts: str | Sequence[str],
-    *,
-    chunks: str | Spans | Sequence[Spans],
-    overlap: int | None,
-    batch_tokens: int | None,
-    prompt_name: str | None,
-    prompt: str | None,
-) -> TextChunks | list[TextChunks]:
-    """See :meth:`hdruntime.Session.embed_chunks`."""
-    several = [texts] if isinstance(texts, str) else texts
-    of_texts = [chunks] * len(several) if isinstance(chunks, str) or isinstance(texts, str) else chunks
-    if len(of_texts) != len(several):
-        raise InputError(f"There are {len(several)} texts, but chunks of {len(of_texts)}; give chunks of each.")
-    chunking = LateChunking(runner.manifest)
-    prompt = chosen_prompt(*prompts_of(runner.manifest), name=prompt_name, prompt=prompt)
-    splits = runner.split(several, stride=overlap_of(overlap, runner.max_len), prompt=prompt)
-    begun: list[LateChunks] = []
-    for number, of_text in enumerate(zip(splits, several, of_texts, strict=True)):
-        try:
-            begun.append(chunking.begin(*of_text, prompt=prompt))  # type: ignore[arg-type]
-        except InputError as error:
-            raise InputError(f"Text {number}: {error}" if len(several) > 1 else str(error)) from None
-    places = [(text, number) for text, split in enumerate(splits) for number in range(len(split.pieces))]
-    pieces = [splits[text].pieces[number] for text, number in places]
-    numbers = [text for text, _ in places]
-    output = chunking.output.name
-    for result in runner.good_batches(pieces, numbers, batch_tokens=batch_tokens, outputs=[output]):
-        for index, row in enumerate(result.rows):
-            text, number = places[row]
-            begun[text].add(number, result.outputs[output][index, : len(pieces[row])])
-    found = [each.finished() for each in begun]
-    return found[0] if isinstance(texts, str) else found
+class ChunkEmbeddings(Task):
+    """The chunks of a text; each is a row of a job.
+
+    Args:
+        manifest: of the bundle.
+        rule: ``tokens:N`` or ``sentences``; None for the spans of each text.
+        some: whether a text without a chunk is refused.
+
+    Raises:
+        InputError: the bundle's vectors are not the mean of their tokens' states.
+    """
+
+    prompts = True
+
+    def __init__(self, manifest: Manifest, rule: str | None, *, some: bool = False) -> None:
+        super().__init__(manifest)
+        self._chunking, self._rule, self._some = LateChunking(manifest), rule, some
+        self.outputs = (self._chunking.output.name,)
+
+    def fields(self) -> tuple[pa.Field, ...]:
+        import pyarrow as pa
+
+        places = pa.schema({"chunk": pa.int32(), "start": pa.int32(), "end": pa.int32()})
+        return (*places, pa.field("embedding", pa.list_(pa.float32(), self.manifest.hidden_size)))
+
+    def rows(self, answer: TextChunks) -> list[Values]:
+        numbers = zip(answer.starts.tolist(), answer.ends.tolist(), answer.tokens.tolist(), strict=True)
+        return [
+            {"chunk": chunk, "start": start, "end": end, "embedding": vector, "tokens": tokens}
+            for chunk, ((start, end, tokens), vector) in enumerate(zip(numbers, answer.vectors, strict=True))
+        ]
+
+    def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> Pending:
+        # A row without spans has no chunk; a caller's are checked.
+        spans = [] if text.spans is None and self._some else text.spans
+        begun = self._chunking.begin(split, text.text, self._rule or spans, prompt=prompt)
+        if self._some and not len(begun):
+            raise InputError("The text has no chunk: it has no token, or no chunk is given for it.\nLeave it out.")
+        return _Chunks(begun, self.outputs[0])
+
+
+class _Chunks:
+    def __init__(self, begun: LateChunks, output: str) -> None:
+        self._begun, self._output = begun, output
+
+    def add(self, piece: int, outputs: Outputs) -> None:
+        self._begun.add(piece, outputs[self._output])
+
+    def finished(self) -> TextChunks:
+        return self._begun.finished()
+
+
+def column_of_spans(late_chunking: str) -> str | None:
+    """The column that an option of late chunking names; None if it is a rule.
+
+    Raises:
+        InputError: the option is empty, or a rule with an invalid number.
+    """
+    if not late_chunking:
+        raise InputError("--late-chunking is empty.\nType tokens:256, sentences, or the name of a column.")
+    is_rule = late_chunking == SENTENCES or tokens_per_chunk(late_chunking) is not None
+    return None if is_rule else late_chunking

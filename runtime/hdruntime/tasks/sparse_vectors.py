@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-__all__ = ["sparse_vectors"]
+__all__ = ["SparseVectors"]
 
-from collections.abc import Sequence
-from itertools import islice
+from typing import TYPE_CHECKING
 
-from hdruntime.inference.text_runner import TextRunner
-from hdruntime.tasks.checks import check_task
-from hdruntime.text.prompts import chosen_prompt, prompts_of
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.tasks.task import Outputs, Task, Text, Values
 from hdruntime.text.sparse import SPARSE_EMBEDDING, SparseVector, most_active_dims, pooling_of_pieces, sparse_vector
-from hdruntime.text.splitting import pooled_logits
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.tokenization import Encoding
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-def sparse_vectors(
-    runner: TextRunner,
-    texts: Sequence[str],
-    *,
-    max_active_dims: int | None,
-    batch_tokens: int | None,
-    overflow: Overflow | str,
-    stride: int,
-    prompt_name: str | None,
-    prompt: str | None,
-) -> list[SparseVector]:
-    """See :meth:`hdruntime.Session.embed_sparse`."""
-    manifest = runner.manifest
-    check_task(manifest, "sparse-similarity", method="embed_sparse", overflow=overflow)
-    limit = most_active_dims(manifest, max_active_dims)
-    prompt = chosen_prompt(*prompts_of(manifest), name=prompt_name, prompt=prompt)
-    splits = runner.pieces(texts, overflow=overflow, stride=stride, prompt=prompt)
-    numbers = [text for text, split in enumerate(splits) for _ in split.pieces]
-    pieces = [piece for split in splits for piece in split.pieces]
-    # Without zeros at once: zeros of many texts would fill the memory.
-    of_piece: dict[int, SparseVector] = {}
-    for result in runner.good_batches(pieces, numbers, batch_tokens=batch_tokens, outputs=[SPARSE_EMBEDDING]):
-        for piece, weights in zip(result.rows, result.outputs[SPARSE_EMBEDDING], strict=True):
-            of_piece[piece] = sparse_vector(weights)
-    found = (of_piece[piece] for piece in range(len(pieces)))
-    pooling = pooling_of_pieces(manifest)
-    dense = (([vector.dense() for vector in islice(found, len(split.pieces))], split) for split in splits)
-    wholes = (pooled_logits(split, vectors, pooling) for vectors, split in dense)
-    return [sparse_vector(whole, max_active_dims=limit) for whole in wholes]
+class SparseVectors(Task):
+    """The sparse vector of a text.
+
+    Args:
+        manifest: of the bundle.
+        max_active_dims: most values that are kept; None for the model's number.
+
+    Raises:
+        InputError: nothing would be kept.
+    """
+
+    outputs = (SPARSE_EMBEDDING,)
+    streams = False
+    prompts = True
+
+    def __init__(self, manifest: Manifest, max_active_dims: int | None = None) -> None:
+        super().__init__(manifest)
+        self._limit = most_active_dims(manifest, max_active_dims)
+        self.split_pooling = pooling_of_pieces(manifest)
+
+    def fields(self) -> tuple[pa.Field, ...]:
+        import pyarrow as pa
+
+        return tuple(pa.schema({"indices": pa.list_(pa.int32()), "values": pa.list_(pa.float32())}))
+
+    def values(self, answer: SparseVector) -> Values:
+        return {"indices": answer.indices, "values": answer.values}
+
+    def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> SparseVector:
+        return sparse_vector(outputs[SPARSE_EMBEDDING], max_active_dims=self._limit)

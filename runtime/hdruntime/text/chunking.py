@@ -104,13 +104,13 @@ class LateChunking:
         self._normalizes = not pooled.has_tokens_axis and settings is not None and settings.normalize
         self._pools_prompt = manifest.input_of(Role.POOLED) is None
 
-    def begin(self, split: SplitEncoding, text: str, chunks: str | Spans, *, prompt: str) -> LateChunks:
+    def begin(self, split: SplitEncoding, text: str, chunks: str | Spans | None, *, prompt: str) -> LateChunks:
         """The chunks of a text, to which the states of its tokens are then added.
 
         Args:
             split: the text's macro chunks, with the prompt.
             text: without the prompt.
-            chunks: ``tokens:N``, ``sentences``, or (start, end) of each.
+            chunks: ``tokens:N``, ``sentences``, or (start, end) of each; None is refused as any other value is.
             prompt: before the text.
 
         Raises:
@@ -240,7 +240,7 @@ def _trimmed(text: str, start: int, end: int, before: int) -> tuple[int, int]:
     return start, max(end, start + 1)
 
 
-def _checked_spans(spans: Spans, text: str) -> IntArray:
+def _checked_spans(spans: Spans | None, text: str) -> IntArray:
     """int64 [spans, 2].
 
     Raises:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from hdruntime.jobs.identity import has_receipt
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.embeddings import EmbeddingPrecision
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.tokenization import Overflow, TextTokenizer
 from support.comparators import named_case
 from support.grids import nightly_unless
 from support.job_runs import left_in, random_texts, read, run, run_words, stop_at, write_rows
@@ -41,6 +42,7 @@ def run_until(rows: int, bundle: Path, inputs: Path, output: Path) -> None:
 KILLED_AT_EVERY_STEP = """
 import os, sys
 from pathlib import Path
+from typing import Any
 
 # Once, before the forks; pyarrow imports pandas when it first needs it.
 import pyarrow
@@ -144,13 +146,13 @@ def test_finished_rows_are_neither_read_nor_run_again(
     assert kept_rows(output) == 20
     seen: list[JobProgress] = []
     tokenized: list[str] = []
-    tokenize = hdruntime.Session.tokenize
+    encode = TextTokenizer.encode
 
-    def spy(session: hdruntime.Session, texts: list[str], *arguments: object, **options: object) -> object:
+    def spy(tokenizer: TextTokenizer, texts: list[str], *arguments: Any, **options: Any) -> object:
         tokenized.extend(texts)
-        return tokenize(session, texts, *arguments, **options)  # type: ignore[arg-type]
+        return encode(tokenizer, texts, *arguments, **options)
 
-    monkeypatch.setattr(hdruntime.Session, "tokenize", spy)
+    monkeypatch.setattr(TextTokenizer, "encode", spy)
     # The size of batches may change between runs.
     done = run(bundle_path, inputs, output, on_progress=seen.append, batch_tokens=20)
     assert len(tokenized) == 45 - 20 - 1

@@ -13,10 +13,11 @@ import hdruntime
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError
-from hdruntime.jobs import JobOptions, plan_job, run_job, window_inference, windows
+from hdruntime.jobs import JobOptions, plan_job, run_job, windows
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.window_inference import LocalPool
 from hdruntime.jobs.windows import WindowOptions, cut_windows
+from hdruntime.tasks import text_inference
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 from support.comparators import named_case
@@ -88,7 +89,7 @@ def test_batches_are_smaller_if_outputs_would_fill_the_memory(
     new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch, rows_that_fit: int, batches: list[int]
 ) -> None:
     # A token has 100 outputs of 4 bytes, a row 3 tokens.
-    monkeypatch.setattr(window_inference, "_OUTPUT_BYTES", 400 * 3 * rows_that_fit)
+    monkeypatch.setattr(text_inference, "_OUTPUT_BYTES", 400 * 3 * rows_that_fit)
     bundle = gather_bundle(new_bundle(), "token-classification", {"logits": np.zeros((len(VOCABULARY), 100))})
     assert [rows for rows, _ in batches_of(bundle, 4, monkeypatch)] == batches
 

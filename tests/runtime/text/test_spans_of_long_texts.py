@@ -90,7 +90,7 @@ def test_entities_of_a_long_text_are_those_of_transformers_on_the_whole_text(
         assert [[dataclasses.astuple(each) for each in of_text] for of_text in simple] == in_pieces
         with pytest.raises(InputError, match=r"^session.answers is for question-answering, .* is token-classification"):
             session.answers(["long"], ["long"])
-        with pytest.raises(InputError, match="does not stream texts"):
+        with pytest.raises(InputError, match="This bundle remembers nothing"):
             session.entities(texts, overflow="recur")
 
 

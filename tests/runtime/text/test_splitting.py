@@ -298,7 +298,7 @@ def test_a_model_that_normalises_gives_vectors_of_length_1(new_bundle: Callable[
 
 
 def test_nan_in_a_piece_is_that_of_its_text(session: Session) -> None:
-    with pytest.raises(NonFiniteOutputError, match=r"in rows 2\."):
+    with pytest.raises(NonFiniteOutputError, match=r"^texts\[2\]: "):
         session.embed(["long", WHOLE, WHOLE + "nan", WHOLE], overflow="split")
     with pytest.raises(NonFiniteOutputError, match=r"NaN or infinity\."):
         session.embed([WHOLE + "nan"], overflow="split")

@@ -1,0 +1,68 @@
+"""How texts are read: batched, and cut, split or streamed where they are too long."""
+
+from __future__ import annotations
+
+__all__ = ["Reading"]
+
+from dataclasses import dataclass
+
+from hdruntime.errors import InputError
+from hdruntime.text.checks import checked_choice
+from hdruntime.text.splitting import SplitPooling
+from hdruntime.text.tokenization import Overflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How texts are read.
+
+    Attributes:
+        batch_tokens: maximum tokens per batch, padding included; a longer text runs alone. None: the backend's default.
+        batch_size: maximum texts per batch; None: any number.
+        overflow: the treatment of a text with too many tokens. A row of ids is truncated at its end; it cannot be
+            split. With ``recur`` every text is streamed, see :meth:`hdruntime.Session.stream_all`.
+        segment: tokens of a segment of a streamed text; None: as of :meth:`hdruntime.Session.stream`.
+        stride: tokens that each piece of a split text repeats from the previous piece.
+        split_pooling: how the pieces' vectors are combined, or their logits if a text has one row of logits. None: the
+            largest score of a pair, where pairs have one score (rerankers), the largest weights of sparse vectors, or
+            their sums, as the model pools; else the mean.
+    """
+
+    batch_tokens: int | None = None
+    batch_size: int | None = None
+    overflow: Overflow = Overflow.ERROR
+    segment: int | None = None
+    stride: int = 0
+    split_pooling: SplitPooling | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        overflow: Overflow | str,
+        stride: int = 0,
+        split_pooling: SplitPooling | str | None = None,
+        segment: int | None = None,
+        batch_tokens: int | None = None,
+        batch_size: int | None = None,
+    ) -> Reading:
+        """The arguments of a session's or an encoder's method.
+
+        Raises:
+            InputError: an argument is unknown, or does not fit another.
+        """
+        overflow = checked_choice(Overflow, overflow, option="overflow")
+        if split_pooling is not None:
+            split_pooling = checked_choice(SplitPooling, split_pooling, option="split_pooling")
+        if stride and overflow is not Overflow.SPLIT:
+            raise InputError(f"stride is {stride}, but only overflow='split' has a stride.")
+        if segment is not None and overflow is not Overflow.RECUR:
+            raise InputError(f"segment is {segment}, but only overflow='recur' has segments.")
+        return cls(
+            overflow=overflow,
+            stride=stride,
+            split_pooling=split_pooling,
+            segment=segment,
+            batch_tokens=batch_tokens,
+            batch_size=batch_size,
+        )

@@ -1,0 +1,197 @@
+"""A task: the texts that it reads, its answer to each text, and the columns that a job writes of the answer."""
+
+from __future__ import annotations
+
+__all__ = ["Outputs", "Pairs", "Pending", "Task", "TaskOptions", "Text", "Values"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hdruntime.arrays import FloatArray
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.text.answers import AnswerOptions
+from hdruntime.text.chunking import Spans
+from hdruntime.text.entities import Aggregation
+from hdruntime.text.splitting import PiecePooling, SplitEncoding, SplitPooling, merged
+from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Outputs = Mapping[str, FloatArray]
+Values = dict[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A text that a task reads.
+
+    Attributes:
+        text, text_pair: the text, and for tasks on pairs the second text; unless the model reads
+        input_ids: instead.
+        spans: of its chunks, for late chunking; their values are not checked.
+    """
+
+    text: str = ""
+    text_pair: str | None = None
+    input_ids: list[int] | None = None
+    spans: Spans | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """Options that only some tasks have.
+
+    Attributes:
+        aggregation: how tokens are grouped to entities, for token-classification; None: one entity per token.
+        answers: how many answers a question gets, and which, for question-answering; None: the best one. With more than
+            one, the output has a list of them.
+        late_chunking: how texts are cut into chunks, each of which is a row of the output: ``tokens:256`` (any number),
+            ``sentences``, or the column with a list of (start, end) in characters; None: a text is one row. See
+            :meth:`hdruntime.Session.embed_chunks`.
+        max_active_dims: most values of a sparse vector that are kept, for sparse-similarity; None: the model's number,
+            mostly all.
+        prompt_name: name of the model's prompt before every text; None for the model's default, if it has one. For
+            token-similarity, ``query`` says that the texts are queries; they are documents otherwise.
+    """
+
+    aggregation: Aggregation | None = None
+    answers: AnswerOptions | None = None
+    late_chunking: str | None = None
+    max_active_dims: int | None = None
+    prompt_name: str | None = None
+
+
+class Pairs(str, Enum):
+    """Whether a task reads a second text."""
+
+    REFUSED = "refused"
+    ALLOWED = "allowed"
+    REQUIRED = "required"
+
+
+class Pending(Protocol):
+    """A text whose pieces are being run."""
+
+    def add(self, piece: int, outputs: Outputs) -> None:
+        """Add the outputs of a piece, without batch axis and padding; each piece is added once, in any order."""
+
+    def finished(self) -> Any:
+        """The task's answer, when every piece was added.
+
+        Raises:
+            InputError: the text does not fit the task.
+        """
+
+
+class Task:
+    """A task with a bundle; a subclass has the answers and columns of one task.
+
+    Args:
+        manifest: of the bundle.
+
+    Attributes:
+        outputs: names of the outputs that are read.
+        pairs: whether a text has a second text.
+        splits: whether pieces that are run by themselves give a text's answer, small enough to combine.
+        streams: whether the outputs of all tokens of a streamed document are small enough to join.
+        split_pooling: combines the pieces' outputs of a text, unless another pooling is asked for.
+        pair_pooling: the same for the pieces of a pair's second text.
+        prompts: whether a text may have a prompt; ids include it already.
+        default_prompt_name: of the prompt unless another is asked for; None for the model's default.
+        reads_by_prompt_name: whether the prompt's name says more than the prompt: queries are read in a way of their
+            own.
+        texts, columns: for tasks on pairs, the two texts, and examples of their columns.
+    """
+
+    outputs: tuple[str, ...]
+    pairs: Pairs = Pairs.REFUSED
+    splits: bool = True
+    streams: bool = True
+    split_pooling: PiecePooling = SplitPooling.MEAN
+    pair_pooling: SplitPooling = SplitPooling.MEAN
+    prompts: bool = False
+    default_prompt_name: str | None = None
+    reads_by_prompt_name: bool = False
+    texts: str = "a question and its context"
+    columns: tuple[str, str] = ("question", "context")
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+
+    def fields(self) -> tuple[pa.Field, ...]:
+        """The columns of a job."""
+        raise NotImplementedError
+
+    def values(self, answer: Any) -> Values:
+        """A value for each column."""
+        raise NotImplementedError
+
+    def rows(self, answer: Any) -> list[Values]:
+        """The values of each row that a job writes of an answer."""
+        return [self.values(answer)]
+
+    def encode(
+        self,
+        tokenizer: TextTokenizer,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        *,
+        overflow: Overflow,
+        prompt: str,
+    ) -> list[Encoding]:
+        """The tokens of texts, or pairs; see :meth:`TextTokenizer.encode`."""
+        return tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt)
+
+    def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> Pending:
+        """Begin a text.
+
+        Args:
+            split: its pieces.
+            text: the text.
+            prompt: before it.
+            pooling: combines the pieces' outputs; None: as the task does by default.
+
+        Raises:
+            InputError: the text does not fit the task.
+        """
+        default = self.split_pooling if text.text_pair is None else self.pair_pooling
+        return _Pieces(self, split, text, pooling or default)
+
+    def part(self, outputs: Outputs) -> Outputs:
+        """The needed part of a piece's outputs, which is kept until all pieces have run."""
+        return outputs
+
+    def answer(self, split: SplitEncoding, parts: Sequence[Outputs], text: Text, pooling: PiecePooling) -> Any:
+        """The answer to a text.
+
+        Args:
+            split: its pieces.
+            parts: [pieces], each one's `part`.
+            text: the text.
+            pooling: combines outputs that have no tokens axis.
+
+        Raises:
+            InputError: the text does not fit the task.
+        """
+        whole = merged(split, parts, specs=self.manifest.outputs, pooling=pooling)
+        return self.answer_of_whole(whole, split.whole, text)
+
+    def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> Any:
+        """The answer to a text from its outputs, combined from all pieces; raises as `answer`."""
+        raise NotImplementedError
+
+
+class _Pieces:
+    def __init__(self, task: Task, split: SplitEncoding, text: Text, pooling: PiecePooling) -> None:
+        self._task, self._split, self._text, self._pooling = task, split, text, pooling
+        self._parts: dict[int, Outputs] = {}
+
+    def add(self, piece: int, outputs: Outputs) -> None:
+        self._parts[piece] = self._task.part(outputs)
+
+    def finished(self) -> Any:
+        parts = [self._parts[piece] for piece in range(len(self._split.pieces))]
+        return self._task.answer(self._split, parts, self._text, self._pooling)

@@ -1,0 +1,334 @@
+"""From texts to a task's answers: the one way that sessions, encoders and jobs take.
+
+Texts become tokens, whole or in pieces; pieces run in batches of similar lengths, or segment by segment; a text's
+answer is made when the last of its pieces has run, so that little is held.
+"""
+
+from __future__ import annotations
+
+__all__ = ["TextInference", "TextItem", "answers_of", "checked_streaming"]
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hdruntime.batch_session import BatchSession
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError
+from hdruntime.inference.scheduling import BatchResult
+from hdruntime.inference.streaming import checked_segment
+from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.task import Outputs, Pending, Task, Text
+from hdruntime.tasks.text_encoding import TextEncoder, size_of
+from hdruntime.text.splitting import SplitEncoding
+from hdruntime.text.streamed import StreamedOutputs
+from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+
+_OUTPUT_BYTES = 128 * 2**20
+"""Outputs held at a time. For fill-mask these are few tokens: each has logits for the whole vocabulary."""
+
+_WINDOW_TEXTS = 4096
+_WINDOW_CHARACTERS = 2_000_000
+"""Texts that are tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
+
+
+@dataclass(kw_only=True)
+class TextItem:
+    """A text in progress: it gets an encoding, then its answer, or an error at any step.
+
+    Attributes:
+        text: the text.
+        encoding: its tokens and pieces.
+        answer: the task's.
+        error: why there is no answer.
+        pending: collects the outputs of the text's pieces, of which `missing` have not run.
+    """
+
+    text: Text
+    encoding: SplitEncoding | None = None
+    answer: Any = None
+    error: HdexportError | None = None
+    pending: Pending | None = None
+    missing: int = 0
+
+
+@dataclass(frozen=True)
+class _Piece:
+    item: TextItem
+    number: int
+    encoding: Encoding
+
+
+class TextInference:
+    """Runs texts with a session, and remembers whether the session has ever worked.
+
+    Args:
+        session: that runs them. Batches are smaller than asked for if their outputs would fill the memory.
+        task: whose answers are computed.
+        reading: how texts are read.
+        prompt: before every text; ids include it already.
+        tokenizer: with a limit of its own on tokens; None for the session's.
+        on_done: called with 1 for each text that has its answer.
+
+    Attributes:
+        lanes: texts that are streamed at a time; 0 if texts are not streamed.
+
+    Raises:
+        InputError: texts are to be streamed, and the bundle or its task does not allow it.
+    """
+
+    def __init__(
+        self,
+        session: BatchSession,
+        task: Task,
+        reading: Reading,
+        *,
+        prompt: str = "",
+        tokenizer: TextTokenizer | None = None,
+        on_done: Callable[[int], None] = lambda texts: None,
+    ) -> None:
+        self._session, self._task, self._reading, self._prompt = session, task, reading, prompt
+        self._encoder = TextEncoder(session, task, reading, prompt=prompt, tokenizer=tokenizer)
+        self._on_done = on_done
+        self._streamed, self._segment, self.lanes = None, 0, 0
+        outputs: Sequence[str] = task.outputs
+        if reading.overflow is Overflow.RECUR:
+            self._streamed = checked_streaming(session.manifest, task)
+            outputs = self._streamed.needed
+        asked = session.batch_tokens if reading.batch_tokens is None else reading.batch_tokens
+        self._batch_tokens = min(asked, _tokens_that_fit(session.manifest, outputs))
+        if reading.overflow is Overflow.RECUR:
+            self._segment = checked_segment(reading.segment, session.manifest, max_len=session.max_len)
+            lanes = min(self._batch_tokens // self._segment, session.most_rows(self._segment))
+            self.lanes = max(1, min(lanes, reading.batch_size or lanes))
+        self._known_good: Encoding | None = None
+
+    def encode(self, texts: Sequence[Text]) -> list[TextItem]:
+        """The texts with their tokens, in order, or with their errors."""
+        items = [TextItem(text=text) for text in texts]
+        for item, encoded in zip(items, self._encoder.encode(texts), strict=True):
+            if isinstance(encoded, InputError):
+                item.error = encoded
+                continue
+            try:
+                item.pending = self._task.begin(
+                    encoded, item.text, prompt=self._prompt, pooling=self._reading.split_pooling
+                )
+                item.encoding, item.missing = encoded, len(encoded.pieces)
+            except InputError as error:
+                item.error = error
+        return items
+
+    def run(self, items: Sequence[TextItem]) -> None:
+        """Give each item that has an encoding its answer, or its error.
+
+        Raises:
+            BackendError: every text failed, and so does one that ran before: the session is broken.
+        """
+        encoded = [item for item in items if item.encoding is not None]
+        if self._streamed is None:
+            self._run_pieces(encoded)
+        else:
+            self._stream(encoded)
+
+    def _run_pieces(self, items: Sequence[TextItem]) -> None:
+        pieces = [
+            _Piece(item, number, piece)
+            for item in items
+            if item.encoding is not None
+            for number, piece in enumerate(item.encoding.pieces)
+        ]
+        failure: BackendError | None = None
+        has_worked = False
+        for batch in self._batches([piece.encoding for piece in pieces]):
+            for index, number in enumerate(batch.rows):
+                piece, error = pieces[number], batch.errors.get(number)
+                if error is None:
+                    self._known_good = piece.encoding
+                    self._take(piece, self._session.outputs_of_row(batch, index, len(piece.encoding)))
+                else:
+                    piece.item.error = error
+                if not isinstance(error, BackendError) or isinstance(error, NonFiniteOutputError):
+                    has_worked = True
+                else:
+                    failure = failure or error
+        if failure is not None and not has_worked:
+            self._require_working_session(failure)
+
+    def _stream(self, items: list[TextItem]) -> None:
+        """Stream texts, some at a time. Those of a batch that failed begin again, with fewer texts or alone."""
+        lanes, failure, has_worked = self.lanes, None, False
+        while items:
+            lanes = min(lanes, len(items))
+            try:
+                for _ in self._streamed_items(items, lanes):
+                    has_worked = True
+                break
+            except BackendError as error:
+                items = [item for item in items if item.answer is None and item.error is None]
+                if lanes == 1:
+                    items.pop(0).error = error
+                    failure = failure or error
+                elif isinstance(error, OutOfMemoryError):
+                    lanes = self.lanes = lanes // 2
+                else:
+                    lanes = 1
+        if failure is not None and not has_worked:
+            self._require_working_session(failure)
+
+    def _streamed_items(self, items: list[TextItem], lanes: int) -> Iterator[TextItem]:
+        """Yields each text when it has its answer or its error."""
+        assert self._streamed is not None
+        begun = {}
+        encodings = [item.encoding.whole for item in items if item.encoding is not None]
+        for part in self._session.stream_all(
+            encodings, segment=self._segment, rows=min(lanes, len(items)), outputs=self._streamed.needed
+        ):
+            item, encoding = items[part.document], encodings[part.document]
+            if part.document not in begun:
+                begun[part.document] = self._streamed.begin(encoding)
+            if part.error is not None:
+                item.error = part.error
+            else:
+                begun[part.document].add(part.tokens.start, part.outputs)
+            if not part.is_last:
+                continue
+            document = begun.pop(part.document)
+            if part.error is None:
+                self._known_good = Encoding.of_ids(encoding.input_ids[: self._segment])
+                self._finish(item, document.finished())
+            yield item
+
+    def _batches(self, encodings: list[Encoding]) -> Iterator[BatchResult]:
+        return self._session.run_batches(
+            encodings,
+            batch_tokens=self._batch_tokens,
+            batch_size=self._reading.batch_size,
+            outputs=self._task.outputs,
+        )
+
+    def _take(self, piece: _Piece, outputs: Outputs) -> None:
+        """Add a piece's outputs to its text; the last piece completes the answer."""
+        item = piece.item
+        item.missing -= 1
+        if not item.missing:
+            self._finish(item, outputs, piece.number)
+        elif item.pending is not None:
+            item.pending.add(piece.number, outputs)
+
+    def _finish(self, item: TextItem, outputs: Outputs, piece: int = 0) -> None:
+        """Add the last outputs of a text, and answer it."""
+        pending, item.pending = item.pending, None
+        assert pending is not None, "a text is finished once"
+        try:
+            pending.add(piece, outputs)
+            item.answer = pending.finished()
+        except InputError as error:
+            item.error = error
+        else:
+            self._on_done(1)
+
+    def _require_working_session(self, failure: BackendError) -> None:
+        """Raise the failure if the session fails on texts that it ran before, or never ran any."""
+        if self._known_good is None or any(batch.errors for batch in self._batches([self._known_good])):
+            raise failure
+
+
+def answers_of(
+    session: BatchSession,
+    task: Task,
+    texts: Sequence[Text],
+    reading: Reading,
+    *,
+    prompt: str = "",
+    tokenizer: TextTokenizer | None = None,
+    name: str = "texts",
+    on_encoded: Callable[[list[Encoding]], None] = lambda encodings: None,
+    on_done: Callable[[int], None] = lambda texts: None,
+) -> list[Any]:
+    """The answers to any number of texts, a window of texts at a time; the longest texts are run first.
+
+    Args:
+        session: that runs them.
+        task: whose answers are computed.
+        texts: the texts.
+        reading, prompt, tokenizer, on_done: as of `TextInference`.
+        name: the texts' in an error: ``sentences[3]: ...``.
+        on_encoded: takes the texts' tokens, before they are run.
+
+    Returns:
+        [texts], in order.
+
+    Raises:
+        InputError: a text does not fit, or texts are to be streamed and cannot be.
+        NonFiniteOutputError: an output is NaN or infinite.
+        BackendError: the backend failed, or the session is closed.
+    """
+    inference = TextInference(session, task, reading, prompt=prompt, tokenizer=tokenizer, on_done=on_done)
+    answers: list[Any] = [None] * len(texts)
+    for window in _windows(texts):
+        items = inference.encode([texts[index] for index in window])
+        _raise_first(items, window, name, alone=len(texts) == 1)
+        on_encoded([item.encoding.whole for item in items if item.encoding is not None])
+        inference.run(items)
+        _raise_first(items, window, name, alone=len(texts) == 1)
+        for index, item in zip(window, items, strict=True):
+            answers[index] = item.answer
+    return answers
+
+
+def checked_streaming(manifest: Manifest, task: Task) -> StreamedOutputs:
+    """How the texts of a task get their outputs when they are streamed.
+
+    Raises:
+        InputError: the bundle remembers nothing, or the task's answers cannot be made segment by segment.
+    """
+    checked_segment(None, manifest, max_len=manifest.max_len)
+    if not task.streams and task.splits:
+        raise InputError(
+            f"The bundle's task is {manifest.task}, whose results are not made segment by segment.\n"
+            "Run texts in pieces: --overflow split"
+        )
+    if not task.streams:
+        raise InputError(
+            f"The bundle's task is {manifest.task}, whose outputs for all tokens of a document would fill the memory.\n"
+            "Cut the texts: --overflow truncate"
+        )
+    return StreamedOutputs(manifest, task.outputs)
+
+
+def _windows(texts: Sequence[Text]) -> Iterator[list[int]]:
+    """Indices of texts, the longest first, as many at a time as are tokenised together."""
+    window: list[int] = []
+    characters = 0
+    sizes = [size_of(text) for text in texts]
+    for index in sorted(range(len(texts)), key=lambda index: -sizes[index]):
+        characters += sizes[index]
+        if window and (len(window) == _WINDOW_TEXTS or characters > _WINDOW_CHARACTERS):
+            yield window
+            window, characters = [], sizes[index]
+        window.append(index)
+    if window:
+        yield window
+
+
+def _raise_first(items: Sequence[TextItem], numbers: Sequence[int], name: str, *, alone: bool) -> None:
+    """Raise the error of the first text that has one, named by its number."""
+    failed = min((number for number, item in zip(numbers, items, strict=True) if item.error is not None), default=None)
+    if failed is None:
+        return
+    error = items[numbers.index(failed)].error
+    assert error is not None
+    if alone:
+        raise error
+    raise type(error)(f"{name}[{failed}]: {error}") from error
+
+
+def _tokens_that_fit(manifest: Manifest, outputs: Sequence[str]) -> int:
+    """Number of tokens whose outputs take `_OUTPUT_BYTES`."""
+    bytes_per_token = 0
+    for spec in manifest.outputs:
+        if spec.name in outputs and "tokens" in spec.shape:
+            bytes_per_token += 4 * math.prod(size for size in spec.shape if isinstance(size, int))
+    return max(1, _OUTPUT_BYTES // max(1, bytes_per_token))
