@@ -102,6 +102,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def content_of(output: Path) -> str:
+    """The bytes of a file, or the names and bytes of a directory's files, without a space."""
+    if output.is_dir():
+        return ",".join(f"{path.name}={path.read_bytes().hex()}" for path in sorted(output.iterdir()))
+    return output.read_bytes().hex()
+
+
 def results(bundle: Path, texts: Sequence[Any], *, ending: str = ".jsonl", **options: object) -> list[dict[str, Any]]:
     """The output of a job over texts."""
     output = bundle.with_name(f"out{ending}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 __all__ = ["READER_GONE", "exit_code", "stopped_like_interrupted", "whole_or_nothing"]
 
 import contextlib
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 _STOPPING = (signal.SIGTERM, signal.SIGHUP)
@@ -21,8 +21,8 @@ _SIGNALLED = 128
 READER_GONE = _SIGNALLED + signal.SIGPIPE
 """Exit code where the output is the result and its reader goes away, as of ``cat`` in ``cat FILE | head``."""
 
-_AGAIN_SECONDS = _THEN_EVERY_SECONDS = 0.01
-"""After which an interruption comes again that Python has forgotten, and then, while it still would be."""
+_AGAIN_SECONDS = 0.01
+"""After which an interruption comes again that Python has forgotten."""
 
 
 @contextlib.contextmanager
@@ -46,22 +46,16 @@ def stopped_like_interrupted() -> Iterator[None]:
 
     def interrupt_again(forgotten: sys.UnraisableHookArgs) -> None:
         stop = forgotten.exc_value
-        if not isinstance(stop, KeyboardInterrupt) or signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, tick):
+        if not isinstance(stop, KeyboardInterrupt):
             report(forgotten)
             return
-        stops[:] = [stop]
-        signal.signal(signal.SIGALRM, tick)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _THEN_EVERY_SECONDS)
+        for number in handled:
+            signal.signal(number, interrupt)
+        # Later: an error that is raised in here is forgotten, too.
+        again[:] = [threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), exit_code(stop) - _SIGNALLED))]
+        again[0].start()
 
-    def tick(number: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code is interrupt_again.__code__:
-                return  # an error that is raised in there is forgotten, too
-            frame = frame.f_back
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        raise KeyboardInterrupt(*stops[0].args)
-
-    stops: list[KeyboardInterrupt] = []
+    again: list[threading.Timer] = []
     report, sys.unraisablehook = sys.unraisablehook, interrupt_again
     for number in handled:
         signal.signal(number, interrupt)
@@ -69,9 +63,8 @@ def stopped_like_interrupted() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = report
-        if signal.getsignal(signal.SIGALRM) is tick:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        for timer in again:
+            timer.cancel()
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
 

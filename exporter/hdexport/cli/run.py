@@ -62,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         type=Path,
         required=True,
-        help=".jsonl, .parquet, .npy or .npz file, or - for JSON Lines on standard output",
+        help=".jsonl, .parquet, .npy or .npz file; a name without an ending for a directory of Parquet files; or - for "
+        "JSON Lines on standard output",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(

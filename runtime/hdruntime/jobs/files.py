@@ -46,8 +46,13 @@ SAVED_FILE = "progress.json"
 RESULTS_FILE = "results"
 RANGES_FILE = "ranges.json"
 FINISHED_FILE = "finished"
+"""The whole output, a file or a directory of files."""
+
+REPLACED = "replaced"
+"""The directory that the output has replaced."""
+
 LOCK_FILE = "lock"
-_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, RESULTS_FILE, FINISHED_FILE, LOCK_FILE)
+_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, RESULTS_FILE, FINISHED_FILE, REPLACED, LOCK_FILE)
 """The files of the folder, in the order of removal, each also with `_PARTIAL`. Without the first, the others mean
 nothing; while the last exists, no other process begins."""
 
@@ -186,7 +191,7 @@ class OpenFolder:
             return False
         return os.path.samestat(found, os.fstat(self._descriptor))
 
-    def open(self, name: str, flags: int) -> int:
+    def open(self, name: str, flags: int, *, may_be_directory: bool = False) -> int:
         """The descriptor of a file.
 
         Raises:
@@ -202,6 +207,8 @@ class OpenFolder:
                 raise self._unfit(name, "a link") from None
             raise
         status = os.fstat(descriptor)
+        if may_be_directory and stat.S_ISDIR(status.st_mode):
+            return descriptor
         # A second hard link may be another program's file; a file without any was just removed.
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             os.close(descriptor)
@@ -219,12 +226,45 @@ class OpenFolder:
             os.fsync(file.fileno())
         self.rename(partial, name)
 
+    @contextlib.contextmanager
+    def filling(self, name: str) -> Iterator[Callable[[str], contextlib.AbstractContextManager[BinaryIO]]]:
+        """Make a directory of files, which appears whole, even if the machine stops.
+
+        Yields:
+            a function that opens a new file of a name in the directory.
+        """
+        partial = name + _PARTIAL
+        self.remove(partial)
+        os.mkdir(partial, dir_fd=self._descriptor)
+        directory = os.open(partial, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._descriptor)
+
+        @contextlib.contextmanager
+        def opened(file: str) -> Iterator[BinaryIO]:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with open(os.open(file, flags, 0o666, dir_fd=directory), "wb") as part:
+                yield part
+                part.flush()
+                os.fsync(part.fileno())
+
+        try:
+            yield opened
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        self.rename(partial, name)
+
     def rename(self, old: str, new: str) -> None:
         """Rename a file, replacing any of that name."""
         os.replace(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def move_out(self, name: str, target: Path) -> None:
-        """Move a file to a place beside the folder, durably."""
+        """Move a file or a directory to a place beside the folder, durably."""
+        status = self._status(name)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            # A directory takes the place of nothing but an empty directory.
+            self.remove(REPLACED)
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(target.name, REPLACED, src_dir_fd=self._parent, dst_dir_fd=self._descriptor)
         os.replace(name, target.name, src_dir_fd=self._descriptor, dst_dir_fd=self._parent)
         os.fsync(self._parent)
 
@@ -233,9 +273,21 @@ class OpenFolder:
         os.fsync(self._descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file if it exists."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._descriptor)
+        """Remove a file, or a directory of files, if it exists."""
+        status = self._status(name)
+        if status is None:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._descriptor)
+            return
+        directory = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._descriptor)
+        try:
+            for file in os.listdir(directory):
+                os.unlink(file, dir_fd=directory)
+        finally:
+            os.close(directory)
+        os.rmdir(name, dir_fd=self._descriptor)
 
     def remove_all(self, *, keep: tuple[str, ...] = ()) -> None:
         """Remove our files, and the folder unless it still holds others."""

@@ -50,8 +50,8 @@ def kept_rows(output: Path) -> int:
         if folder is None:
             return 0
         saved = folder.saved()
-        length = max(folder.size_bytes(RESULTS_FILE), folder.size_bytes(FINISHED_FILE) if saved.complete else 0)
-        return saved.counts.rows if length >= saved.result_bytes else 0
+        is_finished = saved.complete and folder.has(FINISHED_FILE)
+        return saved.counts.rows if is_finished or folder.size_bytes(RESULTS_FILE) >= saved.result_bytes else 0
 
 
 def check_place(output: Path, *, force: bool) -> None:
@@ -280,7 +280,7 @@ class JobFolder:
             file.write(text.encode())
 
     def _leave_receipt(self) -> None:
-        finished = self._files.open(FINISHED_FILE, os.O_RDONLY)
+        finished = self._files.open(FINISHED_FILE, os.O_RDONLY, may_be_directory=True)
         try:
             leave_receipt(finished, self._files.identity(), self.saved)
         finally:

@@ -72,7 +72,7 @@ class Job:
     Attributes:
         files: its inputs that have rows, in order.
         without_rows: the other inputs, which do not belong to its identity.
-        output: the file it writes; `STDOUT` for the standard output.
+        output: the file or directory that it writes; `STDOUT` for the standard output.
         options: with the columns of the inputs and the model's number of dimensions resolved.
         task: its results for a row.
         fields: the output's columns: id, kept columns, the task's, tokens, error.
@@ -101,7 +101,8 @@ def plan_job(
         bundle: the bundle that will run.
         inputs: files, directories, patterns and URLs, see `find_inputs`; ``-`` is the standard input, which is read
             here.
-        output: a .jsonl, .parquet, .npy or .npz file; ``-`` is the standard output.
+        output: a .jsonl, .parquet, .npy or .npz file; a name without an ending is a directory of Parquet files, and
+            ``-`` the standard output.
         options: default `JobOptions()`.
 
     Raises:
@@ -128,7 +129,7 @@ def plan_job(
         input_format=options.input_format,
         spool=output.resolve().parent if is_file else None,
     )
-    if is_file and any(file.place.identity == str(output.resolve()) for file in found):
+    if is_file and any(Path(file.place.identity).is_relative_to(output.resolve()) for file in found):
         raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
     files = [file for file in found if file.rows != 0]
     options = replace(

@@ -5,8 +5,11 @@ from __future__ import annotations
 __all__ = ["OPEN_TYPE", "STDOUT", "ResultEncoding", "check_output", "encoding_of_output", "result_format"]
 
 import base64
+import contextlib
+import itertools
 import json
 import os
+import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,8 +55,10 @@ Batches = Callable[[], Iterator[pa.RecordBatch]]
 
 
 class ResultFormat(str, Enum):
-    """How a file holds results; the value is the ending of its name."""
+    """How an output holds results; the value is the ending of its name."""
 
+    PARTS = ""
+    """A directory of Parquet files, which readers take for one data set."""
     JSONL = ".jsonl"
     PARQUET = ".parquet"
     NPY = ".npy"
@@ -66,6 +71,13 @@ class ResultFormat(str, Enum):
 
 
 _ENDINGS = ".jsonl, .parquet, .npy or .npz"
+
+_PART = re.compile(r"part-\d{5,}\.parquet")
+"""Names of the files of a directory."""
+
+_PART_ROWS = 1_000_000
+_PART_BYTES = 512 * 2**20
+"""A part with so many rows, or bytes in memory, is full."""
 
 
 def check_output(output: Path, *, force: bool) -> None:
@@ -82,9 +94,16 @@ def check_output(output: Path, *, force: bool) -> None:
             f"{output} is {kind}; an output is a file, which appears when it is complete.\n"
             f"Name a file that ends in {_ENDINGS} with -o, or - for the standard output."
         )
-    result_format(output)
+    is_of_parts = result_format(output) is ResultFormat.PARTS
     if output.is_dir():
-        raise OutputExistsError(f"{output} is a directory.\nName a file with -o.")
+        others = sorted(path.name for path in output.iterdir() if not (is_of_parts and _PART.fullmatch(path.name)))
+        if others or not is_of_parts:
+            raise OutputExistsError(
+                f"{output} is a directory" + (f" that holds {', '.join(others[:3])}" if others else "") + ".\n"
+                f"Name a file that ends in {_ENDINGS} with -o, or another directory."
+            )
+        if not any(output.iterdir()):
+            return
     if os.path.lexists(output) and not force:
         raise OutputExistsError(f"{output} exists.\nReplace it with --force, or choose another place with -o.")
     if not output.parent.is_dir():
@@ -103,8 +122,8 @@ def result_format(output: Path) -> ResultFormat:
         return ResultFormat(output.suffix.lower())
     except ValueError:
         raise InputError(
-            f"{output} has no known format: its name ends in {output.suffix or 'nothing'!r}.\n"
-            f"Outputs end in {_ENDINGS}."
+            f"{output} has no known format: its name ends in {output.suffix!r}.\n"
+            f"Outputs end in {_ENDINGS}; a name without an ending is a directory of Parquet files."
         ) from None
 
 
@@ -173,18 +192,23 @@ class _ArrowResults(ResultEncoding):
         return bytes(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
     def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
-        with open(folder.open(encoded, os.O_RDONLY), "rb") as source, folder.replacing(finished) as file:
+        with self._encoded(folder, encoded) as batches, folder.replacing(finished) as file:
+            self._write(batches, file, metadata)
+
+    @contextlib.contextmanager
+    def _encoded(self, folder: OpenFolder, encoded: str) -> Iterator[Batches]:
+        with open(folder.open(encoded, os.O_RDONLY), "rb") as source:
 
             def batches() -> Iterator[pa.RecordBatch]:
                 source.seek(0)
                 with pa.ipc.open_stream(source) as stream:
                     yield from stream
 
-            self._write(batches, file, metadata)
+            yield batches
 
-    @abstractmethod
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
-        """Write the output."""
+        """Write an output that is a file."""
+        raise NotImplementedError
 
     def _closed_schema(self, batches: Iterator[pa.RecordBatch]) -> pa.Schema:
         """The schema with types for the open fields."""
@@ -208,14 +232,37 @@ class _ParquetResults(_ArrowResults):
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
         schema = self._closed_schema(batches()).with_metadata(dict(metadata))
         with pa.parquet.ParquetWriter(file, schema) as writer:
-            held: list[pa.RecordBatch] = []
-            for batch in batches():
-                held.append(self._closed(batch, schema))
-                if sum(len(part) for part in held) >= _GROUP_ROWS or sum(part.nbytes for part in held) >= _GROUP_BYTES:
-                    writer.write_table(pa.Table.from_batches(held))
-                    held = []
-            if held:
-                writer.write_table(pa.Table.from_batches(held))
+            for group in self._groups(batches(), schema):
+                writer.write_table(group)
+
+    def _groups(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+        """The row groups."""
+        held: list[pa.RecordBatch] = []
+        for batch in batches:
+            held.append(self._closed(batch, schema))
+            if sum(len(part) for part in held) >= _GROUP_ROWS or sum(part.nbytes for part in held) >= _GROUP_BYTES:
+                yield pa.Table.from_batches(held)
+                held = []
+        if held:
+            yield pa.Table.from_batches(held)
+
+
+class _PartsResults(_ParquetResults):
+    """Parquet files in a directory; the last one may be small, and without rows there is one without rows."""
+
+    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
+        with self._encoded(folder, encoded) as batches, folder.filling(finished) as open_part:
+            schema = self._closed_schema(batches()).with_metadata(dict(metadata))
+            groups = self._groups(batches(), schema)
+            group = next(groups, schema.empty_table())
+            for number in itertools.count():
+                with open_part(f"part-{number:05}.parquet") as file, pa.parquet.ParquetWriter(file, schema) as writer:
+                    rows = size = 0
+                    while group is not None and rows < _PART_ROWS and size < _PART_BYTES:
+                        writer.write_table(group)
+                        rows, size, group = rows + len(group), size + group.nbytes, next(groups, None)
+                if group is None:
+                    break
 
 
 class _NpyResults(_ArrowResults):
@@ -287,6 +334,7 @@ class _NpzResults(_NpyResults):
 
 
 _ENCODINGS: Mapping[ResultFormat, Callable[[pa.Schema], ResultEncoding]] = {
+    ResultFormat.PARTS: _PartsResults,
     ResultFormat.JSONL: _JsonLines,
     ResultFormat.PARQUET: _ParquetResults,
     ResultFormat.NPY: _NpyResults,

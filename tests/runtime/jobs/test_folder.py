@@ -17,7 +17,7 @@ import hdruntime
 from hdexport.support.bundle_writer import write_manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, writers
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs.files import OpenFolder, job_folder_path
 from hdruntime.jobs.folder import kept_rows
@@ -28,7 +28,7 @@ from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 from support.comparators import named_case
 from support.grids import nightly_unless
-from support.job_runs import left_in, random_texts, read, run, run_words, stop_at, write_rows
+from support.job_runs import content_of, left_in, random_texts, read, run, run_words, stop_at, write_rows
 
 TESTS = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def run_until(rows: int, bundle: Path, inputs: Path, output: Path) -> None:
 
 
 KILLED_AT_EVERY_STEP = """
-import os, sys
+import os, shutil, sys
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +51,17 @@ pyarrow.array([None])
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.jobs import VectorOptions
 from hdruntime.jobs import folder as job_folder
-from hdruntime.jobs import windows
+from hdruntime.jobs import windows, writers
 from hdruntime.errors import OutputExistsError
 from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.jobs.files import job_folder_path
-from support.job_runs import run_words
+from support.job_runs import content_of, run_words
 
 inputs, output = map(Path, sys.argv[2:4])
 vectors = VectorOptions(output_dtype=EmbeddingPrecision(sys.argv[4]))
 bundle = open_bundle(Path(sys.argv[1]))
 windows._WINDOW_ROWS = 10
+writers._GROUP_ROWS = writers._PART_ROWS = 10
 job_folder._COMMIT_SECONDS = job_folder._COMMIT_SHARE = 0
 STEPS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "rmdir", "mkdir")
 
@@ -111,15 +112,26 @@ while killed(step := step + 1):
     if step % 3 == 0:
         killed(1 + step * 7 % 23)  # going on, too
     assert not killed(sys.maxsize)
-    print(step, output.read_bytes().hex(), sorted(path.name for path in output.parent.iterdir()))
-    output.unlink()
+    print(step, content_of(output), sorted(path.name for path in output.parent.iterdir()))
+    shutil.rmtree(output) if output.is_dir() else output.unlink()
 """
 
 
-@pytest.mark.parametrize(("ending", "dtype"), [nightly_unless(False, ".jsonl", "float32"), (".parquet", "int8")])
+@pytest.mark.parametrize(
+    ("ending", "dtype"),
+    [nightly_unless(False, ".jsonl", "float32"), nightly_unless(False, ".parquet", "int8"), ("", "int8")],
+)
 def test_a_job_killed_at_any_step_continues_and_writes_the_same_bytes(
-    bundle_path: Path, tmp_path: Path, small_windows: None, ending: str, dtype: str
+    bundle_path: Path,
+    tmp_path: Path,
+    small_windows: None,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: str,
+    dtype: str,
 ) -> None:
+    """Without an ending, the output is a directory of two files."""
+    monkeypatch.setattr(writers, "_GROUP_ROWS", 10)
+    monkeypatch.setattr(writers, "_PART_ROWS", 10)
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(8), "nan", None, *random_texts(9)])
     options = {"vectors": VectorOptions(output_dtype=EmbeddingPrecision(dtype)), "skip_failed": True}
     run_words(open_bundle(bundle_path), [inputs], tmp_path / f"whole{ending}", **options)
@@ -131,7 +143,7 @@ def test_a_job_killed_at_any_step_continues_and_writes_the_same_bytes(
     steps = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert len(steps) > 40
     expected = [
-        (tmp_path / f"whole{ending}").read_bytes().hex(),
+        content_of(tmp_path / f"whole{ending}"),
         str(["bundle", "in.jsonl", f"out{ending}", f"whole{ending}"]),
     ]
     assert [step for step, *found in steps if found != expected] == []

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 import hdruntime
@@ -166,7 +168,9 @@ def test_a_linked_output_keeps_its_link(bundle_path: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *((name, r"Outputs end in \.jsonl, \.parquet, \.npy or \.npz\.") for name in ("out.csv", "out")),
+        ("out.csv", r"Outputs end in \.jsonl, \.parquet, \.npy or \.npz; a name without an ending is a directory"),
+        ("directory", r"directory is a directory that holds notes\.txt\.\nName a file .* or another directory"),
+        ("inputs", r"inputs is an input as well as the output"),
         ("missing/out.jsonl", r"There is no directory .*missing for the output.\nMake it: mkdir -p"),
         ("directory.jsonl", r"directory.jsonl is a directory"),
         ("rows.jsonl", r"rows.jsonl is an input as well as the output"),
@@ -175,8 +179,14 @@ def test_a_linked_output_keeps_its_link(bundle_path: Path, tmp_path: Path) -> No
 def test_an_output_in_an_invalid_place_is_refused(bundle_path: Path, tmp_path: Path, name: str, message: str) -> None:
     inputs = write_rows(tmp_path / "rows.jsonl", ["long"])
     (tmp_path / "directory.jsonl").mkdir()
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "notes.txt").touch()
+    (tmp_path / "inputs").mkdir()
+    pa.parquet.write_table(pa.table({"text": ["long"]}), tmp_path / "inputs" / "part-00000.parquet")
     with pytest.raises((InputError, OutputExistsError), match=message):
-        plan_job(open_bundle(bundle_path), [inputs], tmp_path / name, options=JobOptions(force=True))
+        plan_job(
+            open_bundle(bundle_path), [inputs, tmp_path / "inputs"], tmp_path / name, options=JobOptions(force=True)
+        )
 
 
 def test_options_that_do_not_fit_the_task_are_refused(new_bundle: BundleMaker, tmp_path: Path) -> None:

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.errors import InputError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, windows
+from hdruntime.errors import InputError, OutputExistsError
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, windows, writers
 from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
@@ -443,3 +444,34 @@ def test_vectors_have_the_models_own_number_of_dimensions_by_default(new_bundle:
     for asked, width in ((None, 3), (2, 2)):
         run(bundle, rows, tmp_path / "out.jsonl", vectors=VectorOptions(truncate_dim=asked), force=True)
         assert len(read(tmp_path / "out.jsonl")[0]["embedding"]) == width
+
+
+def test_a_directory_of_parquet_files_is_one_data_set(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 4)
+    monkeypatch.setattr(writers, "_GROUP_ROWS", 4)
+    monkeypatch.setattr(writers, "_PART_ROWS", 8)
+    inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(18), "nan"])
+    run(bundle_path, inputs, tmp_path / "whole.parquet")
+    directory = tmp_path / "parts"
+    # One that is there and empty is taken, as by programs that make it first.
+    directory.mkdir()
+    run(bundle_path, inputs, directory)
+    assert [path.name for path in sorted(directory.iterdir())] == [f"part-0000{part}.parquet" for part in range(3)]
+    whole, parts = pa.parquet.read_table(tmp_path / "whole.parquet"), pyarrow.dataset.dataset(directory).to_table()
+    assert parts.equals(whole)
+    assert [pa.parquet.read_metadata(path).num_rows for path in sorted(directory.iterdir())] == [8, 8, 3]
+    for path in directory.iterdir():
+        assert pa.parquet.read_schema(path).metadata[b"hdexport.task"] == b"feature-extraction"
+    # The same job is done already; another one replaces it if it may.
+    assert run(bundle_path, inputs, directory).resumed_rows == 19
+    fewer = write_rows(tmp_path / "fewer.jsonl", random_texts(3))
+    with pytest.raises(OutputExistsError, match=r"parts exists\.\nReplace it with --force"):
+        run(bundle_path, fewer, directory)
+    run(bundle_path, fewer, directory, force=True)
+    assert pyarrow.dataset.dataset(directory).count_rows() == 3
+    run(bundle_path, write_rows(tmp_path / "none.jsonl", ["nan"]), tmp_path / "none", skip_failed=True)
+    assert pyarrow.dataset.dataset(tmp_path / "none").to_table().column_names == whole.column_names
+    left = ["bundle", "fewer.jsonl", "in.jsonl", "none", "none.jsonl", "parts", "whole.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
