@@ -143,8 +143,7 @@ def _windowed(model: str, sizes: Sizes) -> Any:
     """The same weights with our operator as attention, by its definition until `_attend_by`."""
     from hdexport.attention.interface import use_operators
     from hdexport.attention.kind import Subject
-    from hdexport.attention.window.kind import WindowKind, WindowRequest
-    from hdexport.attention.window.record import Window
+    from hdexport.attention.window.kind import Window, WindowKind, WindowRequest
     from hdexport.families import family_of
     from hdexport.model.task import Task
 
@@ -163,10 +162,10 @@ def _windowed(model: str, sizes: Sizes) -> Any:
 
 def _attend_by(node: Callable[..., Any]) -> None:
     """Let the windowed attention of this process be computed by `node`, which takes what the operator takes."""
-    import hdexport.attention.window.node
+    import hdexport.attention.window.model
     import hdexport.families.longformer
 
-    hdexport.attention.window.node.sliding_window_node = node  # type: ignore[assignment]
+    hdexport.attention.window.model.sliding_window_node = node  # type: ignore[assignment]
     hdexport.families.longformer.sliding_window_node = node  # type: ignore[attr-defined]
 
 

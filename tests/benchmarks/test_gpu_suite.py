@@ -131,12 +131,12 @@ def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
 @pytest.fixture
 def restored_attention() -> Iterator[None]:
     """Variants replace the attention of their process, which is this one here."""
-    import hdexport.attention.window.node
+    import hdexport.attention.window.model
     import hdexport.families.longformer
 
-    node = hdexport.attention.window.node.sliding_window_node
+    node = hdexport.attention.window.model.sliding_window_node
     yield
-    hdexport.attention.window.node.sliding_window_node = node
+    hdexport.attention.window.model.sliding_window_node = node
     hdexport.families.longformer.sliding_window_node = node
 
 

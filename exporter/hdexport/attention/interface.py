@@ -12,10 +12,10 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hdexport.attention.dense.node import DenseMask
+from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.query_scale import LogScale
-from hdexport.attention.window.node import WindowMask, window_mask
-from hdexport.attention.window.record import Window
+from hdexport.attention.window.kind import Window
+from hdexport.attention.window.model import WindowMask, window_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

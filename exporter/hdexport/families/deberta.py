@@ -19,8 +19,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from hdexport.attention.dense.node import DenseMask
-from hdexport.attention.disentangled.node import attend_disentangled
+from hdexport.attention.dense.model import DenseMask
+from hdexport.attention.disentangled.model import attend_disentangled
 from hdexport.model.family import Family
 from hdruntime.errors import ModelError
 

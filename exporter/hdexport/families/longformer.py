@@ -19,7 +19,7 @@ from hdexport.attention.window.global_rows import (
     find_global_rows,
     overwrite_rows,
 )
-from hdexport.attention.window.node import sliding_window_node
+from hdexport.attention.window.model import sliding_window_node
 from hdexport.model.family import Family, OwnAttention
 from hdruntime.errors import ModelError
 

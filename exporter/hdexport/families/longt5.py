@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from hdexport.attention.local_global.node import LocalTokens, local_global_node
-from hdexport.attention.local_global.record import LocalGlobalAttention
+from hdexport.attention.local_global.kind import LocalGlobalAttention
+from hdexport.attention.local_global.model import LocalTokens, local_global_node
 from hdexport.families.t5 import Layer, check_buckets, run_layers, wide_states
 from hdexport.model.family import Family, OwnAttention
 from hdexport.model.norms import RootMeanSquareNorm

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.dense.node import DenseMask
+from hdexport.attention.dense.model import DenseMask
 from hdexport.families.rembert import WHY_NOT_CONVERTED, SelfAttention, query_projections
 from hdexport.model.family import Family
 

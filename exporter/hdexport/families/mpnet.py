@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.dense.node import DenseMask
-from hdexport.attention.distance.node import attend_by_distance
+from hdexport.attention.dense.model import DenseMask
+from hdexport.attention.distance.model import attend_by_distance
 from hdexport.model.family import Family
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.dense.node import DenseMask
+from hdexport.attention.dense.model import DenseMask
 from hdexport.model.family import Family
 
 if TYPE_CHECKING:

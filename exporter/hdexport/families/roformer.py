@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.dense.node import DenseMask
+from hdexport.attention.dense.model import DenseMask
 from hdexport.model.family import Family
 from hdexport.model.rotary_tables import RotaryTable, turned
 

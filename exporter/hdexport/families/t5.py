@@ -11,8 +11,8 @@ import torch
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
-from hdexport.attention.dense.node import DenseMask
-from hdexport.attention.distance.node import attend_by_distance
+from hdexport.attention.dense.model import DenseMask
+from hdexport.attention.distance.model import attend_by_distance
 from hdexport.model.family import Family
 from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.task import Task

@@ -11,8 +11,8 @@ import torch
 from transformers import XLNetForSequenceClassification
 from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
 
-from hdexport.attention.relative.node import Distances, key_kinds, relative_node
-from hdexport.attention.relative.record import RelativeAttention
+from hdexport.attention.relative.kind import RelativeAttention
+from hdexport.attention.relative.model import Distances, key_kinds, relative_node
 from hdexport.model.family import Family, OwnAttention
 from hdexport.model.memories import MASK, Memories, remembered, text_ends
 from hdexport.model.task import Task

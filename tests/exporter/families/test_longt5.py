@@ -13,9 +13,8 @@ import pytest
 import torch
 from transformers.models.longt5 import modeling_longt5
 
-from hdexport.attention.local_global.kind import LocalGlobalKind
-from hdexport.attention.local_global.node import LocalTokens
-from hdexport.attention.local_global.record import LocalGlobalAttention
+from hdexport.attention.local_global.kind import LocalGlobalAttention, LocalGlobalKind
+from hdexport.attention.local_global.model import LocalTokens
 from hdexport.checkpoint import find_checkpoint
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
-from hdexport.attention.blocks.record import (
+from hdexport.attention.blocks.kind import (
     GLOBAL_EMBEDDINGS_FILE,
     LISTED_BLOCKS_FILE,
     BlockRequest,
@@ -24,6 +23,7 @@ from hdexport.attention.blocks.record import (
     Mode,
     Pattern,
 )
+from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
 from hdexport.attention.kind import NOT_TRAINED, Setup, Subject
 from hdexport.model.family import Family
 from hdexport.support.array_files import load_arrays, reading
@@ -233,7 +233,7 @@ def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
     """Give each attention its table, and the stack of layers the order of tokens that blocks count."""
     import torch
 
-    from hdexport.attention.blocks.node import LISTED_BLOCKS, BlockMask, block_query_factors, through_blocks
+    from hdexport.attention.blocks.model import LISTED_BLOCKS, BlockMask, block_query_factors, through_blocks
     from hdexport.attention.model_parts import Layers, attention_modules, wrap_layers
 
     if setup.listed_blocks is not None:

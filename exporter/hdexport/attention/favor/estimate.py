@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.favor.reference import FeatureAttention
+    from hdexport.attention.favor.model import FeatureAttention
 
 
 def estimate_error(model: PreTrainedModel, attention: FeatureAttention, input_ids: torch.Tensor) -> Iterator[str]:

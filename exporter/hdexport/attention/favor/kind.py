@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["FavorKind"]
+__all__ = ["FavorAttention", "FavorKind", "FavorRequest", "FavorSetup"]
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from hdexport.attention.favor.record import FavorAttention, FavorRequest
-from hdexport.attention.favor.setup import FavorSetup
 from hdexport.attention.kind import (
     NOT_TRAINED,
     AttentionKind,
@@ -25,10 +24,95 @@ from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.value_types import Count, Length
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
+
+    from hdexport.attention.query_scale import LogScale
+
+
+@dataclass(frozen=True, kw_only=True)
+class FavorAttention:
+    """Layers whose weights are products of positive random features.
+
+    Attributes:
+        layers: how many.
+        features: of a query or key.
+        seed: of the features' directions, one for all layers; None where the checkpoint has them, for each layer.
+        epsilon: least feature.
+        compat: whether padding counts as keys whose values are 0; then it changes answers.
+    """
+
+    kind: Literal["favor"] = "favor"
+    layers: Length
+    features: Length
+    seed: Count | None
+    epsilon: float
+    compat: bool = False
+
+    @property
+    def converted(self) -> bool:
+        """Whether the kind took the place of dense attention."""
+        return self.seed is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FavorRequest:
+    """FAVOR+ as requested; None for a field that was not given.
+
+    Attributes:
+        features: of a query or key.
+        seed: of their directions.
+        compat: whether padding counts as keys whose values are 0.
+    """
+
+    features: int | None = None
+    seed: int | None = None
+    compat: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FavorSetup(Setup):
+    """FAVOR+ in a model.
+
+    Attributes:
+        record: the manifest's record of it.
+        query_scale: factor of the queries; None for none.
+    """
+
+    record: FavorAttention
+    query_scale: LogScale | None = None
+
+    def projection(self, model: PreTrainedModel) -> torch.Tensor:
+        """[features, head_dim], float32, one for all layers, of a model that was converted."""
+        from hdplugins.attention.favor.features import draw_projection
+
+        assert self.record.seed is not None
+        config = model.config
+        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        return draw_projection(self.record.seed, features=self.record.features, head_dim=head_dim)
+
+    def adapt(self, model: PreTrainedModel, family: Family) -> None:
+        """The family's own, or features around the layers."""
+        if self.is_own:
+            assert family.own is not None
+            family.own.adapt(model, self)
+            return
+        from hdexport.attention.favor.model import FavorMask
+        from hdexport.attention.model_parts import Layers, wrap_layers
+
+        # A buffer, so that it is an initializer of the graph, and after the model was cast: it stays in float32.
+        model.register_buffer("favor_projection", self.projection(model), persistent=False)
+        record, query_scale = self.record, self.query_scale
+
+        def around(states: torch.Tensor, mask: torch.Tensor, layers: Layers) -> torch.Tensor:
+            factors = None if query_scale is None else query_scale.for_mask(mask)
+            return layers(states, FavorMask(record, mask, model.get_buffer("favor_projection"), factors))
+
+        wrap_layers(model, around)
 
 
 _FORM = Form(
@@ -107,7 +191,7 @@ class FavorKind(AttentionKind):
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """FAVOR+ of plain PyTorch in the place of dense attention; a Performer's module has it."""
         from hdexport.attention.favor.estimate import estimate_error
-        from hdexport.attention.favor.reference import use_features
+        from hdexport.attention.favor.model import use_features
 
         assert isinstance(setup, FavorSetup)
         if setup.is_own:

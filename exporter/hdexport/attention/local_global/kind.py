@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-__all__ = ["LocalGlobalKind", "LocalGlobalSetup"]
+__all__ = ["LocalGlobalAttention", "LocalGlobalKind", "LocalGlobalSetup"]
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hdexport.attention.kind import AttentionKind, Boundaries, OperatorNode, ReferenceFacts, Setup, Subject
-from hdexport.attention.local_global.record import LocalGlobalAttention
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.value_types import Size, TokenCount
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalGlobalAttention:
+    """Layers in which a token sees the tokens around it, and sums of blocks of the whole text.
+
+    Attributes:
+        layers: how many.
+        radius: tokens that one sees on each side.
+        side_tokens: tokens of a block whose sum every token sees; 0 for no such sums.
+    """
+
+    kind: Literal["local_global"] = "local_global"
+    layers: Size
+    radius: TokenCount
+    side_tokens: TokenCount = 0
+
 
 _SIDE_COPIES = 10
 """Copies of a layer's scores with sides in PyTorch's own code, for each head; measured, with the windows' memory: 2006

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["LshKind"]
+__all__ = ["Chunks", "Hashes", "LayerType", "LshAttention", "LshKind", "LshRequest", "LshSetup", "buckets_for"]
 
 import dataclasses
 import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hdexport.attention.kind import (
     NOT_TRAINED,
@@ -22,16 +23,156 @@ from hdexport.attention.kind import (
     Setup,
     Subject,
 )
-from hdexport.attention.lsh.record import Chunks, Hashes, LayerType, LshAttention, LshRequest, buckets_for
-from hdexport.attention.lsh.setup import LshSetup
 from hdexport.attention.spec import SpecReader
 from hdexport.model.family import Family
-from hdruntime.bundle.manifest import Manifest, PaddingRule
+from hdruntime.bundle.manifest import Dtype, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.value_types import Count, Length, TokenCount
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
+
+LayerType = Literal["lsh", "local"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """The chunks that a query sees.
+
+    Attributes:
+        tokens: of a chunk.
+        before: chunks before its own.
+        after: chunks after it.
+    """
+
+    tokens: Length
+    before: TokenCount
+    after: TokenCount
+
+    @property
+    def keys(self) -> int:
+        """Tokens that a query sees."""
+        return self.tokens * (self.before + 1 + self.after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hashes:
+    """How tokens are hashed.
+
+    Attributes:
+        buckets: factors of the number of buckets, each even.
+        rounds: of hashing.
+        seed: of the rotations.
+    """
+
+    buckets: tuple[Length, ...]
+    rounds: Length
+    seed: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class LshAttention:
+    """Layers whose tokens are sorted by hashes and cut into chunks, and, in a Reformer, layers of chunks unsorted.
+
+    Attributes:
+        layers: the kind of each layer.
+        hashes: of the layers ``lsh``; None without such layers.
+        hashed: the chunks of their sorted tokens; likewise.
+        local: the chunks of the layers ``local``; None without such layers.
+        multiple: of how many tokens a text is after padding, in which whole chunks fit.
+        causal: whether tokens see earlier ones only.
+        converted: whether it took the place of dense attention; then padding changes no answer.
+    """
+
+    kind: Literal["lsh"] = "lsh"
+    layers: tuple[LayerType, ...]
+    hashes: Hashes | None
+    hashed: Chunks | None
+    local: Chunks | None
+    multiple: Length
+    causal: bool = False
+    converted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LshRequest:
+    """LSH attention as requested; None for a field that was not given.
+
+    Attributes:
+        chunk: tokens of a chunk.
+        before: chunks before its own that a query sees.
+        after: chunks after it.
+        buckets: factors of the number of buckets.
+        rounds: of hashing.
+        seed: of the rotations.
+    """
+
+    chunk: int | None = None
+    before: int | None = None
+    after: int | None = None
+    buckets: tuple[int, ...] | None = None
+    rounds: int | None = None
+    seed: int | None = None
+
+
+def buckets_for(tokens: int, *, chunk: int, positions: int) -> tuple[int, ...]:
+    """The buckets that Hugging Face's Reformer takes where its ``num_buckets`` is None and a text is the first.
+
+    Twice as many as chunks, rounded down to a power of two, and in two factors where they are many.
+
+    Args:
+        tokens: of the text, with its padding.
+        chunk: tokens of a chunk.
+        positions: of the model.
+    """
+    power = max(1, (2 * (tokens // chunk)).bit_length() - 1)
+    if 2**power > 2 * max(math.isqrt(positions // chunk), chunk):
+        return 2 ** (power // 2), 2 ** (power - power // 2)
+    return (2**power,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LshSetup(Setup):
+    """LSH attention in a model.
+
+    Attributes:
+        record: the manifest's record of it.
+        dtype: of the bundle.
+    """
+
+    record: LshAttention
+    dtype: Dtype = "float32"
+
+    def rotations(self, model: PreTrainedModel) -> torch.Tensor | None:
+        """[heads, head_dim, rounds, directions], float32, one for all layers; None without hashes."""
+        from hdplugins.attention.lsh.hashing import draw_rotations
+
+        hashes, config = self.record.hashes, model.config
+        if hashes is None:
+            return None
+        heads = int(config.num_attention_heads)
+        head_dim = int(getattr(config, "attention_head_size", config.hidden_size // heads))
+        return draw_rotations(hashes.seed, heads=heads, head_dim=head_dim, buckets=hashes.buckets, rounds=hashes.rounds)
+
+    def adapt(self, model: PreTrainedModel, family: Family) -> None:
+        """The family's own, or hashes around the layers."""
+        if self.is_own:
+            assert family.own is not None
+            family.own.adapt(model, self)
+            return
+        from hdexport.attention.lsh.model import LshMask
+        from hdexport.attention.model_parts import wrap_layers
+
+        # A buffer, so that it is an initializer of the graph, and after the model was cast: it stays in float32.
+        model.register_buffer("lsh_rotations", self.rotations(model), persistent=False)
+        record = self.record
+        wrap_layers(
+            model,
+            lambda states, mask, layers: layers(states, LshMask(record, mask.int(), model.get_buffer("lsh_rotations"))),
+        )
+
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +243,8 @@ class LshKind(AttentionKind):
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """The library's Reformer, or its attention in place of dense one."""
+        from hdexport.attention.lsh.model import use_hashes, use_own_hashes
         from hdexport.attention.lsh.recall import recall
-        from hdexport.attention.lsh.reference import use_hashes, use_own_hashes
 
         assert isinstance(setup, LshSetup)
         if setup.is_own:

@@ -15,7 +15,7 @@ from hdplugins.attention.lsh.hashing import hash_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.lsh.setup import LshSetup
+    from hdexport.attention.lsh.kind import LshSetup
 
 _TOP = 16
 """Keys of each query that matter."""
@@ -25,7 +25,7 @@ def recall(model: PreTrainedModel, setup: LshSetup, input_ids: torch.Tensor) -> 
     """A line on the keys with the largest scores that hashes find, over all layers, heads and queries of a text.
 
     Args:
-        model: whose attention is the library's Reformer's; see `hdexport.attention.lsh.reference`.
+        model: whose attention is the library's Reformer's; see `hdexport.attention.lsh.model`.
         setup: the attention.
         input_ids: [1, tokens].
     """

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-__all__ = ["RelativeKind", "RelativeSetup"]
+__all__ = ["RelativeAttention", "RelativeKind", "RelativeSetup"]
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hdexport.attention.kind import AttentionKind, Boundaries, OperatorNode, ReferenceFacts, Setup, Subject
-from hdexport.attention.relative.record import RelativeAttention
 from hdexport.model.family import Family
 from hdexport.model.memories import MASK, Memories, tokens_memory
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.value_types import Size, TokenCount
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeAttention:
+    """Layers whose scores are of a key's content and of its distance, after Transformer-XL.
+
+    Attributes:
+        layers: how many.
+        memory: tokens of earlier calls that are remembered; 0 for none.
+        reuse: of a call's tokens, how many may be remembered: the first ones; 0 for all.
+        reach: distances that a query sees, its own 0 included; 0 for all.
+        clamp: distances beyond it count as it; 0 for none.
+        causal: whether tokens see earlier ones only.
+        empty_memory_is_seen: whether a memory that nothing was put in yet is attended to, as zeros.
+    """
+
+    kind: Literal["relative"] = "relative"
+    layers: Size
+    memory: TokenCount
+    reuse: TokenCount = 0
+    reach: TokenCount = 0
+    clamp: TokenCount = 0
+    causal: bool = False
+    empty_memory_is_seen: bool = False
+
 
 _SCORE_COPIES = 6
 """Scores of a layer in PyTorch's own code: contents, positions, shifted positions, the sum, masked scores, weights."""

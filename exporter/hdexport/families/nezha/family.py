@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.dense.node import DenseMask
-from hdexport.attention.distance.node import attend_by_distance
+from hdexport.attention.dense.model import DenseMask
+from hdexport.attention.distance.model import attend_by_distance
 from hdexport.families.nezha.config import NezhaConfig
 from hdexport.families.nezha.model import (
     NezhaForMaskedLM,

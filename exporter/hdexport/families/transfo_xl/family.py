@@ -6,8 +6,8 @@ __all__ = ["FAMILY"]
 
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.relative.node import Distances
-from hdexport.attention.relative.record import RelativeAttention
+from hdexport.attention.relative.kind import RelativeAttention
+from hdexport.attention.relative.model import Distances
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
 from hdexport.model.family import Family, ModelClasses, OwnAttention

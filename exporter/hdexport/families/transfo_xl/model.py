@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hdexport.attention.relative.node import Distances, key_kinds, relative_node
+from hdexport.attention.relative.model import Distances, key_kinds, relative_node
 from hdexport.families.transfo_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.model.memories import MASK, remembered, text_ends

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hdexport.attention.relative.record import RelativeAttention
+from hdexport.attention.relative.kind import RelativeAttention
 from hdexport.attention.symbolic import operator_node
 from hdplugins.attention.relative.reference import relative_attention
 

@@ -6,7 +6,7 @@ __all__ = ["attend_disentangled", "disentangled_node"]
 
 import torch
 
-from hdexport.attention.dense.node import DenseMask
+from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.query_scale import scaled
 from hdexport.attention.symbolic import operator_node
 from hdplugins.attention.disentangled.reference import disentangled_attention
