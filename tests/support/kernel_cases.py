@@ -24,11 +24,11 @@ import pytest
 import torch
 
 from hdplugins import Operator
-from hdplugins.attention.blocks.tiles import tiles_for_blocks
-from hdplugins.attention.chunks.tiles import tiles_for_chunks
+from hdplugins.attention.blocks.plugin import tiles_for_blocks
+from hdplugins.attention.chunks.plugin import tiles_for_chunks
 from hdplugins.attention.kernel_launch import launch
 from hdplugins.attention.plugin_face import face_of
-from hdplugins.attention.window.tiles import WINDOW_HEAD_DIMS, tiles_for_windows
+from hdplugins.attention.window.plugin import WINDOW_HEAD_DIMS, tiles_for_windows
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
 from support.block_operator import Blocks
 from support.chunk_operator import Chunks

@@ -13,9 +13,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hdplugins.attention.distance.tiles import tiles_by_distance
+from hdplugins.attention.distance.plugin import tiles_by_distance
 from hdplugins.attention.plugin_face import face_of
-from hdplugins.attention.relative.tiles import tiles_for_distances
+from hdplugins.attention.relative.plugin import tiles_for_distances
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
 from support import clipped_operator, relative_operator
 from support.clipped_operator import Clipped, wrong_inputs

@@ -20,7 +20,7 @@ import pytest
 
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
-from hdplugins.attention.window.tiles import WINDOW_HEAD_DIMS
+from hdplugins.attention.window.plugin import WINDOW_HEAD_DIMS
 from hdplugins.kernels import aot
 from hdplugins.kernels.aot import (
     CompiledKernel,

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from hdplugins.attention.chunks.neighbours import padded_tokens
 from hdplugins.attention.chunks.operator import OPERATOR as CHUNK_ATTENTION
-from hdplugins.attention.chunks.plugin import check_circle
-from hdplugins.attention.chunks.tiles import tiles_for_chunks
+from hdplugins.attention.chunks.plugin import check_circle, tiles_for_chunks
 from hdplugins.attention.lsh.hashing import check_hashes
 from hdplugins.attention.lsh.operator import OPERATOR
 from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
