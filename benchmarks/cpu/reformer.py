@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, VOCAB_SIZE, load, save_models
 from benchmarks.cpu.targets import Figure, Target, figures_of, random_ids, run_cases
-from hdexport.attention.lsh.kind import buckets_for
+from hdexport.attention.lsh.record import buckets_for
 
 _MODULE = "benchmarks.cpu.reformer"
 _TOLERANCE = 1e-3

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
-from hdexport.attention.blocks.kind import BlockSparse
 from hdexport.attention.blocks.model import block_sparse_node, through_blocks
+from hdexport.attention.blocks.record import BlockSparse
 from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.dense.model import dense_attention_node
 from hdexport.model.family import Family, OwnAttention

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from hdexport.attention.blocks.kind import BlockSparse
+from hdexport.attention.blocks.record import BlockSparse
 from hdexport.families.big_bird import SelfAttention, block_sparse, forget_short_texts, own_blocks, run_layers
 from hdexport.families.led import encoder_of
 from hdexport.model.family import Family, OwnAttention

@@ -17,9 +17,10 @@ from transformers.models.reformer.modeling_reformer import AxialPositionEmbeddin
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kind_named
 from hdexport.attention.lsh.decisions import HashDecisions
-from hdexport.attention.lsh.kind import Chunks, Hashes, LshAttention, LshSetup, buckets_for
+from hdexport.attention.lsh.kind import LshSetup
 from hdexport.attention.lsh.model import use_hashes
 from hdexport.attention.lsh.recall import recall
+from hdexport.attention.lsh.record import Chunks, Hashes, LshAttention, buckets_for
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import convertible_model_types, family_of
@@ -235,9 +236,10 @@ def test_a_decision_is_followed_and_is_wrong_unless_products_are_close(buckets: 
 
 def recall_of(setup_of: Callable, spec: str) -> str:
     setup, model = setup_of("bert", spec)
-    use_hashes(model, setup)
+    rotations = setup.rotations(model)
+    use_hashes(model, setup.record, rotations, setup.dtype)
     ids = torch.randint(5, 100, (1, 257), generator=torch.Generator().manual_seed(0))
-    (line,) = recall(model, setup, ids)
+    (line,) = recall(model, setup.record, rotations, ids)
     return line
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hdexport.attention.window.kind import Window, WindowAttention
+from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.checkpoint import find_checkpoint
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch._inductor.config
 
-from hdexport.attention.blocks.kind import Mode
+from hdexport.attention.blocks.record import Mode
 from hdexport.attention.blocks.setup import bigbird
-from hdexport.attention.window.kind import Window, WindowAttention
+from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.bench.peers import PEERS, openvino, openvino_int8
 from hdexport.bench.run.opening import open_case
 from hdexport.model.task import Task

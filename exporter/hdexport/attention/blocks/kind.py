@@ -2,134 +2,37 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "GLOBAL_EMBEDDINGS_FILE",
-    "LISTED_BLOCKS_FILE",
-    "BlockRequest",
-    "BlockSparse",
-    "BlocksKind",
-    "LastBlock",
-    "Mode",
-    "Pattern",
-]
+__all__ = ["BlocksKind"]
 
 import argparse
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.blocks.lower import LOWERING
+from hdexport.attention.blocks.record import (
+    GLOBAL_EMBEDDINGS_FILE,
+    LISTED_BLOCKS_FILE,
+    BlockRequest,
+    BlockSparse,
+    LastBlock,
+    Mode,
+    Pattern,
+)
 from hdexport.attention.kind import AttentionKind, Boundaries, Form, OperatorNode, ReferenceFacts, Setup, Subject
 from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.value_types import Count, Length, TokenCount
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    # With NumPy, which a command's help does without.
     from hdexport.attention.blocks.setup import BlockSetup
-
-LISTED_BLOCKS_FILE = "listed_blocks.npy"
-"""File of a bundle with the operator's table of each layer."""
-
-GLOBAL_EMBEDDINGS_FILE = "global_embeddings.npy"
-"""File of a bundle with the layers' inputs for ETC's global tokens."""
-
-
-class Pattern(str, Enum):
-    """The blocks that a block of queries sees."""
-
-    BIGBIRD = "bigbird"
-    """The first and the last block, a window of three blocks, and random ones."""
-    ETC = "etc"
-    """Global tokens in front of the text, and the window."""
-    BLOCKS = "blocks"
-    """The blocks that a list says."""
-
-
-class Mode(str, Enum):
-    """The source of the blocks that the pattern leaves open."""
-
-    HF_EVAL = "hf_eval"
-    """Every random block is block 0, as Hugging Face has it outside of training."""
-    TABLE = "table"
-    """A table of random blocks."""
-    LISTS = "lists"
-    """The list of the pattern ``blocks``."""
-    NONE = "none"
-
-
-class LastBlock(str, Enum):
-    """The end of the last block."""
-
-    PADDED = "padded"
-    """The end of the padded batch, as in Hugging Face, so that a text's answer depends on the padding."""
-    ROW = "row"
-    """The end of each text: padding changes nothing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockSparse:
-    """Block-sparse attention: a checkpoint's own, or the replacement by ``--attention bigbird|etc|blocks``.
-
-    Attributes:
-        pattern: which blocks see which.
-        block_size: tokens of a block.
-        mode: where blocks beyond the pattern's come from.
-        random_blocks: random blocks of each row of blocks; 0 for other patterns than ``bigbird``.
-        global_tokens: tokens in front of each text that ``etc`` adds; 0 for other patterns.
-        last_block: where the last block ends.
-        dense_tokens: the longest text that is attended to densely; 0 for none. With ``padded`` its padding counts.
-        converted: whether it took the place of dense attention.
-    """
-
-    kind: Literal["blocks"] = "blocks"
-    pattern: Pattern
-    block_size: Length
-    mode: Mode
-    random_blocks: Count
-    global_tokens: TokenCount
-    last_block: LastBlock
-    dense_tokens: TokenCount
-    converted: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockRequest:
-    """Block-sparse attention as requested; None where nothing was given.
-
-    Attributes:
-        pattern: in place of dense attention, or ``bigbird`` for a BigBird's own; None where only options were given.
-        block_size: tokens of a block.
-        random_blocks: of each row of blocks, for ``bigbird``.
-        mode: ``hf_eval`` or ``table``, for ``bigbird``.
-        seed: of the random tables: layer l draws with seed + l.
-        file: of the tables (``bigbird``), or of the lists of blocks (``blocks``).
-        global_tokens: in front of each text, for ``etc``.
-        global_ids: ids whose embeddings the global tokens get, one for all or one each; () for the model's first
-            special token.
-        last_block: for ``bigbird``; None for ``padded``.
-        global_embeddings: a .npy file for ``etc``; None computes them from ids.
-    """
-
-    pattern: Pattern | None = None
-    block_size: int | None = None
-    random_blocks: int | None = None
-    mode: Mode | None = None
-    seed: int | None = None
-    file: Path | None = None
-    global_tokens: int = 0
-    global_ids: tuple[int, ...] = ()
-    last_block: LastBlock | None = None
-    global_embeddings: Path | None = None
-
 
 _FORMS = {
     "bigbird": Form(
@@ -238,9 +141,19 @@ class BlocksKind(AttentionKind):
 
         assert isinstance(setup, BlockSetup)
         if not setup.is_own:
-            from hdexport.attention.blocks.model import use_block_masks
+            import torch
 
-            use_block_masks(model, setup)
+            from hdexport.attention.blocks.model import use_block_masks
+            from hdexport.attention.model_parts import attention_modules
+
+            embeddings = setup.global_embeddings
+            use_block_masks(
+                model,
+                setup.spec,
+                tables=setup.tables(len(attention_modules(model))),
+                global_embeddings=None if embeddings is None else torch.from_numpy(embeddings),
+                ordinary_keys=setup.ordinary_keys,
+            )
         elif setup.listed_blocks is not None:
             # Hugging Face has tables in training only: the operator's definition in PyTorch, which tests hold to that.
             setup.adapt(model, family)

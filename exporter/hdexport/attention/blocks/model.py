@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.blocks.kind import BlockSparse, LastBlock, Mode, Pattern
-from hdexport.attention.blocks.setup import BlockSetup
+from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.model_parts import Layers, attention_modules, wrap_layers
 from hdexport.attention.pair_counts import PairCounts, use_pair_counts
 from hdexport.attention.query_scale import LogScale, scaled
@@ -278,38 +277,48 @@ class _Pairs(PairCounts):
         return torch.tensor([text.keys for text in self.texts])[:, None, None, None]
 
 
-def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
+def use_block_masks(
+    model: PreTrainedModel,
+    spec: BlockSparse,
+    *,
+    tables: Sequence[torch.Tensor | None],
+    global_embeddings: torch.Tensor | None,
+    ordinary_keys: int,
+) -> None:
     """Make a model's own attention block-sparse, in place.
 
     Args:
         model: whose attention is reached through the library's attention interface.
-        setup: of the bundle.
+        spec: the bundle's.
+        tables: [layers], each [1 or heads, rows, listed], int32, or None.
+        global_embeddings: [global tokens, width], float32, the layers' inputs for ETC's global tokens, or None.
+        ordinary_keys: tokens of a text that a query of an ordinary block sees, at most.
     """
-    modules = attention_modules(model)
-    for module, table in zip(modules, setup.tables(len(modules)), strict=True):
+    for module, table in zip(attention_modules(model), tables, strict=True):
         module.register_buffer(_TABLE, table, persistent=False)
-    rows = None if setup.global_embeddings is None else torch.from_numpy(setup.global_embeddings)
+    rows = global_embeddings
 
     def around(hidden_states: torch.Tensor, attention_mask: torch.Tensor, layers: Layers) -> torch.Tensor:
         extra = 0 if rows is None else len(rows)
         if rows is not None:
             hidden_states = torch.cat([rows.expand(len(hidden_states), -1, -1), hidden_states], dim=1)
-        pairs = _Pairs([_text(setup, real, extra) for real in attention_mask.bool()])
+        pairs = _Pairs([_text(spec, real, extra, ordinary_keys) for real in attention_mask.bool()])
         return layers(hidden_states, pairs)[:, extra:]
 
     use_pair_counts(model)
     wrap_layers(model, around)
 
 
-def _text(setup: BlockSetup, real: torch.Tensor, extra: int) -> _Text:
+def _text(spec: BlockSparse, real: torch.Tensor, extra: int, ordinary_keys: int) -> _Text:
     """The pairs of one text.
 
     Args:
-        setup: the attention.
+        spec: the attention.
         real: [tokens], bool, without the global tokens in front.
         extra: global tokens in front.
+        ordinary_keys: as of `use_block_masks`.
     """
-    spec, tokens = setup.spec, len(real)
+    tokens = len(real)
     places = real.nonzero().flatten().tolist() or [0]
     # Blocks count from the text's first token, and end with its last, or they are the batch's blocks.
     start, end = (places[0], places[-1] + 1) if spec.last_block is LastBlock.ROW else (0, tokens)
@@ -337,5 +346,5 @@ def _text(setup: BlockSetup, real: torch.Tensor, extra: int) -> _Text:
         real=torch.cat([real.new_ones(extra), real]),
         in_front=extra,
         first_row=int(spec.pattern is Pattern.BIGBIRD),
-        keys=len(places) if end - start <= spec.dense_tokens else min(len(places), setup.ordinary_keys),
+        keys=len(places) if end - start <= spec.dense_tokens else min(len(places), ordinary_keys),
     )

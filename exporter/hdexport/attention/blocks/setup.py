@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.attention.blocks.kind import (
+from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
+from hdexport.attention.blocks.record import (
     GLOBAL_EMBEDDINGS_FILE,
     LISTED_BLOCKS_FILE,
     BlockRequest,
@@ -23,7 +24,6 @@ from hdexport.attention.blocks.kind import (
     Mode,
     Pattern,
 )
-from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
 from hdexport.attention.kind import NOT_TRAINED, Setup, Subject
 from hdexport.model.family import Family
 from hdexport.support.array_files import load_arrays, reading

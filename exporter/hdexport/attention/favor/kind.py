@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["FavorAttention", "FavorKind", "FavorRequest", "FavorSetup"]
+__all__ = ["FavorKind", "FavorSetup"]
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from hdexport.attention.favor.record import FavorAttention, FavorRequest
 from hdexport.attention.kind import (
     NOT_TRAINED,
     AttentionKind,
@@ -24,7 +25,6 @@ from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.value_types import Count, Length
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,46 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hdexport.attention.query_scale import LogScale
-
-
-@dataclass(frozen=True, kw_only=True)
-class FavorAttention:
-    """Layers whose weights are products of positive random features.
-
-    Attributes:
-        layers: how many.
-        features: of a query or key.
-        seed: of the features' directions, one for all layers; None where the checkpoint has them, for each layer.
-        epsilon: least feature.
-        compat: whether padding counts as keys whose values are 0; then it changes answers.
-    """
-
-    kind: Literal["favor"] = "favor"
-    layers: Length
-    features: Length
-    seed: Count | None
-    epsilon: float
-    compat: bool = False
-
-    @property
-    def converted(self) -> bool:
-        """Whether the kind took the place of dense attention."""
-        return self.seed is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FavorRequest:
-    """FAVOR+ as requested; None for a field that was not given.
-
-    Attributes:
-        features: of a query or key.
-        seed: of their directions.
-        compat: whether padding counts as keys whose values are 0.
-    """
-
-    features: int | None = None
-    seed: int | None = None
-    compat: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +157,7 @@ class FavorKind(AttentionKind):
         if setup.is_own:
             model.base_model.compat = setup.record.compat
             return ReferenceFacts()
-        attention = use_features(model, setup)
+        attention = use_features(model, setup.projection(model), setup.record)
         return ReferenceFacts(replaced=True, information=lambda ids: estimate_error(model, attention, ids))
 
     def boundaries(self, record: FavorAttention) -> Boundaries:

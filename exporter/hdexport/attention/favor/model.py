@@ -16,7 +16,7 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hdexport.attention.favor.kind import FavorAttention, FavorSetup
+from hdexport.attention.favor.record import FavorAttention
 from hdexport.attention.query_scale import scaled
 from hdexport.attention.symbolic import operator_node
 from hdplugins.attention.favor.reference import favor_attention
@@ -82,17 +82,18 @@ _NUMBERS = itertools.count()
 """Numbers of the models that attend so, in this process."""
 
 
-def use_features(model: PreTrainedModel, setup: FavorSetup) -> FeatureAttention:
+def use_features(model: PreTrainedModel, projection: torch.Tensor, record: FavorAttention) -> FeatureAttention:
     """Put FAVOR+ in the place of a model's dense attention, in place.
 
     Args:
         model: whose attention is reached through the library's attention interface.
-        setup: the bundle's.
+        projection: [features, head_dim], float32.
+        record: the bundle's.
 
     Returns:
         The attention, which all layers call.
     """
-    attention = FeatureAttention(setup.projection(model), setup.record)
+    attention = FeatureAttention(projection, record)
     # A registered function is for all models of the process: each has one of its own.
     name = f"hdexport-favor-reference-{next(_NUMBERS)}"
     ALL_ATTENTION_FUNCTIONS.register(name, attention)

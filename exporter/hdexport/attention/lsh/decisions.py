@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from hdexport.attention.kind import DECISION
-from hdexport.attention.lsh.kind import LshAttention
+from hdexport.attention.lsh.record import LshAttention
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.lsh.operator import OPERATOR
 

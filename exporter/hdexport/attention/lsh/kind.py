@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Chunks", "Hashes", "LayerType", "LshAttention", "LshKind", "LshRequest", "LshSetup", "buckets_for"]
+__all__ = ["LshKind", "LshSetup"]
 
 import dataclasses
 import logging
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.kind import (
     NOT_TRAINED,
@@ -23,114 +23,16 @@ from hdexport.attention.kind import (
     Setup,
     Subject,
 )
+from hdexport.attention.lsh.record import Chunks, Hashes, LayerType, LshAttention, LshRequest, buckets_for
 from hdexport.attention.spec import SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Dtype, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.value_types import Count, Length, TokenCount
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-LayerType = Literal["lsh", "local"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunks:
-    """The chunks that a query sees.
-
-    Attributes:
-        tokens: of a chunk.
-        before: chunks before its own.
-        after: chunks after it.
-    """
-
-    tokens: Length
-    before: TokenCount
-    after: TokenCount
-
-    @property
-    def keys(self) -> int:
-        """Tokens that a query sees."""
-        return self.tokens * (self.before + 1 + self.after)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hashes:
-    """How tokens are hashed.
-
-    Attributes:
-        buckets: factors of the number of buckets, each even.
-        rounds: of hashing.
-        seed: of the rotations.
-    """
-
-    buckets: tuple[Length, ...]
-    rounds: Length
-    seed: Count
-
-
-@dataclass(frozen=True, kw_only=True)
-class LshAttention:
-    """Layers whose tokens are sorted by hashes and cut into chunks, and, in a Reformer, layers of chunks unsorted.
-
-    Attributes:
-        layers: the kind of each layer.
-        hashes: of the layers ``lsh``; None without such layers.
-        hashed: the chunks of their sorted tokens; likewise.
-        local: the chunks of the layers ``local``; None without such layers.
-        multiple: of how many tokens a text is after padding, in which whole chunks fit.
-        causal: whether tokens see earlier ones only.
-        converted: whether it took the place of dense attention; then padding changes no answer.
-    """
-
-    kind: Literal["lsh"] = "lsh"
-    layers: tuple[LayerType, ...]
-    hashes: Hashes | None
-    hashed: Chunks | None
-    local: Chunks | None
-    multiple: Length
-    causal: bool = False
-    converted: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class LshRequest:
-    """LSH attention as requested; None for a field that was not given.
-
-    Attributes:
-        chunk: tokens of a chunk.
-        before: chunks before its own that a query sees.
-        after: chunks after it.
-        buckets: factors of the number of buckets.
-        rounds: of hashing.
-        seed: of the rotations.
-    """
-
-    chunk: int | None = None
-    before: int | None = None
-    after: int | None = None
-    buckets: tuple[int, ...] | None = None
-    rounds: int | None = None
-    seed: int | None = None
-
-
-def buckets_for(tokens: int, *, chunk: int, positions: int) -> tuple[int, ...]:
-    """The buckets that Hugging Face's Reformer takes where its ``num_buckets`` is None and a text is the first.
-
-    Twice as many as chunks, rounded down to a power of two, and in two factors where they are many.
-
-    Args:
-        tokens: of the text, with its padding.
-        chunk: tokens of a chunk.
-        positions: of the model.
-    """
-    power = max(1, (2 * (tokens // chunk)).bit_length() - 1)
-    if 2**power > 2 * max(math.isqrt(positions // chunk), chunk):
-        return 2 ** (power // 2), 2 ** (power - power // 2)
-    return (2**power,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,14 +149,16 @@ class LshKind(AttentionKind):
         from hdexport.attention.lsh.recall import recall
 
         assert isinstance(setup, LshSetup)
+        record, rotations = setup.record, setup.rotations(model)
         if setup.is_own:
-            decisions = use_own_hashes(model, setup)
+            decisions = None if rotations is None else use_own_hashes(model, record, rotations, setup.dtype)
             return ReferenceFacts(undefined_padding=True, counts_from_padding=True, decisions=decisions)
+        assert rotations is not None, "a converted model hashes"
         return ReferenceFacts(
             replaced=True,
             undefined_padding=True,
-            decisions=use_hashes(model, setup),
-            information=lambda ids: recall(model, setup, ids),
+            decisions=use_hashes(model, record, rotations, setup.dtype),
+            information=lambda ids: recall(model, record, rotations, ids),
         )
 
     def boundaries(self, record: LshAttention) -> Boundaries:

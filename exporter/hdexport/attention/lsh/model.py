@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from hdexport.attention.lsh.decisions import HashDecisions
-from hdexport.attention.lsh.kind import Chunks, LshAttention, LshSetup
+from hdexport.attention.lsh.record import Chunks, LshAttention
 from hdexport.attention.model_parts import wrap_layers
 from hdexport.attention.symbolic import operator_node
 from hdplugins.attention.chunks.reference import chunk_attention
@@ -28,6 +28,8 @@ from hdplugins.attention.lsh.reference import lsh_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from hdruntime.bundle.manifest import Dtype
 
 
 def lsh_node(
@@ -114,16 +116,21 @@ _IMPLEMENTATION = "hdexport-lsh-reference"
 """Name under which the library's attention interface knows the reference."""
 
 
-def use_own_hashes(model: PreTrainedModel, setup: LshSetup) -> HashDecisions | None:
+def use_own_hashes(
+    model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, dtype: Dtype
+) -> HashDecisions:
     """Make the library's Reformer hash as a bundle does, in place.
 
+    Args:
+        model: the Reformer.
+        record: the bundle's.
+        rotations: [heads, head_dim, rounds, directions], float32.
+        dtype: of the bundle.
+
     Returns:
-        The buckets of a graph, which it follows; None where it hashes nothing.
+        The buckets of a graph, which the model follows.
     """
-    rotations = setup.rotations(model)
-    if rotations is None:
-        return None
-    decisions = HashDecisions(setup.record, rotations, setup.dtype)
+    decisions = HashDecisions(record, rotations, dtype)
     modules = [module for module in model.modules() if isinstance(module, LSHSelfAttention)]
     for layer, module in enumerate(modules):
         decisions.use(module)
@@ -144,19 +151,17 @@ def _to_float(_: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     return output._replace(hidden_states=output.hidden_states.float())
 
 
-def use_hashes(model: PreTrainedModel, setup: LshSetup) -> HashDecisions:
+def use_hashes(model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, dtype: Dtype) -> HashDecisions:
     """Put the attention of the library's Reformer in the place of a model's dense one, in place.
 
     Args:
         model: whose attention is reached through the library's attention interface.
-        setup: the bundle's.
+        record, rotations, dtype: as of `use_own_hashes`.
 
     Returns:
-        The buckets of a graph, which it follows.
+        The buckets of a graph, which the model follows.
     """
-    rotations, record = setup.rotations(model), setup.record
-    assert rotations is not None
-    decisions = HashDecisions(record, rotations, setup.dtype)
+    decisions = HashDecisions(record, rotations, dtype)
     attention = _library_attention(record, *rotations.shape[:2])
     decisions.use(attention)
     ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend)

@@ -15,24 +15,26 @@ from hdplugins.attention.lsh.hashing import hash_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.lsh.kind import LshSetup
+    from hdexport.attention.lsh.record import LshAttention
 
 _TOP = 16
 """Keys of each query that matter."""
 
 
-def recall(model: PreTrainedModel, setup: LshSetup, input_ids: torch.Tensor) -> Iterator[str]:
+def recall(
+    model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, input_ids: torch.Tensor
+) -> Iterator[str]:
     """A line on the keys with the largest scores that hashes find, over all layers, heads and queries of a text.
 
     Args:
         model: whose attention is the library's Reformer's; see `hdexport.attention.lsh.model`.
-        setup: the attention.
+        record: the attention.
+        rotations: [heads, head_dim, rounds, directions], float32.
         input_ids: [1, tokens].
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    rotations, found = setup.rotations(model), []
-    assert rotations is not None
+    found: list[torch.Tensor] = []
     top = min(_TOP, input_ids.shape[1] - 1)
     if top < 1:
         return
@@ -40,7 +42,7 @@ def recall(model: PreTrainedModel, setup: LshSetup, input_ids: torch.Tensor) -> 
     attend = ALL_ATTENTION_FUNCTIONS[name]
 
     def watch(module: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        found.append(_share(query, rotations, setup, top))
+        found.append(_share(query, rotations, record, top))
         return attend(module, query, *args, **kwargs)
 
     ALL_ATTENTION_FUNCTIONS.register(name, watch)
@@ -56,22 +58,22 @@ def recall(model: PreTrainedModel, setup: LshSetup, input_ids: torch.Tensor) -> 
     )
 
 
-def _share(query: torch.Tensor, rotations: torch.Tensor, setup: LshSetup, top: int) -> torch.Tensor:
+def _share(query: torch.Tensor, rotations: torch.Tensor, record: LshAttention, top: int) -> torch.Tensor:
     """Share, [], of its `top` nearest keys that a query of [1, heads, tokens, head_dim] sees."""
     keys = torch.nn.functional.normalize(query[0], dim=-1)
     scores = query[0] @ keys.mT  # [heads, tokens, tokens]
     scores.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
     largest = scores.topk(top, dim=-1).indices
-    return _seen(query, rotations, setup).gather(2, largest).float().mean()
+    return _seen(query, rotations, record).gather(2, largest).float().mean()
 
 
-def _seen(query: torch.Tensor, rotations: torch.Tensor, setup: LshSetup) -> torch.Tensor:
+def _seen(query: torch.Tensor, rotations: torch.Tensor, record: LshAttention) -> torch.Tensor:
     """[heads, tokens, tokens], bool, which keys a query sees in any round."""
-    hashes, chunks = setup.record.hashes, setup.record.hashed
+    hashes, chunks = record.hashes, record.hashed
     assert hashes is not None
     assert chunks is not None
     heads, tokens = query.shape[1:3]
-    padded = padded_tokens(tokens, setup.record.multiple)
+    padded = padded_tokens(tokens, record.multiple)
     buckets = hash_tokens(query, rotations, hashes.buckets)[0]  # [heads, rounds, tokens]
     buckets = torch.nn.functional.pad(buckets, (0, padded - tokens), value=int(buckets.max()) + 1)
     sorted_tokens = buckets.argsort(stable=True, dim=-1).flatten(1).unflatten(1, (-1, chunks.tokens))

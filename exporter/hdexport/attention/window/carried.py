@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import torch
 
-from hdexport.attention.window.kind import Window
 from hdexport.attention.window.model import asking_kinds, sliding_window_node
+from hdexport.attention.window.record import Window
 from hdexport.model.memories import MASK, POSITION, Memories, remembered, state_memory, text_ends, tokens_memory
 
 

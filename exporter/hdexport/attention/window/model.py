@@ -20,7 +20,7 @@ from hdexport.attention.pair_counts import PairCounts, use_pair_counts
 from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.symbolic import operator_node
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
-from hdexport.attention.window.kind import Window
+from hdexport.attention.window.record import Window
 from hdexport.model.memories import MASK, Memories, remembered, text_ends
 from hdplugins.attention.window.reference import sliding_window_attention
 
