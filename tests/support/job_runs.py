@@ -37,7 +37,7 @@ MAX_WORDS = 14
 def run(
     bundle: Path,
     inputs: Path,
-    output: Path,
+    output: str | Path,
     *,
     on_progress: Callable[[JobProgress], None] | None = None,
     **options: object,

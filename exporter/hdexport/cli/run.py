@@ -60,10 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="OUT",
-        type=Path,
         required=True,
-        help=".jsonl, .parquet, .npy or .npz file; a name without an ending for a directory of Parquet files; or - for "
-        "JSON Lines on standard output",
+        help=".jsonl, .parquet, .npy or .npz file, also at a URL (s3://...); a name without an ending for a directory "
+        "of Parquet files; or - for JSON Lines on standard output",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
@@ -256,7 +255,7 @@ def run(options: argparse.Namespace) -> int:
     from hdruntime.jobs import plan_job, run_job
     from hdruntime.jobs.writers import STDOUT
 
-    if str(options.output) != "-":  # rows that are printed are the result
+    if options.output != "-":  # rows that are printed are the result
         outlive_readers()
     job_options = _job_options(options)
     backend = ""
@@ -270,6 +269,8 @@ def run(options: argparse.Namespace) -> int:
                     done = run_job(job, pool, on_progress=report.progress)
             else:
                 report.done_already(done)
+                if job.upload is not None:
+                    job.upload.publish()
         except KeyboardInterrupt as stop:
             report.ended("stopped", f"stopped{_kept(job) or ': nothing was kept'}")
             return exit_code(stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["JobFolder", "StandardOutput", "check_job", "check_place", "kept_rows", "opened_job_folder"]
+__all__ = ["JobFolder", "StandardOutput", "check_job", "check_place", "is_jobs_own", "kept_rows", "opened_job_folder"]
 
 import contextlib
 import dataclasses
@@ -99,6 +99,18 @@ def check_job(output: Path, identity: Identity, *, force: bool, restart: bool) -
         with locked_folder(output) as (folder, _):
             _require_same_job(folder, output, identity)
     return done
+
+
+def is_jobs_own(output: Path, identity: Identity) -> bool:
+    """Whether a place on this machine is free, or holds the output or the unfinished rows of that job.
+
+    Raises:
+        HdexportError: as `opened_folder`, or the folder is damaged.
+    """
+    with opened_folder(output) as folder:
+        if folder is not None and folder.has(JOB_FILE):
+            return difference(folder.identity(), identity) is None
+    return not output.exists() or receipt_of(output, identity) is not None
 
 
 @contextlib.contextmanager

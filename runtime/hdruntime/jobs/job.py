@@ -20,7 +20,14 @@ from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.inference.streaming import checked_segment
 from hdruntime.jobs.files import damaged
-from hdruntime.jobs.folder import JobFolder, StandardOutput, check_job, check_place, opened_job_folder
+from hdruntime.jobs.folder import (
+    JobFolder,
+    StandardOutput,
+    check_job,
+    check_place,
+    is_jobs_own,
+    opened_job_folder,
+)
 from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
 from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
@@ -28,6 +35,7 @@ from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.uploads import Upload, upload_of
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
 from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
@@ -79,6 +87,7 @@ class Job:
         metadata: of the output, for formats that can hold it.
         identity: another run must have the same to continue it.
         done: the job's outcome, if it is done already and its output is there.
+        upload: where the output goes then; None for an output on this machine.
     """
 
     files: tuple[InputFile, ...]
@@ -90,6 +99,7 @@ class Job:
     metadata: Mapping[str, str]
     identity: Identity
     done: JobProgress | None
+    upload: Upload | None = None
 
 
 def plan_job(
@@ -102,7 +112,7 @@ def plan_job(
         inputs: files, directories, patterns and URLs, see `find_inputs`; ``-`` is the standard input, which is read
             here.
         output: a .jsonl, .parquet, .npy or .npz file; a name without an ending is a directory of Parquet files, and
-            ``-`` the standard output.
+            ``-`` the standard output. A URL is written on this machine first, see `hdruntime.jobs.uploads`.
         options: default `JobOptions()`.
 
     Raises:
@@ -113,10 +123,13 @@ def plan_job(
     """
     options = options or JobOptions()
     options.check()
-    output = Path(output)
+    upload = upload_of(output)
+    output = Path(output) if upload is None else upload.local
     is_file = output != STDOUT
+    if upload is not None:
+        upload.begin()
     if is_file:
-        check_place(output, force=options.force)
+        check_place(output, force=options.force or upload is not None)
     tokenized = options.columns.input_ids is not None
     task = task_of_bundle(bundle, options, tokenized=tokenized)
     spans = None if options.late_chunking is None else column_of_spans(options.late_chunking)
@@ -140,7 +153,11 @@ def plan_job(
     fields = _fields(task, files, options)
     _check_output_options(output, fields, options)
     identity = _identity(bundle, task, files, fields, options, prompt)
+    if upload is not None and (options.restart or not is_jobs_own(output, identity)):
+        upload.forget()
     done = check_job(output, identity, force=options.force, restart=options.restart) if is_file else None
+    if upload is not None and done is None:
+        upload.check(force=options.force)
     return Job(
         files=tuple(files),
         without_rows=tuple(file for file in found if file.rows == 0),
@@ -151,6 +168,7 @@ def plan_job(
         metadata=_metadata(bundle, [field.name for field in fields], options, identity),
         identity=identity,
         done=ProgressMeter(files, done).progress(JobState.FINISHING, done) if done else None,
+        upload=upload,
     )
 
 
@@ -179,8 +197,13 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
         HdexportError: the output cannot be written, or its kept results were removed.
         BrokenPipeError: the reader of the standard output is gone.
     """
-    if job.done is not None:
-        return job.done
+    done = job.done or _run(job, pool, on_progress)
+    if job.upload is not None:
+        job.upload.publish()
+    return done
+
+
+def _run(job: Job, pool: WindowPool, on_progress: Callable[[JobProgress], None] | None) -> JobProgress:
     encoding = encoding_of_output(job.output, job.fields)
     report = on_progress or (lambda progress: None)
     with _opened_output(job) as folder:

@@ -261,7 +261,7 @@ def _local_files(text: str) -> tuple[Sequence[Place], bool]:
 
 
 def _remote_files(url: str) -> tuple[Sequence[Place], bool]:
-    filesystem, key = _filesystem(url)
+    filesystem, key = filesystem_of(url)
     # In a web address, "?" is not a pattern.
     if glob.has_magic(key) and "http" not in filesystem.protocol:
         keys = filesystem.glob(key)
@@ -274,8 +274,13 @@ def _remote_files(url: str) -> tuple[Sequence[Place], bool]:
     return [RemoteFile(filesystem, key) for key in sorted(keys, key=lambda key: PurePosixPath(key).parts)], False
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a URL's protocol, and the URL's key there."""
+def filesystem_of(url: str) -> tuple[Any, str]:
+    """The file system of a URL's protocol, and the URL's key there.
+
+    Raises:
+        MissingDependencyError: the package of the protocol is not installed.
+        InputError: the protocol is unknown.
+    """
     try:
         return importlib.import_module("fsspec.core").url_to_fs(url)
     except ImportError as error:
@@ -286,7 +291,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
             f"{url} needs the package {package!r}, which is not installed.\nInstall it with: pip install {package}"
         ) from None
     except ValueError as error:
-        raise InputError(f"{url} cannot be read: {error}.") from None
+        raise InputError(f"{url} is not understood: {error}.") from None
 
 
 def _is_hidden(path: Path | PurePosixPath) -> bool:
