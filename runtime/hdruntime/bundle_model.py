@@ -165,7 +165,8 @@ class BundleModel:
         name: str,
         shown: bool | None,
         tokenizer: TextTokenizer | None = None,
-    ) -> list[Any]:
+        into: Any = None,
+    ) -> Any:
         """The task's answers to texts, in order.
 
         Args:
@@ -176,6 +177,7 @@ class BundleModel:
             name: the texts' in an error: ``sentences[3]: ...``.
             shown: whether a bar shows the progress; None: where the encoder's module logs at INFO or DEBUG.
             tokenizer: cuts texts to its own number of tokens; None for the model's.
+            into: as of `answers_of`.
         """
         tokenizer = tokenizer or self._tokenizer
         with _progress(len(texts), self._progress_name, shown=shown, module=type(self).__module__) as advance:
@@ -189,6 +191,7 @@ class BundleModel:
                 name=name,
                 on_encoded=functools.partial(self._say_cuts, tokenizer=tokenizer),
                 on_done=advance,
+                into=into,
             )
 
     def _say_cuts(self, encodings: Sequence[Encoding], tokenizer: TextTokenizer) -> None:

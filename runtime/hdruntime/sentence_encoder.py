@@ -179,13 +179,13 @@ class SentenceEncoder(BundleModel):
             prompt=prompt,
             name="sentences",
             shown=show_progress_bar,
+            into=None if of_tokens else np.empty((len(texts), self._task.dimensions), np.float32),
         )
         if of_tokens:
             result: Any = found if from_numpy is None else [from_numpy(each) for each in found]
         else:
-            embeddings = np.stack(found) if found else np.empty((0, self._task.dimensions), np.float32)
             own = self.truncate_dim and self.get_embedding_dimension()
-            embeddings = truncated(embeddings, own if truncate_dim is None else truncate_dim)
+            embeddings = truncated(found, own if truncate_dim is None else truncate_dim)
             result = quantized(normalized(embeddings) if normalize_embeddings else embeddings, precision)
             if from_numpy is not None:
                 result = from_numpy(result) if convert_to_tensor else list(from_numpy(result))

@@ -140,8 +140,9 @@ class Session(BatchSession):
             batch_tokens=batch_tokens,
         )
         found = [Text(text=text) for text in checked_texts(texts, name="texts")]
-        vectors = answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt))
-        return np.stack(vectors) if vectors else np.empty((0, task.dimensions), dtype=np.float32)
+        vectors = np.empty((len(found), task.dimensions), dtype=np.float32)
+        answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt), into=vectors)
+        return vectors
 
     def embed_sparse(
         self,
@@ -174,7 +175,8 @@ class Session(BatchSession):
         task = SparseVectors(self.manifest, max_active_dims)
         reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
         found = [Text(text=text) for text in checked_texts(texts, name="texts")]
-        return answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt))
+        vectors: list[SparseVector] = answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt))
+        return vectors
 
     @overload
     def embed_chunks(  # type: ignore[overload-overlap]

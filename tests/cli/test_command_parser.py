@@ -60,7 +60,7 @@ def test_options_may_stand_before_and_between_what_they_belong_to() -> None:
         words = line.split()
         options = parser(words).parse_args(words)
         found = (options.ray, options.bundle, options.inputs, options.output)
-        assert found == ("", Path("b"), ["1.txt", "2.txt"], Path("out.jsonl")), line
+        assert found == ("", Path("b"), ["1.txt", "2.txt"], "out.jsonl"), line
 
 
 def test_the_address_of_a_cluster_is_distinguished_from_a_bundle() -> None:

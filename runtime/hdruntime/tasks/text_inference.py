@@ -246,7 +246,8 @@ def answers_of(
     name: str = "texts",
     on_encoded: Callable[[list[Encoding]], None] = lambda encodings: None,
     on_done: Callable[[int], None] = lambda texts: None,
-) -> list[Any]:
+    into: Any = None,
+) -> Any:
     """The answers to any number of texts, a window of texts at a time; the longest texts are run first.
 
     Args:
@@ -256,9 +257,10 @@ def answers_of(
         reading, prompt, tokenizer, on_done: as of `TextInference`.
         name: the texts' in an error: ``sentences[3]: ...``.
         on_encoded: takes the texts' tokens, before they are run.
+        into: an array [texts, ...] that takes the answers; None for a list.
 
     Returns:
-        [texts], in order.
+        [texts], in order: the list, or the array.
 
     Raises:
         InputError: a text does not fit, or texts are to be streamed and cannot be.
@@ -266,7 +268,7 @@ def answers_of(
         BackendError: the backend failed, or the session is closed.
     """
     inference = TextInference(session, task, reading, prompt=prompt, tokenizer=tokenizer, on_done=on_done)
-    answers: list[Any] = [None] * len(texts)
+    answers: Any = [None] * len(texts) if into is None else into
     for window in _windows(texts):
         items = inference.encode([texts[index] for index in window])
         _raise_first(items, window, name, alone=len(texts) == 1)

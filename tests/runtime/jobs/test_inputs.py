@@ -275,7 +275,7 @@ def test_a_protocol_whose_package_is_missing_is_answered_with_how_to_install_it(
     message = "nostore://bucket/a.jsonl needs the package 'nostorefs', .*\nInstall it with: pip install nostorefs"
     with pytest.raises(MissingDependencyError, match=message):
         rows_of("nostore://bucket/a.jsonl")
-    with pytest.raises(InputError, match="nothing://a cannot be read: Protocol not known: nothing"):
+    with pytest.raises(InputError, match="nothing://a is not understood: Protocol not known: nothing"):
         rows_of("nothing://a")
 
 
