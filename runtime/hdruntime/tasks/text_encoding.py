@@ -21,7 +21,7 @@ from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 _CHARACTERS_PER_TOKEN = 4
 """Characters of a token in English; only the size of windows depends on it."""
 
-_CHUNK_TEXTS = 64
+_CHUNK_TEXTS = 512
 """Texts tokenised together."""
 
 _CHUNK_CHARACTERS = 2**20

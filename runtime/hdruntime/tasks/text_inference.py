@@ -11,7 +11,7 @@ __all__ = ["TextInference", "TextItem", "answers_of", "checked_streaming"]
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Manifest
@@ -33,7 +33,7 @@ _WINDOW_CHARACTERS = 2_000_000
 """Texts that are tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class TextItem:
     """A text in progress: it gets an encoding, then its answer, or an error at any step.
 
@@ -53,8 +53,7 @@ class TextItem:
     missing: int = 0
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     item: TextItem
     number: int
     encoding: Encoding
