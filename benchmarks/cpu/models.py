@@ -109,7 +109,7 @@ def load(model: str, models: Path) -> Run:
 
 
 def run_of_torch(model: Any) -> Run:
-    """A model of Hugging Face; the first token of a Longformer is global, as it is of its bundle."""
+    """A model of Hugging Face; no token of a Longformer is global, by default there as in its bundle."""
     import torch
 
     model.eval()
@@ -117,10 +117,6 @@ def run_of_torch(model: Any) -> Run:
     def run(ids: Ids) -> Any:
         with torch.inference_mode():
             input_ids = torch.from_numpy(ids)
-            masks = {"attention_mask": torch.ones_like(input_ids)}
-            if model.config.model_type == "longformer":
-                masks["global_attention_mask"] = torch.zeros_like(input_ids)
-                masks["global_attention_mask"][:, 0] = 1
-            return model(input_ids=input_ids, **masks).last_hidden_state.numpy()
+            return model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state.numpy()
 
     return run

@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.cpu.window [--tokens 2048 4096 8192] [--rounds 5] [--output FILE]
 
 The models have the shape of Longformer-base with four layers, 256 tokens on each side, and random weights, on which
-speed does not depend. The first token is global, Hugging Face's default. "dense-sdpa" is a BERT of that shape in
+speed does not depend. No token is global, Hugging Face's default. "dense-sdpa" is a BERT of that shape in
 PyTorch: the alternative without windows. The bundle must give Hugging Face's answer in ONNX Runtime, and ONNX Runtime's
 in OpenVINO, which is also timed in bfloat16 at the longer lengths. "sample-..." is the sample model at the middle
 length, with dense attention and with that window.
