@@ -79,6 +79,7 @@ def test_flex_attention_computes_what_the_operator_does_where_no_block_counts_tw
     assert (flex - other).abs().max() > 1e-3
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_computes_what_the_operator_does_in_windows_and_chunks() -> None:
     shape = {"batch": 1, "heads": 2, "head_dim": 64, "dtype": "float32"}

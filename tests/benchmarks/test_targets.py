@@ -83,6 +83,7 @@ def test_a_case_that_ends_badly_is_named_and_ends_the_comparison(fake: Path) -> 
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
+@pytest.mark.nightly
 def test_growth_is_that_of_the_run() -> None:
     def run(ids: np.ndarray) -> np.ndarray:
         """A megabyte a token, touched; of pages of its own, for the heap has some to give again after a warm-up."""
