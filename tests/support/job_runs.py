@@ -36,7 +36,7 @@ MAX_WORDS = 14
 
 def run(
     bundle: Path,
-    inputs: Path,
+    inputs: str | Path,
     output: str | Path,
     *,
     on_progress: Callable[[JobProgress], None] | None = None,

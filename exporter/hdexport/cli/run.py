@@ -253,6 +253,7 @@ def run(options: argparse.Namespace) -> int:
     import hdruntime
     from hdexport.cli.job_report import job_report
     from hdruntime.jobs import plan_job, run_job
+    from hdruntime.jobs.job import upload
     from hdruntime.jobs.writers import STDOUT
 
     if options.output != "-":  # rows that are printed are the result
@@ -269,8 +270,7 @@ def run(options: argparse.Namespace) -> int:
                     done = run_job(job, pool, on_progress=report.progress)
             else:
                 report.done_already(done)
-                if job.upload is not None:
-                    job.upload.publish()
+                upload(job)
         except KeyboardInterrupt as stop:
             report.ended("stopped", f"stopped{_kept(job) or ': nothing was kept'}")
             return exit_code(stop)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["JobFolder", "StandardOutput", "check_job", "check_place", "is_jobs_own", "kept_rows", "opened_job_folder"]
+__all__ = [
+    "JobFolder",
+    "StandardOutput",
+    "alone",
+    "check_job",
+    "check_place",
+    "is_jobs_own",
+    "kept_rows",
+    "opened_job_folder",
+]
 
 import contextlib
 import dataclasses
@@ -99,6 +108,19 @@ def check_job(output: Path, identity: Identity, *, force: bool, restart: bool) -
         with locked_folder(output) as (folder, _):
             _require_same_job(folder, output, identity)
     return done
+
+
+@contextlib.contextmanager
+def alone(output: Path) -> Iterator[None]:
+    """Hold the lock of an output, without a job.
+
+    Raises:
+        OutputExistsError: another process is writing this output.
+    """
+    with locked_folder(output) as (folder, _):
+        yield
+        if not folder.has(JOB_FILE):
+            folder.remove_all()
 
 
 def is_jobs_own(output: Path, identity: Identity) -> bool:

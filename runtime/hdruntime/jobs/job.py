@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Job", "JobOptions", "plan_job", "run_job"]
+__all__ = ["Job", "JobOptions", "plan_job", "run_job", "upload"]
 
 import contextlib
 import importlib.metadata
@@ -23,6 +23,7 @@ from hdruntime.jobs.files import damaged
 from hdruntime.jobs.folder import (
     JobFolder,
     StandardOutput,
+    alone,
     check_job,
     check_place,
     is_jobs_own,
@@ -35,7 +36,7 @@ from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.uploads import Upload, upload_of
+from hdruntime.jobs.uploads import Upload, place_of_output
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
 from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
@@ -123,8 +124,7 @@ def plan_job(
     """
     options = options or JobOptions()
     options.check()
-    upload = upload_of(output)
-    output = Path(output) if upload is None else upload.local
+    output, upload = place_of_output(output)
     is_file = output != STDOUT
     if upload is not None:
         upload.begin()
@@ -144,6 +144,8 @@ def plan_job(
     )
     if is_file and any(Path(file.place.identity).is_relative_to(output.resolve()) for file in found):
         raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
+    if upload is not None and any(upload.holds(file.place.identity) for file in found):
+        raise InputError(f"{upload.url} is an input as well as the output.\nChoose another place with -o.")
     files = [file for file in found if file.rows != 0]
     options = replace(
         options,
@@ -154,7 +156,8 @@ def plan_job(
     _check_output_options(output, fields, options)
     identity = _identity(bundle, task, files, fields, options, prompt)
     if upload is not None and (options.restart or not is_jobs_own(output, identity)):
-        upload.forget()
+        with alone(output):
+            upload.forget()
     done = check_job(output, identity, force=options.force, restart=options.restart) if is_file else None
     if upload is not None and done is None:
         upload.check(force=options.force)
@@ -198,9 +201,21 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
         BrokenPipeError: the reader of the standard output is gone.
     """
     done = job.done or _run(job, pool, on_progress)
-    if job.upload is not None:
-        job.upload.publish()
+    upload(job)
     return done
+
+
+def upload(job: Job) -> None:
+    """Upload the complete output of a job, if it goes to a URL.
+
+    Raises:
+        OutputExistsError: another process is writing or uploading this output.
+        HdexportError: the store does not take a file.
+    """
+    if job.upload is not None:
+        with alone(job.output):
+            job.upload.publish()
+        job.upload.tidy()
 
 
 def _run(job: Job, pool: WindowPool, on_progress: Callable[[JobProgress], None] | None) -> JobProgress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MANIFEST", "Upload", "upload_of"]
+__all__ = ["MANIFEST", "Upload", "place_of_output"]
 
 import contextlib
 import hashlib
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hdruntime.errors import HdexportError, OutputExistsError
+from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs.places import filesystem_of
+from hdruntime.jobs.writers import is_part
 
 MANIFEST = "_manifest.json"
 """The last file of a directory; readers of data sets pass over names that begin with an underscore."""
@@ -60,31 +61,40 @@ class Upload:
             ) from error
 
     def check(self, *, force: bool) -> None:
-        """Refuse a URL that holds an output, unless it may be replaced.
+        """Refuse a URL that holds an output, unless the output may be replaced, or holds files that no job wrote.
 
         Raises:
-            OutputExistsError: it does.
+            OutputExistsError: the URL holds something.
             HdexportError: the store cannot be asked.
         """
+        # Notes are about an output that is complete here.
+        self._notes.unlink(missing_ok=True)
         with self._explained():
             self.filesystem.invalidate_cache()
-            there = self.filesystem.isfile(self.key) or self.filesystem.exists(f"{self.key}/{MANIFEST}")
-        if there and not force:
+            is_file, found = self.filesystem.isfile(self.key), self._files()
+        others = [] if is_file else [name for name in found if not _is_ours(name)]
+        if others or (found and not is_file and self.local.suffix):
+            raise OutputExistsError(
+                f"{self.url} is a directory that holds {', '.join((others or found)[:3])}.\n"
+                "Choose another place with -o; a job replaces nothing but the output of a job."
+            )
+        if (is_file or found) and not force:
             raise OutputExistsError(f"{self.url} exists.\nReplace it with --force, or choose another place with -o.")
 
     def forget(self) -> None:
-        """Remove the output on this machine, and the notes about it."""
+        """Remove the output on this machine, and before it the notes about it."""
+        self._notes.unlink(missing_ok=True)
         if self.local.is_dir():
             shutil.rmtree(self.local)
         else:
             self.local.unlink(missing_ok=True)
-        self._notes.unlink(missing_ok=True)
 
     def publish(self) -> None:
         """Upload the complete output, and remove it from this machine.
 
         The files of a directory go one after the other; after a kill the same call uploads the remaining ones. The
-        manifest, which lists the files with their sizes, goes last; files that it does not list are removed.
+        manifest, which lists the files with their sizes, goes last; parts of an older output that it does not list are
+        removed.
 
         Raises:
             HdexportError: the store does not take a file.
@@ -96,8 +106,16 @@ class Upload:
                 self.filesystem.makedirs(str(PurePosixPath(self.key).parent), exist_ok=True)
                 self.filesystem.put_file(str(self.local), self.key)
         self.forget()
+
+    def tidy(self) -> None:
+        """Remove the folder of the output on this machine, if nothing is in it."""
         with contextlib.suppress(OSError):
             self.local.parent.rmdir()
+
+    def holds(self, identity: str) -> bool:
+        """Whether an input, by its place's identity, is at the URL or below it."""
+        own = str(self.filesystem.unstrip_protocol(self.key))
+        return identity == own or identity.startswith(f"{own}/")
 
     def _publish_directory(self) -> None:
         parts = sorted(self.local.iterdir())
@@ -110,11 +128,19 @@ class Upload:
                 self.filesystem.put_file(str(part), f"{self.key}/{part.name}")
                 done.add(part.name)
                 self._notes.write_text(json.dumps(sorted(done)), encoding="utf-8")
-        for key in self.filesystem.find(self.key):
-            if PurePosixPath(key).name not in done:
-                self.filesystem.rm_file(key)
+        self.filesystem.invalidate_cache()
+        for name in self._files():
+            if _is_ours(name) and name not in done:
+                self.filesystem.rm_file(f"{self.key}/{name}")
         sizes = {part.name: part.stat().st_size for part in parts}
         self.filesystem.pipe_file(f"{self.key}/{MANIFEST}", json.dumps({"files": sizes}, indent=2).encode())
+
+    def _files(self) -> list[str]:
+        """Names of the files below the URL, from there."""
+        if self.filesystem.isfile(self.key):
+            return []
+        found = sorted(self.filesystem.find(self.key))
+        return [str(PurePosixPath(name).relative_to(self.key)) for name in found]
 
     @property
     def _notes(self) -> Path:
@@ -130,15 +156,28 @@ class Upload:
             raise HdexportError(f"{self.url} cannot be written: {type(error).__name__}: {error}.{kept}") from error
 
 
-def upload_of(output: str | Path) -> Upload | None:
-    """The upload of an output that is a URL; None for a path.
+def place_of_output(output: str | Path) -> tuple[Path, Upload | None]:
+    """Where a job writes an output on this machine, and the upload of an output that is a URL.
 
     Raises:
         MissingDependencyError: the package of the URL's protocol is not installed.
-        InputError: the protocol is unknown.
+        InputError: the protocol is unknown, or nothing can be written there.
     """
-    url = str(output).rstrip("/")
-    if "://" not in url:
-        return None
-    filesystem, key = filesystem_of(url)
-    return Upload(url, filesystem, key)
+    if "://" not in str(output):
+        return Path(output), None
+    scheme, _, place = str(output).partition("://")
+    url = f"{scheme}://{place.rstrip('/')}"
+    is_web = url.startswith(("http://", "https://"))
+    filesystem, key = (None, "") if is_web else filesystem_of(url)
+    if url.startswith("file://"):
+        return Path(key), None
+    if not PurePosixPath(key).name:
+        raise InputError(
+            f"{url} is no place for an output.\nName a file or a directory of a store: s3://bucket/vectors/"
+        )
+    upload = Upload(url, filesystem, key)
+    return upload.local, upload
+
+
+def _is_ours(name: str) -> bool:
+    return name == MANIFEST or is_part(name)

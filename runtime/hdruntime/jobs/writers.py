@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OPEN_TYPE", "STDOUT", "ResultEncoding", "check_output", "encoding_of_output", "result_format"]
+__all__ = ["OPEN_TYPE", "STDOUT", "ResultEncoding", "check_output", "encoding_of_output", "is_part", "result_format"]
 
 import base64
 import contextlib
@@ -96,7 +96,7 @@ def check_output(output: Path, *, force: bool) -> None:
         )
     is_of_parts = result_format(output) is ResultFormat.PARTS
     if output.is_dir():
-        others = sorted(path.name for path in output.iterdir() if not (is_of_parts and _PART.fullmatch(path.name)))
+        others = sorted(path.name for path in output.iterdir() if not (is_of_parts and is_part(path.name)))
         if others or not is_of_parts:
             raise OutputExistsError(
                 f"{output} is a directory" + (f" that holds {', '.join(others[:3])}" if others else "") + ".\n"
@@ -108,6 +108,11 @@ def check_output(output: Path, *, force: bool) -> None:
         raise OutputExistsError(f"{output} exists.\nReplace it with --force, or choose another place with -o.")
     if not output.parent.is_dir():
         raise InputError(f"There is no directory {output.parent} for the output.\nMake it: mkdir -p {output.parent}")
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of a directory has the name that a job gives it."""
+    return _PART.fullmatch(name) is not None
 
 
 def result_format(output: Path) -> ResultFormat:

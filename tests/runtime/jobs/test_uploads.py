@@ -48,8 +48,9 @@ def test_an_output_at_a_url_is_that_of_a_file(bundle_path: Path, tmp_path: Path,
     done = run(bundle_path, inputs, "memory://bucket/out.parquet")
     assert (done.rows, done.resumed_rows) == (10, 4)
     assert memory.cat_file("/bucket/out.parquet") == (tmp_path / "here.parquet").read_bytes()
-    run(bundle_path, inputs, f"file://{tmp_path}/there/out.jsonl")
-    assert len((tmp_path / "there" / "out.jsonl").read_text().splitlines()) == 10
+    # A URL of this machine is a path.
+    run(bundle_path, inputs, f"file://{tmp_path}/out.jsonl")
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 10
     assert list(state.iterdir()) == []
 
 
@@ -115,7 +116,60 @@ def test_what_is_no_place_is_refused(bundle_path: Path, tmp_path: Path, monkeypa
         run(bundle_path, inputs, "nothing://a/out.jsonl")
     with pytest.raises(InputError, match=r"Outputs end in"):
         run(bundle_path, inputs, "memory://bucket/out.csv")
+    for url in ("https://example.org/out.jsonl", "memory://"):
+        with pytest.raises(InputError, match=r"is no place for an output"):
+            run(bundle_path, inputs, url)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(HdexportError, match=r"cannot be made: .*\nSet XDG_STATE_HOME"):
         run(bundle_path, inputs, "memory://bucket/out.jsonl")
+
+
+@pytest.mark.parametrize("url", ["memory://bucket/texts", "memory://bucket/texts/notes", "memory://bucket/a.jsonl"])
+def test_files_that_no_job_wrote_are_neither_replaced_nor_removed(
+    bundle_path: Path, tmp_path: Path, memory: Any, url: str
+) -> None:
+    theirs = {"/bucket/texts/notes/a.txt": b"long", "/bucket/texts/b.txt": b"read", "/bucket/a.jsonl": b'{"text": "a"}'}
+    memory.pipe(theirs)
+    inputs = write_rows(tmp_path / "in.jsonl", ["long"])
+    for force in (False, True)[: 1 if url.endswith(".jsonl") else 2]:
+        with pytest.raises(OutputExistsError, match=r"is a directory that holds|exists"):
+            run(bundle_path, inputs, url, force=force)
+    with pytest.raises(InputError, match=r"is an input as well as the output"):
+        run(bundle_path, url, url, force=True)
+    assert {key: memory.cat_file(key) for key in memory.find("/bucket")} == theirs
+
+
+def test_an_output_is_uploaded_by_one_process(bundle_path: Path, tmp_path: Path, memory: Any, monkeypatch: Any) -> None:
+    inputs, others = (write_rows(tmp_path / f"{count}.jsonl", random_texts(count)) for count in (10, 3))
+    put, refused = type(memory).put_file, []
+
+    def other_job(*arguments: Any, **options: Any) -> None:
+        with pytest.raises(OutputExistsError, match="Another job is writing") as found:
+            run(bundle_path, others, "memory://bucket/out")
+        refused.append(found)
+        put(*arguments, **options)
+
+    monkeypatch.setattr(type(memory), "put_file", other_job)
+    run(bundle_path, inputs, "memory://bucket/out")
+    assert len(refused) == 3
+    assert pyarrow.dataset.dataset("/bucket/out", filesystem=memory, format="parquet").count_rows() == 10
+
+
+def test_notes_of_an_output_that_is_gone_skip_no_file(
+    bundle_path: Path, tmp_path: Path, state: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill between two removals."""
+    inputs, url = write_rows(tmp_path / "in.jsonl", random_texts(10)), "memory://bucket/out"
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "pipe_file", lambda *_, **__: 1 / 0)
+        with pytest.raises(HdexportError, match="ZeroDivisionError"):
+            run(bundle_path, inputs, url)
+    (folder,) = state.iterdir()
+    for part in (folder / "out").iterdir():
+        part.unlink()
+    (folder / "out").rmdir()
+    for key in memory.find("/bucket/out"):
+        memory.rm_file(key)
+    run(bundle_path, inputs, url)
+    assert names(memory, "/bucket/out") == [MANIFEST, *(f"part-0000{part}.parquet" for part in range(3))]
