@@ -139,7 +139,7 @@ def sliding_window_node(
 
 @dataclass(frozen=True)
 class _Pairs(PairCounts):
-    """Which queries see which keys.
+    """The pairs of a query and a key that the query sees.
 
     Attributes:
         window: of every layer.

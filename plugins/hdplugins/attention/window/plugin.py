@@ -64,7 +64,7 @@ def tiles_for_windows(architecture: int, head_dim: int, dtype: str) -> Tiles:
 
 
 def candidates_for_windows(architecture: int, head_dim: int, dtype: str) -> tuple[Tiles, ...]:
-    """The tiles of `tiles_for_windows`, and those that are to be timed beside them on a GPU.
+    """The tiles of `tiles_for_windows`, and the tiles that are to be timed beside these tiles on a GPU.
 
     Raises:
         ValueError: as `tiles_for_windows`.
