@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["run_engine", "run_onnxruntime"]
+__all__ = ["build_models", "run_engine", "run_model", "run_onnxruntime"]
 
+import contextlib
 import functools
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,13 @@ from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from hdexport.bench.measure.calls import latency_of, time_runs, warm_up
 from hdexport.bench.peers.inputs import Texts
 from hdexport.checkpoint.checkpoint import sample_path
+from hdexport.support.gpu_memory import GpuMemoryWatch
 from hdexport.verify.comparison import compare
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.passport import builds_for, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import HdexportError, MissingDependencyError
+from hdruntime.errors import HdexportError, MissingDependencyError, OutOfMemoryError
 
 _LENGTHS = (512, 2048, 4096, 128, 1024, 8192, 16384)
 """Those that the bundle takes are run."""
@@ -32,6 +36,9 @@ _LEAST_SECONDS = 0.3
 _TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 96}
 _MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 _REHEARSED_TOKENS = 128
+_CHECKED_TOKENS = 700
+_MODELS = ("bert-base", "longformer-base")
+_MODEL_SHAPES = tuple((rows, tokens) for tokens in (512, 1024, 2048, 4096, 8192, 16384) for rows in (1, 8))
 
 
 def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
@@ -78,6 +85,80 @@ def run_onnxruntime(job: Job) -> None:
             _run_lengths(job, bundle, session, about)
 
 
+def build_models(job: Job) -> None:
+    """Bundles of BERT-base's and Longformer-base's shape for `run_model`, built on the CPU before anything is timed."""
+    for model in _MODELS:
+        _model_bundle(job, model)
+        job.write(case="bundle", model=model)
+
+
+def run_model(job: Job, model: str) -> None:
+    """A bundle of a model with random weights in ONNX Runtime on the GPU: right first, then latency and memory.
+
+    The latency is of a session: ids come from the CPU, and all hidden states go back to it.
+    """
+    import numpy as np
+
+    import hdruntime
+    from benchmarks.gpu.models import sizes_of
+
+    backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
+    bundle = _model_bundle(job, model)
+    refusal = why_unavailable(bundle, backend)
+    if refusal is not None:
+        raise SkippedError(refusal.partition("\n")[0])
+    about = {"case": "onnxruntime", "provider": backend.value, "model": model}
+    generator, vocab_size = np.random.default_rng(0), sizes_of(rehearsal=job.rehearsal).vocab_size
+
+    def batch(rows: int, tokens: int) -> dict[str, Any]:
+        return {"input_ids": generator.integers(5, vocab_size, (rows, tokens))}
+
+    with hdruntime.load(bundle, backend=backend) as session:
+        with hdruntime.load(bundle, backend="onnxruntime") as right:
+            feeds = batch(2, _REHEARSED_TOKENS if job.rehearsal else _CHECKED_TOKENS)
+            feeds["attention_mask"] = np.ones_like(feeds["input_ids"])
+            feeds["attention_mask"][1, 40:] = 0
+            outputs, expected = session(**feeds), right(**feeds)
+        found = [compare(outputs[name], expected[name], half_precision=True) for name in expected]
+        job.write(case="answers", model=model, **asdict(found[0]))
+        if not all(one.passed for one in found):
+            raise StepFailedError(f"a wrong answer: cosine {found[0].min_cosine:.4f}")
+        for rows, tokens in ((1, _REHEARSED_TOKENS),) if job.times_nothing else _MODEL_SHAPES:
+            call = functools.partial(session, **batch(rows, tokens))
+            watch = GpuMemoryWatch()
+            try:
+                with watch:
+                    call()
+                    times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=job.least_s(_LEAST_SECONDS))
+                    watch.look()
+            except OutOfMemoryError as error:
+                job.write(**about, status="OOM", reason=str(error)[:300], batch=rows, tokens=tokens)
+                continue
+            latency = latency_of([times], is_stable=True)
+            job.write(
+                **about, status="ok", batch=rows, tokens=tokens, p50_ms=latency.p50_ms, p95_ms=latency.p95_ms,
+                vram_bytes=watch.peak_bytes,
+            )  # fmt: skip
+
+
+def _model_bundle(job: Job, model: str) -> Bundle:
+    """Built once, beside the output; steps that run side by side may build it twice, and one of the two stays."""
+    from benchmarks.gpu.models import save_checkpoint
+    from hdexport.build import BuildOptions, build
+
+    name = f"{model}-rehearsed" if job.rehearsal else model
+    folder = (Path(tempfile.gettempdir()) if job.output is None else job.output.absolute().parent) / "bundles"
+    if not (folder / name).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            sizes = save_checkpoint(model, Path(own) / "checkpoint", rehearsal=job.rehearsal)
+            options = {"max_len": sizes.max_len, "precision": "float16", "verify": None}
+            build(BuildOptions(model=Path(own) / "checkpoint", output=Path(own) / "bundle", **options))
+            with contextlib.suppress(OSError):
+                os.rename(Path(own) / "bundle", folder / name)
+    return open_bundle(folder / name)
+
+
 def _run_lengths(job: Job, bundle: Bundle, session: Any, about: dict[str, Any]) -> None:
     """A row a length; raises at the end if any answer was wrong."""
     import hdruntime
@@ -94,8 +175,8 @@ def _run_lengths(job: Job, bundle: Bundle, session: Any, about: dict[str, Any]) 
             if not all(one.passed for one in found):
                 wrong.append(tokens)
             call = functools.partial(session, **feeds)
-            is_stable = True if job.rehearsal else warm_up(call).is_stable
-            times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=_LEAST_SECONDS)
+            is_stable = True if job.times_nothing else warm_up(call).is_stable
+            times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=job.least_s(_LEAST_SECONDS))
             latency = latency_of([times], is_stable=is_stable)
             job.write(
                 **about,

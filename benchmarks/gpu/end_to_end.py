@@ -24,6 +24,7 @@ _CHECKED_TOKENS = 700
 """More than a window, and no multiple of a block."""
 
 _REHEARSED_TOKENS = 21
+_TRIED_SHAPES = ((1, 512), (8, 2048))
 _WARM_UP_RUNS = 3
 _LEAST_RUNS = 5
 _LEAST_SECONDS = 0.3
@@ -46,13 +47,14 @@ def measure(job: Job, model: str, variant: str) -> None:
         if not found.passed:
             raise StepFailedError(f"a wrong answer: cosine {found.min_cosine:.4f}; {found.tolerance}")
         prepared = prepare(model, variant, sizes=sizes, device=job.device)
-        for batch, tokens in _shapes(job):
-            job.write(case="latency", **about, batch=batch, tokens=tokens, **_latency(prepared, batch, tokens, job))
-        for batch, tokens in _shapes(job):
-            row = _graph_latency(prepared, batch, tokens, job)
-            job.write(case="graph", **about, batch=batch, tokens=tokens, **row)
-            if row["status"] == "failed":
-                return
+        is_capturable = True
+        for batch, tokens in _shapes(job, variant):
+            shape = {"batch": batch, "tokens": tokens}
+            job.write(case="latency", **about, **shape, **_latency(prepared, batch, tokens, job))
+            if is_capturable:
+                row = _graph_latency(prepared, batch, tokens, job)
+                job.write(case="graph", **about, **shape, **row)
+                is_capturable = row["status"] != "failed"
 
 
 def _checked(job: Job, model: str, variant: str, sizes: Sizes) -> Comparison:
@@ -65,9 +67,12 @@ def _checked(job: Job, model: str, variant: str, sizes: Sizes) -> Comparison:
     return compare(found.float().cpu().numpy(), right.cpu().numpy(), half_precision=True)
 
 
-def _shapes(job: Job) -> Iterator[tuple[int, int]]:
+def _shapes(job: Job, variant: str) -> Iterator[tuple[int, int]]:
     if job.rehearsal:
         yield 1, _REHEARSED_TOKENS
+        return
+    if job.trial and not variant.startswith("FlexAttention"):  # which is compiled for every shape
+        yield from _TRIED_SHAPES
         return
     for tokens, batch in itertools.product(LENGTHS, _BATCHES):
         yield batch, tokens
@@ -79,7 +84,9 @@ def _latency(model: Model, batch: int, tokens: int, job: Job) -> dict[str, Any]:
 
 
 def _timed(call: Callable[[], object], watch: GpuMemoryWatch, job: Job) -> dict[str, Any]:
-    warm_up_runs, least_runs, least_s = (1, 1, 0.0) if job.rehearsal else (_WARM_UP_RUNS, _LEAST_RUNS, _LEAST_SECONDS)
+    warm_up_runs, least_runs, least_s = (
+        (1, 1, 0.0) if job.times_nothing else (_WARM_UP_RUNS, _LEAST_RUNS, _LEAST_SECONDS)
+    )
     for _ in range(warm_up_runs):
         call()
     with watch:
@@ -93,7 +100,7 @@ def _timed(call: Callable[[], object], watch: GpuMemoryWatch, job: Job) -> dict[
 
 def _graph_latency(model: Model, batch: int, tokens: int, job: Job) -> dict[str, Any]:
     ids = _ids(batch, tokens, model.sizes.vocab_size, job.device)
-    some = {"least_s": 0.0} if job.rehearsal else {}
+    some = {"least_s": 0.0} if job.times_nothing else {}
 
     def replayed() -> dict[str, Any]:
         latency = latency_of([times_ms(lambda: model.call(ids), device=job.device, **some)], is_stable=True)

@@ -27,12 +27,15 @@ class Job:
         step: its name.
         output: JSON lines are appended to it; None keeps nothing.
         rehearsal: run on the CPU, with tiny shapes; rows are marked as such.
+        trial: run on the GPU, each call a few times, which proves the code and fills the compilers' caches; rows are
+            marked as such.
         bundle: a bundle to run instead of one that the step builds itself; None for none.
     """
 
     step: str
     output: Path | None
     rehearsal: bool
+    trial: bool = False
     bundle: Path | None = None
 
     @property
@@ -40,7 +43,17 @@ class Job:
         """``cuda``, or ``cpu`` in a rehearsal."""
         return "cpu" if self.rehearsal else "cuda"
 
+    @property
+    def times_nothing(self) -> bool:
+        """Whether the times in the rows mean nothing."""
+        return self.rehearsal or self.trial
+
+    def least_s(self, seconds: float) -> float:
+        """How long a call is repeated: as long as asked, or once or thrice where times mean nothing."""
+        return 0.0 if self.times_nothing else seconds
+
     def write(self, **row: Any) -> None:
         """Append a row at once: what comes later may end this process."""
-        about = {"benchmark": "gpu_suite", "step": self.step, "rehearsal": self.rehearsal, "date": now()}
+        about = {"benchmark": "gpu_suite", "step": self.step, "rehearsal": self.rehearsal, "trial": self.trial}
+        about |= {"date": now()}
         append(self.output, about | row)

@@ -16,6 +16,7 @@ __all__ = [
     "architecture_of",
     "attention_call",
     "check",
+    "check_long",
     "check_shipped",
     "compare",
     "count_registers",
@@ -23,6 +24,7 @@ __all__ = [
     "why_no_gpu",
 ]
 
+import dataclasses
 import functools
 import itertools
 import shutil
@@ -36,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cases import DTYPES, FAMILIES, HIDDEN_SIZE, Case
-from benchmarks.gpu.flex_attention import flex_attention_on, has_flash_backend
 from benchmarks.gpu.job import Job, StepFailedError
+from benchmarks.gpu.peers import PEERS
 from hdexport.bench.measure.ceilings import measured_ceilings, times_ms
 from hdexport.bench.results.result import Ceilings
 from hdplugins import Operator
@@ -53,6 +55,21 @@ LENGTHS = (4096, 512, 16384, 1024, 2048, 8192)
 TOTAL_TOKENS = 65536
 WINDOW = 256
 
+_LONG = (
+    {"batch": 2, "heads": 12, "tokens": 4096},
+    {"batch": 2, "heads": 1, "tokens": 16384},
+)
+"""Shapes of a base model's layer, whose definition in float64 fits a GPU's memory."""
+
+_REHEARSED_LONG = ({"batch": 2, "heads": 2, "tokens": 300},)
+
+_EXP2_ERROR = 2.0**-22
+"""Most relative error of the instruction (PTX ISA, ``ex2.approx.ftz.f32``)."""
+
+_AGREES = 2.0**-6
+"""Most difference of a peer's answers from ours, of which neither is exact: in bfloat16 weights and results of up to 4
+keep 8 bits. A window that is wrong by a token differs by far more."""
+
 _REHEARSED_WINDOW = 8
 _REHEARSED_TILES = 2
 """Of those that are tuned."""
@@ -65,6 +82,7 @@ _INTERPRETED_ARCHITECTURE = 80
 
 _MOST_INTERPRETED_TOKENS = 333
 _REPEAT_SECONDS = 0.2
+_TUNING_SECONDS = 0.05
 
 
 def why_no_gpu() -> str | None:
@@ -104,6 +122,25 @@ def check(job: Job, family: str, head_dims: Sequence[int] = HEAD_DIMS, dtypes: S
             raise StepFailedError(f"{len(problems)} wrong answers, the first: {problems[0]}")
 
 
+def check_long(job: Job) -> None:
+    """Every operator's answers at 4096 and 16384 tokens, in every dtype; fails if any is wrong."""
+    problems = []
+    for family, cases in FAMILIES.items():
+        tiles = cases.REHEARSED_TILES if job.rehearsal else None
+        for head_dim, dtype in itertools.product((32,) if job.rehearsal else (64, 128), DTYPES):
+            checked = list(cases.checked(head_dim, dtype))
+            most = max(case.tokens for case in checked)
+            for case, shape in itertools.product(checked, _REHEARSED_LONG if job.rehearsal else _LONG):
+                if case.tokens != most:
+                    continue
+                long = dataclasses.replace(case, **shape)
+                found = _problem(long, job.device, tiles)
+                problems += [found] if found else []
+                job.write(case="long answers", family=family, **long.row, problem=found)
+    if problems:
+        raise StepFailedError(f"{len(problems)} wrong answers, the first: {problems[0]}")
+
+
 def time_kernels(
     job: Job,
     family: str,
@@ -114,7 +151,6 @@ def time_kernels(
     window: int = WINDOW,
     total_tokens: int = TOTAL_TOKENS,
     is_tuned: bool = False,
-    of_face: bool = False,
 ) -> None:
     """The kernels against SDPA and FlexAttention, at every length.
 
@@ -123,7 +159,6 @@ def time_kernels(
         window: tokens on each side of a query.
         total_tokens: batch x tokens.
         is_tuned: the kernels alone, at the longest length, with other tiles than the table's too.
-        of_face: these are the candidates of the operator's face alone.
     """
     cases = FAMILIES[family]
     ceilings = _NO_CEILINGS if job.rehearsal else measured_ceilings("cuda", dtype)
@@ -135,13 +170,22 @@ def time_kernels(
         timed = list(cases.timed(window, **shape))
         if is_tuned:
             # The one with globals, or with a table, or of several rounds, or with values.
-            _time_tiles(job, [case for _, case, computed_by in timed if computed_by == "kernel"][1], ceilings, of_face)
+            _time_tiles(job, [case for _, case, computed_by in timed if computed_by == "kernel"][1], ceilings)
             continue
+        ours: dict[str, Any] = {}
         for name, case, computed_by in timed:
-            if computed_by == "flex flash" and not has_flash_backend():
-                print(f"{name}: left out, for flash_attn.cute is not installed", file=sys.stderr)
+            missing = None if computed_by == "kernel" else PEERS[computed_by].missing()
+            if missing:
+                print(f"{name}: left out, for {missing}", file=sys.stderr)
                 continue
-            job.write(**timed_row(name, case, _call(case, job.device, computed_by), ceilings))
+            try:
+                call = _call(case, job.device, computed_by)
+                agreement = _agreement(ours, case, computed_by, call())
+                job.write(**timed_row(name, case, call, ceilings, least_s=job.least_s(_REPEAT_SECONDS)), **agreement)
+            except Exception as error:  # a peer that refuses or fails is a result
+                if computed_by == "kernel":
+                    raise
+                job.write(case="refused", name=name, **case.row, reason=f"{type(error).__name__}: {error}"[:500])
 
 
 def count_registers(job: Job, family: str, architectures: Sequence[int] = ()) -> None:
@@ -173,11 +217,17 @@ def count_registers(job: Job, family: str, architectures: Sequence[int] = ()) ->
                 )  # fmt: skip
 
 
-def check_shipped(job: Job, family: str) -> None:
+def check_shipped(job: Job) -> None:
     """Kernels as a bundle has them: compiled ahead of time, loaded and launched through the driver, and right.
 
     It is the plugin's way but for TensorRT around it. A rehearsal does all but load and start them.
     """
+    problems = [f"{family}: {found}" for family in FAMILIES if (found := _shipped_problem(job, family))]
+    if problems:
+        raise StepFailedError("; ".join(problems))
+
+
+def _shipped_problem(job: Job, family: str) -> str | None:
     import torch
 
     from hdplugins.kernels.aot import compile_kernels
@@ -207,9 +257,8 @@ def check_shipped(job: Job, family: str) -> None:
             launch.start([tensor.data_ptr() for tensor in places.values()], kernels["attend"].driver.CUstream(0))
         torch.cuda.synchronize()
         problem = _difference(case, tensors, out)
-    job.write(case="shipped kernels", architecture=architecture, problem=problem)
-    if problem:
-        raise StepFailedError(problem)
+    job.write(case="shipped kernels", family=family, architecture=architecture, problem=problem)
+    return problem
 
 
 def attention_call(
@@ -240,7 +289,9 @@ def attention_call(
 
 
 def compare(actual: Any, right: Any, pytorch: Any) -> str | None:
-    """What is wrong with `actual`, or None: its error may be twice that of PyTorch in its dtype, and a rounding."""
+    """What is wrong with `actual`, or None: its error may be twice that of PyTorch in its dtype, a rounding, and that
+    of the GPU's exp2 in the weights and their sum.
+    """
     import torch
 
     if not torch.isfinite(actual).all():
@@ -248,17 +299,19 @@ def compare(actual: Any, right: Any, pytorch: Any) -> str | None:
     if (actual[(right == 0).all(-1)] != 0).any():
         return "a row that sees no key is not 0"
     allowed = 2 * float((pytorch.double() - right).abs().max())
-    allowed += torch.finfo(actual.dtype).eps * float(right.abs().max())
+    allowed += (torch.finfo(actual.dtype).eps + 2 * _EXP2_ERROR) * float(right.abs().max())
     error = float((actual.double() - right).abs().max())
     return None if error <= allowed else f"error {error:.3g} > {allowed:.3g}"
 
 
-def timed_row(name: str, case: Case, call: Callable[[], Any], ceilings: Ceilings) -> dict[str, Any]:
-    """How long a call takes, beside the roofline."""
+def timed_row(
+    name: str, case: Case, call: Callable[[], Any], ceilings: Ceilings, *, least_s: float = _REPEAT_SECONDS
+) -> dict[str, Any]:
+    """How long a call takes, beside the roofline; its runs together take `least_s`."""
     flops = 4 * case.head_dim * case.batch * case.pairs()
     element_bytes = 4 if case.dtype == "float32" else 2
     moved_bytes = 4 * case.batch * case.heads * case.tokens * case.head_dim * element_bytes
-    times = times_ms(call, device=ceilings.device, least_s=_REPEAT_SECONDS)
+    times = times_ms(call, device=ceilings.device, least_s=least_s)
     p20_ms, _, _, p80_ms = statistics.quantiles(times, n=5)
     median_ms = statistics.median(times)
     return {
@@ -287,46 +340,60 @@ def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
 
 def _difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
     reference = functools.partial(case.OPERATOR.definition, **case.attributes)
-    inputs = [None if tensor is None else tensor.cpu() for tensor in tensors]
     is_own = [dtype is None for dtype in face_of(case.OPERATOR).INPUT_DTYPES]
     exact = [
-        tensor.double() if own and tensor is not None else tensor for tensor, own in zip(inputs, is_own, strict=False)
+        tensor.double() if own and tensor is not None else tensor for tensor, own in zip(tensors, is_own, strict=False)
     ]
-    return compare(actual.cpu(), reference(*exact), reference(*inputs))
+    return compare(actual, reference(*exact), reference(*tensors))
 
 
-def _time_tiles(job: Job, case: Case, ceilings: Ceilings, of_face: bool) -> None:
-    """Time the face's candidates, the table's tiles first, then other tiles; tiles that do not fit are reported."""
+def _time_tiles(job: Job, case: Case, ceilings: Ceilings) -> None:
+    """Time the table's tiles, then others; tiles that do not fit are reported."""
     from triton.runtime.errors import OutOfResources
 
     shapes = [tuple(tensor.shape) for tensor in case.tensors(job.device) if tensor is not None]
-    architecture = architecture_of(job.device)
-    face = face_of(case.OPERATOR)
-    candidates = dict.fromkeys(face.candidates(shapes, case.attributes, dtype=case.dtype, architecture=architecture))
-    if not of_face:
-        heads = {tiles.head for tiles in candidates} | {1 << (case.head_dim.bit_length() - 1)}
-        others = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads)
-        candidates |= dict.fromkeys(itertools.starmap(Tiles, others))
+    table = face_of(case.OPERATOR).tiles(
+        shapes, case.attributes, dtype=case.dtype, architecture=architecture_of(job.device)
+    )
+    heads = {table.head, 1 << (case.head_dim.bit_length() - 1)}
+    others = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads, (1, 3))
+    candidates = dict.fromkeys([table, *itertools.starmap(Tiles, others)])
     for tiles in itertools.islice(candidates, _REHEARSED_TILES if job.rehearsal else None):
         try:
             call = attention_call(case.OPERATOR, case.tensors(job.device), case.attributes, tiles=tiles)
-            job.write(**timed_row("tiles", case, call, ceilings), tiles=asdict(tiles))
+            row = timed_row("tiles", case, call, ceilings, least_s=job.least_s(_TUNING_SECONDS))
+            job.write(**row, tiles=asdict(tiles))
         except OutOfResources as error:
             print(f"{tiles} does not fit: {error}", file=sys.stderr)
 
 
 def _call(case: Case, device: str, computed_by: str) -> Callable[[], Any]:
-    from torch.nn.functional import scaled_dot_product_attention
+    import torch
 
+    torch.manual_seed(0)  # equal shapes get equal inputs
     tensors = case.tensors(device)
     if computed_by == "kernel":
         return attention_call(case.OPERATOR, tensors, case.attributes)
     # Of two states the first is query and key.
     *_, key, value = tensors[: case.OPERATOR.states]
-    if computed_by == "sdpa":
-        return functools.partial(scaled_dot_product_attention, tensors[0], key, value)
-    flex = flex_attention_on(device, backend="FLASH" if computed_by == "flex flash" else "AUTO")
-    return functools.partial(flex, tensors[0], key, value, block_mask=case.flex_mask(device))
+    return PEERS[computed_by].prepare(case, tensors[0], key, value)
+
+
+def _agreement(ours: dict[str, Any], case: Case, computed_by: str, answer: Any) -> dict[str, Any]:
+    """The difference of a peer's answer from our answer of the same case, which is timed before the peer is.
+
+    Raises:
+        StepFailedError: it is no rounding. A peer that computes something else is no peer.
+    """
+    if computed_by == "kernel":
+        ours[str(case)] = answer.clone()
+        return {}
+    if not case.is_computed_by(computed_by):
+        return {}
+    difference = float((answer.float() - ours[str(case)].float()).abs().max())
+    if not difference <= _AGREES:
+        raise StepFailedError(f"its answers differ from ours by {difference:.3g}")
+    return {"difference": difference}
 
 
 def _buffers(

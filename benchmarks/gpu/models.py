@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["Model", "Sizes", "expected", "prepare", "sizes_of"]
+__all__ = ["Model", "Sizes", "expected", "prepare", "save_checkpoint", "sizes_of"]
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cases.window import WindowCase
-from benchmarks.gpu.flex_attention import flex_attention_on
 from benchmarks.gpu.kernels import attention_call
+from benchmarks.gpu.peers import flex_attention_on
 from hdplugins import OPERATORS
 
 _MAX_GLOBAL = 16
@@ -50,6 +51,13 @@ _TINY = Sizes(hidden_size=64, layers=1, heads=2, intermediate_size=96, vocab_siz
 def sizes_of(*, rehearsal: bool) -> Sizes:
     """Of both models: base, or tiny in a rehearsal."""
     return _TINY if rehearsal else _BASE
+
+
+def save_checkpoint(model: str, folder: Path, *, rehearsal: bool) -> Sizes:
+    """Write a model as published, with random weights, as a checkpoint."""
+    sizes = sizes_of(rehearsal=rehearsal)
+    _as_published(model, sizes, attention="sdpa").save_pretrained(folder)
+    return sizes
 
 
 def prepare(model: str, variant: str, *, sizes: Sizes, device: str) -> Model:

@@ -7,12 +7,15 @@ __all__ = ["check", "gpu_tests"]
 import importlib.util
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 
 _ROOT = Path(__file__).parents[2]
 _MARK = "mark.gpu"
+_LINES = ("PASSED", "FAILED", "ERROR", "SKIPPED")
+_KEPT_REASONS = 40
 
 
 def gpu_tests() -> list[str]:
@@ -22,16 +25,30 @@ def gpu_tests() -> list[str]:
 
 
 def check(job: Job) -> None:
-    """Run the repository's tests marked ``gpu``; the row holds one line per test."""
+    """Run the repository's tests marked ``gpu``, each file in a process, side by side; the row has one line a test."""
     if importlib.util.find_spec("pytest") is None:
         raise SkippedError("the package 'pytest' is not installed")
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-rA", "-q", "-p", "no:cacheprovider", *gpu_tests()]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR", "SKIPPED"))]
-    job.write(case="tests", exit_code=done.returncode, lines=lines)
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-rA", "-q", "-p", "no:cacheprovider"]
+
+    def run(file: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, file], cwd=_ROOT, capture_output=True, text=True, check=False)
+
+    files = gpu_tests()
+    with ThreadPoolExecutor(len(files)) as pool:
+        done = dict(zip(files, pool.map(run, files), strict=True))
+    lines = []
+    for file, ended in done.items():
+        found = [line for line in ended.stdout.splitlines() if line.startswith(_LINES)]
+        if not found:
+            found = [
+                f"ERROR {file}: pytest ended with {ended.returncode}: {ended.stderr[-300:] or ended.stdout[-300:]}"
+            ]
+        lines += found
+        reasons = [line for line in ended.stdout.splitlines() if line.startswith("E  ")]
+        job.write(case="tests", file=file, exit_code=ended.returncode, lines=found, reasons=reasons[:_KEPT_REASONS])
     # A whole file may need a package that is missing here.
     bad = [line for line in lines if line.startswith(("FAILED", "ERROR")) and "ModuleNotFoundError" not in line]
-    if bad or not lines:
-        raise StepFailedError(f"pytest ended with {done.returncode}: {'; '.join(bad) or done.stderr[-500:]}")
+    if bad:
+        raise StepFailedError("; ".join(bad))
     if not any(line.startswith("PASSED") for line in lines):
         raise SkippedError(f"no test ran: {lines[0]}")

@@ -1,4 +1,4 @@
-"""The steps of the suite, the most valuable first."""
+"""The steps of the suite: first those that time nothing, side by side, then timings, the most valuable first."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.gpu.cases import FAMILIES
 from benchmarks.gpu.job import Job
 
 
@@ -23,6 +24,7 @@ class Step:
         does: what it runs, in a process of its own, as ``module:function`` of this package: the module may need a
             package that is missing.
         options: of the function, besides the job.
+        is_timed: has the GPU for itself; others run side by side.
     """
 
     name: str
@@ -30,11 +32,20 @@ class Step:
     proves: str
     does: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    is_timed: bool = True
 
     def run(self, job: Job) -> None:
         """Do it, here."""
         function: Callable[..., None] = pkgutil.resolve_name(f"{__package__}.{self.does}")
         function(job, **self.options)
+
+
+_CHECK_SECONDS = 150
+"""For each step that times nothing; on 16 cores all of them together."""
+
+
+def _check(name: str, proves: str, does: str, **options: Any) -> Step:
+    return Step(name, _CHECK_SECONDS, proves, does, options, is_timed=False)
 
 
 def _model(name: str, budget_s: float, model: str, variant: str) -> Step:
@@ -49,49 +60,64 @@ def _engine(name: str, budget_s: float, flavour: str, *, is_windowed: bool = Fal
     return Step(name, budget_s, proves, "backends:run_engine", {"flavour": flavour, "is_windowed": is_windowed})
 
 
-def _kernels(name: str, budget_s: float, proves: str, function: str, family: str, **options: Any) -> Step:
-    return Step(name, budget_s, proves, f"kernels:{function}", {"family": family, **options})
+def _kernels(name: str, budget_s: float, proves: str, family: str, **options: Any) -> Step:
+    return Step(name, budget_s, proves, "kernels:time_kernels", {"family": family, **options})
 
 
-_OTHER_HEADS = (32, 80, 96, 128)
+_CHECKED_HEADS = ((64,), (128,), (32, 80, 96))
+"""Sizes of a head, of one step each."""
 
 STEPS = (
-    Step("machine", 20, "which GPU, driver and packages the rows are of", "machine:describe"),
-    Step("gpu-tests", 180, "that every test marked gpu passes", "repository_tests:check"),
-    _kernels("answers-d64", 45, "that windows are right at head_dim 64", "check", "window", head_dims=(64,)),
-    _kernels("block-answers-d64", 45, "that blocks are right at head_dim 64", "check", "blocks", head_dims=(64,)),
-    _kernels("shipped-kernels", 45, "that windows are right as machine code of a bundle", "check_shipped", "window"),
-    _kernels("shipped-block-kernels", 45, "that blocks are right as machine code", "check_shipped", "blocks"),
-    Step("ceilings", 40, "what the GPU can do at most", "machine:measure_ceilings"),
-    _kernels("kernels-d64", 105, "how fast windows are beside dense ones", "time_kernels", "window", head_dims=(64,)),
-    _kernels("window-tiles", 30, "which of the windows' tiles are faster at 64 and 128", "time_kernels", "window",
-             head_dims=(64, 128), is_tuned=True, of_face=True),
-    _kernels("block-kernels-d64", 60, "how fast blocks are", "time_kernels", "blocks", head_dims=(64,)),
+    _check("machine", "which GPU, driver and packages the rows are of", "machine:describe"),
+    _check("gpu-tests", "that every test marked gpu passes", "repository_tests:check"),
+    _check("shipped-kernels", "that every operator is right as machine code of a bundle", "kernels:check_shipped"),
+    _check("long-answers", "that every operator is right at 4096 and 16384 tokens", "kernels:check_long"),
+    _check("memory-checks", "that shipped kernels read and write what is theirs", "sanitizer:check", tool="memcheck"),
+    _check("race-checks", "that no threads of shipped kernels race", "sanitizer:check", tool="racecheck"),
+    *(
+        _check(
+            f"answers-{family}-d{'-'.join(map(str, heads))}", f"that {family} are right at these sizes of a head",
+            "kernels:check", family=family, head_dims=heads,
+        )
+        for family in FAMILIES
+        for heads in _CHECKED_HEADS
+    ),
+    _check("registers", "how many registers this GPU's compiler gives windows", "kernels:count_registers",
+           family="window"),
+    _check("block-registers", "how many it gives blocks", "kernels:count_registers", family="blocks"),
+    _check("bundles", "that models of base shape are built", "backends:build_models"),
+    Step("ceilings", 20, "what the GPU can do at most", "machine:measure_ceilings"),
+    _kernels("kernels-d64", 75, "how fast windows are beside dense ones", "window", head_dims=(64,)),
+    _kernels("kernels-d128", 50, "how fast windows are at 128", "window", head_dims=(128,)),
+    _kernels("block-kernels-d64", 30, "how fast blocks are", "blocks", head_dims=(64,)),
+    Step("onnxruntime", 45, "that ONNX Runtime's graph for CUDA is right, and how fast", "backends:run_onnxruntime"),
+    _model("bert-our-kernel", 30, "bert-base", "our kernel, window"),
+    _model("bert-sdpa", 30, "bert-base", "torch sdpa"),
+    _model("longformer-our-kernel", 30, "longformer-base", "our kernel"),
+    _model("longformer-hugging-face", 30, "longformer-base", "hugging face"),
+    Step("bert-onnxruntime", 45, "how fast bert-base is in ONNX Runtime on CUDA, right first", "backends:run_model",
+         {"model": "bert-base"}),
+    Step("longformer-onnxruntime", 45, "how fast longformer-base is there", "backends:run_model",
+         {"model": "longformer-base"}),
+    _model("bert-flex", 45, "bert-base", "FlexAttention window"),
+    _model("longformer-flex", 45, "longformer-base", "FlexAttention"),
+    _model("bert-compile", 40, "bert-base", "torch.compile"),
+    _model("longformer-compile", 40, "longformer-base", "torch.compile"),
+    _kernels("window-tiles", 60, "which of the windows' tiles are faster at 64 and 128", "window",
+             head_dims=(64, 128), is_tuned=True),
+    _kernels("chunk-kernels", 20, "how fast chunks are", "chunks", head_dims=(64,)),
+    _kernels("lsh-kernels", 20, "how fast LSH is", "lsh", head_dims=(64,)),
+    _kernels("distance-kernels", 20, "how fast distances are", "distances", head_dims=(64,)),
+    _kernels("relative-kernels", 20, "how fast relative attention is", "relative", head_dims=(64,)),
     _engine("engine-tensorrt", 75, "tensorrt"),
     _engine("engine-tensorrt-plugin", 75, "tensorrt", is_windowed=True),
     _engine("engine-tensorrt-rtx", 60, "tensorrt_rtx"),
     _engine("engine-tensorrt-rtx-plugin", 60, "tensorrt_rtx", is_windowed=True),
-    Step("onnxruntime", 45, "that ONNX Runtime's graph for CUDA is right, and how fast", "backends:run_onnxruntime"),
-    _model("bert-our-kernel", 50, "bert-base", "our kernel, window"),
-    _model("bert-sdpa", 50, "bert-base", "torch sdpa"),
-    _model("longformer-our-kernel", 50, "longformer-base", "our kernel"),
-    _model("longformer-hugging-face", 50, "longformer-base", "hugging face"),
-    _model("bert-flex", 60, "bert-base", "FlexAttention window"),
-    _model("longformer-flex", 60, "longformer-base", "FlexAttention"),
-    _kernels("answers-other", 70, "that windows are right at other sizes", "check", "window", head_dims=_OTHER_HEADS),
-    _kernels("block-answers-other", 70, "that blocks are too", "check", "blocks", head_dims=_OTHER_HEADS),
-    _model("bert-compile", 60, "bert-base", "torch.compile"),
-    _kernels("kernels-d128", 60, "how fast windows are at 128", "time_kernels", "window", head_dims=(128,)),
-    _kernels("block-kernels-d128", 60, "how fast blocks are at 128, in bfloat16", "time_kernels", "blocks",
-             head_dims=(128,), dtype="bfloat16"),
-    _model("longformer-compile", 60, "longformer-base", "torch.compile"),
-    _kernels("registers", 25, "how many registers this GPU's compiler gives windows", "count_registers", "window"),
-    _kernels("block-registers", 25, "how many it gives blocks", "count_registers", "blocks"),
+    _kernels("block-kernels-d128", 40, "how fast blocks are at 128, in bfloat16", "blocks", head_dims=(128,),
+             dtype="bfloat16"),
 )  # fmt: skip
-"""In the order of what is learnt a minute: right answers first, then engines and kernels, then peers.
-
-Budgets are the most; all together are the plan for half an hour on a GPU (`PLAN_MINUTES`), so that no step is left out.
-"""
+"""In the order of what is learnt a minute. Budgets are the most; all together are the plan (`PLAN_MINUTES`), so that no
+step is left out."""
 
 PLAN_MINUTES = 28.0
 """For all steps; the rest of half an hour is for the machine's start and the transfers."""

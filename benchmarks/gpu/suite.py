@@ -47,10 +47,7 @@ def main(description: str, program: Sequence[str] = ("-m", "benchmarks.gpu")) ->
     if options.step:
         return _run_step(options)
     if options.list:
-        minutes = 0.0
-        for step in STEPS:
-            minutes += step.budget_s / 60
-            print(f"{minutes:5.1f} min  {step.name:<28}{step.budget_s:4.0f} s at most  {step.proves}")
+        _print_plan()
         return 0
     needs_gpu = not options.rehearse and not (options.command and options.compile)
     if needs_gpu and (missing := why_no_gpu()):
@@ -76,6 +73,9 @@ def _read_options(description: str) -> argparse.Namespace:
     parser.add_argument("--bundle", type=Path, help="run this bundle's engine and graph where they fit a step")
     parser.add_argument("--list", action="store_true", help="print the plan, with what each step proves, and exit")
     parser.add_argument("--rehearse", action="store_true", help="run all on the CPU with tiny shapes, timing nothing")
+    parser.add_argument(
+        "--trial", action="store_true", help="run all on the GPU side by side, timing nothing: fills compilers' caches"
+    )
     parser.add_argument("--step", choices=_BY_NAME, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command")
     kernels_command.add_arguments(commands.add_parser("kernels", help="one operator's kernels"))
@@ -90,18 +90,18 @@ def _run_steps(options: argparse.Namespace, program: Sequence[str], output: Path
         began = time.monotonic()
         status, reason = _run_in_process(step, options, program, output, deadline - began)
         seconds = time.monotonic() - began
-        about = Job(step=step.name, output=output, rehearsal=options.rehearse)
+        about = Job(step=step.name, output=output, rehearsal=options.rehearse, trial=options.trial)
         about.write(case="step", status=status, reason=reason, seconds=seconds)
         print(f"{step.name}: {status} after {seconds:.0f} s{f': {reason}' if reason else ''}", file=sys.stderr)
         return step.name, status, reason
 
     steps = [step for step in STEPS if not options.steps or step.name in options.steps]
-    if not options.rehearse:
-        yield from map(run, steps)
-        return
-    # A rehearsal times nothing, so that its steps may run side by side.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        yield from pool.map(run, steps)
+    times_nothing = options.rehearse or options.trial
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores if options.rehearse else max(1, cores * 3 // 4)) as pool:
+        yield from pool.map(run, [step for step in steps if times_nothing or not step.is_timed])
+    if not times_nothing:
+        yield from map(run, [step for step in steps if step.is_timed])
 
 
 def _run_in_process(
@@ -110,9 +110,9 @@ def _run_in_process(
     if seconds_left < _LEAST_SECONDS:
         return "skipped", f"the {options.minutes:g} minutes are over"
     command = [*program, "--step", step.name, "--output", str(output)]
-    command += ["--rehearse"] if options.rehearse else []
+    command += ["--rehearse"] if options.rehearse else ["--trial"] if options.trial else []
     command += ["--bundle", str(options.bundle)] if options.bundle else []
-    budget_s = seconds_left if options.rehearse else min(step.budget_s, seconds_left)
+    budget_s = seconds_left if options.rehearse or options.trial else min(step.budget_s, seconds_left)
     outcome = run_process(command, time_limit_s=budget_s)
     if outcome.output is not None and outcome.output.get("skipped"):
         return "skipped", outcome.reason
@@ -121,7 +121,9 @@ def _run_in_process(
 
 def _run_step(options: argparse.Namespace) -> int:
     """The process of a step: its last line is JSON, for `run_process`."""
-    job = Job(step=options.step, output=options.output, rehearsal=options.rehearse, bundle=options.bundle)
+    job = Job(
+        step=options.step, output=options.output, rehearsal=options.rehearse, trial=options.trial, bundle=options.bundle
+    )
     try:
         _BY_NAME[options.step].run(job)
     except SkippedError as reason:
@@ -133,6 +135,14 @@ def _run_step(options: argparse.Namespace) -> int:
     else:
         print(json.dumps({"status": "ok"}))
     return 0
+
+
+def _print_plan() -> None:
+    """The minutes at which a step has ended at the latest; steps that time nothing run side by side before others."""
+    minutes = max((step.budget_s for step in STEPS if not step.is_timed), default=0.0) / 60
+    for step in STEPS:
+        minutes += step.budget_s / 60 if step.is_timed else 0.0
+        print(f"{minutes:5.1f} min  {step.name:<28}{step.budget_s:4.0f} s at most  {step.proves}")
 
 
 def _rows_from(output: Path, begin: int) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from benchmarks.gpu import kernels
 from benchmarks.gpu.cases.blocks import BLOCK_SIZE, ETC, HF_EVAL, TABLE, BlockCase
 from benchmarks.gpu.cases.chunks import ChunkCase
 from benchmarks.gpu.cases.window import WindowCase
+from benchmarks.gpu.picture import picture
 from hdexport.bench.results.result import Ceilings
 
 ROOT = Path(__file__).parents[2]
@@ -95,11 +96,20 @@ def test_flex_attention_computes_what_the_operator_does_in_windows_and_chunks() 
         assert "error" in kernels._difference(dataclasses.replace(case, **wrong), tensors, flex)
 
 
+def test_the_picture_has_every_line_of_the_committed_results() -> None:
+    rows = [json.loads(line) for line in (ROOT / "benchmarks/results/gpu_h100.jsonl").read_text().splitlines()]
+    chart = picture(rows).to_dict()
+    windows, dense = (chart["datasets"][panel["data"]["name"]] for panel in chart["hconcat"])
+    for points in (windows, dense):
+        assert len(points) == 4 * 6
+        assert {point["tokens"] for point in points if point["who"] == "hdexport"} == set(kernels.LENGTHS)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "cases"),
-    [("window", 5), ("blocks --tune", 2), ("chunks", 4), ("lsh", 3), ("distances", 3)],
-    ids=["window", "blocks", "chunks", "lsh", "distances"],
+    [("window", 6), ("blocks --tune", 2), ("chunks", 4), ("lsh", 3), ("distances", 3), ("relative", 3)],
+    ids=["window", "blocks", "chunks", "lsh", "distances", "relative"],
 )
 def test_the_kernels_of_one_operator_can_be_requested(options: str, cases: int, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")

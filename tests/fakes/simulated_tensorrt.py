@@ -31,9 +31,9 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from support.tiny_bundle import engine_file
 
 try:
-    import tensorrt_rtx
-except ImportError:  # the tests are skipped then
-    tensorrt_rtx = None  # type: ignore[assignment]
+    import tensorrt_rtx as real
+except ImportError:
+    from fakes import bare_tensorrt as real
 
 _MAGIC = b"simulated engine "
 _ALIGNMENT = 256
@@ -42,7 +42,8 @@ _REAL = (
     "IPlugin", "PluginField", "ILogger", "DataType", "TensorIOMode", "EngineStat", "ExecutionContextAllocationStrategy",
     "CudaGraphStrategy", "DynamicShapesKernelSpecializationStrategy",
 )  # fmt: skip
-"""Prefixes of names from TensorRT-RTX itself: our plugins' base classes, and enumerations."""
+"""Prefixes of names from TensorRT-RTX itself: our plugins' base classes, and enumerations; of `bare_tensorrt`, where it
+is missing."""
 
 CACHE_MAGIC = b"simulated cache "
 
@@ -98,7 +99,7 @@ class SimulatedTensorRt(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(_REAL):
-            return getattr(tensorrt_rtx, name)
+            return getattr(real, name)
         raise AttributeError(name)
 
     def Runtime(self, logger: Any) -> Runtime:  # noqa: N802
@@ -106,6 +107,11 @@ class SimulatedTensorRt(ModuleType):
 
     def get_plugin_registry(self) -> PluginRegistry:
         return self._registry
+
+    def enqueue(self, stream: int, context: Any, engine: ICudaEngine, bound: Bound) -> None:
+        """Put an engine's kernels on a stream. They use the scratch memory from the first to the last."""
+        for kernel in (_fill_scratch, _compute):
+            self.device.later(stream, lambda kernel=kernel: kernel(self.device, context, engine, bound))
 
 
 class PluginRegistry:
@@ -129,7 +135,7 @@ class Runtime:
         return ICudaEngine(self._trt, self, json.loads(serialized_engine[len(_MAGIC) :]))
 
     def _refuse(self, message: str) -> None:
-        self._logger.log(tensorrt_rtx.ILogger.Severity.ERROR, message)
+        self._logger.log(real.ILogger.Severity.ERROR, message)
 
 
 class ICudaEngine:
@@ -321,10 +327,7 @@ class IExecutionContext:
             cache._content.add("x".join(map(str, self._shape())))
         version = self._version if captured is not None else None
         bound = Bound(self._shape(), dict(state.addresses), (state.scratch[0], state.needed), version)
-        # A batch uses its scratch memory from its first kernel to its last.
-        context, engine = weakref.ref(self), self._engine
-        for kernel in (_fill_scratch, _compute):
-            device.later(stream_handle, lambda kernel=kernel: kernel(device, context, engine, bound))
+        self._trt.enqueue(stream_handle, weakref.ref(self), self._engine, bound)
         return True
 
     def _shape(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,17 @@ def test_scratch_memory_that_is_too_small_or_was_measured_for_another_shape_is_r
     context.set_input_shape("ids", (1, 8))
     assert not context.execute_async_v3(program.stream)
     assert len(program.messages) == 2
+
+
+def test_what_stands_in_for_a_tensorrt_that_is_missing_has_its_names() -> None:
+    import tensorrt_rtx
+
+    from fakes import bare_tensorrt
+
+    for name, ours in vars(bare_tensorrt).items():
+        if name.startswith("_") or getattr(ours, "__module__", "") != bare_tensorrt.__name__:
+            continue
+        real = getattr(tensorrt_rtx, name)
+        if isinstance(ours, type) and issubclass(ours, enum.Enum):
+            assert set(ours.__members__) <= set(real.__members__), name
+    assert set(bare_tensorrt.ILogger.Severity.__members__) == set(tensorrt_rtx.ILogger.Severity.__members__)

@@ -42,7 +42,8 @@ def exact_answer(
 def _by_definition(node: Layer, inputs: Mapping[str, np.ndarray], dtype: torch.dtype, **changes: Any) -> np.ndarray:
     tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
     typed = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return node.by_definition([typed[name] for name in node.operator.state_names], typed, **changes).numpy()
+    answer = node.by_definition([typed[name] for name in node.operator.state_names], typed, **changes)
+    return (answer.float() if answer.dtype == torch.bfloat16 else answer).numpy()  # NumPy has no bfloat16
 
 
 def _digest(array: np.ndarray) -> bytes:

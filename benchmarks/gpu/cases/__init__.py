@@ -9,6 +9,7 @@ from benchmarks.gpu.cases.case import Case
 from benchmarks.gpu.cases.chunks import ChunkCase
 from benchmarks.gpu.cases.distances import DistanceCase
 from benchmarks.gpu.cases.lsh import LshCase
+from benchmarks.gpu.cases.relative import RelativeCase
 from benchmarks.gpu.cases.window import WindowCase
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -17,4 +18,5 @@ HIDDEN_SIZE = 1024
 
 FAMILIES: dict[str, type[Case]] = {
     "window": WindowCase, "blocks": BlockCase, "chunks": ChunkCase, "lsh": LshCase, "distances": DistanceCase,
+    "relative": RelativeCase,
 }  # fmt: skip

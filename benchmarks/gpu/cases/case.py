@@ -59,7 +59,7 @@ class Case(ABC):
     def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, Case, str]]:
         """(name, case, runner) of each case that is timed; cases with windows have windows of `window` tokens.
 
-        The runner is ``kernel``, ``flex``, ``flex flash`` (FlexAttention by FlashAttention) or ``sdpa``.
+        The runner is ``kernel`` or one of `benchmarks.gpu.peers.PEERS`, which follow the kernel of an equal case.
         """
 
     @property
@@ -78,6 +78,10 @@ class Case(ABC):
     @abstractmethod
     def flex_mask(self, device: str) -> Any:
         """The same as a BlockMask of FlexAttention."""
+
+    def is_computed_by(self, peer: str) -> bool:
+        """Whether a peer's answers are the operator's: FlexAttention's are, which has the same mask."""
+        return peer.startswith("flex")
 
     @property
     def row(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class ChunkCase(Case):
         yield "chunks", chunks, "kernel"
         yield "chunks, causal", dataclasses.replace(chunks, causal=1), "kernel"
         yield "FlexAttention chunks", chunks, "flex"
-        yield "torch SDPA dense", chunks, "sdpa"
+        yield "torch SDPA dense, cuDNN", chunks, "sdpa cudnn"
 
     @property
     def attributes(self) -> dict[str, Any]:

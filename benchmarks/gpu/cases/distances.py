@@ -47,7 +47,7 @@ class DistanceCase(Case):
         shared = cls(**shape, reach=128)
         yield "distances of T5", shared, "kernel"
         yield "distances of NEZHA", cls(**shape, is_own=True), "kernel"
-        yield "torch SDPA dense", shared, "sdpa"
+        yield "torch SDPA dense, cuDNN", shared, "sdpa cudnn"
 
     @property
     def attributes(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class LshCase(ChunkCase):
         hashed = cls(**shape)
         yield "LSH, 1 round", dataclasses.replace(hashed, rounds=1), "kernel"
         yield "LSH", hashed, "kernel"
-        yield "torch SDPA dense", hashed, "sdpa"
+        yield "torch SDPA dense, cuDNN", hashed, "sdpa cudnn"
 
     @property
     def attributes(self) -> dict[str, Any]:

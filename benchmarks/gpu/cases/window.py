@@ -48,8 +48,12 @@ class WindowCase(Case):
         yield "window, 1 global", dataclasses.replace(near, globals=1), "kernel"
         yield "FlexAttention window", near, "flex"
         yield "FlexAttention window, flash", near, "flex flash"
+        yield "FlashAttention 4 window", near, "flash 4"
+        yield "cuDNN window", near, "cudnn window"
         yield "open window", opened, "kernel"
-        yield "torch SDPA dense", opened, "sdpa"
+        yield "FlashAttention 4 dense", opened, "flash 4"
+        yield "torch SDPA dense, cuDNN", opened, "sdpa cudnn"
+        yield "torch SDPA dense, flash", opened, "sdpa flash"
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -70,6 +74,9 @@ class WindowCase(Case):
     def pairs(self) -> int:
         count = self.OPERATOR.face("pairs").pairs
         return count(tokens=self.tokens, heads=self.heads, global_tokens=self.globals, **self.attributes)
+
+    def is_computed_by(self, peer: str) -> bool:
+        return True
 
     def flex_mask(self, device: str) -> Any:
         from torch.nn.attention.flex_attention import create_block_mask

@@ -147,14 +147,6 @@ class PluginFace(ABC):
             ValueError: there is no kernel for the GPU, a size or the dtype.
         """
 
-    def candidates(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> tuple[Tiles, ...]:
-        """The tiles of `tiles`, and others that are worth timing beside them on a GPU, compiled as carefully.
-
-        Raises:
-            ValueError: as `tiles`.
-        """
-        return (self.tiles(shapes, attributes, dtype=dtype, architecture=architecture),)
-
     @abstractmethod
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
@@ -260,13 +252,11 @@ class PluginFace(ABC):
         return tuple(sources)
 
     @staticmethod
-    def compiled_with(function: str, tiles: Tiles) -> dict[str, int]:
-        """The warps and stages of a kernel, as it is shipped and as it is timed; those of tiles are for ``attend``."""
-        is_attend = function == "attend"
-        return {
-            "num_warps": tiles.num_warps if is_attend else 4,
-            "num_stages": tiles.num_stages if is_attend else 1,
-        }
+    def compiled_with(function: str, tiles: Tiles) -> dict[str, Any]:
+        """Triton's options of a kernel, as it is shipped and as it is timed; those of tiles are for ``attend``."""
+        if function != "attend":
+            return {"num_warps": 4, "num_stages": 1, "maxnreg": None}
+        return {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "maxnreg": tiles.most_registers}
 
     def serves(self, kernel: CompiledKernel, shapes: Shapes, attributes: Attributes, *, dtype: str) -> bool:
         """Whether a kernel was compiled for these types, sizes and attributes."""

@@ -61,6 +61,7 @@ class KernelSource:
         aligned: the arguments that are divisible by 16, pointers in bytes: without it no load is wider than one value.
         num_warps: warps of one program.
         num_stages: depth of the software pipeline.
+        maxnreg: most registers of a thread, if none is spilled; None for any number.
     """
 
     module: str
@@ -72,6 +73,7 @@ class KernelSource:
     aligned: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 3
+    maxnreg: int | None = None
 
     def __str__(self) -> str:
         return f"{self.module}.{self.function} for sm_{self.architecture}"

@@ -53,16 +53,21 @@ def _compile(source: dict[str, Any], stem: Path, printed: io.StringIO) -> None:
     )
     target = GPUTarget("cuda", source["architecture"], 32)
     options = {"num_warps": source["num_warps"], "num_stages": source["num_stages"]}
-    kernel = triton.compile(ast, target=target, options=options)
-    resources = _resources(printed.getvalue())
+
+    def compiled(maxnreg: int | None) -> tuple[Any, dict[str, Any]]:
+        printed.truncate(printed.seek(0))
+        kernel = triton.compile(ast, target=target, options=options | ({"maxnreg": maxnreg} if maxnreg else {}))
+        return kernel, _resources(printed.getvalue())
+
+    kernel, resources = compiled(source["maxnreg"])
+    if resources["spilled_bytes"] and source["maxnreg"]:
+        kernel, resources = compiled(None)
     # The assembler spills some registers so that more blocks fit a processor, each version in other kernels: it may use
     # those of a block less, and so on.
     for limit in register_limits(resources["registers"], source["num_warps"]):
         if not resources["spilled_bytes"]:
             break
-        printed.truncate(printed.seek(0))
-        kernel = triton.compile(ast, target=target, options={**options, "maxnreg": limit})
-        resources = _resources(printed.getvalue())
+        kernel, resources = compiled(limit)
     metadata = kernel.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size:
         raise ValueError(f"{function.__name__} needs scratch memory that Triton allocates; a launch has none for it.")

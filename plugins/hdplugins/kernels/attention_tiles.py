@@ -42,6 +42,10 @@ _MOST_PROGRAMS = 2**16 - 1
 
 _MOST_INT32 = 2**31 - 1
 
+_REGISTERS_OF_MULTIPROCESSOR = 2**16
+_REGISTERS_TOGETHER = 8
+"""Of a thread, which are given out together (CUDA C++ Programming Guide, compute capabilities 8.0 to 12.0)."""
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -54,6 +58,8 @@ class Tiles:
         num_stages: blocks of keys in flight.
         head: columns of a head that one product takes; the rest of head_dim is a second product. Both are powers of
             two.
+        programs: that a multiprocessor should hold at a time, sharing its registers, where that is faster; 1 leaves
+            the number to the assembler.
     """
 
     block_queries: int
@@ -61,11 +67,21 @@ class Tiles:
     num_warps: int
     num_stages: int
     head: int
+    programs: int = 1
+
+    @property
+    def most_registers(self) -> int | None:
+        """Of a thread, so that the programs fit; None for any number."""
+        if self.programs == 1:
+            return None
+        registers = _REGISTERS_OF_MULTIPROCESSOR // (self.programs * 32 * self.num_warps)
+        return registers // _REGISTERS_TOGETHER * _REGISTERS_TOGETHER
 
 
 # The tiles are the largest of those tried that spill no register on the architecture, float16 and bfloat16 alike, as
-# `ptxas -v` of Triton 3.6, 3.7.1 and 3.9 reports (docs/sliding_window_attention.md). No tiles have been timed: tune
-# them with `benchmarks.gpu kernels --tune`.
+# `ptxas -v` of Triton 3.6, 3.7.1 and 3.9 reports (docs/sliding_window_attention.md). Tiles of
+# windows, and some of other operators, were timed on an H100 (docs/gpu.md), and are faster where they are smaller: tune
+# others with `benchmarks.gpu kernels --tune`.
 # A head of 128 is split in two where its fragments would not fit the registers otherwise, and so is every float32 one
 # above 32: float32 products are multiply-adds, whose operands Triton keeps in registers over the whole head.
 _HALF_WIDE = {

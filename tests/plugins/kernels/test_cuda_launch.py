@@ -143,7 +143,10 @@ def test_a_gpu_gives_the_right_answers_at_once_and_from_a_cuda_graph(
     dtype: type, tokens: int, gpu: Gpu, tmp_path: Path
 ) -> None:
     provide_library_link()
-    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX, which has the plugin's base classes, is missing")
+    try:
+        import tensorrt_rtx as trt
+    except ImportError:  # it supports no GPU of some architectures, which have these kernels all the same
+        from fakes import bare_tensorrt as trt
     from fakes.simulated_gpu import plugin_of, tensor_descriptions
 
     name = np.dtype(dtype).name

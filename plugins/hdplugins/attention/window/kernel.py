@@ -31,6 +31,8 @@ _NOT_SPECIALIZED = ("tokens", "left", "right", "first_head", "group", "dilation"
 
 _LOCAL = tl.constexpr(1)
 _GLOBAL = tl.constexpr(2)
+_NOWHERE = tl.constexpr(-(2**30))
+"""Before every window."""
 
 
 @triton.jit
@@ -214,7 +216,9 @@ def attend(
         present = n < end
         kind = tl.load(kinds + n * dilation, mask=present, other=0)
         # Globals are seen already, by the first loop.
-        seen = (kind == _LOCAL)[None, :] & (n[None, :] >= m[:, None] - left) & (n[None, :] <= m[:, None] + right)
+        # One comparison of unsigned numbers: whatever is before the window's first key is a large one.
+        place = tl.where(kind == _LOCAL, n, _NOWHERE)
+        seen = (place[None, :] - (m - left)[:, None]).to(tl.uint32, bitcast=True) <= (left + right).to(tl.uint32)
         state = attend_keys(
             q, q_tail, key + key_base, value + key_base, n * step, present, seen, None, state, scale, head, tail, True
         )

@@ -8,7 +8,7 @@ neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE", "PLAN_CHUNK", "SUMMARY_INTS", "WINDOW_HEAD_DIMS", "candidates_for_windows", "tiles_for_windows"]
+__all__ = ["FACE", "PLAN_CHUNK", "SUMMARY_INTS", "WINDOW_HEAD_DIMS", "tiles_for_windows"]
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,9 +39,16 @@ WINDOW_HEAD_DIMS = (*HEAD_DIMS, _WIDE)
 _WIDE_HALF = Tiles(64, 32, 8, 2, 256)
 _WIDE_FLOAT32 = Tiles(32, 16, 8, 2, 128)
 
-_CANDIDATES = {(90, 64): Tiles(64, 64, 4, 3, 64), (90, 128): Tiles(64, 64, 4, 2, 128)}
-"""(lowest architecture, head_dim) -> tiles that may be faster in half precision: two blocks share a processor instead
-of one, and fewer keys at the window's edges are computed in vain."""
+_TIMED = {
+    (90, 32): Tiles(64, 64, 4, 3, 32, programs=3),
+    (90, 64): Tiles(64, 64, 4, 3, 64, programs=3),
+    (90, 80): Tiles(64, 64, 4, 3, 64, programs=3),
+    (90, 96): Tiles(64, 64, 4, 3, 64),
+    (90, 128): Tiles(64, 32, 4, 2, 128, programs=3),
+}
+"""(lowest architecture, head_dim) -> tiles in half precision that were the fastest of those timed on an H100
+(docs/gpu.md): three programs share a processor, and fewer keys at the window's edges are computed
+in vain than with the largest tiles that fit."""
 
 
 def tiles_for_windows(architecture: int, head_dim: int, dtype: str) -> Tiles:
@@ -58,20 +65,9 @@ def tiles_for_windows(architecture: int, head_dim: int, dtype: str) -> Tiles:
     check_head_dim(head_dim, WINDOW_HEAD_DIMS)
     # Those of another size refuse what no attention kernel is for.
     tiles = tiles_for(architecture, min(head_dim, HEAD_DIMS[-1]), dtype)
-    if head_dim != _WIDE:
-        return tiles
-    return _WIDE_HALF if dtype != "float32" else _WIDE_FLOAT32
-
-
-def candidates_for_windows(architecture: int, head_dim: int, dtype: str) -> tuple[Tiles, ...]:
-    """The tiles of `tiles_for_windows`, and the tiles that are to be timed beside these tiles on a GPU.
-
-    Raises:
-        ValueError: as `tiles_for_windows`.
-    """
-    table = tiles_for_windows(architecture, head_dim, dtype)
-    other = None if dtype == "float32" else _CANDIDATES.get((listed_architecture(architecture), head_dim))
-    return (table,) if other is None else (table, other)
+    if dtype == "float32":
+        return tiles if head_dim != _WIDE else _WIDE_FLOAT32
+    return _WIDE_HALF if head_dim == _WIDE else _TIMED.get((listed_architecture(architecture), head_dim), tiles)
 
 
 SUMMARY_INTS = 4
@@ -112,9 +108,6 @@ class _Face(PluginFace):
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
         return tiles_for_windows(architecture, shapes[0][3], dtype)
-
-    def candidates(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> tuple[Tiles, ...]:
-        return candidates_for_windows(architecture, shapes[0][3], dtype)
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles

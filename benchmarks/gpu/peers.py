@@ -1,0 +1,151 @@
+"""What the kernels are timed beside: attention of PyTorch, cuDNN and FlashAttention, each on the same tensors."""
+
+from __future__ import annotations
+
+__all__ = ["PEERS", "Peer", "flex_attention_on"]
+
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gpu.cases.case import Case
+
+_MOST_COMPILED_SHAPES = 64
+
+Call = Callable[[], Any]
+"""A call that gives [batch, heads, tokens, head_dim]."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to compute a case.
+
+    Attributes:
+        package: import path of a package that the peer needs beside PyTorch; "" for none.
+        install: how to get the package.
+        prepare: (case, query, key, value) -> the call.
+    """
+
+    package: str
+    install: str
+    prepare: Callable[[Case, Any, Any, Any], Call]
+
+    def missing(self) -> str | None:
+        """What to install; None where the peer can run."""
+        *parents, _ = self.package.split(".")
+        for package in (*parents, self.package):
+            if package and importlib.util.find_spec(package) is None:
+                return f"{self.package} is not installed: {self.install}"
+        return None
+
+
+def flex_attention_on(device: str, *, backend: str = "AUTO", most_rows: int = 128) -> Any:
+    """PyTorch's `flex_attention`, compiled for every shape: from the ninth on PyTorch would run it uncompiled.
+
+    A rehearsal does without the compiler, which takes half a minute a shape there.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        backend: PyTorch's name of what computes it.
+        most_rows: tokens of a mask's block, which tiles may not be larger than.
+    """
+    import torch._dynamo
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.config.recompile_limit = _MOST_COMPILED_SHAPES
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    if device == "cpu":
+        return flex_attention
+    options: dict[str, Any] = {"BACKEND": backend}
+    if most_rows < 128:  # PyTorch's tiles on every GPU
+        options |= {"BLOCK_M": most_rows, "BLOCK_N": most_rows}
+    return functools.partial(torch.compile(flex_attention, dynamic=False), kernel_options=options)
+
+
+def _flex(case: Case, query: Any, key: Any, value: Any, *, backend: str) -> Call:
+    device = query.device.type
+    mask = case.flex_mask(device)
+    flex = flex_attention_on(device, backend=backend, most_rows=min(mask.BLOCK_SIZE))
+    return functools.partial(flex, query, key, value, block_mask=mask)
+
+
+def _sdpa(case: Case, query: Any, key: Any, value: Any, *, backend: str | None = None) -> Call:
+    """Dense, by PyTorch's choice or by one of its backends."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    dense = functools.partial(scaled_dot_product_attention, query, key, value)
+    if backend is None or query.device.type == "cpu":
+        return dense
+
+    def call() -> Any:
+        with sdpa_kernel([getattr(SDPBackend, backend)]):
+            return dense()
+
+    return call
+
+
+def _flash_attention_4(case: Case, query: Any, key: Any, value: Any) -> Call:
+    from flash_attn.cute import flash_attn_func
+
+    tokens_first = [tensor.transpose(1, 2).contiguous() for tensor in (query, key, value)]
+    window = _window(case)
+
+    def call() -> Any:
+        out = flash_attn_func(*tokens_first, softmax_scale=case.head_dim**-0.5, window_size=window)
+        return (out[0] if isinstance(out, Sequence) else out).transpose(1, 2)
+
+    return call
+
+
+def _cudnn_window(case: Case, query: Any, key: Any, value: Any) -> Call:
+    """cuDNN's graph of attention, with the window as a diagonal band."""
+    import cudnn
+    import torch
+
+    left, right = _window(case)
+    dtype = {"float16": cudnn.data_type.HALF, "bfloat16": cudnn.data_type.BFLOAT16}[case.dtype]
+    handle = cudnn.create_handle()
+    graph = cudnn.pygraph(
+        io_data_type=dtype, intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT,
+        handle=handle,
+    )  # fmt: skip
+    inputs = [graph.tensor_like(tensor) for tensor in (query, key, value)]
+    band = {} if left is None else {"diagonal_band_left_bound": left + 1, "diagonal_band_right_bound": right}
+    answer, _ = graph.sdpa(
+        q=inputs[0], k=inputs[1], v=inputs[2], is_inference=True, attn_scale=case.head_dim**-0.5,
+        diagonal_alignment=cudnn.diagonal_alignment.TOP_LEFT, **band,
+    )  # fmt: skip
+    out = torch.empty_like(query)
+    answer.set_output(True).set_dim(list(out.shape)).set_stride(list(out.stride()))
+    graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    workspace = torch.empty(max(1, graph.get_workspace_size()), dtype=torch.uint8, device=query.device)
+    places = dict(zip((*inputs, answer), (query, key, value, out), strict=True))
+
+    def call() -> Any:
+        cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
+        graph.execute(places, workspace, handle=handle)
+        return out
+
+    return call
+
+
+def _window(case: Any) -> tuple[int | None, int | None]:
+    """Tokens on each side; none where the case's window is as wide as the text."""
+    return (None, None) if case.left >= case.tokens else (case.left, case.right)
+
+
+_FLASH_ATTENTION = ("flash_attn.cute", "pip install --pre flash-attn-4")
+
+PEERS = {
+    "flex": Peer("", "", functools.partial(_flex, backend="AUTO")),
+    "flex flash": Peer(*_FLASH_ATTENTION, functools.partial(_flex, backend="FLASH")),
+    "flash 4": Peer(*_FLASH_ATTENTION, _flash_attention_4),
+    "cudnn window": Peer("cudnn", "pip install nvidia-cudnn-frontend", _cudnn_window),
+    "sdpa": Peer("", "", _sdpa),
+    "sdpa cudnn": Peer("", "", functools.partial(_sdpa, backend="CUDNN_ATTENTION")),
+    "sdpa flash": Peer("", "", functools.partial(_sdpa, backend="FLASH_ATTENTION")),
+}
+"""Name in a case's `timed` -> the peer."""
