@@ -9,8 +9,11 @@ import os
 import signal
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 _STOPPING = (signal.SIGTERM, signal.SIGHUP)
@@ -51,9 +54,14 @@ def stopped_like_interrupted() -> Iterator[None]:
             return
         for number in handled:
             signal.signal(number, interrupt)
-        # Later: an error that is raised in here is forgotten, too.
-        again[:] = [threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), exit_code(stop) - _SIGNALLED))]
+        again[:] = [threading.Timer(_AGAIN_SECONDS, send_again, (exit_code(stop) - _SIGNALLED,))]
         again[0].start()
+
+    def send_again(number: int) -> None:
+        # An error that is raised in the hook is forgotten, too: only when Python has left the hook.
+        while any(frame.f_code is interrupt_again.__code__ for frame, _ in traceback.walk_stack(_frame_of_main())):
+            time.sleep(_AGAIN_SECONDS)
+        os.kill(os.getpid(), number)
 
     again: list[threading.Timer] = []
     report, sys.unraisablehook = sys.unraisablehook, interrupt_again
@@ -67,6 +75,10 @@ def stopped_like_interrupted() -> Iterator[None]:
             timer.cancel()
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _frame_of_main() -> FrameType:
+    return sys._current_frames()[threading.main_thread().ident or 0]
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
