@@ -51,7 +51,10 @@ def main(description: str, program: Sequence[str] = ("-m", "benchmarks.gpu")) ->
         return 0
     needs_gpu = not options.rehearse and not (options.command and options.compile)
     if needs_gpu and (missing := why_no_gpu()):
-        print(f"no GPU: {missing}")
+        if not options.command:
+            _print_plan(f"skipped: no GPU: {missing}")
+        else:
+            print(f"no GPU: {missing}")
         return NO_GPU
     if options.command:
         return kernels_command.run(options)
@@ -137,12 +140,16 @@ def _run_step(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_plan() -> None:
-    """The minutes at which a step has ended at the latest; steps that time nothing run side by side before others."""
+def _print_plan(skipped: str = "") -> None:
+    """The minutes at which a step has ended at the latest; steps that time nothing run side by side before others.
+
+    Args:
+        skipped: why no step runs; "" tells what each step proves.
+    """
     minutes = max((step.budget_s for step in STEPS if not step.is_timed), default=0.0) / 60
     for step in STEPS:
         minutes += step.budget_s / 60 if step.is_timed else 0.0
-        print(f"{minutes:5.1f} min  {step.name:<28}{step.budget_s:4.0f} s at most  {step.proves}")
+        print(f"{minutes:5.1f} min  {step.name:<28}{step.budget_s:4.0f} s at most  {skipped or step.proves}")
 
 
 def _rows_from(output: Path, begin: int) -> list[dict[str, Any]]:

@@ -64,15 +64,18 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_without_a_gpu_it_prints_one_line_and_exits_with_3(
+def test_without_a_gpu_every_step_of_the_plan_is_skipped_for_that_reason_and_it_exits_with_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for asked in ("", "kernels blocks --tune"):
+    for asked, lines in (("--minutes 28", len(suite.STEPS)), ("kernels blocks --tune", 1)):
         monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *asked.split(), "--output", str(tmp_path / "rows.jsonl")])
         assert suite.main("A suite.") == 3
         printed = capsys.readouterr()
-        assert (printed.out[:8], printed.out.count("\n"), printed.err) == ("no GPU: ", 1, "")
+        assert [("no GPU: " in line, line.endswith("PyTorch finds none")) for line in printed.out.splitlines()] == [
+            (True, True)
+        ] * lines
+        assert printed.err == ""
         assert not (tmp_path / "rows.jsonl").exists()
 
 
