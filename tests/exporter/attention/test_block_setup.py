@@ -172,6 +172,7 @@ MISFITS = (
     ("big_bird", "bigbird:block=8", {}, InputError, "asks for block=8, and the checkpoint has 4.\nLeave it out"),
     ("bert", None, ROW, InputError, "--bigbird-last-block row is for BigBird's attention"),
     ("bert", "bigbird", {"global_embeddings": Path("x.npy")}, InputError, "is for the global tokens of --attent"),
+    ("esm", "etc:global=2", {}, ModelError, r"computes positions .*\nUse --attention window:256,global:1, or bigbird"),
     ("bert", "etc:global=301", {}, InputError, "asks for 301 global tokens; there are 300 positions for them"),
     ("bert", "etc:global=2,tokens=120", {}, InputError, "has the id 120; the vocabulary has 120 ids, from 0"),
     ("bert", "etc:global=2", {"first_special_id": lambda: None}, InputError, r"Name an id: .*tokens=101, or give"),

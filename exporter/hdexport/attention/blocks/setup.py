@@ -125,6 +125,7 @@ def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | 
             _check_own(request, own, model.config.model_type)
         else:
             subject.check_convertible(to="block-sparse")
+            _check_positions(request, subject)
     spec = _spec(request, own)
     _check_options(spec, request)
     if spec is None:
@@ -335,6 +336,16 @@ def _check_options(spec: BlockSparse | None, request: BlockRequest) -> None:
         raise InputError(
             f"--global-embeddings {request.global_embeddings} is for the global tokens of --attention etc:global=G.\n"
             "Leave it out, or add that."
+        )
+
+
+def _check_positions(request: BlockRequest, subject: Subject) -> None:
+    """Tokens in front have embeddings of positions of their own, and would move the text among computed ones."""
+    if request.pattern is Pattern.ETC and not subject.family.learned_positions:
+        raise ModelError(
+            f"--attention etc puts global tokens in front of a text, and {subject.model.config.model_type} computes "
+            "positions (rotary ones, or by distance) instead of learning them: such tokens have no position there.\n"
+            "Use --attention window:256,global:1, or bigbird:block=64,random=3."
         )
 
 

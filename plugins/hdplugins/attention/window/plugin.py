@@ -68,7 +68,8 @@ def tiles_for_windows(architecture: int, head_dim: int, dtype: str) -> Tiles:
     tiles = tiles_for(architecture, min(head_dim, HEAD_DIMS[-1]), dtype)
     if dtype == "float32":
         return tiles if head_dim != _WIDE else _WIDE_FLOAT32
-    return _WIDE_HALF if head_dim == _WIDE else _HALF_OTHERWISE.get((listed_architecture(architecture), head_dim), tiles)
+    otherwise = _HALF_OTHERWISE | {(listed_architecture(architecture), _WIDE): _WIDE_HALF}
+    return otherwise.get((listed_architecture(architecture), head_dim), tiles)
 
 
 SUMMARY_INTS = 4
