@@ -18,7 +18,7 @@ from hdexport.model.task import Task
 from hdexport.pipeline import run
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend, Manifest
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.reader import open_bundle, read_config
 from hdruntime.errors import BundleCorruptError, ExportError, HdexportError, InputError, VerificationError
 from support.comparators import assert_close
 from support.grids import nightly_unless
@@ -141,6 +141,8 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
     positions = manifest.positions
     assert (positions.scheme, positions.alpha, positions.attention_scale) == ("hierarchical", 0.05, "logn")
     assert (positions.base, positions.rows, positions.trained) == (64, 100, 64)
+    # Other tools cut texts there.
+    assert read_config(open_bundle(tmp_path / "bundle"))["max_position_embeddings"] == positions.first_row + 100
     assert manifest.operators == {"hdexport::DenseAttention": 2}
     assert [spec.name for spec in manifest.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
     assert [(spec.name, spec.shape) for spec in manifest.outputs] == [("last_hidden_state", ("batch", "tokens", 32))]
