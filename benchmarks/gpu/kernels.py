@@ -67,8 +67,8 @@ _EXP2_ERROR = 2.0**-22
 """Most relative error of the instruction (PTX ISA, ``ex2.approx.ftz.f32``)."""
 
 _AGREES = 2.0**-6
-"""Most difference of a peer's answers from ours, of which neither is exact: in bfloat16 weights and results of up to 4
-keep 8 bits. A window that is wrong by a token differs by far more."""
+"""Most difference between a peer's answers and our answers. Neither are exact: in bfloat16 weights and results of up to
+4 keep 8 bits. A window that is wrong by a token differs by far more."""
 
 _REHEARSED_WINDOW = 8
 _REHEARSED_TILES = 2
@@ -152,7 +152,7 @@ def time_kernels(
     total_tokens: int = TOTAL_TOKENS,
     is_tuned: bool = False,
 ) -> None:
-    """The kernels against SDPA and FlexAttention, at every length.
+    """The kernels beside their peers, at every length; fails at the end if a peer's answers were not ours.
 
     Args:
         job: of the step; a rehearsal has a shape of its own.
@@ -164,6 +164,7 @@ def time_kernels(
     ceilings = _NO_CEILINGS if job.rehearsal else measured_ceilings("cuda", dtype)
     if job.rehearsal:
         head_dims, lengths, window, total_tokens = (128,), (cases.REHEARSED_TOKENS,), _REHEARSED_WINDOW, 0
+    disagreements = []
     for head_dim, tokens in itertools.product(head_dims, [max(lengths)] if is_tuned else lengths):
         batch, heads = max(1, total_tokens // tokens), HIDDEN_SIZE // head_dim
         shape = {"batch": batch, "heads": heads, "tokens": tokens, "head_dim": head_dim, "dtype": ceilings.dtype}
@@ -186,14 +187,18 @@ def time_kernels(
                 if computed_by == "kernel":
                     raise
                 job.write(case="refused", name=name, **case.row, reason=f"{type(error).__name__}: {error}"[:500])
+                if isinstance(error, StepFailedError):
+                    disagreements.append(f"{name}, {case.row}: {error}")
+    if disagreements:
+        raise StepFailedError("; ".join(disagreements))
 
 
-def count_registers(job: Job, family: str, architectures: Sequence[int] = ()) -> None:
+def count_registers(job: Job, family: str, architectures: Sequence[int]) -> None:
     """Registers and spills of `attend`, compiled ahead of time as a build does; no GPU is needed.
 
     Args:
         job: of the step; a rehearsal compiles one kernel.
-        architectures: to compile for; () for this GPU's.
+        architectures: to compile for.
     """
     from hdplugins.kernels.aot import compile_kernels
 
@@ -201,10 +206,9 @@ def count_registers(job: Job, family: str, architectures: Sequence[int] = ()) ->
     asked = itertools.product(cases.COMPILED, DTYPES, HEAD_DIMS)
     if job.rehearsal:
         asked = itertools.product([cases.COMPILED[len(cases.COMPILED) // 2]], ("float16",), (32,))
-    compiled_for = architectures or (architecture_of(job.device),)
     for attributes, dtype, head_dim in asked:
         face, shapes = face_of(cases.OPERATOR), cases.compiled_shapes(head_dim)
-        sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=compiled_for)
+        sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=architectures)
         start = time.perf_counter()
         kernels = compile_kernels(sources)
         seconds = time.perf_counter() - start
@@ -289,8 +293,10 @@ def attention_call(
 
 
 def compare(actual: Any, right: Any, pytorch: Any) -> str | None:
-    """What is wrong with `actual`, or None: its error may be twice that of PyTorch in its dtype, a rounding, and that
-    of the GPU's exp2 in the weights and their sum.
+    """What is wrong with `actual`, or None.
+
+    The error of `actual` may be twice PyTorch's error in the same dtype, and a rounding, and twice the error of the
+    GPU's exp2: once in the weights, once in the sum of the weights.
     """
     import torch
 
@@ -383,7 +389,7 @@ def _agreement(ours: dict[str, Any], case: Case, computed_by: str, answer: Any) 
     """The difference of a peer's answer from our answer of the same case, which is timed before the peer is.
 
     Raises:
-        StepFailedError: it is no rounding. A peer that computes something else is no peer.
+        StepFailedError: the difference is no rounding: the peer computes something else, or our kernel is wrong.
     """
     if computed_by == "kernel":
         ours[str(case)] = answer.clone()

@@ -1,4 +1,4 @@
-"""What the kernels are timed beside: attention of PyTorch, cuDNN and FlashAttention, each on the same tensors."""
+"""The peers of the kernels: attention of PyTorch, cuDNN and FlashAttention, on the tensors that the kernels get."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Peer:
     prepare: Callable[[Case, Any, Any, Any], Call]
 
     def missing(self) -> str | None:
-        """What to install; None where the peer can run."""
+        """The missing package and the command that installs the package; None where the peer can run."""
         *parents, _ = self.package.split(".")
         for package in (*parents, self.package):
             if package and importlib.util.find_spec(package) is None:

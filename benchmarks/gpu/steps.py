@@ -1,4 +1,4 @@
-"""The steps of the suite: first those that time nothing, side by side, then timings, the most valuable first."""
+"""The suite's steps: steps that time nothing run first and side by side, then timings, the most valuable first."""
 
 from __future__ import annotations
 
@@ -82,9 +82,6 @@ STEPS = (
         for family in FAMILIES
         for heads in _CHECKED_HEADS
     ),
-    _check("registers", "how many registers this GPU's compiler gives windows", "kernels:count_registers",
-           family="window"),
-    _check("block-registers", "how many it gives blocks", "kernels:count_registers", family="blocks"),
     _check("bundles", "that models of base shape are built", "backends:build_models"),
     Step("ceilings", 20, "what the GPU can do at most", "machine:measure_ceilings"),
     _kernels("kernels-d64", 90, "how fast windows are beside dense ones", "window", head_dims=(64,)),

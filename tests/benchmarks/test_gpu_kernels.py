@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from benchmarks.gpu import kernels
 from benchmarks.gpu.cases.blocks import BLOCK_SIZE, ETC, HF_EVAL, TABLE, BlockCase
 from benchmarks.gpu.cases.chunks import ChunkCase
 from benchmarks.gpu.cases.window import WindowCase
+from benchmarks.gpu.job import Job, StepFailedError
 from benchmarks.gpu.picture import picture
 from hdexport.bench.results.result import Ceilings
 
@@ -94,6 +96,32 @@ def test_flex_attention_computes_what_the_operator_does_in_windows_and_chunks() 
         tensors = case.tensors("cpu")
         assert kernels._difference(case, tensors, flex) is None
         assert "error" in kernels._difference(dataclasses.replace(case, **wrong), tensors, flex)
+
+
+def test_a_peer_whose_answers_are_not_ours_fails_the_step_after_all_were_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window that is a token wider; a peer that fails otherwise is a row, and the step goes on."""
+    wrong: dict[str, int] = {}
+
+    def call_of(case: WindowCase, device: str, computed_by: str) -> Any:
+        if computed_by == "sdpa flash":
+            raise RuntimeError("no kernel for this")
+        torch.manual_seed(0)
+        seen = dataclasses.replace(case, left=case.left + wrong.get(computed_by, 0))
+        tensors = case.tensors(device)
+        return lambda: seen.OPERATOR.definition(*tensors, **seen.attributes)
+
+    monkeypatch.setattr(kernels, "_call", call_of)
+    job = Job(step="kernels-d64", output=tmp_path / "rows.jsonl", rehearsal=True)
+    kernels.time_kernels(job, "window", (64,))
+    wrong["flex"] = 1
+    with pytest.raises(StepFailedError, match=r"FlexAttention window, .*: its answers differ from ours by"):
+        kernels.time_kernels(job, "window", (64,))
+    rows = [json.loads(line) for line in job.output.read_text().splitlines()]
+    refused = [row["name"] for row in rows if row["case"] == "refused"]
+    assert refused == ["torch SDPA dense, flash", "FlexAttention window", "torch SDPA dense, flash"]
+    assert all(row["difference"] == 0 for row in rows if row["case"] == "torch SDPA dense, cuDNN")
 
 
 def test_the_picture_has_every_line_of_the_committed_results() -> None:

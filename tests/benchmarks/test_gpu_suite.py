@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from benchmarks.gpu import backends, end_to_end, models, suite
+from benchmarks.gpu import backends, end_to_end, models, sanitizer, suite
 from benchmarks.gpu.cases import FAMILIES
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.repository_tests import gpu_tests
@@ -37,7 +37,8 @@ if step == "shipped-kernels":
 print(json.dumps({"step": step, "rehearsal": False, "case": "a row"}), file=output, flush=True)
 if step == "ceilings":
     ctypes.string_at(0)
-said = {"onnxruntime": {"skipped": True, "reason": "no package"}, "registers": {"status": "failed", "reason": "wrong"}}
+said = {"onnxruntime": {"skipped": True, "reason": "no package"}}
+said["long-answers"] = {"status": "failed", "reason": "wrong"}
 print(json.dumps(said.get(step, {"status": "ok"})))
 """
 _REHEARSED_CASES = {
@@ -52,7 +53,7 @@ _REHEARSED_CASES = {
 _REHEARSED_CASES |= dict.fromkeys(
     ("bert-sdpa", "longformer-flex", "longformer-hugging-face"), _REHEARSED_CASES["longformer-our-kernel"]
 )
-_FAKED = ("machine", "ceilings", "shipped-kernels", "onnxruntime", "registers")
+_FAKED = ("machine", "ceilings", "shipped-kernels", "onnxruntime", "long-answers")
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
     output.write_text('{"step": "of an earlier run"}\n')
     # The one that hangs is not waited for; two of them run side by side.
     steps = [
-        Step(name, 1.0 if name == "shipped-kernels" else 60.0, "", "", is_timed=name not in ("machine", "registers"))
+        Step(name, 1.0 if name == "shipped-kernels" else 60.0, "", "", is_timed=name not in ("machine", "long-answers"))
         for name in _FAKED
     ]
     monkeypatch.setattr(suite, "STEPS", steps)
@@ -123,15 +124,15 @@ def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
     assert ends == {
         "machine": f"ok       {proved}",
         "onnxruntime": "skipped  no package",
-        "registers": "failed   wrong",
+        "long-answers": "failed   wrong",
     }
     assert "half a line was left" in printed.err
     kept = [json.loads(line) for line in output.read_text().splitlines() if line.endswith("}") and "half" not in line]
     assert sorted(row["step"] for row in kept if row.get("case") == "a row") == [
         "ceilings",
+        "long-answers",
         "machine",
         "onnxruntime",
-        "registers",
     ]
 
 
@@ -183,6 +184,21 @@ def test_running_out_of_memory_is_a_result_and_a_graph_that_fails_ends_the_graph
     monkeypatch.setattr(end_to_end, "time_runs", not_captured)
     with pytest.raises(RuntimeError, match="stream is capturing"):
         end_to_end.measure(job, "bert-base", "torch sdpa")
+
+
+def test_what_the_sanitizer_finds_fails_its_step(job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = dataclasses.replace(job, rehearsal=False)
+    tool = tmp_path / "compute-sanitizer"
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda _: str(tool))
+    for status, said in ((0, "0 errors"), (9, "1 error")):
+        tool.write_text(f"#!/bin/sh\necho '========= ERROR SUMMARY: {said}'\nexit {status}\n")
+        tool.chmod(0o755)
+        with pytest.raises(StepFailedError, match=r"memcheck ended with 9: .*1 error") if status else nullcontext():
+            sanitizer.check(on_gpu, "memcheck")
+    assert [row["exit_code"] for row in rows_of(job.output)] == [0, 9]
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda _: None)
+    with pytest.raises(SkippedError, match="is not installed"):
+        sanitizer.check(on_gpu, "memcheck")
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ _MOST_INT32 = 2**31 - 1
 
 _REGISTERS_OF_MULTIPROCESSOR = 2**16
 _REGISTERS_TOGETHER = 8
-"""Of a thread, which are given out together (CUDA C++ Programming Guide, compute capabilities 8.0 to 12.0)."""
+"""A thread gets its registers in portions of so many (CUDA C++ Programming Guide, compute capabilities 8.0 to 12.0)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Tiles:
 
     @property
     def most_registers(self) -> int | None:
-        """Of a thread, so that the programs fit; None for any number."""
+        """The most registers that a thread may have, so that all programs fit; None for any number of registers."""
         if self.programs == 1:
             return None
         registers = _REGISTERS_OF_MULTIPROCESSOR // (self.programs * 32 * self.num_warps)

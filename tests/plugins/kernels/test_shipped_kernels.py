@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +306,13 @@ def test_the_oldest_triton_of_the_whole_grid_is_the_oldest_that_is_installed() -
     assert tried is not None
     assert allowed is not None
     assert tried[1] == f"{allowed[1]}.0"
+
+
+def test_a_limit_of_registers_that_would_spill_is_not_kept() -> None:
+    face, shapes = face_of(OPERATORS[WINDOWS]), [*[(1, 1, 1, 64)] * 3, (1, 1)]
+    source = face.kernel_sources(shapes, {}, dtype="float16", architectures=[90])[-1]
+    (kernel,) = compile_kernels([replace(source, maxnreg=128)])
+    assert (kernel.spilled_bytes, kernel.registers > 128) == (0, True)
 
 
 @pytest.mark.parametrize(
