@@ -15,6 +15,7 @@ from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.all_files import CHECKPOINT_DIRECTORY
 from hdexport.checkpoint.extended_files import check_extendable, extension_of, write_extended
 from hdexport.checkpoint.position_choice import configuration_remark, configured_alpha
+from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme, check_options
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Positions
@@ -35,7 +36,7 @@ class ExtendOptions:
             configuration, else 0.4, which suits training.
         revision: on the hub: a branch, a tag or a commit.
         force: replace a checkpoint at `output`.
-        allow_pickle: also read pickled weights.
+        trust: which code of the checkpoint may run.
     """
 
     model: str | Path
@@ -45,7 +46,7 @@ class ExtendOptions:
     alpha: float | None = None
     revision: str | None = None
     force: bool = False
-    allow_pickle: bool = False
+    trust: Trust = UNTRUSTED
 
 
 def extend(options: ExtendOptions, progress: Progress | None = None) -> Positions:
@@ -62,7 +63,7 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
     """
     progress = progress or Progress()
     progress.step("Reading the checkpoint")
-    checkpoint = find_checkpoint(options.model, revision=options.revision, allow_pickle=options.allow_pickle)
+    checkpoint = find_checkpoint(options.model, revision=options.revision, trust=options.trust)
     for remark in checkpoint.remarks:
         progress.result(remark)
     check_extendable(checkpoint, options.output)
@@ -77,7 +78,7 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
         first_row=checkpoint.config[checkpoint.family.positions_key] - base,
         form=Form.FOLDED.value,
     )
-    files = checkpoint.weight_files(allow_pickle=options.allow_pickle)
+    files = checkpoint.weight_files()
     extension = extension_of(checkpoint, positions)
     with staged_directory(options.output, CHECKPOINT_DIRECTORY, force=options.force) as directory:
         progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")

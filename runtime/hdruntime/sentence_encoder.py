@@ -154,7 +154,7 @@ class SentenceEncoder(BundleModel):
 
         Returns:
             [dimensions] of one text; [sentences, dimensions] of several, in the order given. With ``token_embeddings``
-            [tokens, hidden_size] of one text, and a list of such arrays of several.
+            [tokens, width] of one text, and a list of such arrays of several.
 
         Raises:
             InputError: an input is not a text, the prompt is unknown, or an argument is invalid.

@@ -144,16 +144,16 @@ OF_SENTENCES: dict[str, tuple[Change, str]] = {
     "linked settings of it": (link_to_itself("1_Pooling/config.json"), "it is a link that leads to itself"),
     "NUL": (module(2, path="2\0Dense"), "names the folder '2\\x00Dense', which is not one of the checkpoint's own"),
     "a folder elsewhere": (module(2, path="../other"), "names the folder '../other', which is not one of the"),
-    "no outputs": (lambda path: save_dense(path, WIDTH, 0), "has in_features 32 and out_features 0; whole"),
-    "a width of terabytes": (merged("2_Dense/config.json", in_features=10**12), "are {'weight': [8, 1000000000000]"),
-    "another width": (lambda path: save_dense(path, 31, 8), "takes vectors of width 31, and those before it are of"),
+    "no outputs": (lambda path: save_dense(path, WIDTH, 0), "weight is [0, 32], and the layer has [0, 32]"),
+    "a width of terabytes": (merged("2_Dense/config.json", in_features=10**12), "1000000000000], and the layer has"),
+    "another width": (lambda path: save_dense(path, 31, 8), "cannot be multiplied (2x32 and 31x8)"),
     "integers": (
         lambda path: save_dense(path, WIDTH, 8, weight=torch.ones(8, WIDTH, dtype=torch.int8)),
-        "has weights that are integers, NaN or infinite: weight",
+        "has weights that are integers, NaN or infinite: linear.weight",
     ),
     "weights that are NaN": (
         lambda path: save_dense(path, WIDTH, 8, bias=torch.full((8,), float("nan"))),
-        "has weights that are integers, NaN or infinite: bias",
+        "has weights that are integers, NaN or infinite: linear.bias",
     ),
 }  # fmt: skip
 

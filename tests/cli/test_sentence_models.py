@@ -135,3 +135,51 @@ def test_a_job_takes_prompts_by_name_and_as_text(hdexport: Command, prompted: Pa
     assert "There is no prompt 'title'; this bundle has query, document, passage." in unknown.stderr
     # A job that was done with another prompt is another job.
     assert run("default", "--prompt-name", "passage").returncode == 1
+
+
+POOLING_OF_ITS_OWN = """
+import torch
+
+class Attentive(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score = torch.nn.Linear(32, 1, bias=False)
+        torch.nn.init.constant_(self.score.weight, 0.5)
+
+    def forward(self, features):
+        scores = self.score(features["token_embeddings"]).squeeze(-1)
+        weights = torch.softmax(scores.masked_fill(features["attention_mask"] == 0, -1e9), dim=-1).unsqueeze(-1)
+        return {**features, "sentence_embedding": (features["token_embeddings"] * weights).sum(dim=1)}
+
+    @classmethod
+    def load(cls, path, subfolder="", **options):
+        return cls()
+"""
+
+
+def test_code_of_a_checkpoint_runs_where_it_is_trusted_and_not_otherwise(hdexport: Command, tmp_path: Path) -> None:
+    """Built, verified from text beside the library, extended, and built again."""
+    checkpoint = tmp_path / "checkpoint"
+    save_tiny_model(checkpoint, "bert", Task.FEATURE_EXTRACTION)
+    save_sentence_modules(checkpoint, "Normalize", pooling={})
+    (checkpoint / "attentive.py").write_text(POOLING_OF_ITS_OWN)
+    chain = json.loads((checkpoint / "modules.json").read_text())
+    chain[1]["type"] = "attentive.Attentive"
+    (checkpoint / "modules.json").write_text(json.dumps(chain))
+    build = ("build", checkpoint, "-o", tmp_path / "bundle", "--max-len", 64, "--no-verify")
+    refused = hdexport(*build)
+    assert refused.returncode == 1
+    assert "'attentive.Attentive', which is not sentence-transformers' own" in refused.stderr
+    assert not (tmp_path / "bundle").exists()
+    assert hdexport(*build, "--trust-remote-code").returncode == 0
+    assert "attentive.Attentive" in hdexport("inspect", tmp_path / "bundle").stdout
+    verify = ("verify", tmp_path / "bundle", "--longest", 64)
+    assert "--trust-remote-code" in hdexport(*verify).stderr
+    verified = hdexport(*verify, "--trust-remote-code")
+    assert verified.returncode == 0, verified.stderr
+    assert "from text, as in sentence-transformers' SentenceTransformer" in verified.stdout
+    assert "checks passed" in verified.stdout
+    longer = tmp_path / "longer"
+    assert hdexport("extend", checkpoint, "--max-len", 100, "-o", longer).returncode == 0
+    again = hdexport("build", longer, "-o", tmp_path / "again", "--no-verify", "--trust-remote-code")
+    assert again.returncode == 0, again.stderr

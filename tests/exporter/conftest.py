@@ -18,6 +18,7 @@ import pytest
 import hdruntime
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
+from hdexport.checkpoint.trust import Trust
 from hdexport.families import family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.task import Task
@@ -193,7 +194,7 @@ def stored_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 max_len=max_len,
                 precision=precision,
                 task=Task(task),
-                allow_pickle=True,
+                trust=Trust(pickles=True),
                 verify=None,
             )
             build(options)

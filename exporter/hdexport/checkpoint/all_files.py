@@ -34,10 +34,10 @@ _NO_SPACE = f"os error {errno.ENOSPC}"
 
 
 def is_copied(file: Path) -> bool:
-    """Whether a file at the top of a checkpoint goes with it: configurations, tokenizer and licence, not weights."""
+    """Whether a file at the top of a checkpoint goes with it: settings, tokenizer, code and licence."""
     if not file.is_file() or file.name.endswith(".index.json"):
         return False
-    suffixes = (".json", ".model", ".metadata", ".jinja")
+    suffixes = (".json", ".model", ".metadata", ".jinja", ".py")
     return file.suffix in suffixes or file.name in _VOCABULARIES or file.stem in _LICENCES
 
 

@@ -22,6 +22,7 @@ from hdexport.checkpoint.sentence_modules import logit_score, scored_labels, tok
 from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
 from hdexport.checkpoint.tokenizer_files import read_tokenizer
+from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of, generator_model_types
 from hdexport.model.positions import LONGEST
@@ -61,6 +62,7 @@ class Checkpoint:
         remarks: choices and omissions of the conversion, a line each.
         adapter: name of the adapter that is merged into the weights or chosen among them; None for none.
         takes_texts: whether its tokenizer is read.
+        trust: which code of the checkpoint may run.
     """
 
     path: Path
@@ -72,6 +74,7 @@ class Checkpoint:
     remarks: tuple[str, ...] = ()
     adapter: str | None = None
     takes_texts: bool = True
+    trust: Trust = UNTRUSTED
     _kept: object = field(default=None, repr=False, compare=False)
 
     def task(self) -> Task:
@@ -208,14 +211,11 @@ class Checkpoint:
         remark = adapter_remark(self.path)
         return self if remark is None or self.adapter is not None else replace(self, remarks=(*self.remarks, remark))
 
-    def load(
-        self, task: Task, *, allow_pickle: bool = False, report: Callable[[str], None] = lambda line: None
-    ) -> PreTrainedModel:
+    def load(self, task: Task, *, report: Callable[[str], None] = lambda line: None) -> PreTrainedModel:
         """The PyTorch model for a task, in float32 and in evaluation mode.
 
         Args:
             task: decides the head.
-            allow_pickle: also read ``pytorch_model.bin``.
             report: takes a line that names the weights that the task does not need, if there are any.
 
         Raises:
@@ -232,7 +232,7 @@ class Checkpoint:
             )
         run_as = self.run_as(task)
         self._check_task(run_as)
-        files = self.weight_files(allow_pickle=allow_pickle)
+        files = self.weight_files()
         is_beside = self.adapter is not None and self.adapter not in self.family.adapters(self.config)
         adapter = (self.path / str(self.adapter)).resolve() if is_beside else None
         settings = self.settings()
@@ -246,11 +246,11 @@ class Checkpoint:
             task=run_as,
             is_generator=score is not None,
             made_for=lambda: self.run_as(self.task()),
-            brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=allow_pickle),
+            brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=self.trust.pickles),
             report=report,
         )
         if adapter is not None:
-            merge_adapter(model, adapter, allow_pickle=allow_pickle)
+            merge_adapter(model, adapter, allow_pickle=self.trust.pickles)
         elif self.adapter is not None:
             self.family.choose_adapter(model, self.adapter)
         if score is not None and of_generator is not None:
@@ -261,16 +261,13 @@ class Checkpoint:
                 module.chunk_size_feed_forward = 0
         return self.family.encoder(model).eval()
 
-    def weight_files(self, *, allow_pickle: bool = False) -> tuple[Path, ...]:
+    def weight_files(self) -> tuple[Path, ...]:
         """The files that hold the weights, safetensors before pickles.
-
-        Args:
-            allow_pickle: also take ``.bin`` files.
 
         Raises:
             ModelError: there are no weights, or only pickles, which are not allowed.
         """
-        return weight_files(self.path, allow_pickle=allow_pickle)
+        return weight_files(self.path, allow_pickle=self.trust.pickles)
 
     def _check_task(self, task: Task) -> None:
         tasks = self.family.all_tasks
@@ -287,13 +284,13 @@ class Checkpoint:
         )
 
 
-def find_checkpoint(model: str | Path, *, revision: str | None = None, allow_pickle: bool = False) -> Checkpoint:
+def find_checkpoint(model: str | Path, *, revision: str | None = None, trust: Trust = UNTRUSTED) -> Checkpoint:
     """Find a checkpoint, downloading it where needed, and read its ``config.json``.
 
     Args:
         model: a directory, or ``organisation/name`` on the Hugging Face hub, which ``@revision`` may follow.
         revision: on the hub: a branch, a tag or a commit.
-        allow_pickle: download weights that are stored as a pickle where there are no others.
+        trust: which code of the checkpoint may run; what it needs is downloaded.
 
     Raises:
         ModelError: there is no checkpoint, its config cannot be read, or its family is not supported.
@@ -311,14 +308,14 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, allow_pic
                 f"There is no model directory {shown(str(model))}.\n"
                 "Name a directory with a config.json, or organisation/name of a model on the Hugging Face hub."
             )
-        return _read(path, name=name_of_directory(path), source=name_of_directory(path))
+        return _read(path, name=name_of_directory(path), source=name_of_directory(path), trust=trust)
     if revision is not None:
         if hub.revision is not None:
             raise InputError(f"{model} names a revision, and so does --revision {revision}.\nLeave one of them out.")
         hub = HubModel(name=hub.name, revision=revision)
-    path = download(hub, allow_pickle=allow_pickle)
+    path = download(hub, trust)
     # The cache names the directory after the commit, also where a branch was requested.
-    return _read(path, name=hub.name.rpartition("/")[2], source=f"{hub.name}@{path.name}")
+    return _read(path, name=hub.name.rpartition("/")[2], source=f"{hub.name}@{path.name}", trust=trust)
 
 
 def default_model() -> tuple[Path, str]:
@@ -340,7 +337,7 @@ def default_model() -> tuple[Path, str]:
     return sample, f"the sample model {SAMPLE_MODEL}"
 
 
-def _read(path: Path, *, name: str, source: str) -> Checkpoint:
+def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
     for entry in sorted(path.iterdir()):
         if entry.suffix in _READ and entry.is_symlink() and not entry.exists():
             raise ModelError(f"{entry} is a broken link.\nDownload the model again, or remove the link.")
@@ -373,5 +370,6 @@ def _read(path: Path, *, name: str, source: str) -> Checkpoint:
         origin=origin,
         remarks=remarks,
         adapter=adapter,
+        trust=trust,
         _kept=kept,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.checkpoint.sentence_modules import encoder_folder, sentence_modules
+from hdexport.checkpoint.trust import Trust
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
@@ -42,12 +43,12 @@ def hub_model(text: str) -> HubModel | None:
     return None if match is None else HubModel(name=match["name"], revision=match["revision"])
 
 
-def download(model: HubModel, *, allow_pickle: bool) -> Path:
+def download(model: HubModel, trust: Trust) -> Path:
     """The model's files, downloaded where they are not in the cache yet.
 
     Args:
         model: the model. Files of a commit that are in the cache are not requested again: commits do not change.
-        allow_pickle: also download ``*.bin`` into the folders without safetensors.
+        trust: with pickles, ``*.bin`` of folders without safetensors are downloaded, too; with code, ``*.py``.
 
     Returns:
         A directory that is named after the commit.
@@ -56,13 +57,14 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
         ModelError: the download failed.
     """
     cached = cached_snapshot(model)
-    if cached is not None and not _without_weights(cached, allow_pickle=allow_pickle):
+    if cached is not None and not _without_weights(cached, allow_pickle=trust.pickles):
         return cached
-    path = _snapshot(model, _FILES)
-    folders = _without_weights(path, allow_pickle=allow_pickle) if allow_pickle else []
+    files = [*_FILES, "*.py"] if trust.code else _FILES
+    path = _snapshot(model, files)
+    folders = _without_weights(path, allow_pickle=True) if trust.pickles else []
     if folders:
         pickles = [f"{folder.relative_to(path).as_posix()}/*.bin".removeprefix("./") for folder in folders]
-        path = _snapshot(HubModel(name=model.name, revision=path.name), _FILES + pickles)
+        path = _snapshot(HubModel(name=model.name, revision=path.name), files + pickles)
     return path
 
 

@@ -52,7 +52,11 @@ def arranged(directory: Path) -> Converted | None:
 
 def _with_encoder(directory: Path, folder: Path) -> Converted:
     """The encoder's folder and the modules beside it; sentence-transformers wrote them so before version 2."""
-    links = {entry.name: entry for entry in directory.iterdir() if entry.is_dir() or entry.stem in _OF_THE_WHOLE}
+    links = {
+        entry.name: entry
+        for entry in directory.iterdir()
+        if entry.is_dir() or entry.suffix == ".py" or entry.stem in _OF_THE_WHOLE
+    }
     first, *others = read_json(directory / _MODULES)
     modules = [{**first, "path": ""}, *others]
     return _linked(directory, links | _entries(folder), {_MODULES: modules})

@@ -46,6 +46,8 @@ _QUERY_TOKENS = 32
 
 _DENSE_OF_PYLATE = "pylate.models.Dense.Dense"
 
+_DENSE = "sentence_transformers.models.Dense"
+
 _MARKS_OF_PYLATE = (
     "query_prefix",
     "document_prefix",
@@ -281,7 +283,8 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...], values: Mapping[s
             masks.append(module)
         elif kind in ("Dense", "Normalize"):
             _check_vectors(path / module.folder / "config.json", kind)
-            layers.append(SentenceModule(kind=kind, folder=module.folder))
+            reference = _DENSE if kind == "Dense" else module.reference
+            layers.append(SentenceModule(kind=kind, folder=module.folder, reference=reference))
     if chain[0].kind != "Transformer" or len(layers) + len(masks) != len(chain) - 1 or len(masks) > 1:
         raise ModelError(
             f"{path} chains the modules {', '.join(module.kind for module in chain)}; for vectors of tokens, a "

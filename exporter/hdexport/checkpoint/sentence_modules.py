@@ -47,9 +47,6 @@ TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extractio
 TOKENS, SCORES = "token_embeddings", "scores"
 """sentence-transformers' names of the vectors of a text's tokens, and of a cross-encoder's logits."""
 
-_LAYERS = ("Dense", "LayerNorm", "Normalize", "Dropout")
-"""Modules that may follow a pooling."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceModule:
@@ -58,10 +55,14 @@ class SentenceModule:
     Attributes:
         kind: its class, without the package where that is sentence-transformers.
         folder: the folder that holds its settings, from the checkpoint's; empty for the checkpoint's own directory.
+        reference: its class with the package, by which it is imported.
+        options: names of the options of a call that are for it.
     """
 
     kind: str
     folder: str
+    reference: str = ""
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +70,20 @@ class PoolingSettings:
     """How a sentence's vector is pooled.
 
     Attributes:
-        modes: names, whose results are concatenated.
+        modules: after the Transformer, without modules that matter in training alone.
+        modes: of the Pooling, names whose results are concatenated; ``()`` without a Pooling.
         include_prompt: whether a prompt's tokens are pooled, too.
-        following: the modules after the pooling, without modules that matter in training alone.
     """
 
+    modules: tuple[SentenceModule, ...]
     modes: tuple[str, ...]
     include_prompt: bool
-    following: tuple[SentenceModule, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The modes where the tokens are pooled as they are, else the name of the module that takes them first."""
+        first = self.modules[0].kind
+        return self.modes if first == "Pooling" else (first,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,27 +212,25 @@ def pooling_settings(path: Path) -> PoolingSettings:
     """Read the ``modules.json`` of a directory of sentence-transformers, and the settings of its pooling.
 
     Raises:
-        ModelError: a module or a pooling mode is not supported, or a file is missing.
+        ModelError: the chain or a pooling mode is not supported, or a file is missing.
     """
     modules = sentence_modules(path)
     kinds = [module.kind for module in modules]
-    if len(kinds) < 2 or kinds[0] != "Transformer" or kinds[1] != "Pooling":
+    following = tuple(module for module in modules[1:] if module.kind != "Dropout")
+    poolings = [module for module in following if module.kind == "Pooling"]
+    if not following or kinds[0] != "Transformer" or len(poolings) > 1:
         raise ModelError(
-            f"{path} chains the modules {', '.join(kinds) or '(none)'}; a Transformer followed by a Pooling is "
-            f"supported.\n{TOKENS_INSTEAD}"
+            f"{path} chains the modules {', '.join(kinds) or '(none)'}; a Transformer followed by a Pooling, or by "
+            f"another module that pools, is supported.\n{TOKENS_INSTEAD}"
         )
-    for module in modules[2:]:
-        if module.kind not in _LAYERS:
-            raise ModelError(
-                f"{path} has the sentence-transformers module {module.kind} after its Pooling, which is not supported; "
-                f"{', '.join(_LAYERS)} are.\n{TOKENS_INSTEAD}"
-            )
-    file = path / modules[1].folder / "config.json"
+    if not poolings:
+        return PoolingSettings(modules=following, modes=(), include_prompt=True)
+    file = path / poolings[0].folder / "config.json"
     config = read_object(file)
     return PoolingSettings(
+        modules=following,
         modes=_pooling_modes(file, config),
         include_prompt=bool(config.get("include_prompt", True)),
-        following=tuple(module for module in modules[2:] if module.kind != "Dropout"),
     )
 
 
@@ -239,7 +244,7 @@ def _config_of(folder: Path, kind: type[_Config]) -> _Config:
 
 def _sentence_module(path: Path, module: object) -> SentenceModule:
     kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
-    if not isinstance(kind, str) or not isinstance(folder, str):
+    if not isinstance(module, dict) or not isinstance(kind, str) or not isinstance(folder, str):
         raise ModelError(f"{path} lists a module without type or path.\nDownload the model again.")
     # As a path of POSIX has it: ".", "./1_Pooling" and "1_Pooling/" are names of folders, too.
     plain = posixpath.normpath(folder)
@@ -250,7 +255,13 @@ def _sentence_module(path: Path, module: object) -> SentenceModule:
         )
     # A class of the same name that the checkpoint brings along is another one.
     is_theirs = kind.startswith("sentence_transformers.")
-    return SentenceModule(kind=kind.rpartition(".")[2] if is_theirs else kind, folder="" if plain == "." else plain)
+    options = module.get("kwargs") or []
+    return SentenceModule(
+        kind=kind.rpartition(".")[2] if is_theirs else kind,
+        folder="" if plain == "." else plain,
+        reference=kind,
+        options=tuple(map(str, options)) if isinstance(options, list) else (shown(options),),
+    )
 
 
 def _pooling_modes(config_path: Path, config: dict[str, Any]) -> tuple[str, ...]:

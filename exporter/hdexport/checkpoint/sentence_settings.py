@@ -179,7 +179,7 @@ def _of_pairs(checkpoint: Checkpoint) -> SentenceSettings | None:
                 f"{SCORES}; a Dense whose module_output_name is {SCORES!r} fits.\n{TOKENS_INSTEAD}"
             )
         _check_transformer(path, "encoder")
-        general |= {"pooling": pooling.modes, "include_prompt": pooling.include_prompt}
+        general |= {"pooling": pooling.names, "include_prompt": pooling.include_prompt}
     else:
         _check_transformer(path, "cross-encoder")
     template = _pair_template(checkpoint, general["prompts"].values())
@@ -223,10 +223,10 @@ def _of_sentences(checkpoint: Checkpoint) -> SentenceSettings:
     _check_transformer(path, "encoder")
     return SentenceSettings(
         kind="encoder",
-        pooling=pooling.modes,
+        pooling=pooling.names,
         include_prompt=pooling.include_prompt,
-        dense=any(module.kind != "Normalize" for module in pooling.following),
-        normalize=pooling.following[-1:] != () and pooling.following[-1].kind == "Normalize",
+        dense=any(module.kind != "Normalize" for module in pooling.modules[1:]),
+        normalize=pooling.modules[-1].kind == "Normalize",
         **_general(checkpoint),
     )
 

@@ -86,13 +86,11 @@ def _sum(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (added.to(weights.dtype) @ weights).sum(dim=1)
 
 
-def splade_pooling(path: Path, *, hidden_size: int | None = None, allow_pickle: bool = False) -> SpladePooling:
+def splade_pooling(path: Path) -> SpladePooling:
     """The pooling of a checkpoint, by default SPLADE v2's and later ones', the largest weight.
 
     Args:
         path: a checkpoint with a masked language model's head, of sentence-transformers or without its files.
-        hidden_size: not looked at.
-        allow_pickle: not looked at, as a pooling has no weights.
 
     Raises:
         ModelError: a module or a setting of one is not supported, or a file cannot be read.

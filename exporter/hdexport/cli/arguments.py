@@ -8,13 +8,14 @@ __all__ = [
     "add_attention_arguments",
     "add_attention_scale_argument",
     "add_int8_arguments",
-    "add_pickle_argument",
     "add_position_arguments",
     "add_precision_argument",
     "add_revision_argument",
+    "add_trust_arguments",
     "command_line",
     "int8_options",
     "rope_factor",
+    "trust_of",
     "whole_number",
 ]
 
@@ -33,6 +34,7 @@ from hdruntime.bundle.manifest import Backend, Scheme
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
+    from hdexport.checkpoint.trust import Trust
     from hdexport.quantize.options import Int8Options
 
 BACKENDS = tuple(backend.value for backend in Backend)
@@ -102,9 +104,21 @@ def add_revision_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_pickle_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--allow-pickle``."""
+def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--allow-pickle`` and ``--trust-remote-code``, by which code of a checkpoint may run."""
     parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python files of the checkpoint's own sentence-transformers modules",
+    )
+
+
+def trust_of(options: argparse.Namespace) -> Trust:
+    """The options of `add_trust_arguments`."""
+    from hdexport.checkpoint.trust import Trust
+
+    return Trust(pickles=options.allow_pickle, code=options.trust_remote_code)
 
 
 def add_precision_argument(parser: argparse._ActionsContainer) -> None:

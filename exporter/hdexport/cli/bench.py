@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, PRECISIONS, add_pickle_argument, whole_number
+from hdexport.cli.arguments import BACKENDS, PRECISIONS, add_trust_arguments, trust_of, whole_number
 from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="MODEL", help="the checkpoint of the bundles (default: as for hdexport verify)"
     )
-    add_pickle_argument(parser)
+    add_trust_arguments(parser)
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, default=Path("bench"), help="directory to write (default: bench)"
     )
@@ -164,7 +164,7 @@ def _bench_options(options: argparse.Namespace) -> BenchOptions:
         time_limit_s=options.time_limit,
         memory_budget_bytes=None if options.memory_budget is None else bytes_from(options.memory_budget),
         model=options.model,
-        allow_pickle=options.allow_pickle,
+        trust=trust_of(options),
         command=shlex.join(["hdexport", *sys.argv[1:]]),
     )
 

@@ -13,11 +13,12 @@ from hdexport.cli.arguments import (
     add_attention_arguments,
     add_attention_scale_argument,
     add_int8_arguments,
-    add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
+    add_trust_arguments,
     int8_options,
     rope_factor,
+    trust_of,
     whole_number,
 )
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(tasks)}, or auto (default): what the checkpoint was made for",
     )
     add_revision_argument(parser)
-    add_pickle_argument(parser)
+    add_trust_arguments(parser)
     types = parser.add_mutually_exclusive_group()
     types.add_argument("--fp16", action="store_true", help="weights and activations in float16 (default: float32)")
     types.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
@@ -173,7 +174,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     if model is None:
         model, reason = default_model()
         progress.result(f"No MODEL was named; building {model.resolve()}: {reason}.")
-    checkpoint = find_checkpoint(model, revision=options.revision, allow_pickle=options.allow_pickle)
+    checkpoint = find_checkpoint(model, revision=options.revision, trust=trust_of(options))
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     max_len = options.max_len or checkpoint.usual_len
     task = None if options.task == "auto" else Task(options.task)
@@ -204,7 +205,6 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         ),
         verify=None if options.verify == "none" else Grid(options.verify),
         force=options.force,
-        allow_pickle=options.allow_pickle,
         command=options.command_line,
     )
 

@@ -10,9 +10,10 @@ import argparse
 from pathlib import Path
 
 from hdexport.cli.arguments import (
-    add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
+    add_trust_arguments,
+    trust_of,
     whole_number,
 )
 from hdexport.cli.interruption import whole_or_nothing
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the directory to write")
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
     add_revision_argument(parser)
-    add_pickle_argument(parser)
+    add_trust_arguments(parser)
     add_position_arguments(parser.add_argument_group("positions"), alpha="0.4, which suits training")
 
 
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
                 alpha=options.alpha,
                 revision=options.revision,
                 force=options.force,
-                allow_pickle=options.allow_pickle,
+                trust=trust_of(options),
             ),
             progress,
         )

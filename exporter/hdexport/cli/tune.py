@@ -14,9 +14,10 @@ from pathlib import Path
 from hdexport.cli.arguments import (
     add_attention_arguments,
     add_attention_scale_argument,
-    add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
+    add_trust_arguments,
+    trust_of,
     whole_number,
 )
 from hdexport.cli.streams import outlive_readers
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
     parser.add_argument("--restart", action="store_true", help="discard what an unfinished run has kept")
     add_revision_argument(parser)
-    add_pickle_argument(parser)
+    add_trust_arguments(parser)
     training = parser.add_argument_group("training")
     training.add_argument(
         "--loss",
@@ -141,7 +142,7 @@ def run(options: argparse.Namespace) -> int:
                 revision=options.revision,
                 force=options.force,
                 restart=options.restart,
-                allow_pickle=options.allow_pickle,
+                trust=trust_of(options),
                 command=options.command_line,
             ),
             progress,

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, PRECISIONS, add_pickle_argument, whole_number
+from hdexport.cli.arguments import BACKENDS, PRECISIONS, add_trust_arguments, trust_of, whole_number
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError, VerificationError
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print every check as one JSON object")
     output.add_argument("-q", "--quiet", action="store_true", help="print failed checks only")
-    add_pickle_argument(parser)
+    add_trust_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -87,9 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
         grid = Grid(options.grid)
         longest = options.longest or LONGEST_CHECKED
-        reference = reference_of(
-            bundle, find_checkpoint(model, allow_pickle=options.allow_pickle), allow_pickle=options.allow_pickle
-        )
+        reference = reference_of(bundle, find_checkpoint(model, trust=trust_of(options)))
         progress.step("Verifying against PyTorch")
         report = progress.check if is_silent else progress.result
         backend = None if options.backend is None else Backend(options.backend)

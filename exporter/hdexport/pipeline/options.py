@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.checkpoint import Checkpoint
+from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.engines.build import EngineOptions
 from hdexport.model.positions import LONGEST, Scheme
 from hdexport.model.task import Task
@@ -48,7 +49,7 @@ class BuildOptions:
         engines: engines beside the ONNX graphs.
         verify: cases in which the bundle is compared with PyTorch before it appears; None skips the comparison.
         force: replace a bundle at `output`.
-        allow_pickle: also read pickled weights.
+        trust: which code of the checkpoint may run.
         command: the command line, for the record.
     """
 
@@ -72,7 +73,7 @@ class BuildOptions:
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
     force: bool = False
-    allow_pickle: bool = False
+    trust: Trust = UNTRUSTED
     command: str = ""
 
     def check(self) -> None:

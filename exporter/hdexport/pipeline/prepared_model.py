@@ -184,11 +184,6 @@ def graph_module(
         ),
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
-        head=task_head(
-            checkpoint.path,
-            task,
-            hidden_size=family.token_width(model.config),
-            allow_pickle=options.allow_pickle,
-        ),
+        head=task_head(checkpoint, task),
         memories=memories,
     ).eval()

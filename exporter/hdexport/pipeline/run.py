@@ -104,7 +104,7 @@ def _checkpoint(options: BuildOptions) -> Checkpoint:
     # Not found again: on the hub, a branch may have moved since.
     found = options.model
     if not isinstance(found, Checkpoint):
-        found = find_checkpoint(found, allow_pickle=options.allow_pickle)
+        found = find_checkpoint(found, trust=options.trust)
     if not options.tokenizer:
         found = dataclasses.replace(found, takes_texts=False)
     return found.with_adapter(options.adapter)
@@ -137,7 +137,7 @@ def _write_graphs(
             f"Give {expansion.length} or more."
         )
     sees_all = expansion is None or expansion.attend
-    model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
+    model = checkpoint.load(task, report=progress.result)
     positions = extended_positions(model, checkpoint, choice, options, progress)
     query_scale = scale_of_queries(positions)
     setups = attention_of_model(model, checkpoint, task, options, query_scale, progress)
@@ -180,7 +180,7 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid:
     half_range = check_half_range(bundle, report=progress.result)
     if half_range.problem is not None:
         raise VerificationError(half_range.problem)
-    reference = reference_of(bundle, checkpoint, allow_pickle=options.allow_pickle)
+    reference = reference_of(bundle, checkpoint)
     found = verify_bundle(bundle, reference, grid=grid, report=progress.check)
     found = with_texts(found, bundle, reference, report=progress.check)
     for line in found.summary():

@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.model.positions import Scheme
 from hdruntime.bundle.manifest import AttentionScale
 from hdruntime.errors import InputError
@@ -70,7 +71,7 @@ class TuneOptions:
         revision: on the hub: a branch, a tag or a commit.
         force: replace a checkpoint at `output`.
         restart: discard the state that an unfinished run has kept.
-        allow_pickle: also read pickled weights.
+        trust: which code of the checkpoint may run.
         command: the command line, for the record.
     """
 
@@ -97,7 +98,7 @@ class TuneOptions:
     revision: str | None = None
     force: bool = False
     restart: bool = False
-    allow_pickle: bool = False
+    trust: Trust = UNTRUSTED
     command: str = ""
 
     @property

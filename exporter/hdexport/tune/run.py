@@ -66,7 +66,7 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     options.check()
     progress.step("Reading the checkpoint")
     device = training_device(options.device)
-    checkpoint = find_checkpoint(options.model, revision=options.revision, allow_pickle=options.allow_pickle)
+    checkpoint = find_checkpoint(options.model, revision=options.revision, trust=options.trust)
     for remark in checkpoint.remarks:
         progress.result(remark)
     check_extendable(checkpoint, options.output)
@@ -186,7 +186,7 @@ def _extension(checkpoint: Checkpoint, student: Student, options: TuneOptions, c
 def _write(
     checkpoint: Checkpoint, student: Student, extension: Extension, record: dict[str, object], options: TuneOptions
 ) -> None:
-    files = checkpoint.weight_files(allow_pickle=options.allow_pickle)
+    files = checkpoint.weight_files()
     trained = student.results()
     with staged_directory(options.output, CHECKPOINT_DIRECTORY, force=options.force) as directory:
         write_extended(checkpoint, files, student.positions, extension, directory, trained=trained)
@@ -197,7 +197,7 @@ def _identity(
     checkpoint: Checkpoint, corpus: Corpus, options: TuneOptions, loss: Loss, choice: PositionChoice
 ) -> Identity:
     """Options that another run must share to continue; minutes, steps and learning rate may differ."""
-    weights = checkpoint.weight_files(allow_pickle=options.allow_pickle)
+    weights = checkpoint.weight_files()
     return {
         "the version of hdexport": importlib.metadata.version("hdexport"),
         "MODEL": str(checkpoint.origin),

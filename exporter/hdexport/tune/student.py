@@ -18,8 +18,9 @@ from hdexport.attention.kinds import attention_from_spec, attention_setups, kind
 from hdexport.attention.query_scale import LogScale
 from hdexport.attention.query_scale_reference import use_query_scale
 from hdexport.checkpoint import Checkpoint
+from hdexport.checkpoint.module_chain import ModuleChain, sentence_vectors
 from hdexport.checkpoint.position_choice import PositionChoice
-from hdexport.checkpoint.sentence_pooling import SentencePooling, sentence_pooling
+from hdexport.checkpoint.sentence_pooling import SENTENCE, Pooling
 from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import Family, convertible_model_types
 from hdexport.model.positions import extend_table
@@ -56,11 +57,11 @@ class Encoder:
         device: torch.device,
         *,
         pad_token_id: int,
-        pooling: SentencePooling | None,
+        pooling: ModuleChain | None,
     ) -> None:
         self.model, self.device = model.to(device), device
         self._pad_token_id = pad_token_id
-        self._pooling = SentencePooling(("mean",), []) if pooling is None else pooling.to(device)
+        self._pooling = ModuleChain([Pooling(("mean",))], (SENTENCE,)) if pooling is None else pooling.to(device)
         self._half = family.own is None and _has_bfloat16(device)
         if self._half:
             _cast_frozen_layers(model)
@@ -88,7 +89,7 @@ class Encoder:
     def vectors(self, texts: Sequence[torch.Tensor]) -> torch.Tensor:
         """[batch, width], float32, of length 1."""
         states, mask = self.states(texts)
-        return torch.nn.functional.normalize(self._pooling(states, mask), dim=-1)
+        return torch.nn.functional.normalize(self._pooling(states, mask)[-1], dim=-1)
 
 
 class Student(Encoder):
@@ -140,7 +141,7 @@ def make_student(
     Raises:
         ModelError, InputError: the checkpoint cannot be loaded, or cannot be given the attention.
     """
-    model, family = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result), checkpoint.family
+    model, family = checkpoint.load(task, report=progress.result), checkpoint.family
     for weight in model.parameters():
         weight.requires_grad_(options.train is Trained.ALL)
     positions, rows = _tuned_rows(model, checkpoint, options, choice)
@@ -167,7 +168,7 @@ def make_student(
         family,
         device,
         pad_token_id=max(0, checkpoint.config.get("pad_token_id") or 0),
-        pooling=_pooling(checkpoint, task, options),
+        pooling=_pooling(checkpoint, task),
     )
     student.rows, student.positions = rows, positions
     return student
@@ -175,22 +176,17 @@ def make_student(
 
 def make_teacher(checkpoint: Checkpoint, task: Task, options: TuneOptions, device: torch.device) -> Encoder:
     """The checkpoint's own model, which learns nothing."""
-    model = checkpoint.load(task, allow_pickle=options.allow_pickle).requires_grad_(False)
+    model = checkpoint.load(task).requires_grad_(False)
     checkpoint.family.as_trained(model)
     pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
-    return Encoder(
-        model, checkpoint.family, device, pad_token_id=pad_token_id, pooling=_pooling(checkpoint, task, options)
-    )
+    return Encoder(model, checkpoint.family, device, pad_token_id=pad_token_id, pooling=_pooling(checkpoint, task))
 
 
-def _pooling(checkpoint: Checkpoint, task: Task, options: TuneOptions) -> SentencePooling | None:
+def _pooling(checkpoint: Checkpoint, task: Task) -> ModuleChain | None:
     if task is not Task.SENTENCE_SIMILARITY:
         return None
-    return sentence_pooling(
-        checkpoint.path,
-        hidden_size=checkpoint.family.token_width(checkpoint.settings()),
-        allow_pickle=options.allow_pickle,
-    ).requires_grad_(False)
+    hidden_size = checkpoint.family.token_width(checkpoint.settings())
+    return sentence_vectors(checkpoint.path, hidden_size=hidden_size, trust=checkpoint.trust).requires_grad_(False)
 
 
 def _tuned_rows(

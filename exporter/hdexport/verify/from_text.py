@@ -12,7 +12,6 @@ __all__ = ["with_texts"]
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -140,8 +139,6 @@ def _why_not(reference: Reference, theirs: str | None, task: Task, grid: Grid) -
         return None
     if grid is Grid.QUICK:
         return "its import takes as long as a build; `hdexport verify BUNDLE` compares them"
-    if importlib.util.find_spec("sentence_transformers") is None:
-        return "needs `pip install sentence-transformers`"
     return None
 
 
@@ -241,7 +238,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
             str(path),
             device="cpu",
             local_files_only=True,
-            trust_remote_code=False,
+            trust_remote_code=checkpoint.trust.code,
             model_kwargs={"dtype": torch.float32},
         ).eval()
     except MemoryError:

@@ -224,13 +224,12 @@ class Reference:
         return {name: output.numpy() for name, output in outputs.items()}
 
 
-def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool = False) -> Reference:
+def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
     """PyTorch's model for a bundle, its positions extended as the bundle's were.
 
     Args:
         bundle: the bundle to be verified.
         checkpoint: the checkpoint that it was built from.
-        allow_pickle: also read ``pytorch_model.bin``.
 
     Raises:
         ModelError: the checkpoint is not the one that the bundle was built from.
@@ -246,7 +245,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
             f"The bundle was built from a {manifest.model_type}, and {checkpoint.path} is a "
             f"{checkpoint.config['model_type']}.\nName the checkpoint it was built from with --model."
         )
-    model = checkpoint.with_adapter(manifest.adapter).load(task, allow_pickle=allow_pickle)
+    model = checkpoint.with_adapter(manifest.adapter).load(task)
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, model.config.to_dict())
     positions = extend_positions(model, checkpoint.family, max_len=max_len, scheme=scheme, alpha=alpha)
     if positions.base != manifest.positions.base:
@@ -261,12 +260,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         model,
         task,
         inputs=manifest.inputs,
-        head=task_head(
-            checkpoint.path,
-            task,
-            hidden_size=checkpoint.family.token_width(model.config),
-            allow_pickle=allow_pickle,
-        ),
+        head=task_head(checkpoint, task),
         memories=facts.memories,
     ).eval()
     pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)

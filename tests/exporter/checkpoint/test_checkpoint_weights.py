@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING
 
 import hdexport.checkpoint.agreement
 from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.model.task import Task
 from hdruntime.errors import ModelError
@@ -27,9 +28,9 @@ def change_weights(directory: Path, change: Callable[[Weights], Weights]) -> Non
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def refusal(directory: Path, task: Task = Task.FEATURE_EXTRACTION, *, allow_pickle: bool = False) -> str:
+def refusal(directory: Path, task: Task = Task.FEATURE_EXTRACTION, *, trust: Trust = UNTRUSTED) -> str:
     with pytest.raises(ModelError) as caught:
-        find_checkpoint(directory, allow_pickle=allow_pickle).load(task, allow_pickle=allow_pickle)
+        find_checkpoint(directory, trust=trust).load(task)
     return str(caught.value)
 
 
@@ -166,7 +167,7 @@ def test_a_pickle_in_an_index_is_refused_unless_allowed(tiny_bert: Path, index: 
     (tiny_bert / index).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, file)}))
     assert "as a pickle (.bin)" in refusal(tiny_bert)
     assert "add --allow-pickle" in refusal(tiny_bert)
-    model = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION, allow_pickle=True)
+    model = find_checkpoint(tiny_bert, trust=Trust(pickles=True)).load(Task.FEATURE_EXTRACTION)
     for name, weight in model.named_parameters():
         assert torch.equal(weight, weights[name]), name
 
@@ -177,18 +178,20 @@ def test_an_index_of_other_files_is_refused_even_where_pickles_are_allowed(tiny_
     torch.save(weights, tiny_bert / file)
     (tiny_bert / "model.safetensors").unlink()
     (tiny_bert / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(weights, file)}))
-    assert f"names '{file}'; weights are read from .safetensors files" in refusal(tiny_bert, allow_pickle=True)
+    assert f"names '{file}'; weights are read from .safetensors files" in refusal(tiny_bert, trust=Trust(pickles=True))
 
 
 def test_a_pickle_with_the_suffix_of_safetensors_is_not_unpickled(tiny_bert: Path) -> None:
     torch.save(load_file(tiny_bert / "model.safetensors"), tiny_bert / "weights.bin")
     (tiny_bert / "weights.bin").replace(tiny_bert / "model.safetensors")
-    assert "model.safetensors cannot be read: Error while deserializing header" in refusal(tiny_bert, allow_pickle=True)
+    assert "model.safetensors cannot be read: Error while deserializing header" in refusal(
+        tiny_bert, trust=Trust(pickles=True)
+    )
 
 
 def test_a_pickle_of_other_things_than_weights_is_refused(tiny_bert: Path) -> None:
     pickle_weights(tiny_bert, {"state_dict": {"a": torch.ones(1)}, "epoch": 3})
-    assert "pytorch_model.bin cannot be read as weights" in refusal(tiny_bert, allow_pickle=True)
+    assert "pytorch_model.bin cannot be read as weights" in refusal(tiny_bert, trust=Trust(pickles=True))
 
 
 def test_shards_in_half_precision_are_put_together_in_float32(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import hdexport.cli
 from hdexport.checkpoint import find_checkpoint, is_hub_source, path_of_source
+from hdexport.checkpoint.trust import Trust
 from hdexport.model.task import Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from support.hub_server import HubServer
@@ -92,10 +93,10 @@ def test_pickles_are_downloaded_where_they_are_allowed_and_needed(
     with pytest.raises(ModelError, match="holds no weights"):
         find_checkpoint(MODEL).load(Task.FEATURE_EXTRACTION)
     assert not [name for name in hub.downloaded() if name.endswith(".bin")]
-    found = find_checkpoint(MODEL, allow_pickle=True)
+    found = find_checkpoint(MODEL, trust=Trust(pickles=True))
     assert found.source == f"{MODEL}@{commit}"
     assert hub.downloaded().count("pytorch_model.bin") == 1
-    weights = dict(found.load(Task.FEATURE_EXTRACTION, allow_pickle=True).named_parameters())
+    weights = dict(found.load(Task.FEATURE_EXTRACTION).named_parameters())
     for name, weight in load_file(tiny_bert / "model.safetensors").items():
         assert torch.equal(weights[name], weight), name
 
@@ -104,7 +105,7 @@ def test_a_pickle_beside_safetensors_is_never_downloaded(hub: HubServer, tiny_be
     both = Path(shutil.copytree(tiny_bert, tmp_path / "both"))
     (both / "pytorch_model.bin").write_bytes(b"not to be touched")
     hub.push(MODEL, both)
-    find_checkpoint(MODEL, allow_pickle=True).load(Task.FEATURE_EXTRACTION, allow_pickle=True)
+    find_checkpoint(MODEL, trust=Trust(pickles=True)).load(Task.FEATURE_EXTRACTION)
     assert not [name for name in hub.downloaded() if name.endswith(".bin")]
 
 

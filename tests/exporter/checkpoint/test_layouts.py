@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.heads import task_head
 from hdexport.checkpoint.source import path_of_source
+from hdexport.checkpoint.trust import Trust
 from hdexport.extend import ExtendOptions, extend
 from hdexport.model.task import Task
 from hdruntime.errors import ModelError
@@ -45,10 +46,10 @@ def vectors(path: Path) -> np.ndarray:
     """What a checkpoint's model and pooling give for the texts, one after the other."""
     checkpoint = find_checkpoint(path)
     model = checkpoint.load(Task.SENTENCE_SIMILARITY)
-    head: Any = task_head(checkpoint.path, Task.SENTENCE_SIMILARITY, hidden_size=32)
+    head: Any = task_head(checkpoint, Task.SENTENCE_SIMILARITY)
     with torch.inference_mode():
         encoded = [checkpoint.tokenizer(text, return_tensors="pt") for text in TEXTS]
-        return np.concatenate([head(model(**each)[0], each["attention_mask"]).numpy() for each in encoded])
+        return np.concatenate([head(model(**each)[0], each["attention_mask"])[-1].numpy() for each in encoded])
 
 
 def test_the_folders_of_sentence_transformers_give_its_vectors_however_they_are_written(tmp_path: Path) -> None:
@@ -90,9 +91,9 @@ def test_googles_configuration_beside_pytorchs_weights_is_a_checkpoint(tiny_bert
     change_json(tiny_bert / "bert_config.json", model_type=None, architectures=None)
     with pytest.raises(ModelError, match="--allow-pickle"):
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
-    checkpoint = find_checkpoint(tiny_bert, allow_pickle=True)
+    checkpoint = find_checkpoint(tiny_bert, trust=Trust(pickles=True))
     assert checkpoint.remarks[0] == "Read bert_config.json as the config.json of a bert."
-    model = checkpoint.load(Task.FEATURE_EXTRACTION, allow_pickle=True)
+    model = checkpoint.load(Task.FEATURE_EXTRACTION)
     assert all(
         torch.equal(weight, expected[name]) for name, weight in model.state_dict().items() if "pooler" not in name
     )
@@ -168,7 +169,7 @@ def test_an_adapter_in_a_pickle_is_read_where_that_is_allowed(tiny_bert: Path) -
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match=rf"{folder} holds its weights as a pickle(.|\n)*--allow-pickle"):
         find_checkpoint(folder).load(Task.FEATURE_EXTRACTION)
-    find_checkpoint(folder).load(Task.FEATURE_EXTRACTION, allow_pickle=True)
+    find_checkpoint(folder, trust=Trust(pickles=True)).load(Task.FEATURE_EXTRACTION)
 
 
 def test_an_adapter_that_cannot_be_merged_is_said_to_be_one(tiny_bert: Path) -> None:
@@ -210,13 +211,13 @@ def test_a_pointer_of_git_lfs_is_named_wherever_it_stands(tmp_path: Path) -> Non
 def test_a_pointer_of_git_lfs_that_is_not_read_is_no_obstacle(tiny_bert: Path) -> None:
     for name in ("pytorch_model.bin", "vocab.txt", "spm.model"):
         (tiny_bert / name).write_text(POINTER)
-    checkpoint = find_checkpoint(tiny_bert)
-    checkpoint.load(Task.FEATURE_EXTRACTION, allow_pickle=True)
+    checkpoint = find_checkpoint(tiny_bert, trust=Trust(pickles=True))
+    checkpoint.load(Task.FEATURE_EXTRACTION)
     assert len(checkpoint.tokenizer) == VOCAB_SIZE
     pickle_weights(tiny_bert)
     (tiny_bert / "pytorch_model.bin").write_text(POINTER)
     with pytest.raises(ModelError, match=r"pytorch_model.bin is a pointer of Git LFS"):
-        checkpoint.load(Task.FEATURE_EXTRACTION, allow_pickle=True)
+        checkpoint.load(Task.FEATURE_EXTRACTION)
 
 
 def test_names_that_a_wrapper_left_are_those_of_the_model(tmp_path: Path) -> None:

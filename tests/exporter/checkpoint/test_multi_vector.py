@@ -70,7 +70,7 @@ def assert_read_as_the_library_does(path: Path) -> None:
     text = "".join(found.prompts.values()) + "what is [unused0] read?"
     checkpoint = find_checkpoint(path)
     assert checkpoint.tokenizer(text)["input_ids"] == theirs.tokenizer(text)["input_ids"]
-    head = task_head(path, Task.TOKEN_SIMILARITY, hidden_size=32)
+    head = task_head(find_checkpoint(path), Task.TOKEN_SIMILARITY)
     assert head is not None
     states = torch.randn(1, 3, 32)
     with torch.inference_mode():
@@ -127,11 +127,11 @@ def test_another_reading_is_found(model: Callable[[str], Path]) -> None:
     path = model("classic")
     theirs = sentence_transformers.MultiVectorEncoder(str(path), device="cpu")
     weights = load_file(path / "1_Dense/model.safetensors")
-    head = task_head(path, Task.TOKEN_SIMILARITY, hidden_size=32)
+    head = task_head(find_checkpoint(path), Task.TOKEN_SIMILARITY)
     assert head is not None
     states = torch.randn(1, 3, 32)
     save_file({"linear.weight": weights["linear.weight"] + 0.01}, path / "1_Dense/model.safetensors")
-    other = task_head(path, Task.TOKEN_SIMILARITY, hidden_size=32)
+    other = task_head(find_checkpoint(path), Task.TOKEN_SIMILARITY)
     assert other is not None
     (one,), (two,) = (each.outputs(states, torch.ones(1, 3, dtype=torch.int64), None) for each in (head, other))
     assert (one - two).abs().max() > 1e-4
@@ -192,7 +192,7 @@ def test_a_wrong_projection_is_refused(weight: torch.Tensor | None, found: str, 
     weights = {name: value for name, value in load_file(path / "model.safetensors").items() if name != "linear.weight"}
     save_file(weights | ({} if weight is None else {"linear.weight": weight}), path / "model.safetensors")
     with pytest.raises(ModelError, match=found):
-        task_head(path, Task.TOKEN_SIMILARITY, hidden_size=32)
+        task_head(find_checkpoint(path), Task.TOKEN_SIMILARITY)
 
 
 def test_stanfords_projection_is_left_out_where_it_is_not_needed(model: Callable[[str], Path]) -> None:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from sentence_transformers.sentence_transformer import modules
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.heads import task_head
-from hdexport.checkpoint.sentence_pooling import sentence_pooling
+from hdexport.checkpoint.module_chain import sentence_vectors, token_layers
+from hdexport.checkpoint.sentence_modules import pooling_settings
 from hdexport.checkpoint.sentence_settings import sentence_settings
+from hdexport.checkpoint.trust import Trust
 from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
@@ -49,7 +51,8 @@ def pooled_by_hand(*modes: str) -> np.ndarray:
 
 def pooled(directory: Path) -> np.ndarray:
     with torch.inference_mode():
-        return sentence_pooling(directory, hidden_size=WIDTH)(torch.from_numpy(TOKENS), torch.from_numpy(MASK)).numpy()
+        chain = sentence_vectors(directory, hidden_size=WIDTH)
+        return chain(torch.from_numpy(TOKENS), torch.from_numpy(MASK))[-1].numpy()
 
 
 def flags(*modes: str) -> dict[str, object]:
@@ -79,18 +82,19 @@ def test_several_modes_are_concatenated_in_order(pooling: dict[str, object], tmp
 @pytest.mark.parametrize("prompt_tokens", [0, 2])
 def test_all_modes_are_sentence_transformers_own_with_and_without_a_prompt(prompt_tokens: int, tmp_path: Path) -> None:
     """Texts without padding, with padding on the right and on the left; the prompt is at the beginning."""
-    theirs = pytest.importorskip("sentence_transformers.sentence_transformer.modules.pooling").Pooling
     mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 5, [0] * 3 + [1] * 6])
     pooled_mask = mask * (mask.cumsum(1) > prompt_tokens)
     tokens = torch.from_numpy(TOKENS)
     for mode in FLAGS:
         save_sentence_modules(tmp_path, pooling=flags(mode))
         features = {"token_embeddings": tokens, "attention_mask": mask, "prompt_length": prompt_tokens}
-        expected = theirs(WIDTH, mode, include_prompt=False)(features)["sentence_embedding"]
-        module = sentence_pooling(tmp_path, hidden_size=WIDTH)
-        assert_close(module(tokens, mask, pooled_mask).numpy(), expected.numpy(), atol=1e-6)
+        expected = modules.Pooling(WIDTH, mode, include_prompt=False)(features)["sentence_embedding"]
+        chain = sentence_vectors(tmp_path, hidden_size=WIDTH)
+        assert_close(chain(tokens, mask, pooled_mask)[-1].numpy(), expected.numpy(), atol=1e-6)
         if prompt_tokens and mode != "lasttoken":
-            assert np.abs(module(tokens, mask).numpy() - expected.numpy()).max() > 0.01, "the prompt makes a difference"
+            assert np.abs(chain(tokens, mask)[-1].numpy() - expected.numpy()).max() > 0.01, (
+                "the prompt makes a difference"
+            )
 
 
 def save_dense(folder: Path, *, activation: str | None, bias: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -107,7 +111,6 @@ def save_dense(folder: Path, *, activation: str | None, bias: bool = True) -> tu
 
 
 def test_layers_after_a_pooling_are_sentence_transformers_own(tmp_path: Path) -> None:
-    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     torch.manual_seed(0)
     layers = (
         modules.Dense(WIDTH, 4, activation_function=torch.nn.GELU(), use_residual=True),
@@ -125,15 +128,15 @@ def test_layers_after_a_pooling_are_sentence_transformers_own(tmp_path: Path) ->
             features = layer.eval()(features)
     assert_close(pooled(tmp_path), features["sentence_embedding"].numpy(), atol=1e-6)
     (tmp_path / "3_LayerNorm" / "config.json").write_text('{"dimension": 5}')
-    with pytest.raises(ModelError, match=r"3_LayerNorm cannot be read: its weights .*\[4\].* \[5\]"):
+    with pytest.raises(ModelError, match=r"(?s)the module LayerNorm in .*3_LayerNorm: .*size mismatch.*--task"):
         pooled(tmp_path)
 
 
 def test_a_row_of_padding_only_stays_finite(tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, "Normalize", pooling=flags("mean", "cls", "mean_sqrt_len_tokens"))
-    module = sentence_pooling(tmp_path, hidden_size=WIDTH)
+    chain = sentence_vectors(tmp_path, hidden_size=WIDTH)
     with torch.inference_mode():
-        vector = module(torch.from_numpy(TOKENS), torch.zeros(3, 9, dtype=torch.int64))
+        vector = chain(torch.from_numpy(TOKENS), torch.zeros(3, 9, dtype=torch.int64))[-1]
     assert vector.isfinite().all()
 
 
@@ -143,13 +146,14 @@ def test_a_row_of_padding_only_stays_finite(tmp_path: Path) -> None:
 def test_a_mode_that_is_not_supported_is_refused_by_name(pooling, named: str, tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, pooling=pooling)
     with pytest.raises(ModelError, match=rf"asks for the pooling {named}; supported: cls, max, mean, .*\n.*--task"):
-        sentence_pooling(tmp_path, hidden_size=WIDTH)
+        sentence_vectors(tmp_path, hidden_size=WIDTH)
 
 
-def test_a_module_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
-    save_sentence_modules(tmp_path, "LSTM", pooling=flags("mean"))
-    with pytest.raises(ModelError, match=r"module LSTM after .* Dense, LayerNorm, .*\n.*--task feature-"):
-        sentence_pooling(tmp_path, hidden_size=WIDTH)
+def test_a_module_that_needs_what_a_bundle_has_not_is_refused_by_name(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, "WordWeights", pooling=flags("mean"))
+    modules.WordWeights(["a"], {"a": 2.0}).save(str(tmp_path / "2_WordWeights"))
+    with pytest.raises(ModelError, match=r"module WordWeights of .*: it needs 'input_ids'(.|\n)*--task feature-"):
+        sentence_vectors(tmp_path, hidden_size=WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -161,49 +165,130 @@ def test_a_module_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> No
             '[{"type": "sentence_transformers.models.Transformer", "path": ""}]',
             "chains the modules Transformer; a Transformer followed by",
         ),
+        (
+            json.dumps(
+                [
+                    {"type": f"sentence_transformers.models.{kind}", "path": kind}
+                    for kind in ("Transformer", "Pooling", "Pooling")
+                ]
+            ),
+            "chains the modules Transformer, Pooling, Pooling; a Transformer followed by",
+        ),
     ],
 )
 def test_modules_that_cannot_be_followed_are_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(ModelError, match=message):
-        sentence_pooling(tmp_path, hidden_size=WIDTH)
+        sentence_vectors(tmp_path, hidden_size=WIDTH)
 
 
 def test_a_pooling_without_its_config_is_refused(tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, pooling=flags("mean"))
     (tmp_path / "1_Pooling" / "config.json").unlink()
     with pytest.raises(ModelError, match=r"1_Pooling/config.json.*cannot be read"):
-        sentence_pooling(tmp_path, hidden_size=WIDTH)
+        sentence_vectors(tmp_path, hidden_size=WIDTH)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"out_features": 5}, "cannot be read"),
-        (
-            {"activation_function": "torch.nn.modules.activation.Softplus"},
-            "activation_function 'torch.*Softplus'; supported: Identity, Tanh, ReLU, GELU, SiLU, Sigmoid",
-        ),
-        ({"use_residual": True}, "cannot be read: .* and those of its config.json are .*residual.weight"),
-        ({"module_input_name": "token_embeddings"}, "module_input_name 'token_embeddings'; only"),
+        ({"out_features": 5}, r"2_Dense.* is \[5, 6\], and the layer has \[4, 6\]"),
+        ({"in_features": "6"}, r"2_Dense.* is \[4, '6'\], and"),
+        ({"bias": False}, "2_Dense: .*linear.bias"),
+        ({"use_residual": True}, "2_Dense: .*residual.weight"),
+        ({"module_input_name": "other"}, "^The module Dense .*: it needs 'other'"),
+        ({"module_input_name": "token_embeddings", "module_output_name": "sentence_embedding"}, r"shape \[2, 3, 4\]"),
+        ({"activation_function": "torch.nn.functional.relu"}, "must be a torch.nn.Module"),
+        ({"activation_function": "theirs.Swish"}, "'theirs.Swish', which is not(.|\n)*--trust-remote-code"),
     ],
 )
-def test_a_foreign_dense_layer_is_refused(config: dict[str, object], message: str, tmp_path: Path) -> None:
-    save_sentence_modules(tmp_path, "Dense", pooling=flags("mean"))
+def test_a_dense_layer_that_does_not_fit_is_refused(config: dict[str, object], message: str, tmp_path: Path) -> None:
+    save_sentence_modules(
+        tmp_path,
+        "Dense",
+        pooling=flags("mean"),
+    )
     save_dense(tmp_path / "2_Dense", activation="Tanh")
     change_json(tmp_path / "2_Dense" / "config.json", **config)
-    with pytest.raises(ModelError, match=rf"2_Dense.*{message}"):
-        sentence_pooling(tmp_path, hidden_size=WIDTH)
+    with pytest.raises(ModelError, match=rf"(?s){message}"):
+        sentence_vectors(tmp_path, hidden_size=WIDTH)
+
+
+@pytest.mark.parametrize("wrong", [torch.full((4, WIDTH), torch.nan), torch.ones(4, WIDTH, dtype=torch.int8)])
+def test_weights_that_are_no_finite_floats_are_refused(wrong: torch.Tensor, tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, "Dense", pooling=flags("mean"))
+    save_dense(tmp_path / "2_Dense", activation="Tanh", bias=False)
+    save_file({"linear.weight": wrong}, tmp_path / "2_Dense" / "model.safetensors")
+    with pytest.raises(ModelError, match=r"2_Dense has weights that are integers, NaN or infinite: linear.weight"):
+        sentence_vectors(tmp_path, hidden_size=WIDTH)
+
+
+def test_modules_whose_answers_depend_on_a_batch_are_refused(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, "Largest", pooling=flags("mean"))
+    (tmp_path / "largest.py").write_text(
+        "import torch\nclass Largest(torch.nn.Module):\n"
+        "    @staticmethod\n    def load(path):\n        return Largest()\n"
+        "    def forward(self, features):\n"
+        "        return {**features, 'sentence_embedding': features['token_embeddings'].amax(dim=1)}\n"
+    )
+    chain = json.loads((tmp_path / "modules.json").read_text())
+    chain[2]["type"] = "largest.Largest"
+    (tmp_path / "modules.json").write_text(json.dumps(chain))
+    with pytest.raises(ModelError, match=r"chain of modules .*: sentence_embedding depends on the padding"):
+        sentence_vectors(tmp_path, hidden_size=WIDTH, trust=Trust(code=True))
+
+
+# Modules of the checkpoint's own
+
+POOLING_OF_ITS_OWN = """
+import torch
+
+class Attentive(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.score = torch.nn.Linear(width, 1, bias=False)
+        torch.nn.init.constant_(self.score.weight, 0.5)
+
+    def forward(self, features):
+        scores = self.score(features["token_embeddings"]).squeeze(-1)
+        scores = scores.masked_fill(features["attention_mask"] == 0, -1e9)
+        weights = torch.softmax(scores, dim=-1).unsqueeze(-1)
+        return {**features, "sentence_embedding": (features["token_embeddings"] * weights).sum(dim=1)}
+
+    @staticmethod
+    def load(LOADED):
+        return Attentive(WIDTH)
+"""
+
+
+@pytest.mark.parametrize("loaded", ["path", "path, subfolder='', **options"], ids=["as before 5", "as of 5"])
+def test_a_pooling_of_the_checkpoints_own_is_run_where_it_is_trusted(loaded: str, tmp_path: Path) -> None:
+    code = POOLING_OF_ITS_OWN.replace("LOADED", loaded).replace("WIDTH", str(WIDTH))
+    (tmp_path / "attentive.py").write_text(code)
+    save_sentence_modules(tmp_path, "Normalize", pooling={})
+    chain = json.loads((tmp_path / "modules.json").read_text())
+    chain[1]["type"] = "attentive.Attentive"
+    (tmp_path / "modules.json").write_text(json.dumps(chain))
+    with pytest.raises(ModelError, match=r"'attentive.Attentive', which is not(.|\n)*--trust-remote-code"):
+        sentence_vectors(tmp_path, hidden_size=WIDTH)
+    head = sentence_vectors(tmp_path, hidden_size=WIDTH, trust=Trust(code=True))
+    with torch.inference_mode():
+        given = head(torch.from_numpy(TOKENS), torch.from_numpy(MASK))[-1].numpy()
+    weights = np.where(MASK == 1, np.exp(TOKENS.sum(axis=-1, dtype=np.float64) / 2), 0.0)
+    expected = (TOKENS * (weights / weights.sum(axis=1, keepdims=True))[:, :, None]).sum(axis=1)
+    assert_close(given, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+    settings = pooling_settings(tmp_path)
+    assert settings.names == ("attentive.Attentive",)
 
 
 def test_a_dense_layer_in_a_pickle_is_read_where_that_is_allowed(tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, "Dense", pooling=flags("mean"))
     save_dense(tmp_path / "2_Dense", activation="Tanh")
-    expected = sentence_pooling(tmp_path, hidden_size=WIDTH).state_dict()
+    expected = sentence_vectors(tmp_path, hidden_size=WIDTH).state_dict()
     pickle_weights(tmp_path / "2_Dense")
     with pytest.raises(ModelError, match=r"2_Dense holds its weights as a pickle(.|\n)*--allow-pickle"):
-        sentence_pooling(tmp_path, hidden_size=WIDTH)
-    read = sentence_pooling(tmp_path, hidden_size=WIDTH, allow_pickle=True).state_dict()
+        sentence_vectors(tmp_path, hidden_size=WIDTH)
+    read = sentence_vectors(tmp_path, hidden_size=WIDTH, trust=Trust(pickles=True)).state_dict()
     assert read.keys() == expected.keys()
     assert all(torch.equal(weight, expected[name]) for name, weight in read.items())
 
@@ -231,8 +316,7 @@ def save_token_layers(path: Path, *, vectors: str = "token_embeddings", pooled: 
 @pytest.mark.parametrize("options", [{"vectors": "sentence_embedding"}, {"pooled": True}])
 def test_tokens_are_given_as_they_are_where_layers_are_not_of_tokens(options: dict[str, Any], tmp_path: Path) -> None:
     save_token_layers(tmp_path, **options)
-    assert task_head(tmp_path, Task.FEATURE_EXTRACTION, hidden_size=WIDTH) is None
-    assert task_head(tmp_path, Task.FILL_MASK, hidden_size=WIDTH) is None
+    assert token_layers(tmp_path, hidden_size=WIDTH) is None
 
 
 @pytest.mark.parametrize("saved_from", ["SentenceTransformer", "MultiVectorEncoder"])

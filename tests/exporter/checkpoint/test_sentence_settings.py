@@ -162,7 +162,10 @@ def test_a_class_of_the_checkpoints_own_is_not_taken_for_one_of_the_library(enco
     modules = json.loads((encoder / "modules.json").read_text())
     modules[1]["type"] = "custom.Pooling"
     (encoder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ModelError, match=r"chains the modules Transformer, custom\.Pooling, Normalize; a Transformer"):
+    assert settings(encoder).pooling == ("custom.Pooling",)
+    modules[0]["type"] = "custom.Transformer"
+    (encoder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelError, match=r"chains the modules custom\.Transformer, custom\.Pooling, Normalize; a"):
         settings(encoder)
 
 
@@ -231,7 +234,7 @@ def test_a_cross_encoder_of_modules_pools_and_has_the_labels_of_its_last_layer(c
 @pytest.mark.parametrize(
     ("kinds", "values", "message"),
     [
-        (["Transformer", "Dense"], {}, "chains the modules Transformer, Dense; a Transformer followed by a Pooling is"),
+        (["Transformer", "Dense"], {}, "is a CrossEncoder, and Dense, its last module, gives no scores; a"),
         (["Transformer", "Pooling", "Dense"], {}, "is a CrossEncoder, and Dense, its last module, gives no scores; a"),
         (["Transformer", "Pooling", "Dense"], {"out_features": "2", "module_output_name": "scores"}, "out_features "),
     ],

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.trust import Trust
 from hdexport.extend import ExtendOptions, extend
 from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
@@ -38,7 +39,7 @@ def expected_answers(variant: str) -> dict[str, np.ndarray]:
 
 
 def loaded(variant: str, task: Task) -> Any:
-    return find_checkpoint(DATA / variant).load(task, allow_pickle=True)
+    return find_checkpoint(DATA / variant, trust=Trust(pickles=True)).load(task)
 
 
 @torch.inference_mode()
@@ -76,7 +77,7 @@ def built(tmp_path_factory: pytest.TempPathFactory):
             max_len=300 if variant == "rotary" else 24,
             task=Task.FILL_MASK,
             attention=attention_from_spec(spec),
-            allow_pickle=True,
+            trust=Trust(pickles=True),
             verify=None,
         )
         build(options)

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.trust import Trust
 from hdexport.families import family_of
 from hdexport.families.transfo_xl.adaptive import AdaptiveSoftmax
 from hdexport.families.transfo_xl.config import TransfoXLConfig
@@ -70,7 +71,7 @@ def copy_of(variant: str, directory: Path) -> Path:
     ("variant", "task"), [*((name, Task.TEXT_SCORING) for name in VARIANTS), ("clusters", Task.FEATURE_EXTRACTION)]
 )
 def test_the_module_answers_as_transformers_4_did(variant: str, task: Task) -> None:
-    model = find_checkpoint(DATA / variant).load(task, allow_pickle=True)
+    model = find_checkpoint(DATA / variant, trust=Trust(pickles=True)).load(task)
     for rows in (1, 3):
         expected = expected_answers(variant, rows)
         mems, found = None, []

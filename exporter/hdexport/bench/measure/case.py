@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.bench.results.result import OutputError, PeakMemory
+from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdruntime.backends.precision import Precision
 
 
@@ -19,12 +20,12 @@ class Subject:
         bundle: says which task, positions and attention the model has; of several the one that takes the longest texts.
         checkpoint: the bundle's: a directory, or ``organisation/name`` on the Hugging Face hub; None
             where it is not here: then PyTorch's answers and the peers are left out.
-        allow_pickle: also read weights that are stored as a pickle.
+        trust: which code of the checkpoint may run.
     """
 
     bundle: Path
     checkpoint: str | None
-    allow_pickle: bool = False
+    trust: Trust = UNTRUSTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,15 +29,18 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
         HdexportError: the checkpoint cannot be read or extended.
     """
     from hdexport.checkpoint import find_checkpoint
+    from hdexport.checkpoint.heads import task_head
     from hdexport.extend import ExtendOptions, extend
     from hdexport.model.positions import TABLES, Scheme
+    from hdexport.model.task import Task
     from hdexport.verify.pytorch_reference import positions_of
 
     assert subject.checkpoint is not None
-    checkpoint = find_checkpoint(subject.checkpoint, allow_pickle=subject.allow_pickle)
-    # Files that are opened later may be pickles, too: this is where they are refused.
-    checkpoint.weight_files(allow_pickle=subject.allow_pickle)
+    checkpoint = find_checkpoint(subject.checkpoint, trust=subject.trust)
     manifest = open_bundle(subject.bundle, check_files=False).manifest
+    # Peers take pickles and code: this is where those are refused.
+    checkpoint.weight_files()
+    task_head(checkpoint, Task(manifest.task))
     is_extended = manifest.positions.rows > manifest.positions.base
     if not checkpoint.family.learned_positions or not (
         is_extended or checkpoint.family.stores_table(checkpoint.config)
@@ -56,7 +59,7 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
         max_len=max_len,
         scheme=scheme,
         alpha=alpha,
-        allow_pickle=subject.allow_pickle,
+        trust=subject.trust,
     )
     extend(options)
     return output

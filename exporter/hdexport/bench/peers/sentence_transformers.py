@@ -47,7 +47,7 @@ class SentenceTransformers(Peer):
             spec.artefact,
             device=spec.device,
             local_files_only=True,
-            trust_remote_code=False,
+            trust_remote_code=True,
             model_kwargs={
                 "dtype": getattr(torch, manifest.dtype) if runs_in_half(spec.device, manifest) else torch.float32
             },

@@ -55,12 +55,13 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
 
     from hdexport.checkpoint import find_checkpoint
     from hdexport.checkpoint.heads import task_head
+    from hdexport.checkpoint.trust import Trust
     from hdexport.model.graph_module import GraphModule
     from hdexport.model.task import Task
 
     task = Task(manifest.task)
-    checkpoint = find_checkpoint(folder)
-    model = checkpoint.load(task, allow_pickle=True)
+    checkpoint = find_checkpoint(folder, trust=Trust(pickles=True, code=True))
+    model = checkpoint.load(task)
     scale_queries(model, checkpoint.family, manifest)
     if half_precision:
         for parameter in model.parameters():
@@ -70,9 +71,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
         model,
         task,
         inputs=[spec for spec in manifest.inputs if spec.role is not Role.MEMORY],
-        head=task_head(
-            checkpoint.path, task, hidden_size=checkpoint.family.token_width(model.config), allow_pickle=True
-        ),
+        head=task_head(checkpoint, task),
     ).eval()
 
 

@@ -16,6 +16,7 @@ from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Series
 from hdexport.bench.run.lengths import default_lengths
 from hdexport.checkpoint import path_of_source
+from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdruntime.backends.bundle_graphs import has_graph
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
@@ -47,7 +48,7 @@ class BenchOptions:
         time_limit_s: of one process.
         memory_budget_bytes: also look for the largest batch that fits it; None does not.
         model: the checkpoint that the bundles were built from; None for where each says it came from.
-        allow_pickle: also read weights that are stored as a pickle.
+        trust: which code of the checkpoint may run.
         command: the command line, for the record.
     """
 
@@ -63,7 +64,7 @@ class BenchOptions:
     time_limit_s: float = 600.0
     memory_budget_bytes: int | None = None
     model: str | None = None
-    allow_pickle: bool = False
+    trust: Trust = UNTRUSTED
     command: str = ""
 
 
@@ -191,7 +192,7 @@ def _subject(group: Sequence[Bundle], options: BenchOptions) -> Subject:
     return Subject(
         bundle=bundle.path,
         checkpoint=options.model or (None if path is None else str(path)),
-        allow_pickle=options.allow_pickle,
+        trust=options.trust,
     )
 
 

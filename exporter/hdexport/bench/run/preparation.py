@@ -54,8 +54,8 @@ def write_expected(subject: Subject, folder: Path, shapes: Sequence[tuple[int, i
 
     assert subject.checkpoint is not None
     bundle = open_bundle(subject.bundle, check_files=False)
-    checkpoint = find_checkpoint(subject.checkpoint, allow_pickle=subject.allow_pickle)
-    reference = reference_of(bundle, checkpoint, allow_pickle=subject.allow_pickle)
+    checkpoint = find_checkpoint(subject.checkpoint, trust=subject.trust)
+    reference = reference_of(bundle, checkpoint)
     for batch, tokens in missing:
         with np.load(inputs_path(folder, batch, tokens)) as file:
             inputs = {name: file[name] for name in file.files}

@@ -1,0 +1,24 @@
+"""What of a checkpoint may run code on this machine: nothing, unless its user says so."""
+
+from __future__ import annotations
+
+__all__ = ["UNTRUSTED", "Trust"]
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """What a user trusts a checkpoint's origin with.
+
+    Attributes:
+        pickles: weights that are stored as a pickle (``--allow-pickle``).
+        code: Python files of the checkpoint, in which modules of its own stand (``--trust-remote-code``).
+    """
+
+    pickles: bool = False
+    code: bool = False
+
+
+UNTRUSTED = Trust()
+"""Nothing of a checkpoint may run."""
