@@ -101,7 +101,7 @@ def _load(case: str, models: Path, tokens: int) -> Run:
     import hdruntime
 
     session = hdruntime.load(models / case, backend="onnxruntime")
-    return lambda ids: session(input_ids=ids)["token_embeddings"]
+    return lambda ids: session(input_ids=ids)["last_hidden_state"]
 
 
 def load_plain(path: Path) -> Run:

@@ -203,7 +203,7 @@ def _load_bundle(
         onnxruntime._USES_ARENA = uses_arena
         opened = hdruntime.open_bundle(bundle)
         session = hdruntime.Session(opened, onnxruntime.OnnxRuntimeRunner(opened, spinning=spinning))
-    return lambda ids: session(input_ids=ids)["token_embeddings"]
+    return lambda ids: session(input_ids=ids)["last_hidden_state"]
 
 
 def _worth_of_arena(bundle: Path, tokens: int) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def _load(model: str, folder: Path, longest: int) -> Run:
 
     bundle, backend, precision = BUNDLES[model]
     session = hdruntime.load(folder / bundle, backend=backend, precision=precision)
-    return lambda ids: session(input_ids=ids)["token_embeddings"]
+    return lambda ids: session(input_ids=ids)["last_hidden_state"]
 
 
 def load_openvino(folder: Path, model: str) -> Run:
@@ -214,7 +214,7 @@ def load_openvino(folder: Path, model: str) -> Run:
     settings = {"INFERENCE_PRECISION_HINT": "f32"} if model == "openvino" else {}
     compiled = require("openvino").Core().compile_model(folder / MODEL_FILE, "CPU", settings)
     request, names = compiled.create_infer_request(), [value.any_name for value in compiled.inputs]
-    tokens = compiled.output("token_embeddings")
+    tokens = compiled.output("last_hidden_state")
 
     def run(ids: Ids) -> Any:
         inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}

@@ -93,7 +93,7 @@ def _load_sample(model: str, models: Path) -> tuple[Run, int]:
 
     bundle, backend, precision = _SAMPLE[model]
     session = hdruntime.load(models / f"sample-{bundle}", backend=backend, precision=precision)
-    return lambda ids: session(input_ids=ids)["token_embeddings"], session.manifest.vocab_size
+    return lambda ids: session(input_ids=ids)["last_hidden_state"], session.manifest.vocab_size
 
 
 def _save_sample(models: Path, *, window: int, longest: int) -> None:

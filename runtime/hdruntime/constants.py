@@ -20,7 +20,7 @@ __all__ = [
 
 from typing import Final
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the bundle's layout and manifest; increased when an older runtime could misread a bundle."""
 
 MANIFEST_FILE = "manifest.json"

@@ -148,7 +148,7 @@ def test_a_prompt_is_pooled_with_the_first_chunk_as_embed_pools_it(
             assert whole.tokens.tolist() == [5, 1, 1]
             assert_close(whole.vectors[:1], session.embed([text], **options), atol=ATOL)  # type: ignore[arg-type]
         # [CLS] goes with the prompt. With neither, the first token stands alone, as the second always does.
-        outputs = session.infer(session.tokenize([text], prompt="w30 w31: "))[0]["token_embeddings"]
+        outputs = session.infer(session.tokenize([text], prompt="w30 w31: "))[0]["last_hidden_state"]
         found = session.embed_chunks(text, chunks="tokens:1").vectors
         for chunk, tokens in enumerate([range(0 if include_prompt else 4, 5), [5], [6], [7], [8, 9]]):
             mean = outputs[list(tokens)].mean(axis=0)

@@ -232,7 +232,7 @@ def test_infer_trims_each_result_to_its_text(new_bundle: BundleMaker, model: Mod
     results = session.infer(encodings, batch_tokens=12)
     for encoding, result in zip(encodings, results, strict=True):
         expected = model(np.array([encoding.input_ids]))[0]
-        np.testing.assert_allclose(result["token_embeddings"], expected, atol=1e-6)
+        np.testing.assert_allclose(result["last_hidden_state"], expected, atol=1e-6)
         assert result["sentence_embedding"].shape == (4,)
 
 
@@ -240,7 +240,7 @@ def test_infer_returns_the_requested_outputs(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     (result,) = session.infer(session.tokenize(["long"]), outputs=["sentence_embedding"])
     assert set(result) == {"sentence_embedding"}
-    with pytest.raises(InputError, match=r"No output 'logits'; this bundle has token_embeddings"):
+    with pytest.raises(InputError, match=r"No output 'logits'; this bundle has last_hidden_state"):
         session.infer(session.tokenize(["long"]), outputs=["logits"])
 
 

@@ -220,4 +220,4 @@ class HuggingFace:
         tokens = outputs.last_hidden_state.numpy()
         mean = np.stack([row[real == 1].mean(axis=0) for row, real in zip(tokens, attention_mask, strict=True)])
         embedding = mean / np.linalg.norm(mean, axis=1, keepdims=True)
-        return {"token_embeddings": tokens, "sentence_embedding": embedding}
+        return {"last_hidden_state": tokens, "sentence_embedding": embedding}

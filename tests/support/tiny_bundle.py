@@ -49,7 +49,7 @@ INPUTS = tuple(
 _OUTPUTS = {
     "feature-extraction": {"last_hidden_state": ("batch", "tokens", HIDDEN_SIZE)},
     "sentence-similarity": {
-        "token_embeddings": ("batch", "tokens", HIDDEN_SIZE),
+        "last_hidden_state": ("batch", "tokens", HIDDEN_SIZE),
         "sentence_embedding": ("batch", HIDDEN_SIZE),
     },
     "text-classification": {"logits": ("batch", HIDDEN_SIZE)},
@@ -82,7 +82,6 @@ def write_model(
     """
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])]
     outputs = {name: f"float[{', '.join(map(str, shape))}]" for name, shape in _OUTPUTS[task].items()}
-    hidden = "token_embeddings" if task == "sentence-similarity" else "last_hidden_state"
     nodes = f"""
         types_of_tokens = {"Identity(token_type_ids)" if token_types else "Mul(input_ids, zero_id)"}
         mask = {"Identity(attention_mask)" if masked else "Equal(attention_mask, attention_mask)"}
@@ -97,7 +96,7 @@ def write_model(
         count = ReduceSum(mask_float, axis_tokens)
         count_safe = Max(count, one)
         mean = Div(total, count_safe)
-        {"states" if padding else hidden} = Add(vectors, mean)
+        {"states" if padding else "last_hidden_state"} = Add(vectors, mean)
     """
     constants: dict[str, object] = {
         "table": TABLE,
@@ -111,7 +110,7 @@ def write_model(
     if padding is not None:
         constants |= {"block_size": [padding.multiple_of], "dense_tokens": [padding.free_up_to], "one_id": [1]}
         # The sum of the real tokens in the padded batch's last block, unless the batch is dense.
-        nodes += f"""
+        nodes += """
             tokens = Shape<start = 1, end = 2>(input_ids)
             last_place = Sub(tokens, one_id)
             last_block = Div(last_place, block_size)
@@ -120,7 +119,7 @@ def write_model(
             block_sum = ReduceSum(in_last_block, axis_tokens)
             is_sparse = Greater(tokens, dense_tokens)
             block_term = Where(is_sparse, block_sum, zero)
-            {hidden} = Add(states, block_term)
+            last_hidden_state = Add(states, block_term)
         """
     if task != "feature-extraction":
         nodes += f"{list(outputs)[-1]} = Squeeze(mean, axis_tokens)"

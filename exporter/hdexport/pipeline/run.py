@@ -7,11 +7,10 @@ __all__ = ["build"]
 import contextlib
 import dataclasses
 import logging
-import shutil
 from pathlib import Path
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.all_files import rewrite_json
+from hdexport.checkpoint.library_files import write_library_files
 from hdexport.checkpoint.position_choice import choose_positions
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
@@ -62,7 +61,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         manifest = dataclasses.replace(
             _write_graphs(checkpoint, directory, options, engine_builder, progress), tokenizer=tokenizer
         )
-        _write_config(checkpoint, manifest.positions, directory)
+        write_library_files(checkpoint, manifest, directory, text_length=options.text_length)
         manifest = seal(directory, manifest)
         if options.int8 is not None:
             from hdexport.quantize.bundle import quantize_bundle
@@ -76,14 +75,6 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         progress.step("Writing the bundle")
     _warn_of_untrained_positions(manifest.positions, checkpoint.family)
     return manifest
-
-
-def _write_config(checkpoint: Checkpoint, positions: Positions, directory: Path) -> None:
-    """The checkpoint's ``config.json`` with the bundle's positions: other tools cut texts at the number that it has."""
-    source, target = checkpoint.path / "config.json", directory / "config.json"
-    shutil.copyfile(source, target)
-    if positions.rows > positions.base:
-        rewrite_json(source, target, {checkpoint.family.positions_key: positions.first_row + positions.rows})
 
 
 def _open(directory: Path) -> None:

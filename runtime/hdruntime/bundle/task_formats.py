@@ -43,7 +43,7 @@ TASKS: Mapping[str, TaskFormat] = {
     "feature-extraction": TaskFormat(outputs={"last_hidden_state": ("batch", "tokens", "hidden_size")}),
     "sentence-similarity": TaskFormat(
         outputs={
-            "token_embeddings": ("batch", "tokens", "width"),
+            "last_hidden_state": ("batch", "tokens", "width"),
             "sentence_embedding": ("batch", "embedding_size"),
         },
     ),

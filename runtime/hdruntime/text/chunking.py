@@ -98,9 +98,7 @@ class LateChunking:
                 raise _unfit(f"pools tokens by {' and '.join(settings.pooling)}")
             if settings.dense or embedding_size(manifest) != manifest.hidden_size:
                 raise _unfit("has a Dense layer or LayerNorm after the mean of the tokens")
-        self.output: TensorSpec = next(
-            spec for spec in manifest.outputs if spec.name in ("token_embeddings", "last_hidden_state")
-        )
+        self.output: TensorSpec = next(spec for spec in manifest.outputs if spec.name == "last_hidden_state")
         self._normalizes = not pooled.has_tokens_axis and settings is not None and settings.normalize
         self._pools_prompt = manifest.input_of(Role.POOLED) is None
 

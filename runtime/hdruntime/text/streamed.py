@@ -76,7 +76,7 @@ class StreamedOutputs:
             raise _unfit(f"the model pools by {self._pooling}, {why}")
         if settings.dense:
             raise _unfit("the model has a Dense layer or LayerNorm after its pooling")
-        return "token_embeddings"
+        return "last_hidden_state"
 
 
 class _Joined:

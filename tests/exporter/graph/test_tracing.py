@@ -16,7 +16,7 @@ from support.tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
 
 SHAPES = {
     "feature-extraction": {"last_hidden_state": ("batch", "tokens", 32)},
-    "sentence-similarity": {"token_embeddings": ("batch", "tokens", 32), "sentence_embedding": ("batch", 32)},
+    "sentence-similarity": {"last_hidden_state": ("batch", "tokens", 32), "sentence_embedding": ("batch", 32)},
     "fill-mask": {"logits": ("batch", "tokens", VOCAB_SIZE)},
     "text-classification": {"logits": ("batch", len(LABELS))},
     "token-classification": {"logits": ("batch", "tokens", len(LABELS))},

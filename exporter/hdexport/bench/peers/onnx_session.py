@@ -27,7 +27,7 @@ _ERRORS_ONLY = 3
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": CUDA_PROVIDER}
 
-_OTHER_NAMES = {"token_embeddings": "last_hidden_state", "last_hidden_state": "token_embeddings"}
+_OTHER_NAMES = {"last_hidden_state": "token_embeddings"}
 """The tokens' vectors have another name in sentence-transformers than in transformers."""
 
 _EXPORT = DirectoryKind(

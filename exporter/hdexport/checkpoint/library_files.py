@@ -1,0 +1,111 @@
+"""The files by which transformers and sentence-transformers read a bundle as a model of theirs, without its weights.
+
+``SentenceTransformer(bundle, backend="onnx")`` runs the bundle's ``model.onnx``; servers find poolings and limits.
+"""
+
+from __future__ import annotations
+
+__all__ = ["write_library_files"]
+
+import fnmatch
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+from hdexport.checkpoint.all_files import rewrite_json
+from hdexport.checkpoint.sentence_modules import logit_score, module_folders, scored_labels, sentence_modules
+from hdexport.model.task import Task
+from hdexport.support.json_files import read_json, read_object
+from hdruntime.bundle.manifest import Manifest, Role
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hdexport.checkpoint import Checkpoint
+
+_OF_A_MODEL = ("config.json", "LICENSE*", "NOTICE*")
+_OF_TEXTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.jinja")
+_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")
+"""Files of a tokenizer that has no ``tokenizer.json`` in the checkpoint; the bundle's own has all that is in them."""
+
+_OF_SENTENCES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "*.py")
+
+_FIRST_MODULES = {
+    Task.SENTENCE_SIMILARITY: "Pooling",
+    Task.FEATURE_EXTRACTION: "Pooling",
+    Task.FILL_MASK: "SpladePooling",
+}
+"""Task -> the module that takes what ``model.onnx`` gives, for sentence-transformers to compute the rest."""
+
+_PACKAGES_OF_MODULES = ("sentence_transformers.base.modules.", "sentence_transformers.sentence_transformer.modules.")
+"""Packages of the sixth version, of modules that were all in one package before."""
+
+_LIBRARY_INPUTS = {Role.IDS, Role.MASK, Role.TOKEN_TYPES}
+
+
+def write_library_files(
+    checkpoint: Checkpoint, manifest: Manifest, directory: Path, *, text_length: int | None
+) -> None:
+    """Write them; texts' limits are the bundle's.
+
+    sentence-transformers' files are left out where the library would compute something else of the graph's outputs, or
+    does not know its inputs.
+
+    Args:
+        checkpoint: whose files they are.
+        manifest: of the bundle.
+        directory: of the bundle.
+        text_length: tokens that encoders cut texts to; None for the model's own number.
+    """
+    source, positions, reads_texts = checkpoint.path, manifest.positions, checkpoint.tokenizer is not None
+    is_of_sentences = reads_texts and _fits_sentence_transformers(checkpoint, manifest)
+    patterns = [*_OF_A_MODEL, *(_OF_TEXTS if reads_texts else ()), *(_OF_SENTENCES if is_of_sentences else ())]
+    if reads_texts and not (source / "tokenizer.json").is_file():
+        patterns += _VOCABULARIES
+    for file in sorted(source.iterdir()):
+        if file.is_file() and any(fnmatch.fnmatchcase(file.name, pattern) for pattern in patterns):
+            shutil.copyfile(file, directory / file.name)
+    for folder in module_folders(source) if is_of_sentences else ():
+        # One module's folder may stand in another's.
+        shutil.copytree(source / folder, directory / folder, dirs_exist_ok=True)
+    changes: dict[str, dict[str, object]] = {}
+    if positions.rows > positions.base:
+        changes["config.json"] = {checkpoint.family.positions_key: positions.first_row + positions.rows}
+    if reads_texts:
+        changes["tokenizer_config.json"] = _of_tokenizer(source) | _limit("model_max_length", text_length)
+    for name in (file.name for file in directory.glob("sentence_*_config.json")):
+        changes[name] = _limit("max_seq_length", text_length)
+    for name, values in changes.items():
+        rewrite_json(source / name, directory / name, values)
+    if (directory / "modules.json").is_file():
+        _name_as_before(directory / "modules.json")
+
+
+def _limit(key: str, text_length: int | None) -> dict[str, object]:
+    return {} if text_length is None else {key: text_length}
+
+
+def _of_tokenizer(source: Path) -> dict[str, object]:
+    """The name of the class in transformers 4, which the fifth version reads as well."""
+    file = source / "tokenizer_config.json"
+    is_new = file.is_file() and read_object(file).get("tokenizer_class") == "TokenizersBackend"
+    return {"tokenizer_class": "PreTrainedTokenizerFast"} if is_new else {}
+
+
+def _name_as_before(file: Path) -> None:
+    """Name the library's modules as versions before the sixth do, which optimum's ONNX export needs; all read that."""
+    modules = read_json(file)
+    for module in modules:
+        if module["type"].startswith(_PACKAGES_OF_MODULES):
+            module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
+    file.write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+
+
+def _fits_sentence_transformers(checkpoint: Checkpoint, manifest: Manifest) -> bool:
+    path, task = checkpoint.path, Task(manifest.task)
+    if not {spec.role for spec in manifest.inputs} <= _LIBRARY_INPUTS:
+        return False
+    if task is Task.TEXT_CLASSIFICATION:
+        return logit_score(path) is None and scored_labels(path) is None
+    following = [module.kind for module in sentence_modules(path)[1:]]
+    return following[:1] == [_FIRST_MODULES.get(task)]
