@@ -13,7 +13,7 @@ help:
 	@echo "make test         run the test suite"
 	@echo "make test-all     the same with what takes long: every GPU's kernels, every combination"
 	@echo "make test-random  the suite in another order; SEED=... repeats one"
-	@echo "make lint         ruff, mypy, import-linter, the documentation's links"
+	@echo "make lint         ruff, mypy, import-linter, hadolint, the documentation's links"
 	@echo "make docs         build the documentation: site/index.html"
 	@echo "make clean        remove what these made"
 
@@ -73,6 +73,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint docker/*.Dockerfile
 	$(MKDOCS)
 
 docs: $(INSTALLED)

@@ -25,8 +25,9 @@ import numpy as np
 
 from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, opened_bundle
+from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import BundleModel, Length
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
@@ -84,7 +85,7 @@ class CrossEncoder(BundleModel):
         device: str | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
-        opened = opened_bundle(bundle)
+        opened = opened_bundle(bundle, backend, precision)
         check_classifier(opened.manifest)
         if activation_fn is not None:
             _checked_function(activation_fn)

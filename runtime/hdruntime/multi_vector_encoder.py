@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, opened_bundle
+from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import Length, TwoSidedModel
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
@@ -74,7 +75,7 @@ class MultiVectorEncoder(TwoSidedModel):
         device: str | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
-        opened = opened_bundle(bundle)
+        opened = opened_bundle(bundle, backend, precision)
         settings = multi_vector_of(opened.manifest)
         self._tasks = {side: TokenVectors(opened.manifest, side) for side in (Side.QUERY, Side.DOCUMENT, None)}
         assert settings.multi_vector is not None, "multi_vector_of checks it"

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, opened_bundle
+from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import BundleModel, Length
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
@@ -94,7 +95,7 @@ class SentenceEncoder(BundleModel):
         device: str | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
-        opened = opened_bundle(bundle)
+        opened = opened_bundle(bundle, backend, precision)
         own = opened.manifest.sentence
         is_pooled_here = embedding_output(opened.manifest).name == "last_hidden_state"
         self._task = Embedding(opened.manifest, _checked_pooling(pooling, is_needed=is_pooled_here))

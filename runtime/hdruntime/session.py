@@ -14,8 +14,9 @@ from hdruntime.arrays import FloatArray
 from hdruntime.backends.choice import open_runner
 from hdruntime.backends.precision import Precision
 from hdruntime.batch_session import BatchSession
+from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, opened_bundle
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.tasks.answers import QuestionAnswers
@@ -55,7 +56,8 @@ def load(
     """Load a bundle.
 
     Args:
-        bundle: its directory, or the result of :func:`open_bundle`.
+        bundle: its directory; ``organisation/name[@revision]`` on the Hugging Face Hub, of which only the backend's
+            files are downloaded, see `hdruntime.bundle.hub`; or the result of :func:`open_bundle`.
         backend: one of :class:`Backend`, which runs or raises; ``auto`` takes the first that can run here, engines
             first, then ONNX Runtime on the GPU, then on the CPU OpenVINO, where it is installed and the bundle has its
             graph, then ONNX Runtime; it logs its choice and the reason. An unused GPU causes a warning.
@@ -78,7 +80,7 @@ def load(
             f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for the backend's default."
         )
     precision = checked_choice(Precision, precision, option="precision")
-    opened = opened_bundle(bundle)
+    opened = opened_bundle(bundle, backend, precision)
     opened, runner, reason = open_runner(
         opened, backend, threads=threads, precision=precision, device=device, rebuild=rebuild, gpu=gpu
     )

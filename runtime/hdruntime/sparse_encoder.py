@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import Bundle, opened_bundle
+from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import Length, TwoSidedModel
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
@@ -79,7 +80,7 @@ class SparseEncoder(TwoSidedModel):
         device: str | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
-        opened = opened_bundle(bundle)
+        opened = opened_bundle(bundle, backend, precision)
         manifest = opened.manifest
         if manifest.task != "sparse-similarity":
             raise InputError(

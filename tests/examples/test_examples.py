@@ -6,9 +6,11 @@ import functools
 import importlib.util
 import json
 import random
+import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -30,12 +32,14 @@ def example(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Where dataclasses look for the names of their types.
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def test_every_example_has_a_test_and_is_on_the_page() -> None:
-    assert EXAMPLES == ["batch_job", "classify", "fine_tune", "search"]
+    assert EXAMPLES == ["batch_job", "classify", "daft_embeddings", "fine_tune", "search"]
     for name in EXAMPLES:
         assert f'--8<-- "examples/{name}.py"' in page("docs/examples.md")
 
@@ -51,6 +55,24 @@ def test_search(sample_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [name for name, _ in found] == ["cat", "file"]
     assert 1 > found[0][1] > found[1][1] > -1
     assert [name for name, _ in search.alike(vectors, "file")] == ["cat"]
+
+
+def test_daft(sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DO_NOT_TRACK", "true")
+    texts = ["Cats sleep most of the day.", "A context manager closes the file. " * 100, ""]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "texts.parquet")
+    daft_embeddings = example("daft_embeddings")
+    arguments = [str(sample_bundle), str(tmp_path / "texts.parquet"), str(tmp_path / "vectors")]
+    monkeypatch.setattr("sys.argv", ["daft_embeddings.py", *arguments])
+    daft_embeddings.main()
+    found = pq.read_table(tmp_path / "vectors")
+    assert found["text"].to_pylist() == texts
+    with hdruntime.SentenceEncoder(sample_bundle) as encoder:
+        np.testing.assert_allclose(np.stack(found["embedding"].to_pylist()), encoder.encode(texts), atol=1e-6)
+    factory = daft_embeddings.BundleProvider().get_text_embedder(str(sample_bundle), dimensions=7)
+    assert factory.get_dimensions().size == len(factory.instantiate().embed_text(["a"])[0]) == 7
+    with pytest.raises(ValueError, match="model='BUNDLE'"):
+        daft_embeddings.BundleProvider().get_text_embedder()
 
 
 def test_late_chunking(sample_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

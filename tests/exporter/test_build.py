@@ -159,6 +159,7 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
         "onnxruntime_cpu.onnx",
         "onnxruntime_cuda.onnx",
         "tokenizer.json",
+        "tokenizer_config.json",
         "config.json",
     }
     assert open_bundle(tmp_path / "bundle").manifest == manifest

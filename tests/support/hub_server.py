@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-__all__ = ["HubServer"]
+__all__ = ["HubServer", "served_hub"]
 
+import base64
+import contextlib
 import hashlib
 import http.server
 import json
 import re
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from urllib.parse import unquote
+
+import pytest
 
 
 class HubServer:
     """Serves directories as commits of models, from ``with`` to its end.
 
+    Commits of the client are taken where `uploads` is set.
+
     Attributes:
         commits: model -> revision (a branch or a commit) -> commit.
         directories: commit -> the files.
         asked: paths of all GET requests, in order.
+        uploads: where commits of the client are written; None refuses them.
+        made: what the client asked for when it made repositories.
     """
 
     def __init__(self) -> None:
+        self.uploads: Path | None = None
+        self.made: list[dict[str, object]] = []
         self.commits: dict[str, dict[str, str]] = {}
         self.directories: dict[str, Path] = {}
         self.asked: list[str] = []
@@ -36,6 +49,22 @@ class HubServer:
         self.commits.setdefault(model, {}).update({branch: commit, commit: commit})
         self.directories[commit] = directory
         return commit
+
+    def committed(self, model: str, lines: list[dict[str, Any]], *, branch: str = "main") -> str:
+        """Add the files of a commit, as the client sends them, to those of a branch; returns the commit."""
+        assert self.uploads is not None
+        directory = self.uploads / f"{len(self.directories)}"
+        before = self.commits.get(model, {}).get(branch)
+        if before is None:
+            directory.mkdir()
+        else:
+            shutil.copytree(self.directories[before], directory)
+        for line in lines:
+            if line["key"] == "file":
+                file = directory / line["value"]["path"]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(base64.b64decode(line["value"]["content"]))
+        return self.push(model, directory, branch=branch)
 
     def downloaded(self) -> list[str]:
         """Names of the files that were downloaded, each as often as it was."""
@@ -56,6 +85,39 @@ class HubServer:
             def do_GET(self) -> None:
                 hub.asked.append(self.path)
                 self.do_HEAD()
+
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                path = self.path.partition("?")[0]
+                if hub.uploads is None:
+                    self._answer(None)
+                elif path == "/api/repos/create":
+                    hub.made.append(json.loads(content))
+                    name = f"{hub.made[-1].get('organization', 'me')}/{hub.made[-1]['name']}"
+                    if name not in hub.commits:
+                        hub.committed(name, [{"key": "file", "value": {"path": ".gitattributes", "content": ""}}])
+                    self._answer(json.dumps({"url": f"{hub.address}/{name}", "id": name}).encode())
+                elif path == "/api/validate-yaml":
+                    self._answer(b'{"errors": [], "warnings": []}')
+                else:
+                    name, what, revision = re.fullmatch(
+                        r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch)/(.+)", path
+                    ).groups()
+                    answer: dict[str, object] = {}
+                    revision = unquote(revision)
+                    if what == "preupload":
+                        files = [
+                            {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                            for file in json.loads(content)["files"]
+                        ]
+                        answer = {"files": files}
+                    elif what == "branch":
+                        hub.commits[name][revision] = hub.commits[name]["main"]
+                    else:
+                        lines = [json.loads(line) for line in content.splitlines()]
+                        commit = hub.committed(name, lines, branch=revision)
+                        answer = {"commitUrl": f"{hub.address}/{name}/commit/{commit}", "commitOid": commit}
+                    self._answer(json.dumps(answer).encode())
 
             def do_HEAD(self) -> None:
                 path = self.path.partition("?")[0]
@@ -98,10 +160,27 @@ class HubServer:
                     self.send_header("X-Repo-Commit", commit)
                 self.send_header("Content-Length", str(len(content or b"")))
                 self.end_headers()
-                if self.command == "GET":
+                if self.command in ("GET", "POST"):
                     self.wfile.write(content or b"")
 
             def log_message(self, *_: object) -> None:
                 """Say nothing."""
 
         return Handler
+
+
+@contextlib.contextmanager
+def served_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub without models for this process, an empty cache, and an empty current directory, both in a folder."""
+    import huggingface_hub.constants as constants
+
+    (folder / "here").mkdir()
+    monkeypatch.chdir(folder / "here")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with HubServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        )
+        yield server

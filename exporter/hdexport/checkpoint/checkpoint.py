@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hdexport.checkpoint.adapters import adapter_named, adapter_remark, adapters_of, merge_adapter, saved_names
 from hdexport.checkpoint.config import check_labels, read_config, settings_from
 from hdexport.checkpoint.foreign import convert, is_foreign
-from hdexport.checkpoint.hub import HubModel, download, hub_model
+from hdexport.checkpoint.hub import download
 from hdexport.checkpoint.layouts import arranged, is_checkpoint
 from hdexport.checkpoint.loading import folded_vocabulary, load_model
 from hdexport.checkpoint.multi_vector import leaves_tokens_out
@@ -28,6 +28,7 @@ from hdexport.families import Family, family_of, generator_model_types
 from hdexport.model.positions import LONGEST
 from hdexport.model.task import ENCODER_TASKS, TASKS, Task, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
+from hdruntime.bundle.hub import HubName, hub_name
 from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -296,7 +297,7 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, trust: Tr
         ModelError: there is no checkpoint, its config cannot be read, or its family is not supported.
         InputError: a revision is given for a directory.
     """
-    path, hub = Path(model), hub_model(str(model))
+    path, hub = Path(model), hub_name(str(model))
     # A broken link, or one to itself, is not a name on the hub either.
     if hub is None or path.exists() or path.is_symlink():
         if revision is not None:
@@ -312,7 +313,7 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, trust: Tr
     if revision is not None:
         if hub.revision is not None:
             raise InputError(f"{model} names a revision, and so does --revision {revision}.\nLeave one of them out.")
-        hub = HubModel(name=hub.name, revision=revision)
+        hub = HubName(name=hub.name, revision=revision)
     path = download(hub, trust)
     # The cache names the directory after the commit, also where a branch was requested.
     return _read(path, name=hub.name.rpartition("/")[2], source=f"{hub.name}@{path.name}", trust=trust)

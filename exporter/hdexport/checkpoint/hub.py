@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-__all__ = ["HubModel", "cached_snapshot", "download", "hub_model", "local_snapshot"]
+__all__ = ["cached_snapshot", "download", "local_snapshot"]
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.checkpoint.sentence_modules import encoder_folder, sentence_modules
 from hdexport.checkpoint.trust import Trust
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.support.json_files import shown
+from hdruntime.bundle.hub import HubName
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 
-_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.][\w./-]*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*/config.json", "artifact.metadata"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubModel:
-    """A model on the hub.
-
-    Attributes:
-        name: ``organisation/name``.
-        revision: a branch, a tag or a commit; None for the main branch.
-    """
-
-    name: str
-    revision: str | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.revision is None else f"{self.name}@{self.revision}"
-
-
-def hub_model(text: str) -> HubModel | None:
-    """``organisation/name`` or ``organisation/name@revision``; None where the text is neither."""
-    match = _NAME.fullmatch(text)
-    return None if match is None else HubModel(name=match["name"], revision=match["revision"])
-
-
-def download(model: HubModel, trust: Trust) -> Path:
+def download(model: HubName, trust: Trust) -> Path:
     """The model's files, downloaded where they are not in the cache yet.
 
     Args:
@@ -64,18 +41,18 @@ def download(model: HubModel, trust: Trust) -> Path:
     folders = _without_weights(path, allow_pickle=True) if trust.pickles else []
     if folders:
         pickles = [f"{folder.relative_to(path).as_posix()}/*.bin".removeprefix("./") for folder in folders]
-        path = _snapshot(HubModel(name=model.name, revision=path.name), files + pickles)
+        path = _snapshot(HubName(name=model.name, revision=path.name), files + pickles)
     return path
 
 
-def cached_snapshot(model: HubModel) -> Path | None:
+def cached_snapshot(model: HubName) -> Path | None:
     """The cached files of a commit; None where they are missing, or the revision is not a commit."""
     if model.revision is None or not _COMMIT.fullmatch(model.revision):
         return None
     return local_snapshot(model)
 
 
-def local_snapshot(model: HubModel) -> Path | None:
+def local_snapshot(model: HubName) -> Path | None:
     """The cached files of a model, as of its last download; None where they are missing."""
     hub = require("huggingface_hub")
     from huggingface_hub.errors import HFValidationError
@@ -102,7 +79,7 @@ def _has_weights(folder: Path, *, allow_pickle: bool) -> bool:
     return (folder / "config.json").is_file()
 
 
-def _snapshot(model: HubModel, patterns: list[str]) -> Path:
+def _snapshot(model: HubName, patterns: list[str]) -> Path:
     hub = require("huggingface_hub")
     try:
         return Path(hub.snapshot_download(model.name, revision=model.revision, allow_patterns=patterns))

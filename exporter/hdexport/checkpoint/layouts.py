@@ -14,10 +14,11 @@ from typing import Any
 
 from hdexport.checkpoint.adapters import ADAPTER_CONFIG, is_adapter
 from hdexport.checkpoint.foreign import google_files, has_google_config
-from hdexport.checkpoint.hub import HubModel, local_snapshot
+from hdexport.checkpoint.hub import local_snapshot
 from hdexport.checkpoint.sentence_modules import encoder_folder
 from hdexport.checkpoint.temporary_directory import Converted, temporary_directory
 from hdexport.support.json_files import read_json, read_object, shown
+from hdruntime.bundle.hub import HubName
 from hdruntime.errors import ModelError
 
 _CONFIG, _MODULES = "config.json", "modules.json"
@@ -92,7 +93,7 @@ def _model_of_adapter(directory: Path, name: object, revision: object) -> Path:
             f"{directory} holds an adapter, and its {ADAPTER_CONFIG} names no model in base_model_name_or_path.\n"
             "Set that to the directory of the model that the adapter was trained for."
         )
-    cached = local_snapshot(HubModel(name=name, revision=revision if isinstance(revision, str) else None))
+    cached = local_snapshot(HubName(name=name, revision=revision if isinstance(revision, str) else None))
     places = [Path(name), directory.resolve().parent / Path(name).name, *([] if cached is None else [cached])]
     for place in places:
         if (place / _CONFIG).is_file() and place.resolve() != directory.resolve():

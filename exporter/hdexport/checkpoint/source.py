@@ -8,8 +8,9 @@ import importlib
 from pathlib import Path
 
 from hdexport.checkpoint.foreign import is_foreign
-from hdexport.checkpoint.hub import cached_snapshot, hub_model
+from hdexport.checkpoint.hub import cached_snapshot
 from hdexport.checkpoint.layouts import is_checkpoint
+from hdruntime.bundle.hub import hub_name
 
 SAMPLE_MODEL = "all-MiniLM-L6-v2"
 """The model that is built when none is named: a BERT of 6 layers and 512 positions."""
@@ -34,7 +35,7 @@ def name_of_directory(path: Path) -> str:
 
 def is_hub_source(source: str) -> bool:
     """Whether a source is a commit on the Hugging Face hub, which can be downloaded."""
-    model = hub_model(source)
+    model = hub_name(source)
     return model is not None and model.revision is not None
 
 
@@ -56,7 +57,7 @@ def path_of_source(source: str | None, bundle: Path) -> Path | None:
         path = Path(source)
         if path.is_absolute():
             return path if _is_checkpoint(path) else None
-        if (model := hub_model(source)) is not None:
+        if (model := hub_name(source)) is not None:
             return cached_snapshot(model)
         if path.name != source:
             return None

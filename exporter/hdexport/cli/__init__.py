@@ -20,7 +20,20 @@ from hdexport.cli.streams import complain, finish_output, prepare_streams, reade
 from hdruntime.errors import HdexportError
 from hdruntime.optional import missing_dependency
 
-COMMANDS = ("build", "rebuild", "extend", "tune", "inspect", "verify", "run", "quality", "bench", "package", "doctor")
+COMMANDS = (
+    "build",
+    "rebuild",
+    "extend",
+    "tune",
+    "inspect",
+    "verify",
+    "run",
+    "quality",
+    "bench",
+    "package",
+    "push",
+    "doctor",
+)
 """Each command is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
 
 

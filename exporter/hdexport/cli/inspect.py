@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+__all__ = ["SUMMARY", "add_arguments", "run", "summary"]
 
 import argparse
 import dataclasses
@@ -102,7 +102,7 @@ def _show(
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
     console = Console(width=width, markup=False, highlight=False, emoji=False)
     manifest = bundle.manifest
-    _pairs(console, str(bundle.path), _summary(manifest))
+    _pairs(console, str(bundle.path), summary(manifest))
     _table(
         console,
         "Inputs and outputs",
@@ -133,7 +133,8 @@ def _show(
     )
 
 
-def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yields what a bundle is, name and value; an empty name continues the one before."""
     yield "model", f"{manifest.name} ({manifest.model_type})"
     yield "task", manifest.task
     yield "accepts", f"1 to {manifest.max_len} tokens"

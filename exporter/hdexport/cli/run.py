@@ -15,7 +15,6 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import BACKENDS, add_precision_argument, whole_number
@@ -48,7 +47,11 @@ _FAILED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory that `hdexport build` made")
+    parser.add_argument(
+        "bundle",
+        metavar="BUNDLE",
+        help="directory that `hdexport build` made, or organisation/name[@revision] on the Hugging Face Hub",
+    )
     parser.add_argument(
         "inputs",
         metavar="INPUT",
@@ -250,8 +253,8 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    import hdruntime
     from hdexport.cli.job_report import job_report
+    from hdruntime.bundle.hub import opened_bundle
     from hdruntime.jobs import plan_job, run_job
     from hdruntime.jobs.job import upload
     from hdruntime.jobs.writers import STDOUT
@@ -261,7 +264,7 @@ def run(options: argparse.Namespace) -> int:
     job_options = _job_options(options)
     backend = ""
     with job_report(options.progress) as report:
-        bundle = hdruntime.open_bundle(options.bundle)
+        bundle = opened_bundle(options.bundle, options.backend, options.precision)
         job = plan_job(bundle, options.inputs, options.output, options=job_options)
         try:
             done = job.done

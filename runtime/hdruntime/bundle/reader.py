@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Bundle", "open_bundle", "opened_bundle", "read_config"]
+__all__ = ["Bundle", "open_bundle", "read_config", "read_manifest"]
 
 import json
 from dataclasses import dataclass
@@ -20,10 +20,17 @@ _COPY_AGAIN = "Rebuild or copy the bundle again."
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was opened: its place and its manifest."""
+    """A bundle that was opened.
+
+    Attributes:
+        path: its place.
+        manifest: of all of it.
+        absent: files of the manifest that were left on the hub.
+    """
 
     path: Path
     manifest: Manifest
+    absent: frozenset[str] = frozenset()
 
     def file(self, relative: str) -> Path:
         """The path of a file that the manifest lists.
@@ -36,10 +43,15 @@ class Bundle:
         """
         if relative not in self.manifest.files:
             raise BundleCorruptError(f"The bundle {self.path} lists no file {relative!r}.\n{_COPY_AGAIN}")
+        if relative in self.absent:
+            raise BundleError(
+                f"{relative} of the bundle {self.path} was not downloaded.\n"
+                "Load the bundle by its name for the backend and the precision that read the file."
+            )
         return _path_inside(self.path, relative)
 
 
-def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
+def open_bundle(path: Path, *, check_files: bool = True, absent: frozenset[str] = frozenset()) -> Bundle:
     """Read and check a bundle. Nothing of it is executed or unpickled; files it does not list are ignored.
 
     Checksums detect damage, not tampering: write access to a bundle includes its manifest. No backend reads a file
@@ -49,13 +61,14 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
         path: the bundle's directory, or a link to it, which is followed once.
         check_files: compare every file's SHA-256 with the manifest: 50 ms for a file of 100 MB where the processor has
             instructions for it, and files side by side. Without it only presence and size are compared.
+        absent: files that may be missing, and are not read.
 
     Raises:
         BundleNotFoundError: there is nothing, or not a bundle.
         BundleVersionError: a newer hdexport wrote it.
         BundleCorruptError: the manifest is malformed, or a file is missing, changed, or outside the bundle.
     """
-    manifest = _read_manifest(Path(path))
+    manifest = read_manifest(Path(path))
     # A change of the working directory, or of a link, does not change which bundle was opened.
     path = Path(path).resolve()
     for relative in _named_files(manifest):
@@ -63,21 +76,13 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
             raise BundleCorruptError(
                 f"The manifest of {path} names {relative!r} but has no checksum for it.\n{_COPY_AGAIN}"
             )
-    for relative, record in manifest.files.items():
+    here = {relative: record for relative, record in manifest.files.items() if relative not in absent}
+    for relative, record in here.items():
         _check_presence(path, relative, record)
     if check_files:
-        sizes = {relative: record.size_bytes for relative, record in manifest.files.items()}
+        sizes = {relative: record.size_bytes for relative, record in here.items()}
         for_each_file(lambda relative: _check_content(path, relative, manifest.files[relative]), sizes)
-    return Bundle(path, manifest)
-
-
-def opened_bundle(bundle: Path | str | Bundle) -> Bundle:
-    """The bundle of a directory by `open_bundle`; a bundle that is open already stays as it is.
-
-    Raises:
-        BundleError: as of `open_bundle`.
-    """
-    return bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+    return Bundle(path, manifest, absent)
 
 
 def read_config(bundle: Bundle) -> dict[str, Any]:
@@ -98,7 +103,12 @@ def read_config(bundle: Bundle) -> dict[str, Any]:
     return config
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a bundle's directory, whose files are not looked at.
+
+    Raises:
+        BundleError: as of `open_bundle`.
+    """
     try:
         text = (path / MANIFEST_FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -19,7 +19,7 @@ from hdexport.checkpoint import find_checkpoint, is_hub_source, path_of_source
 from hdexport.checkpoint.trust import Trust
 from hdexport.model.task import Task
 from hdruntime.errors import ExportError, InputError, ModelError
-from support.hub_server import HubServer
+from support.hub_server import HubServer, served_hub
 from support.tiny_models import change_json, pickle_weights, save_tiny_model
 
 MODEL = "someone/tiny-bert"
@@ -43,18 +43,7 @@ def pickled(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub without models, an empty cache, and an empty current directory."""
-    import huggingface_hub.constants as constants
-
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with HubServer() as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.address)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        )
+    with served_hub(tmp_path, monkeypatch) as server:
         yield server
 
 

@@ -1,0 +1,48 @@
+"""Upload a bundle to the Hugging Face Hub, with a model card.
+
+The card says what the bundle is made of, its lengths, what was verified, how it is loaded, and, with --bench, what
+was measured. All files go in one commit. The bundle then loads by its name: hdruntime.load("organisation/name"), or
+hdexport run organisation/name. Log in before with `hf auth login`, or set HF_TOKEN.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hdexport.cli.streams import outlive_readers
+from hdruntime.errors import InputError
+
+SUMMARY = "upload a bundle to the Hugging Face Hub, with a model card"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory that `hdexport build` made")
+    parser.add_argument("name", metavar="NAME", help="organisation/name, which @ and a branch may follow")
+    parser.add_argument("--private", action="store_true", help="make a repository that only its owners see")
+    parser.add_argument(
+        "--bench", metavar="DIR", type=Path, help="put the figures of `hdexport bench -o DIR` into the card"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace files of the repository, the card among them; others stay"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from hdexport.cli.inspect import summary
+    from hdexport.publish import PushOptions, push
+    from hdruntime.bundle.hub import hub_name
+    from hdruntime.bundle.reader import open_bundle
+
+    outlive_readers()
+    name = hub_name(options.name)
+    if name is None:
+        raise InputError(f"{options.name!r} is no name on the Hugging Face Hub.\nGive organisation/name.")
+    bundle = open_bundle(options.bundle)
+    where = PushOptions(name=name, private=options.private, bench=options.bench, force=options.force)
+    pushed = push(bundle, where, summary=summary(bundle.manifest))
+    print(f"{pushed.url}: {len(bundle.manifest.files) + 2} files, {pushed.size_bytes / 1e6:.1f} MB")
+    print(f'Load it: hdruntime.load("{name.name}@{pushed.commit[:12]}")')
+    return 0

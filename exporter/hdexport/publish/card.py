@@ -1,0 +1,134 @@
+"""The model card of a bundle: what it is made of, its lengths, what was verified, how it is loaded, its speed."""
+
+from __future__ import annotations
+
+__all__ = ["model_card"]
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hdexport.bench.results.figure_text import bytes_text, error_text, ms_text
+from hdruntime.bundle.hub import HubName, hub_name
+from hdruntime.bundle.manifest import Manifest
+
+if TYPE_CHECKING:
+    from hdexport.bench.results.result import BenchResult
+
+_PIPELINES = {
+    "feature-extraction": "feature-extraction",
+    "sentence-similarity": "sentence-similarity",
+    "sparse-similarity": "feature-extraction",
+    "token-similarity": "feature-extraction",
+    "fill-mask": "fill-mask",
+    "text-classification": "text-classification",
+    "token-classification": "token-classification",
+    "question-answering": "question-answering",
+}
+"""Task -> the hub's name of such models."""
+
+_CALLS = {
+    "sentence-similarity": ("SentenceEncoder", "encode(texts)"),
+    "sparse-similarity": ("SparseEncoder", "encode(texts)"),
+    "token-similarity": ("MultiVectorEncoder", "encode_document(texts)"),
+    "cross-encoder": ("CrossEncoder", 'predict([("query", "document")])'),
+}
+"""Task, or kind of its settings of sentence-transformers -> the class with the library's interface, and its call."""
+
+
+def model_card(
+    manifest: Manifest, name: HubName, *, summary: Iterable[tuple[str, str]], measured: BenchResult | None = None
+) -> str:
+    """The content of ``README.md``.
+
+    Args:
+        manifest: of the bundle.
+        name: of the bundle on the hub.
+        summary: what the bundle is, name -> value, in order.
+        measured: figures of `hdexport bench`; None for none.
+    """
+    origin = hub_name(str(manifest.made_by.get("source")))
+    return "\n".join(
+        [
+            "---",
+            *_front_matter(manifest, origin),
+            "---",
+            f"# {name.name.rpartition('/')[2]}",
+            "",
+            f"{manifest.name} as a bundle of [hdexport](https://github.com/hdexport/hdexport), for texts of 1 to "
+            f"{manifest.max_len} tokens: ONNX graphs that run on any CPU and GPU, and what was checked of them.",
+            "",
+            "## Use",
+            "",
+            *_usage(manifest, name),
+            "",
+            "## The bundle",
+            "",
+            *_table(("", ""), summary),
+            *(() if measured is None else _figures(measured)),
+            "",
+        ]
+    )
+
+
+def _front_matter(manifest: Manifest, origin: HubName | None) -> Iterator[str]:
+    yield "library_name: hdexport"
+    pipeline = _PIPELINES.get(manifest.task)
+    if pipeline is not None:
+        yield f"pipeline_tag: {pipeline}"
+    if origin is not None:
+        yield f"base_model: {origin.name}"
+    yield "tags:"
+    is_of_library = "modules.json" in manifest.files
+    yield from (f"- {tag}" for tag in ("onnx", "hdexport", *(["sentence-transformers"] if is_of_library else [])))
+
+
+def _usage(manifest: Manifest, name: HubName) -> Iterator[str]:
+    kind = manifest.sentence.kind if manifest.sentence is not None else None
+    of_class = _CALLS.get(manifest.task) or _CALLS.get(str(kind))
+    yield "```python"
+    yield "# pip install 'hdexport[hub]'"
+    if of_class is None:
+        yield from ("import hdruntime", "", f'session = hdruntime.load("{name}")')
+    else:
+        yield from (f"from hdruntime import {of_class[0]}", "", f'model = {of_class[0]}("{name}")')
+        yield f"model.{of_class[1]}"
+    yield from ("```", "", "```sh", f"hdexport run {name} texts.jsonl -o out.parquet", "```")
+    if "modules.json" in manifest.files:
+        yield from (
+            "",
+            "It is also a directory of sentence-transformers, where `optimum-onnx` is installed:",
+            "",
+            "```python",
+            f'SentenceTransformer("{name}", backend="onnx")',
+            "```",
+        )
+
+
+def _figures(measured: BenchResult) -> Iterator[str]:
+    cpu = measured.environment.get("cpu", "")
+    yield from ("", "## Measured", "", f"`{measured.command}`, {measured.date[:10]}{f', {cpu}' if cpu else ''}:", "")
+    rows = []
+    for case in measured.cases:
+        memory = None if case.memory is None else case.memory.peak_bytes
+        if case.latency is not None:
+            rows.append(
+                (
+                    case.series,
+                    f"{case.batch} x {case.tokens}",
+                    ms_text(case.latency.p50_ms),
+                    "" if memory is None else bytes_text(memory),
+                    error_text(case.error),
+                )
+            )
+    yield from _table(("", "texts x tokens", "median", "peak memory", "error"), rows)
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'|'.join(['---'] * len(names))}|"
+    for row in rows:
+        yield f"| {' | '.join(_cell(value) for value in row)} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
