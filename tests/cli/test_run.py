@@ -199,7 +199,7 @@ def test_what_is_read_and_written_is_named_by_options(run: Command, bundle: Path
         {"id": 2, "lang": "de", "error": None},
     ]
     assert [sum(x * x for x in vector) for vector in table["embedding"].to_pylist()] == pytest.approx([1, 1])
-    assert table.schema.field("embedding").type.list_size == 2
+    assert {len(vector) for vector in table["embedding"].to_pylist()} == {2}
     kept = [*options[:2], "--keep-columns", "all", "--output-dtype", "binary"]
     done = run(bundle, tmp_path / "rows.data", "-o", tmp_path / "out.jsonl", *kept)
     assert done.returncode == 2

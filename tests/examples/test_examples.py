@@ -58,6 +58,8 @@ def test_search(sample_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_daft(sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Daft 0.7 needs pyarrow before 26, and is not among what the suite installs.
+    pytest.importorskip("daft", reason="Daft is not installed")
     monkeypatch.setenv("DO_NOT_TRACK", "true")
     texts = ["Cats sleep most of the day.", "A context manager closes the file. " * 100, ""]
     pq.write_table(pa.table({"text": texts}), tmp_path / "texts.parquet")

@@ -30,6 +30,7 @@ class HubServer:
         commits: model -> revision (a branch or a commit) -> commit.
         directories: commit -> the files.
         asked: paths of all GET requests, in order.
+        tokens: what they gave as their authorization.
         uploads: where commits of the client are written; None refuses them.
         made: what the client asked for when it made repositories.
     """
@@ -40,6 +41,7 @@ class HubServer:
         self.commits: dict[str, dict[str, str]] = {}
         self.directories: dict[str, Path] = {}
         self.asked: list[str] = []
+        self.tokens: set[str | None] = set()
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.address = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -84,6 +86,7 @@ class HubServer:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 hub.asked.append(self.path)
+                hub.tokens.add(self.headers["Authorization"])
                 self.do_HEAD()
 
             def do_POST(self) -> None:

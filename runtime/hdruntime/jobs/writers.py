@@ -26,6 +26,7 @@ from hdruntime.errors import InputError, OutputExistsError
 from hdruntime.jobs.files import OpenFolder
 from hdruntime.jobs.parquet_rows import Cell
 from hdruntime.jobs.places import special_kind
+from hdruntime.jobs.vectors import COLUMN
 
 STDOUT = Path("-")
 """Stands for the standard output, on which results are JSON Lines."""
@@ -226,14 +227,30 @@ class _ArrowResults(ResultEncoding):
 
     def _closed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """The batch with values of those types."""
-        columns = [
-            _closed_array(column, field.type) if own.metadata == OPEN_TYPE else column
-            for column, own, field in zip(batch.columns, self._schema, schema, strict=True)
-        ]
+        columns = []
+        for column, own, field in zip(batch.columns, self._schema, schema, strict=True):
+            if own.metadata == OPEN_TYPE:
+                column = _closed_array(column, field.type)
+            elif column.type != field.type:
+                column = _list_array(column, field.type)
+            columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class _ParquetResults(_ArrowResults):
+    """Parquet, in which vectors are lists without a fixed size.
+
+    Of lists of a fixed size, pyarrow before 26 reads none that is null, as a failed row's is.
+    """
+
+    def _closed_schema(self, batches: Iterator[pa.RecordBatch]) -> pa.Schema:
+        schema = super()._closed_schema(batches)
+        place = schema.get_field_index(COLUMN)
+        if place < 0 or not pa.types.is_fixed_size_list(schema.field(place).type):
+            return schema
+        vectors = schema.field(place)
+        return schema.set(place, vectors.with_type(pa.list_(vectors.type.value_type)))
+
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
         schema = self._closed_schema(batches()).with_metadata(dict(metadata))
         with pa.parquet.ParquetWriter(file, schema) as writer:
@@ -401,6 +418,13 @@ def _lists_of_vectors(cells: list[Any], kind: pa.DataType) -> pa.AnyArray:
     ends = np.cumsum([0, *(0 if cell is None else len(cell) for cell in cells)])
     mask = pa.array([cell is None for cell in cells])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), vectors, type=kind, mask=mask)
+
+
+def _list_array(column: pa.AnyArray, kind: pa.DataType) -> pa.AnyArray:
+    """A column of lists of a fixed size as one of lists."""
+    is_there = column.is_valid().to_numpy(zero_copy_only=False)
+    ends = np.cumsum([0, *(is_there * column.type.list_size)])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), column.flatten(), type=kind, mask=pa.array(~is_there))
 
 
 def _closed_array(column: pa.AnyArray, kind: pa.DataType) -> pa.AnyArray:

@@ -178,12 +178,28 @@ def test_a_directory_of_that_name_comes_first(hub: HubServer, pushed: Path) -> N
 
 
 def test_the_hubs_variables_are_those_of_its_client(hub: HubServer, pushed: Path, tmp_path: Path) -> None:
-    """``HF_ENDPOINT``, ``HF_HOME`` and ``HF_HUB_OFFLINE`` in a process of its own."""
+    """``HF_ENDPOINT``, ``HF_HOME``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` in a process of its own."""
     hub.push(NAME, pushed)
     code = "import sys, hdruntime; print(hdruntime.load(sys.argv[1], 'onnxruntime').embed(['long']).shape)"
-    variables = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
+    variables = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret"}
     for offline in ("0", "1"):
         environment = {**os.environ, **variables, "HF_HUB_OFFLINE": offline}
         done = subprocess.run([sys.executable, "-c", code, NAME], capture_output=True, text=True, env=environment)
         assert done.stdout == "(1, 4)\n", done.stderr
     assert json.loads(next((tmp_path / "home").rglob("manifest.json")).read_text())["name"] == "tiny"
+    assert "Bearer hf_secret" in hub.tokens
+
+
+def test_without_a_network_what_is_in_the_cache_loads_and_the_rest_is_said(
+    hub: HubServer, pushed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants as constants
+
+    hub.push(NAME, pushed)
+    opened_bundle(NAME, "onnxruntime")
+    with HubServer() as gone:
+        pass
+    monkeypatch.setattr(constants, "ENDPOINT", gone.address)
+    assert opened_bundle(NAME, "onnxruntime").manifest.name == "tiny"
+    with pytest.raises(BundleNotFoundError, match=r"someone/other.* could not be downloaded.*\n.*the connection"):
+        opened_bundle("someone/other")
