@@ -160,6 +160,7 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
         "onnxruntime_cuda.onnx",
         "tokenizer.json",
         "tokenizer_config.json",
+        "special_tokens_map.json",
         "config.json",
     }
     assert open_bundle(tmp_path / "bundle").manifest == manifest

@@ -68,6 +68,10 @@ def write_library_files(
     for folder in module_folders(source) if is_of_sentences else ():
         # One module's folder may stand in another's.
         shutil.copytree(source / folder, directory / folder, dirs_exist_ok=True)
+    if reads_texts and not (directory / "special_tokens_map.json").is_file():
+        # transformers 5 writes none; fastembed, and versions of transformers before, read it.
+        named = json.dumps(checkpoint.tokenizer.special_tokens_map, indent=2, ensure_ascii=False, default=str)
+        (directory / "special_tokens_map.json").write_text(named + "\n", encoding="utf-8")
     changes: dict[str, dict[str, object]] = {}
     if positions.rows > positions.base:
         changes["config.json"] = {checkpoint.family.positions_key: positions.first_row + positions.rows}

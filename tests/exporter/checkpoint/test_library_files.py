@@ -175,6 +175,8 @@ def test_transformers_reads_the_limits_of_a_bundle(tmp_path: Path) -> None:
     assert tokenizer(TEXTS, truncation=True)["input_ids"] == [
         encoding.input_ids for encoding in hdruntime.load(bundle).tokenize(TEXTS, overflow="truncate")
     ]
+    special = json.loads((bundle / "special_tokens_map.json").read_text())
+    assert (special["pad_token"], special["cls_token"]) == (tokenizer.pad_token, tokenizer.cls_token)
     assert (bundle / "LICENSE").read_text() == "Apache-2.0\n"
     assert not (bundle / "trainer_state.json").exists()
     assert not [path for path in bundle.rglob("*") if path.suffix in (".safetensors", ".bin")], "no weights twice"
