@@ -28,15 +28,18 @@ _EXTRA_OF_PACKAGE = {
     "onnxscript": "export",
     "openvino": "openvino",
     "polygraphy": "rtx",
+    "prometheus_client": "serve",
     "ray": "ray",
     "safetensors": "export",
     "sentence_transformers": "export",
     "scipy": "bench",
+    "starlette": "serve",
     "tensorrt": "tensorrt",
     "tensorrt_lean": "lean",
     "tensorrt_rtx": "rtx",
     "torch": "export",
     "transformers": "export",
+    "uvicorn": "serve",
     "vl_convert": "bench",
 }
 """Import name of an optional package -> the extra of hdexport that installs it."""

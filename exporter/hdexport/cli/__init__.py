@@ -28,6 +28,7 @@ COMMANDS = (
     "inspect",
     "verify",
     "run",
+    "serve",
     "quality",
     "bench",
     "package",

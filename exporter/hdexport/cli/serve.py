@@ -1,0 +1,96 @@
+"""Serve a bundle over HTTP: OpenAI's /v1/embeddings, /rerank as Cohere and Jina have it, /embed_sparse, /predict.
+
+One process, one bundle; the routes that fit its task. Texts of all requests share batches of similar lengths.
+/health, /ready, /metrics for Prometheus. SIGTERM answers what runs, then ends. See docs/serve.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from hdexport.cli.arguments import BACKENDS, add_precision_argument, whole_number
+from hdruntime.errors import InputError
+
+SUMMARY = "serve a bundle over HTTP: OpenAI's embeddings, rerank, classes"
+
+_KEY = "HDEXPORT_API_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "bundle",
+        metavar="BUNDLE",
+        help="directory that `hdexport build` made, or organisation/name[@revision] on the Hugging Face Hub",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1, this machine alone)")
+    parser.add_argument("--port", metavar="N", type=whole_number, default=8000, help="port (default: 8000)")
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        type=Path,
+        help=f"file with the key that requests carry, Authorization: Bearer KEY (default: {_KEY}, else none)",
+    )
+    backend = parser.add_argument_group("backend")
+    backend.add_argument("--backend", choices=["auto", *BACKENDS], default="auto", help="default: the first that runs")
+    add_precision_argument(backend)
+    backend.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: the backend's)")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-wait-ms", metavar="MS", type=float, default=2.0, help="how long a text waits for others (default: 2)"
+    )
+    limits.add_argument(
+        "--max-queue-tokens",
+        metavar="N",
+        type=whole_number,
+        default=1_000_000,
+        help="tokens that wait at most; more requests are refused with 429 (default: 1000000)",
+    )
+    limits.add_argument(
+        "--max-texts", metavar="N", type=whole_number, default=2048, help="texts of a request (default: 2048)"
+    )
+    limits.add_argument(
+        "--max-body-mb", metavar="N", type=whole_number, default=32, help="size of a request in MiB (default: 32)"
+    )
+    limits.add_argument(
+        "--timeout", metavar="S", type=float, default=120.0, help="seconds until a request is given up (default: 120)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from hdruntime.serve import ServeOptions, serve
+
+    limits = ServeOptions(
+        api_key=_api_key(options.api_key_file),
+        max_wait_ms=options.max_wait_ms,
+        max_queue_tokens=options.max_queue_tokens,
+        max_texts=options.max_texts,
+        max_body_bytes=options.max_body_mb * 2**20,
+        timeout_s=options.timeout,
+    )
+    serve(
+        options.bundle,
+        host=options.host,
+        port=options.port,
+        backend=options.backend,
+        threads=options.threads,
+        precision=options.precision,
+        options=limits,
+        on_ready=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    return 0
+
+
+def _api_key(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get(_KEY)
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"--api-key-file {file} cannot be read: {error}.\nName a file with one line, the key."
+        ) from None

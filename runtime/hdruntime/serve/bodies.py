@@ -1,0 +1,57 @@
+"""Bodies of requests, as OpenAI, Cohere, Jina and text-embeddings-inference have them; keys that are not here count for
+nothing."""
+
+from __future__ import annotations
+
+__all__ = ["EmbedBody", "EmbeddingsBody", "PredictBody", "RerankBody", "Truncate"]
+
+from typing import Any, Literal
+
+import msgspec
+
+Truncate = Literal["error", "end", "split"]
+"""What happens to a text of too many tokens."""
+
+
+class EmbeddingsBody(msgspec.Struct, kw_only=True):
+    """``POST /v1/embeddings``; the last three are ours."""
+
+    input: Any
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    truncate: Truncate = "error"
+    prompt_name: str | None = None
+    late_chunking: bool = False
+
+
+class RerankBody(msgspec.Struct, kw_only=True):
+    """``POST /rerank``: Cohere's and Jina's keys, and those of text-embeddings-inference (`texts`)."""
+
+    query: str
+    documents: list[str | dict[str, Any]] | None = None
+    texts: list[str] | None = None
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool = False
+    return_text: bool = False
+    raw_scores: bool = False
+    truncate: Truncate | bool = "end"
+
+
+class EmbedBody(msgspec.Struct, kw_only=True):
+    """``POST /embed`` and ``POST /embed_sparse`` of text-embeddings-inference."""
+
+    inputs: str | list[str]
+    normalize: bool = True
+    truncate: bool = False
+    prompt_name: str | None = None
+    dimensions: int | None = None
+
+
+class PredictBody(msgspec.Struct, kw_only=True):
+    """``POST /predict`` of text-embeddings-inference: a text, a pair, or a list of either."""
+
+    inputs: Any
+    raw_scores: bool = False
+    truncate: bool = False

@@ -1,0 +1,44 @@
+"""Options of a server."""
+
+from __future__ import annotations
+
+__all__ = ["ServeOptions"]
+
+from dataclasses import dataclass
+
+from hdruntime.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The limits of a server.
+
+    Attributes:
+        api_key: that requests have to carry, as ``Authorization: Bearer KEY``; None takes all.
+        max_wait_ms: how long a text waits for others to share its batch with.
+        max_queue_tokens: tokens that wait at most; more are refused with 429.
+        max_texts: of one request.
+        max_body_bytes: of one request.
+        timeout_s: after which a request that has no answer leaves the queue, and a body that has not come is refused.
+    """
+
+    api_key: str | None = None
+    max_wait_ms: float = 2.0
+    max_queue_tokens: int = 1_000_000
+    max_texts: int = 2048
+    max_body_bytes: int = 32 * 2**20
+    timeout_s: float = 120.0
+
+    def check(self) -> None:
+        """Refuse limits under which nothing could be served.
+
+        Raises:
+            InputError: a limit is too small, or the key is empty.
+        """
+        for name, least in (("max_queue_tokens", 1), ("max_texts", 1), ("max_body_bytes", 1024), ("timeout_s", 0.1)):
+            if getattr(self, name) < least:
+                raise InputError(f"--{name.replace('_', '-')} is {getattr(self, name)}.\nGive {least} or more.")
+        if self.max_wait_ms < 0:
+            raise InputError(f"--max-wait-ms is {self.max_wait_ms:g}.\nGive 0 or more.")
+        if self.api_key is not None and not self.api_key.strip():
+            raise InputError("The API key is empty.\nGive one, or leave it out for a server that takes all requests.")

@@ -1,0 +1,180 @@
+"""Texts that wait for a session: batches of similar lengths, the oldest first, clients in turns."""
+
+from __future__ import annotations
+
+__all__ = ["QueueFullError", "TextQueue"]
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from hdruntime.errors import HdexportError
+from hdruntime.tasks.task import Task, Text
+from hdruntime.tasks.text_inference import TextInference, TextItem
+
+_Class = tuple[Task, int]
+"""What texts of a batch share: their task, and the power of two that their tokens do not exceed."""
+
+
+class QueueFullError(HdexportError):
+    """The texts of a request do not fit beside those that wait."""
+
+
+@dataclass(eq=False)
+class _Request:
+    """The texts of one call.
+
+    Attributes:
+        answered: done when none is missing.
+        missing: texts without an answer.
+    """
+
+    answered: asyncio.Future[None]
+    missing: int
+
+
+@dataclass(eq=False)
+class _Waiting:
+    item: TextItem
+    inference: TextInference
+    tokens: int
+    request: _Request
+    arrived: float = field(default_factory=time.monotonic)
+
+
+class TextQueue:
+    """Runs the texts of many calls in batches, in one thread.
+
+    A batch has texts of one task whose lengths differ by less than a factor of two: a short text waits neither for a
+    long one in its batch nor for its padding. The batch begins with the text that waits longest, and takes texts of all
+    clients in turns.
+
+    Args:
+        batch_tokens: of a batch.
+        most_tokens: that wait.
+        max_wait_s: how long a text waits for others.
+        on_batch: takes the texts and the tokens of each batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_tokens: int,
+        most_tokens: int,
+        max_wait_s: float,
+        on_batch: Callable[[int, int], None] = lambda texts, tokens: None,
+    ) -> None:
+        self._batch_tokens, self._most_tokens, self._max_wait_s = batch_tokens, most_tokens, max_wait_s
+        self._on_batch = on_batch
+        self._classes: dict[_Class, OrderedDict[str, deque[_Waiting]]] = {}
+        self._tokens_of: dict[_Class, int] = {}
+        self._changed = asyncio.Event()
+        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._running = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that wait."""
+        return sum(self._tokens_of.values())
+
+    async def answer(
+        self, inference: TextInference, task: Task, texts: Sequence[Text], *, client: str
+    ) -> list[TextItem]:
+        """The texts with their answers, or each with its error. A call that is cancelled leaves the queue.
+
+        Args:
+            inference: of the session whose queue this is.
+            task: its task.
+            texts: the texts.
+            client: whose they are.
+
+        Raises:
+            QueueFullError: too many tokens wait.
+            HdexportError: the session is broken.
+        """
+        loop = asyncio.get_running_loop()
+        items = await loop.run_in_executor(self._tokenizing, inference.encode, texts)
+        sizes = [0 if item.encoding is None else sum(map(len, item.encoding.pieces)) for item in items]
+        if any(item.error for item in items):
+            return items
+        if self.tokens and self.tokens + sum(sizes) > self._most_tokens:
+            raise QueueFullError("Too many tokens wait for an answer. Try again later.")
+        request = _Request(loop.create_future(), len(items))
+        for item, tokens in zip(items, sizes, strict=True):
+            assert item.encoding is not None
+            longest = max(map(len, item.encoding.pieces), default=1)
+            key = (task, max(1, longest - 1).bit_length())
+            self._classes.setdefault(key, OrderedDict()).setdefault(client, deque()).append(
+                _Waiting(item, inference, tokens, request)
+            )
+            self._tokens_of[key] = self._tokens_of.get(key, 0) + tokens
+        self._changed.set()
+        if items:
+            await request.answered
+        return items
+
+    async def run(self) -> None:
+        """Run batches until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            key = self._oldest()
+            if key is None:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            await self._filled(key)
+            batch = self._taken(key)
+            if not batch:
+                continue
+            try:
+                await loop.run_in_executor(self._running, batch[0].inference.run, [each.item for each in batch])
+            except Exception as error:
+                for each in batch:
+                    if not each.request.answered.done():
+                        each.request.answered.set_exception(error)
+                continue
+            self._on_batch(len(batch), sum(each.tokens for each in batch))
+            for each in batch:
+                each.request.missing -= 1
+                if not each.request.missing and not each.request.answered.done():
+                    each.request.answered.set_result(None)
+
+    def close(self) -> None:
+        """End the threads, after the batch that runs."""
+        self._tokenizing.shutdown(cancel_futures=True)
+        self._running.shutdown(cancel_futures=True)
+
+    def _oldest(self) -> _Class | None:
+        """The class of the text that waits longest."""
+        heads = {key: min(each[0].arrived for each in clients.values()) for key, clients in self._classes.items()}
+        return min(heads, key=heads.__getitem__, default=None)
+
+    async def _filled(self, key: _Class) -> None:
+        """Wait until a batch is full, or its first text has waited long enough."""
+        ends = min(each[0].arrived for each in self._classes[key].values()) + self._max_wait_s
+        while self._tokens_of[key] < self._batch_tokens and (left := ends - time.monotonic()) > 0:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except asyncio.TimeoutError:
+                return
+
+    def _taken(self, key: _Class) -> list[_Waiting]:
+        """A batch of texts, taken out of the queue; texts of calls that were cancelled are taken out, too."""
+        clients, batch, tokens = self._classes[key], list[_Waiting](), 0
+        while clients and (not batch or tokens < self._batch_tokens):
+            client, waiting = clients.popitem(last=False)
+            first = waiting.popleft()
+            self._tokens_of[key] -= first.tokens
+            if waiting:
+                # The last in turn from now on.
+                clients[client] = waiting
+            if not first.request.answered.done():
+                batch.append(first)
+                tokens += first.tokens
+        if not clients:
+            del self._classes[key], self._tokens_of[key]
+        return batch

@@ -1,0 +1,64 @@
+"""The server: one process, one bundle, one session."""
+
+from __future__ import annotations
+
+__all__ = ["serve"]
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.hub import opened_bundle
+from hdruntime.bundle.manifest import Backend
+from hdruntime.optional import require
+from hdruntime.serve.application import application
+from hdruntime.serve.options import ServeOptions
+from hdruntime.session import load
+
+_DRAIN_SECONDS = 30
+"""How long requests that run are waited for when the server is stopped."""
+
+
+def serve(
+    bundle: Path | str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    backend: Backend | str = "auto",
+    threads: int | None = None,
+    precision: Precision | str = Precision.AUTO,
+    options: ServeOptions | None = None,
+    on_ready: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Serve a bundle until SIGINT or SIGTERM; requests that run are answered.
+
+    Args:
+        bundle: its directory, or its name on the Hugging Face Hub.
+        host: the address to listen on.
+        port: of it.
+        backend, threads, precision: as of `hdruntime.load`.
+        options: limits.
+        on_ready: takes a line that says where the server listens, and what runs the bundle, before it listens.
+
+    Raises:
+        MissingDependencyError: the extra ``serve`` is not installed.
+        HdexportError: the bundle cannot be loaded, or an option is invalid.
+    """
+    options = options or ServeOptions()
+    options.check()
+    uvicorn = require("uvicorn")
+    opened = opened_bundle(bundle, backend, precision)
+    with load(opened, backend, threads=threads, precision=precision) as session:
+        served = application(opened, session, options)
+        on_ready(
+            f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_len} tokens, {session.backend.value} "
+            f"({session.backend_reason}): http://{host}:{port}"
+        )
+        uvicorn.run(
+            served,
+            host=host,
+            port=port,
+            access_log=False,
+            log_level="warning",
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+        )

@@ -1,0 +1,404 @@
+"""The server: the answers of a session, by the clients and in the forms of others; limits, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+import uvicorn
+
+import hdruntime
+from hdexport.build import BuildOptions, build
+from hdexport.model.task import Task
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import InputError
+from hdruntime.serve import ServeOptions, application
+from hdruntime.serve.queue import QueueFullError, TextQueue
+from hdruntime.tasks.task import Text
+from support.made_once import made_once
+from support.splade_models import made_splade
+from support.tiny_models import save_tiny_model
+
+TEXTS = ["What is read, and by whom?", "Museums! " * 40, "a", "Nobody reads twice; " * 5]
+KEY = "a secret key"
+
+
+@contextlib.contextmanager
+def served(bundle: Path, **options: Any) -> Iterator[tuple[httpx2.Client, hdruntime.Session]]:
+    """A client of a server in this process, and the server's session."""
+    with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
+        app = application(open_bundle(bundle), session, ServeOptions(**options))
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                yield client, session
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def embedder(sample_bundle: Path) -> Iterator[tuple[httpx2.Client, hdruntime.Session]]:
+    with served(sample_bundle, max_texts=64, max_body_bytes=2**20) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def make(path: Path) -> None:
+        labels: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
+        save_tiny_model(path / "checkpoint", "bert", Task.TEXT_CLASSIFICATION, **labels)
+        build(BuildOptions(model=path / "checkpoint", output=path / "bundle", max_len=64, verify=None))
+
+    return made_once(tmp_path_factory, "reranker to serve", make) / "bundle"
+
+
+def test_openais_client_gets_the_sessions_vectors(embedder: Any) -> None:
+    client, session = embedder
+    theirs = openai.OpenAI(base_url=f"{str(client.base_url).rstrip('/')}/v1", api_key="none")
+    expected = session.embed(TEXTS)
+    # The client asks for base64 unless it is told otherwise.
+    for encoding in ({}, {"encoding_format": "float"}):
+        found = theirs.embeddings.create(model="any", input=TEXTS, **encoding)
+        np.testing.assert_allclose([each.embedding for each in found.data], expected, atol=1e-6)
+        assert [each.index for each in found.data] == [*range(len(TEXTS))]
+        assert found.usage.total_tokens == sum(len(each) for each in session.tokenize(TEXTS))
+    alone = theirs.embeddings.create(model="any", input=TEXTS[0])
+    assert np.array_equal(np.array(alone.data[0].embedding, np.float32), session.embed(TEXTS[:1])[0]), "to the last bit"
+    ids = [each.input_ids for each in session.tokenize(TEXTS[:2])]
+    by_ids = theirs.embeddings.create(model="any", input=ids)
+    np.testing.assert_allclose([each.embedding for each in by_ids.data], expected[:2], atol=1e-6)
+    short = theirs.embeddings.create(model="any", input=TEXTS[0], dimensions=9).data[0].embedding
+    np.testing.assert_allclose(short, expected[0, :9] / np.linalg.norm(expected[0, :9]), atol=1e-6)
+    with pytest.raises(openai.BadRequestError, match="truncated to 1000 dimensions"):
+        theirs.embeddings.create(model="any", input="a", dimensions=1000)
+    assert [model.id for model in theirs.models.list()] == [session.manifest.name]
+
+
+def test_long_texts_are_refused_cut_or_split_and_chunks_see_each_other(embedder: Any) -> None:
+    client, session = embedder
+    long = "What is read, and by whom? " * session.max_len
+
+    def vectors(**body: Any) -> Any:
+        answer = client.post("/v1/embeddings", json=body)
+        assert answer.status_code == 200, answer.text
+        return np.array([each["embedding"] for each in answer.json()["data"]], np.float32)
+
+    refused = client.post("/v1/embeddings", json={"input": ["a", long]})
+    assert refused.status_code == 400
+    assert "input[1]: The text has" in refused.json()["error"]["message"]
+    assert 'send truncate: "end" or "split"' in refused.json()["error"]["message"]
+    for truncate, overflow in (("end", "truncate"), ("split", "split")):
+        expected = session.embed([long], overflow=overflow)
+        np.testing.assert_allclose(vectors(input=long, truncate=truncate), expected, atol=1e-6)
+    chunks = ["Berlin is a city.", "It has 3.8 million people."]
+    spans = [(0, 17), (18, 44)]
+    expected = session.embed_chunks(" ".join(chunks), chunks=spans).vectors
+    np.testing.assert_allclose(vectors(input=chunks, late_chunking=True), expected, atol=1e-6)
+    assert np.abs(expected - session.embed(chunks)).max() > 0.01
+    embedded = client.post("/embed", json={"inputs": TEXTS}).json()
+    np.testing.assert_allclose(embedded, session.embed(TEXTS), atol=1e-6)
+
+
+def test_a_reranker_answers_as_cohere_jina_and_text_embeddings_inference(reranker: Path) -> None:
+    documents = ["w7 w8", "w9 " * 30, "w10"]
+    with served(reranker) as (client, session):
+        expected = session.rank("w1 w2", documents, overflow="truncate")
+        places, scores = ([each[key] for each in expected] for key in ("corpus_id", "score"))
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            body = {"query": "w1 w2", "documents": [documents[0], {"text": documents[1]}, documents[2]]}
+            found = client.post(path, json=body | {"return_documents": True}).json()
+            assert [each["index"] for each in found["results"]] == places
+            np.testing.assert_allclose([each["relevance_score"] for each in found["results"]], scores, atol=1e-6)
+            assert [each["document"]["text"] for each in found["results"]] == [documents[place] for place in places]
+            assert len(client.post(path, json=body | {"top_n": 1}).json()["results"]) == 1
+        listed = client.post("/rerank", json={"query": "w1 w2", "texts": documents, "return_text": True}).json()
+        assert [(each["index"], each["text"]) for each in listed] == [(place, documents[place]) for place in places]
+        np.testing.assert_allclose([each["score"] for each in listed], scores, atol=1e-6)
+        assert client.post("/rerank", json={"query": "a", "documents": []}).status_code == 400
+
+
+def test_classes_and_sparse_vectors_are_those_of_a_session(
+    tiny_bundles: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bundle = tiny_bundles("bert", "text-classification").path
+    with served(bundle) as (client, session):
+        logits = session.infer(session.tokenize(["w7 w8"]))[0]["logits"]
+        (found,) = client.post("/predict", json={"inputs": ["w7 w8"]}).json()
+        best = np.exp(logits - logits.max())
+        expected = dict(zip(session.manifest.labels, best / best.sum(), strict=True))
+        assert [each["label"] for each in found] == sorted(expected, key=lambda label: -expected[label])
+        np.testing.assert_allclose([each["score"] for each in found], sorted(expected.values())[::-1], atol=1e-5)
+        assert client.post("/predict", json={"inputs": "w7 w8"}).json() == found
+        assert len(client.post("/predict", json={"inputs": [["w7", "w8"], "w9"]}).json()) == 2
+        assert client.post("/rerank", json={}).status_code == 404, "three classes rank nothing"
+    with served(made_splade(tmp_path_factory, "max") / "bundle") as (client, session):
+        (vector,) = session.embed_sparse(TEXTS[:1])
+        (found,) = client.post("/embed_sparse", json={"inputs": TEXTS[0]}).json()
+        assert {each["index"]: each["value"] for each in found} == pytest.approx(
+            dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True)), abs=1e-5
+        )
+
+
+BAD: dict[str, tuple[str, Any, int, str]] = {
+    "no JSON": ("/v1/embeddings", b"{", 400, "not valid"),
+    "not UTF-8": ("/v1/embeddings", b'{"input": "\xff"}', 400, "not valid"),
+    "no input": ("/v1/embeddings", {}, 400, "required field `input`"),
+    "a number": ("/v1/embeddings", {"input": 5}, 400, "neither a text"),
+    "nothing": ("/v1/embeddings", {"input": []}, 400, "neither a text"),
+    "texts and ids": ("/v1/embeddings", {"input": ["a", 5]}, 400, "neither a text"),
+    "an id that is none": ("/v1/embeddings", {"input": [10**6]}, 400, "input[0]"),
+    "true as an id": ("/v1/embeddings", {"input": [True]}, 400, "neither a text"),
+    "a truncation": ("/v1/embeddings", {"input": "a", "truncate": "middle"}, 400, "Invalid enum value"),
+    "a prompt": ("/v1/embeddings", {"input": "a", "prompt_name": "nobody"}, 400, "no prompt 'nobody'"),
+    "many texts": ("/v1/embeddings", {"input": ["a"] * 65}, 400, "1 to 64 fit"),
+    "a large body": ("/v1/embeddings", {"input": "a" * 2**21}, 413, "more than 1048576 bytes"),
+    "half of a pair": ("/v1/embeddings", b'{"input": "\\ud800"}', 400, ""),
+    "ids in chunks": ("/v1/embeddings", {"input": [[5]], "late_chunking": True}, 400, "late_chunking reads texts"),
+    "deep": ("/v1/embeddings", b"[" * 100_000, 400, "not valid"),
+    "a path": ("/nowhere", {}, 404, "POST /v1/embeddings"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_is_refused_in_openais_form(embedder: Any, name: str) -> None:
+    path, body, status, message = BAD[name]
+    client, _ = embedder
+    answer = client.post(path, content=body if isinstance(body, bytes) else json.dumps(body))
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert message in error["message"]
+    assert "Traceback" not in answer.text
+    assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
+
+
+def test_random_bodies_end_nothing(embedder: Any) -> None:
+    client, _ = embedder
+    choose = random.Random(5)
+    whole = json.dumps({"input": TEXTS, "truncate": "end", "dimensions": 8, "late_chunking": False}).encode()
+    for _ in range(300):
+        body = bytearray(whole)
+        for _ in range(choose.randint(1, 8)):
+            body[choose.randrange(len(body))] = choose.randrange(256)
+        assert client.post("/v1/embeddings", content=bytes(body)).status_code in (200, 400)
+
+
+def test_a_key_is_asked_for_where_there_is_one(sample_bundle: Path) -> None:
+    with served(sample_bundle, api_key=KEY) as (client, _):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY[:-1]}):
+            refused = client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+            assert client.get("/metrics", headers=headers).status_code == 401
+        assert client.get("/health").status_code == client.get("/ready").status_code == 200
+        given = {"Authorization": f"Bearer {KEY}"}
+        assert client.post("/v1/embeddings", json={"input": "a"}, headers=given).status_code == 200
+
+
+def test_clients_beside_each_other_get_the_answers_that_they_get_alone(embedder: Any) -> None:
+    client, session = embedder
+    choose = random.Random(7)
+    texts = ["w " * choose.randint(1, session.max_len - 2) for _ in range(60)]
+    expected = session.embed(texts)
+
+    def ask(text: str) -> Any:
+        with httpx2.Client(base_url=client.base_url, timeout=60) as own:
+            return own.post("/v1/embeddings", json={"input": text}).json()["data"][0]["embedding"]
+
+    with ThreadPoolExecutor(16) as pool:
+        found = np.array([*pool.map(ask, texts)], np.float32)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    metrics = client.get("/metrics").text
+    for line in (
+        "hdexport_requests_total{",
+        "hdexport_batch_texts_sum",
+        "hdexport_queue_tokens 0.0",
+        "process_resident",
+    ):
+        assert line in metrics
+
+
+# The queue by itself
+
+
+class Inference:
+    """A `TextInference` whose texts are numbers of tokens, and which waits to be let go."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.go = threading.Event()
+        self.fails: Exception | None = None
+
+    def encode(self, texts: list[Text]) -> list[Any]:
+        return [
+            SimpleNamespace(text=text, error=None, encoding=SimpleNamespace(pieces=[range(int(text.text))]))
+            for text in texts
+        ]
+
+    def run(self, items: list[Any]) -> None:
+        assert self.go.wait(20)
+        self.batches.append([int(item.text.text) for item in items])
+        if self.fails is not None:
+            raise self.fails
+
+
+def in_queue(story: Callable[[TextQueue, Inference, Callable[..., Any]], Any], **options: Any) -> Inference:
+    """Run a coroutine with a queue, and with a function that asks: (client, number of tokens...)."""
+
+    async def told() -> None:
+        queue = TextQueue(**{"batch_tokens": 100, "most_tokens": 1000, "max_wait_s": 0.0} | options)
+        running = asyncio.create_task(queue.run())
+
+        def ask(client: str, *tokens: int) -> asyncio.Task[Any]:
+            texts = [Text(text=str(each)) for each in tokens]
+            return asyncio.create_task(queue.answer(inference, "task", texts, client=client))  # type: ignore[arg-type]
+
+        try:
+            await story(queue, inference, ask)
+        finally:
+            inference.go.set()
+            running.cancel()
+            queue.close()
+
+    inference = Inference()
+    asyncio.run(told())
+    return inference
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if holds():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never was")
+
+
+def test_clients_take_turns_and_lengths_share_no_batch_with_others() -> None:
+    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
+        first = ask("one", 10)
+        await until(lambda: not queue.tokens and len(asyncio.all_tasks()) > 1)
+        asked = [ask("one", 30, 31, 32, 30), ask("two", 90), ask("two", 29), ask("three", 17)]
+        await until(lambda: queue.tokens == 30 + 31 + 32 + 30 + 90 + 29 + 17)
+        inference.go.set()
+        await asyncio.gather(first, *asked)
+
+    batches = in_queue(story).batches
+    assert batches[0] == [10]
+    # The oldest first, the other clients' texts of about that length with it, and 100 tokens are enough.
+    assert batches[1] == [30, 29, 17, 31]
+    assert sorted(batches[2:]) == [[32, 30], [90]]
+
+
+def test_texts_wait_a_moment_for_others_and_no_longer_when_a_batch_is_full() -> None:
+    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
+        inference.go.set()
+        began = time.monotonic()
+        await asyncio.gather(ask("one", 20), ask("two", 21))
+        assert time.monotonic() - began >= 0.2
+        await asyncio.wait_for(asyncio.gather(ask("one", 60), ask("two", 61)), 20)
+
+    batches = in_queue(story, max_wait_s=0.2).batches
+    assert batches == [[20, 21], [60, 61]]
+
+
+def test_a_full_queue_refuses_and_a_call_that_is_cancelled_leaves_it() -> None:
+    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
+        first = ask("one", 10)
+        await until(lambda: not queue.tokens and len(asyncio.all_tasks()) > 1)
+        waiting = ask("one", 500, 480)
+        await until(lambda: queue.tokens == 980)
+        with pytest.raises(QueueFullError, match="Too many tokens wait"):
+            await ask("two", 30)
+        waiting.cancel()
+        inference.go.set()
+        await first
+        assert (await ask("two", 30))[0].error is None
+        assert queue.tokens == 0
+
+    assert in_queue(story).batches == [[10], [30]]
+
+
+def test_a_broken_session_is_an_error_of_the_calls_and_not_the_queues_end() -> None:
+    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
+        inference.go.set()
+        inference.fails = RuntimeError("broken")
+        with pytest.raises(RuntimeError, match="broken"):
+            await ask("one", 10, 11)
+        inference.fails = None
+        await ask("one", 12)
+
+    assert in_queue(story).batches == [[10, 11], [12]]
+
+
+# The command
+
+
+def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bundle: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    command = ["serve", sample_bundle, "--port", port, "--backend", "onnxruntime", "--api-key-file", tmp_path / "key"]
+    arguments = [Path(sys.executable).with_name("hdexport"), *command, "--threads", 1, "--max-wait-ms", 1500]
+    with subprocess.Popen([*map(str, arguments)], stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
+        try:
+            assert process.stderr is not None
+            assert f"http://127.0.0.1:{port}" in process.stderr.readline()
+            with httpx2.Client(
+                base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {KEY}"}
+            ) as client:
+                for _ in range(200):
+                    with contextlib.suppress(httpx2.TransportError):
+                        client.get("/health")
+                        break
+                    time.sleep(0.05)
+                with ThreadPoolExecutor(1) as pool:
+                    # It waits for others, so that it runs when the server is stopped.
+                    answer = pool.submit(
+                        client.post, "/v1/embeddings", json={"input": "a text of a client"}, timeout=30
+                    )
+                    time.sleep(0.3)
+                    process.send_signal(signal.SIGTERM)
+                    assert answer.result().status_code == 200
+            said = process.stderr.read()
+        finally:
+            process.kill()
+    assert process.returncode in (0, 143)
+    assert "a text of a client" not in said
+    assert "Traceback" not in said
+
+
+def test_what_cannot_be_served_is_said(tiny_bundles: Any, tmp_path: Path) -> None:
+    for options, message in (
+        ({"max_texts": 0}, "--max-texts is 0"),
+        ({"api_key": " "}, "The API key is empty"),
+        ({"max_wait_ms": -1}, "--max-wait-ms is -1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ServeOptions(**options).check()
+    bundle = open_bundle(tiny_bundles("bert", "question-answering").path)
+    with hdruntime.load(bundle) as session, pytest.raises(InputError, match="question-answering, which is not served"):
+        application(bundle, session, ServeOptions())
