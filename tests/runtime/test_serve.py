@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -239,6 +240,39 @@ def test_clients_beside_each_other_get_the_answers_that_they_get_alone(embedder:
         "process_resident",
     ):
         assert line in metrics
+
+
+def test_clients_that_go_take_their_texts_with_them(sample_bundle: Path) -> None:
+    """Killed in the middle, half open, or slow with their body: others are answered, and nothing waits at the end."""
+    body = json.dumps({"input": ["w " * 200] * 60, "truncate": "end"}).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    with served(sample_bundle, timeout_s=2) as (client, session):
+        address = (client.base_url.host, client.base_url.port)
+        gone = [socket.create_connection(address) for _ in range(12)]
+        for number, each in enumerate(gone):
+            # Whole requests; a beginning of one; a head and half of its body.
+            sent = (head % len(body) + body, b"POST /v1/emb", head % len(body) + body[:100])[number % 3]
+            each.sendall(sent)
+        for each in gone[::3]:
+            each.close()
+        answer = client.post("/v1/embeddings", json={"input": "a"})
+        assert answer.status_code == 200
+        np.testing.assert_allclose(answer.json()["data"][0]["embedding"], session.embed(["a"])[0], atol=1e-6)
+        for _ in range(200):
+            metrics = client.get("/metrics").text
+            # Those that went, and those whose body never came.
+            is_over = re.search(r'route="/v1/embeddings",status="503"} 4\.0', metrics)
+            if "hdexport_queue_tokens 0.0" in metrics and is_over:
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError(metrics)
+        answered = sum(
+            map(float, re.findall(r'_requests_total{route="/v1/embeddings",status="(?:200|499)"} (\S+)', metrics))
+        )
+        assert answered == 5, "each that was sent whole, and one that stayed"
+        for each in gone:
+            each.close()
 
 
 # The queue by itself

@@ -332,11 +332,16 @@ class _Server:
             working.cancel()
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
+        from starlette.requests import ClientDisconnect
+
         content = bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > self._options.max_body_bytes:
-                raise _RequestError(413, f"The body has more than {self._options.max_body_bytes} bytes.")
+        try:
+            async for part in request.stream():
+                content += part
+                if len(content) > self._options.max_body_bytes:
+                    raise _RequestError(413, f"The body has more than {self._options.max_body_bytes} bytes.")
+        except ClientDisconnect:
+            raise _RequestError(_GONE, "The client is gone.") from None
         request.scope["hdexport.read"] = True
         try:
             return msgspec.json.decode(content, type=kind)
