@@ -1,5 +1,4 @@
-"""Bodies of requests, as OpenAI, Cohere, Jina and text-embeddings-inference have them; keys that are not here count for
-nothing."""
+"""Bodies of requests, as OpenAI, Cohere, Jina and text-embeddings-inference have them; other keys count for nothing."""
 
 from __future__ import annotations
 
