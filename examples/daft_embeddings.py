@@ -41,7 +41,7 @@ class BundleProvider(Provider):
 
 @dataclass
 class BundleFactory(TextEmbedderDescriptor):
-    """What a worker needs to load a bundle.
+    """Loads a bundle in a worker.
 
     Attributes:
         bundle: its directory, or its name on the hub.

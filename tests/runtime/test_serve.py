@@ -31,7 +31,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.model.task import Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
-from hdruntime.serve import ServeOptions, application
+from hdruntime.serve import ServeOptions, application, serve
 from hdruntime.serve.queue import QueueFullError, TextQueue
 from hdruntime.tasks.task import Text
 from support.made_once import made_once
@@ -139,7 +139,8 @@ def test_a_reranker_answers_as_cohere_jina_and_text_embeddings_inference(reranke
         listed = client.post("/rerank", json={"query": "w1 w2", "texts": documents, "return_text": True}).json()
         assert [(each["index"], each["text"]) for each in listed] == [(place, documents[place]) for place in places]
         np.testing.assert_allclose([each["score"] for each in listed], scores, atol=1e-6)
-        assert client.post("/rerank", json={"query": "a", "documents": []}).status_code == 400
+        for wrong in ({"documents": []}, {"documents": documents, "top_n": -1}, {"documents": documents, "top_n": 0}):
+            assert client.post("/rerank", json={"query": "a"} | wrong).status_code == 400, wrong
 
 
 def test_classes_and_sparse_vectors_are_those_of_a_session(
@@ -178,6 +179,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "many texts": ("/v1/embeddings", {"input": ["a"] * 65}, 400, "1 to 64 fit"),
     "a large body": ("/v1/embeddings", {"input": "a" * 2**21}, 413, "more than 1048576 bytes"),
     "half of a pair": ("/v1/embeddings", b'{"input": "\\ud800"}', 400, ""),
+    "many chunks": ("/v1/embeddings", {"input": ["a"] * 65, "late_chunking": True}, 400, "1 to 64 fit"),
     "ids in chunks": ("/v1/embeddings", {"input": [[5]], "late_chunking": True}, 400, "late_chunking reads texts"),
     "deep": ("/v1/embeddings", b"[" * 100_000, 400, "not valid"),
     "a path": ("/nowhere", {}, 404, "POST /v1/embeddings"),
@@ -433,6 +435,8 @@ def test_what_cannot_be_served_is_said(tiny_bundles: Any, tmp_path: Path) -> Non
     ):
         with pytest.raises(InputError, match=message):
             ServeOptions(**options).check()
+    with pytest.raises(InputError, match="--port is 65536; ports are 0 to 65535"):
+        serve(tmp_path, port=65536)
     bundle = open_bundle(tiny_bundles("bert", "question-answering").path)
     with hdruntime.load(bundle) as session, pytest.raises(InputError, match="question-answering, which is not served"):
         application(bundle, session, ServeOptions())

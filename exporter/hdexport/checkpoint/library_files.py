@@ -73,7 +73,8 @@ def write_library_files(
         named = json.dumps(checkpoint.tokenizer.special_tokens_map, indent=2, ensure_ascii=False, default=str)
         (directory / "special_tokens_map.json").write_text(named + "\n", encoding="utf-8")
     changes: dict[str, dict[str, object]] = {}
-    if positions.rows > positions.base:
+    # Fewer as well: the graph of a shorter bundle has no row for the checkpoint's other positions.
+    if positions.rows != positions.base:
         changes["config.json"] = {checkpoint.family.positions_key: positions.first_row + positions.rows}
     if reads_texts:
         changes["tokenizer_config.json"] = _of_tokenizer(source) | _limit("model_max_length", text_length)

@@ -1,4 +1,4 @@
-"""What of a checkpoint may run code on this machine: nothing, unless its user says so."""
+"""The parts of a checkpoint that may run code on this machine: none, unless its user says so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """What a user trusts a checkpoint's origin with.
+    """The parts of a checkpoint that its user lets run code.
 
     Attributes:
         pickles: weights that are stored as a pickle (``--allow-pickle``).

@@ -1,4 +1,4 @@
-"""The model card of a bundle: what it is made of, its lengths, what was verified, how it is loaded, its speed."""
+"""The model card of a bundle: its parts, lengths and verification, its use, its speed."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class _Server:
         return checked
 
     async def unknown(self, request: Request, error: Any) -> Response:
-        """The answer to a path that is none, and to another method."""
+        """The answer to an unknown path, and to a method that a path has not."""
         paths = ", ".join(f"{method} {path}" for method, path, _ in self.routes())
         return self._error(error.status_code, f"There is no such route for the bundle's task; there are {paths}.")
 
@@ -195,6 +195,8 @@ class _Server:
     async def _embeddings(self, request: Request) -> Response:
         body = await self._body(request, EmbeddingsBody)
         texts = self._texts_or_ids(body.input)
+        # Chunks, too, which become one text.
+        self._check_number(len(texts))
         if body.late_chunking:
             items = await self._late_chunks(request, [text.text for text in texts], body)
             vectors = items[0].answer.vectors
@@ -236,6 +238,8 @@ class _Server:
         documents = [_document(each) for each in (body.texts if body.documents is None else body.documents) or ()]
         if not documents:
             raise InputError("There are no documents.\nGive a list of them: documents (or texts).")
+        if body.top_n is not None and body.top_n < 1:
+            raise InputError(f"top_n is {body.top_n}; it must be 1 or more.")
         pairs = [Text(text=body.query, text_pair=document) for document in documents]
         items = await self._answers(request, self._task, pairs, _OVERFLOWS[body.truncate])
         logits = np.array([item.answer for item in items], np.float32).reshape(len(items), 1)
@@ -278,8 +282,7 @@ class _Server:
     async def _answers(
         self, request: Request, task: Task, texts: Sequence[Text], overflow: Overflow, *, prompt_name: str | None = None
     ) -> list[TextItem]:
-        if not 1 <= len(texts) <= self._options.max_texts:
-            raise InputError(f"There are {len(texts)} texts in the request; 1 to {self._options.max_texts} fit.")
+        self._check_number(len(texts))
         has_prompt = task.prompts and texts[0].input_ids is None
         prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
         key = (task, overflow, prompt)
@@ -300,6 +303,10 @@ class _Server:
             if item.error is not None:
                 raise item.error
         return items
+
+    def _check_number(self, texts: int) -> None:
+        if not 1 <= texts <= self._options.max_texts:
+            raise InputError(f"There are {texts} texts in the request; 1 to {self._options.max_texts} fit.")
 
     def _texts_or_ids(self, given: object) -> list[Text]:
         """OpenAI's ``input``: a text, texts, ids, or lists of ids."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 Truncate = Literal["error", "end", "split"]
-"""What happens to a text of too many tokens."""
+"""The treatment of a text of too many tokens."""
 
 
 class EmbeddingsBody(msgspec.Struct, kw_only=True):

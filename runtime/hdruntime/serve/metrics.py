@@ -1,4 +1,4 @@
-"""What a server has done, for Prometheus."""
+"""A server's counts, for Prometheus."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hdruntime.tasks.task import Task, Text
 from hdruntime.tasks.text_inference import TextInference, TextItem
 
 _Class = tuple[Task, int]
-"""What texts of a batch share: their task, and the power of two that their tokens do not exceed."""
+"""The texts' task, and the power of two that their tokens do not exceed: texts of a batch share both."""
 
 
 class QueueFullError(HdexportError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
+from hdruntime.errors import InputError
 from hdruntime.optional import require
 from hdruntime.serve.application import application
 from hdruntime.serve.options import ServeOptions
@@ -46,6 +47,8 @@ def serve(
     """
     options = options or ServeOptions()
     options.check()
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port is {port}; ports are 0 to 65535.")
     uvicorn = require("uvicorn")
     opened = opened_bundle(bundle, backend, precision)
     with load(opened, backend, threads=threads, precision=precision) as session:

@@ -185,6 +185,19 @@ def test_transformers_reads_the_limits_of_a_bundle(tmp_path: Path) -> None:
     assert not (without / "modules.json").exists()
 
 
+@pytest.mark.usefixtures("optimum")
+def test_a_bundle_shorter_than_its_checkpoint_cuts_texts_where_its_graph_ends(tmp_path: Path) -> None:
+    """Also where no file of sentence-transformers has a length."""
+    checkpoint = saved(tmp_path, _mean)
+    (checkpoint / "sentence_bert_config.json").unlink()
+    bundle = built(tmp_path, checkpoint, max_len=BASE // 2)
+    assert AutoConfig.from_pretrained(bundle).max_position_embeddings == BASE // 2
+    theirs = sentence_transformers.SentenceTransformer(str(bundle), backend="onnx", device="cpu")
+    assert theirs.max_seq_length == BASE // 2
+    with hdruntime.SentenceEncoder(bundle) as ours:
+        assert_close(theirs.encode(TEXTS), ours.encode(TEXTS), atol=1e-6)
+
+
 LIBRARY = """
 import json, sys
 from sentence_transformers import SentenceTransformer
