@@ -237,19 +237,19 @@ class _ArrowResults(ResultEncoding):
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-class _ParquetResults(_ArrowResults):
-    """Parquet, in which vectors are lists without a fixed size.
+def parquet_field(field: pa.Field) -> pa.Field:
+    """A column of results as Parquet has it: vectors are lists without a fixed size.
 
     Of lists of a fixed size, pyarrow before 26 reads none that is null, as a failed row's is.
     """
+    if field.name != COLUMN or not pa.types.is_fixed_size_list(field.type):
+        return field
+    return field.with_type(pa.list_(field.type.value_type))
 
+
+class _ParquetResults(_ArrowResults):
     def _closed_schema(self, batches: Iterator[pa.RecordBatch]) -> pa.Schema:
-        schema = super()._closed_schema(batches)
-        place = schema.get_field_index(COLUMN)
-        if place < 0 or not pa.types.is_fixed_size_list(schema.field(place).type):
-            return schema
-        vectors = schema.field(place)
-        return schema.set(place, vectors.with_type(pa.list_(vectors.type.value_type)))
+        return pa.schema([parquet_field(field) for field in super()._closed_schema(batches)])
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
         schema = self._closed_schema(batches()).with_metadata(dict(metadata))

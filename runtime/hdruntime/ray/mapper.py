@@ -15,6 +15,7 @@ from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.window_inference import WindowInference
 from hdruntime.jobs.windows import WindowOptions
+from hdruntime.jobs.writers import parquet_field
 from hdruntime.ray.worker import session_in_worker
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
 from hdruntime.text.tokenization import Overflow
@@ -40,7 +41,7 @@ class BundleMapper:
         results.write_parquet("results/")
 
     The columns of the task (an embedding, a label, ...), ``tokens`` and ``error`` are added, of the types that
-    ``hdexport run`` writes. A row that fails has its error there, and the others continue.
+    ``hdexport run`` writes to Parquet. A row that fails has its error there, and the others continue.
 
     Rows of a batch are sorted by length among themselves, so large batches waste less; ``batch_size=1024`` is a good
     start. An actor uses the GPU of ``num_gpus``, else the whole cores of ``num_cpus``, at least one.
@@ -90,7 +91,8 @@ class BundleMapper:
             raise InputError(
                 "Rows of ids, or of this task, are not split.\nCut them: WindowOptions(overflow=Overflow.TRUNCATE)"
             )
-        self._fields = (*task.fields(), pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
+        results = (*task.fields(), pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
+        self._fields = [parquet_field(field) for field in results]
         self._infer = WindowInference(session, task, options=options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
