@@ -48,7 +48,15 @@ KEEPING_MEMORY := MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TOP_PAD_=67108864 MALLO
 # A worker that dies ends the run: xdist would run the test that killed it again, and wait for it without end.
 PYTEST := $(KEEPING_MEMORY) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --max-worker-restart 0
 
-test: $(INSTALLED)
+# A Triton server to test with, in a folder of its own, as it is of numpy 1. Tests skip where there is no such wheel.
+TRITON_SERVER := $(VENV)/triton-server
+
+$(TRITON_SERVER): $(INSTALLED)
+	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --only-binary :all: --target $@ \
+		nvidia-pytriton==0.7.0 numpy==1.26.4 || mkdir -p $@
+	touch $@
+
+test: $(INSTALLED) $(TRITON_SERVER)
 	$(PYTEST) -m 'not nightly'
 
 # The oldest and the newest Triton that kernels must compile well with, each in a folder: the installed one is torch's.
@@ -57,12 +65,12 @@ TRITONS := $(if $(filter Linux,$(shell uname -s)),3.6.0 3.9.0)
 $(VENV)/tritons/%: $(INSTALLED)
 	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ triton==$*
 
-test-all: $(INSTALLED) $(TRITONS:%=$(VENV)/tritons/%)
+test-all: $(INSTALLED) $(TRITON_SERVER) $(TRITONS:%=$(VENV)/tritons/%)
 	$(PYTEST)
 
 SEED ?= $(shell date +%s)
 
-test-random: $(INSTALLED)
+test-random: $(INSTALLED) $(TRITON_SERVER)
 	$(PYTEST) -m 'not nightly' --random-order-bucket module --random-order-seed $(SEED)
 
 # The variable silences an advertisement.

@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[2]
 _KEPT = _ROOT / ".pytest_cache" / "made-once"
 """Folders of files that outlive a run, by the sources that they were made from; `make clean` removes them."""
 
-_NOT_OF_BUILDS = ("bench", "cli", "doctor", "quality", "tune", "verify", "jobs", "ray", "triton_repository")
+_NOT_OF_BUILDS = ("bench", "cli", "doctor", "quality", "tune", "verify", "jobs", "ray", "publish")
 """Modules and packages of ours that decide nothing of the files of an unverified build."""
 
 _MAKERS = ("hugging_face.py", "tiny_models.py")

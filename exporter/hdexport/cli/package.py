@@ -1,20 +1,16 @@
-"""Package a bundle for a Triton Inference Server: a model directory with its configuration.
+"""Package a bundle for a Triton Inference Server: a model of its Python backend, texts in, vectors or scores out.
 
-DIR/NAME gets config.pbtxt, 1/model.plan or 1/model.onnx, and the tokenizer for clients, which send input_ids and
-attention_mask. Triton serves a TensorRT engine without hdexport's plugins (--attention-impl native builds one), or
-the graph for ONNX Runtime on a CPU.
+DIR/NAME gets config.pbtxt, 1/model.py and the bundle. The server's Python needs hdexport: pip install hdexport, with
+the extra of the backend. See docs/triton.md; `hdexport serve` needs no Triton.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hdexport.cli.arguments import BACKENDS
 from hdexport.cli.streams import outlive_readers
-
-if TYPE_CHECKING:
-    from hdexport.triton_repository import TritonModel
 
 SUMMARY = "package a bundle for a Triton Inference Server"
 
@@ -31,10 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", help="the model's name (default: the bundle's)")
     parser.add_argument(
-        "--backend",
-        choices=["auto", "tensorrt", "onnxruntime"],
-        default="auto",
-        help="what Triton runs; auto (default): an engine that Triton can serve, else the graph on a CPU",
+        "--backend", choices=["auto", *BACKENDS], default="auto", help="what runs the bundle there (default: auto)"
     )
     parser.add_argument(
         "--force", action="store_true", help="replace a model that this command wrote, its config.pbtxt included"
@@ -43,25 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from hdexport.triton_repository import package_for_triton
+    from hdexport.publish.triton import package_for_triton
     from hdruntime.bundle.reader import open_bundle
 
     outlive_readers()
-    model = package_for_triton(
+    path = package_for_triton(
         open_bundle(options.bundle), options.triton, name=options.name, backend=options.backend, force=options.force
     )
-    what = "the graph, in ONNX Runtime on a CPU" if model.engine is None else "the TensorRT engine"
-    print(f"{model.path}: {what}, batches of up to {model.max_batch_size}; {model.reason}")
-    print(f"Serve it: tritonserver --model-repository {options.triton}{_hint(model)}")
+    print(f"{path}: a model of Triton's Python backend, whose Python needs hdexport")
+    print(f"Serve it: tritonserver --model-repository {options.triton}")
     return 0
-
-
-def _hint(model: TritonModel) -> str:
-    """An engine's requirements of the server."""
-    engine = model.engine
-    if engine is None:
-        return ""
-    where = f"TensorRT {engine.version}, on a GPU of {', '.join(engine.architectures)}"
-    if engine.version_compatible:
-        return f" --backend-config=tensorrt,version-compatible=true\nfrom a release with {where}, or newer"
-    return f"\nfrom the release with {where}"

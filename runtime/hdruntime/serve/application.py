@@ -19,7 +19,8 @@ import numpy as np
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.optional import require
-from hdruntime.serve.bodies import EmbedBody, EmbeddingsBody, PredictBody, RerankBody, Truncate
+from hdruntime.serve.answering import OVERFLOWS, scores_of, served_task
+from hdruntime.serve.bodies import EmbedBody, EmbeddingsBody, PredictBody, RerankBody
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import QueueFullError, TextQueue
@@ -32,7 +33,7 @@ from hdruntime.tasks.sparse_vectors import SparseVectors
 from hdruntime.tasks.task import Task, Text
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.embeddings import normalized, truncated
-from hdruntime.text.logits import activated, classification
+from hdruntime.text.logits import activated
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow
 
@@ -45,13 +46,6 @@ logger = logging.getLogger(__name__)
 Body = TypeVar("Body")
 Answer = Callable[["Request"], Awaitable["Response"]]
 
-_OVERFLOWS: dict[Truncate | bool, Overflow] = {
-    "error": Overflow.ERROR,
-    "end": Overflow.TRUNCATE,
-    "split": Overflow.SPLIT,
-    False: Overflow.ERROR,
-    True: Overflow.TRUNCATE,
-}
 _OPEN = ("/health", "/ready")
 """Routes that need no key."""
 
@@ -99,22 +93,8 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
 
 class _Server:
     def __init__(self, bundle: Bundle, session: Session, options: ServeOptions) -> None:
-        self._bundle, self._session, self._options = bundle, session, options
-        self._manifest = manifest = bundle.manifest
-        if manifest.tokenizer is None:
-            raise InputError(f"The bundle {bundle.path} has no tokenizer.\nServe one that reads texts.")
-        self._task: Task
-        if manifest.task == "text-classification":
-            self._task = TextClassification(bundle)
-        elif manifest.task == "sparse-similarity":
-            self._task = SparseVectors(manifest)
-        elif manifest.task in ("sentence-similarity", "feature-extraction"):
-            self._task = Embedding(manifest)
-        else:
-            raise InputError(
-                f"The bundle's task is {manifest.task}, which is not served.\n"
-                "Serve embeddings, sparse vectors, or text-classification; or call hdruntime.load in a server of yours."
-            )
+        self._session, self._options, self._manifest = session, options, bundle.manifest
+        self._task = served_task(bundle)
         self._chunks: ChunkEmbeddings | None = None
         self._inferences: dict[tuple[Task, Overflow, str], TextInference] = {}
         self.queue = TextQueue(
@@ -201,7 +181,7 @@ class _Server:
             items = await self._late_chunks(request, [text.text for text in texts], body)
             vectors = items[0].answer.vectors
         else:
-            overflow = _OVERFLOWS[body.truncate]
+            overflow = OVERFLOWS[body.truncate]
             items = await self._answers(request, self._task, texts, overflow, prompt_name=body.prompt_name)
             vectors = np.stack([item.answer for item in items])
         vectors = self._shortened(vectors, body.dimensions)
@@ -214,14 +194,14 @@ class _Server:
     async def _embed(self, request: Request) -> Response:
         body = await self._body(request, EmbedBody)
         texts = [Text(text=text) for text in _listed(body.inputs)]
-        items = await self._answers(request, self._task, texts, _OVERFLOWS[body.truncate], prompt_name=body.prompt_name)
+        items = await self._answers(request, self._task, texts, OVERFLOWS[body.truncate], prompt_name=body.prompt_name)
         vectors = self._shortened(np.stack([item.answer for item in items]), body.dimensions)
         return self._json([vector.tolist() for vector in (normalized(vectors) if body.normalize else vectors)])
 
     async def _embed_sparse(self, request: Request) -> Response:
         body = await self._body(request, EmbedBody)
         texts = [Text(text=text) for text in _listed(body.inputs)]
-        items = await self._answers(request, self._task, texts, _OVERFLOWS[body.truncate], prompt_name=body.prompt_name)
+        items = await self._answers(request, self._task, texts, OVERFLOWS[body.truncate], prompt_name=body.prompt_name)
         return self._json(
             [
                 [
@@ -241,7 +221,7 @@ class _Server:
         if body.top_n is not None and body.top_n < 1:
             raise InputError(f"top_n is {body.top_n}; it must be 1 or more.")
         pairs = [Text(text=body.query, text_pair=document) for document in documents]
-        items = await self._answers(request, self._task, pairs, _OVERFLOWS[body.truncate])
+        items = await self._answers(request, self._task, pairs, OVERFLOWS[body.truncate])
         logits = np.array([item.answer for item in items], np.float32).reshape(len(items), 1)
         scores = (logits if body.raw_scores else activated(logits, self._task.activation))[:, 0]
         order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
@@ -261,10 +241,10 @@ class _Server:
         task = self._task
         assert isinstance(task, TextClassification)
         alone, texts = _texts_or_pairs(body.inputs)
-        items = await self._answers(request, task, texts, _OVERFLOWS[body.truncate])
+        items = await self._answers(request, task, texts, OVERFLOWS[body.truncate])
         found = []
         for item in items:
-            scores = item.answer if body.raw_scores else _scores(item.answer, task)
+            scores = item.answer if body.raw_scores else scores_of(item.answer, task)
             labels = sorted(zip(task.labels, map(float, scores), strict=True), key=lambda pair: -pair[1])
             found.append([{"label": label, "score": score} for label, score in labels])
         return self._json(found[0] if alone else found)
@@ -408,7 +388,3 @@ def _texts_or_pairs(given: object) -> tuple[bool, list[Text]]:
         ):
             return False, [Text(text=each[0], text_pair=each[1] if len(each) > 1 else None) for each in listed]
     raise InputError("inputs is neither a text, nor a pair of texts, nor a list of either.")
-
-
-def _scores(logits: Any, task: TextClassification) -> Any:
-    return list(classification(logits, task.labels, activation=task.activation).scores.values())

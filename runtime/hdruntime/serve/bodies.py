@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["EmbedBody", "EmbeddingsBody", "PredictBody", "RerankBody", "Truncate"]
+__all__ = ["EmbedBody", "EmbeddingsBody", "PredictBody", "RerankBody"]
 
 from typing import Any, Literal
 
 import msgspec
 
-Truncate = Literal["error", "end", "split"]
-"""The treatment of a text of too many tokens."""
+from hdruntime.serve.answering import Truncate
 
 
 class EmbeddingsBody(msgspec.Struct, kw_only=True):

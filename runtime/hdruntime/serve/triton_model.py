@@ -1,0 +1,181 @@
+"""A bundle as a model of Triton's Python backend: texts in, vectors or scores out. See docs/triton.md."""
+
+from __future__ import annotations
+
+__all__ = ["BUNDLE_FOLDER", "TritonPythonModel", "tensors_of"]
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.errors import HdexportError, InputError
+from hdruntime.serve.answering import OVERFLOWS, scores_of, served_task
+from hdruntime.session import load
+from hdruntime.tasks.classification import TextClassification
+from hdruntime.tasks.embedding import Embedding
+from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.task import Pairs, Text
+from hdruntime.tasks.text_inference import TextInference, TextItem
+from hdruntime.text.prompts import chosen_prompt, prompts_of
+from hdruntime.text.tokenization import Overflow
+
+BUNDLE_FOLDER = "bundle"
+"""The bundle, in the directory of the model's version."""
+
+_PARAMETERS = ("truncate", "prompt_name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonTensors:
+    """The tensors of a model, each with a row for each text.
+
+    Attributes:
+        pairs: whether a request has a second text.
+        output: the name of the answers, float32 [texts, size].
+        size: of a row.
+    """
+
+    pairs: Pairs
+    output: str
+    size: int
+
+
+def tensors_of(bundle: Bundle) -> TritonTensors:
+    """The tensors of a bundle's model.
+
+    Raises:
+        InputError: the bundle's answers are not so many numbers for each text.
+    """
+    task = served_task(bundle)
+    if isinstance(task, Embedding):
+        return TritonTensors(pairs=Pairs.REFUSED, output="embedding", size=task.dimensions)
+    if isinstance(task, TextClassification):
+        return TritonTensors(pairs=task.pairs, output="scores", size=len(task.labels))
+    raise InputError(
+        f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.\n"
+        f"Serve it with: hdexport serve {bundle.path}"
+    )
+
+
+@dataclass
+class _Request:
+    """The texts of a request, and its answer: a row for each, or why there is none."""
+
+    texts: list[Text]
+    overflow: Overflow
+    prompt: str
+    items: list[TextItem] = field(default_factory=list)
+
+    @property
+    def error(self) -> str | None:
+        for number, item in enumerate(self.items):
+            if item.error is not None:
+                return f"TEXT[{number}]: {str(item.error).partition(chr(10))[0]}"
+        return None
+
+
+class TritonPythonModel:
+    """What Triton's Python backend calls, in a process for each instance of a model.
+
+    The texts of all requests that Triton hands over run together, sorted by length. A request that cannot be answered
+    gets its error, and the others their answers.
+    """
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load the bundle beside the model's file.
+
+        Args:
+            args: of Triton.
+
+        Raises:
+            HdexportError: the bundle cannot be loaded there.
+        """
+        bundle = open_bundle(Path(args["model_repository"]) / args["model_version"] / BUNDLE_FOLDER)
+        given = json.loads(args["model_config"]).get("parameters", {})
+        backend = given.get("backend", {}).get("string_value", "auto")
+        has_gpu = args["model_instance_kind"] == "GPU"
+        device = f"cuda:{args['model_instance_device_id']}" if has_gpu else "cpu"
+        self._tensors, self._task = tensors_of(bundle), served_task(bundle)
+        self._session = load(bundle, backend, device=device)
+        self._inferences: dict[tuple[Overflow, str], TextInference] = {}
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """The response to each request, in order.
+
+        Args:
+            requests: of Triton, with the tensors of `tensors_of`, and parameters ``truncate`` (``error``, ``end`` or
+                ``split``) and ``prompt_name``.
+        """
+        triton = importlib.import_module("triton_python_backend_utils")
+        read = [self._read(triton, request) for request in requests]
+        groups: dict[tuple[Overflow, str], list[_Request]] = {}
+        for each in read:
+            if isinstance(each, _Request):
+                groups.setdefault((each.overflow, each.prompt), []).append(each)
+        for key, group in groups.items():
+            self._answer(self._inference(*key), group)
+        return [self._response(triton, each) for each in read]
+
+    def finalize(self) -> None:
+        """Free the session."""
+        self._session.close()
+
+    def _read(self, triton: Any, request: Any) -> _Request | str:
+        """A request's texts, or why there are none."""
+        try:
+            asked = json.loads(request.parameters() or "{}")
+            unknown = [name for name in asked if name not in _PARAMETERS]
+            if unknown:
+                raise InputError(f"There is no parameter {unknown[0]!r}; there are {', '.join(_PARAMETERS)}.")
+            overflow = OVERFLOWS.get(asked.get("truncate", "error"))
+            if overflow is None:
+                raise InputError(f"truncate is {asked['truncate']!r}; it is error, end or split.")
+            prompt = ""
+            if self._task.prompts:
+                own = prompts_of(self._session.manifest)
+                prompt = chosen_prompt(*own, name=asked.get("prompt_name"), prompt=None)
+            elif "prompt_name" in asked:
+                raise InputError("The model has no prompts.")
+            texts, pairs = (self._texts(triton, request, name) for name in ("TEXT", "TEXT_PAIR"))
+            if texts is None:
+                raise InputError("The request has no TEXT.")
+            seconds: Sequence[str | None] = pairs or [None] * len(texts)
+            found = [Text(text=text, text_pair=pair) for text, pair in zip(texts, seconds, strict=True)]
+            return _Request(found, overflow, prompt)
+        except (HdexportError, UnicodeDecodeError) as error:
+            return str(error)
+
+    @staticmethod
+    def _texts(triton: Any, request: Any, name: str) -> list[str] | None:
+        tensor = triton.get_input_tensor_by_name(request, name)
+        return None if tensor is None else [text.decode() for text in tensor.as_numpy().reshape(-1)]
+
+    def _inference(self, overflow: Overflow, prompt: str) -> TextInference:
+        key = (overflow, prompt)
+        if key not in self._inferences:
+            reading = Reading.of(overflow=overflow)
+            self._inferences[key] = TextInference(self._session, self._task, reading, prompt=prompt)
+        return self._inferences[key]
+
+    @staticmethod
+    def _answer(inference: TextInference, requests: Sequence[_Request]) -> None:
+        for request in requests:
+            request.items = inference.encode(request.texts)
+        # A request with an error is not answered in part.
+        inference.run([item for request in requests if request.error is None for item in request.items])
+
+    def _response(self, triton: Any, request: _Request | str) -> Any:
+        error = request if isinstance(request, str) else request.error
+        if isinstance(request, str) or error is not None:
+            return triton.InferenceResponse(output_tensors=[], error=triton.TritonError(error))
+        answers = [item.answer for item in request.items]
+        if isinstance(self._task, TextClassification):
+            answers = [scores_of(logits, self._task) for logits in answers]
+        rows = np.array(answers, np.float32).reshape(len(answers), self._tensors.size)
+        return triton.InferenceResponse([triton.Tensor(self._tensors.output, rows)])
