@@ -93,7 +93,9 @@ def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bo
 
 def leave_layers_out_of_openvino(model: Any, results: LayerResults) -> bool:
     """Change an ``openvino.Model`` as `leave_layers_out_of_graph` changes a graph."""
-    values = {name: value for node in model.get_ops() for value in node.outputs() for name in value.get_names()}
+    # The name of an output of the model is also its result's, which nothing reads.
+    nodes = [node for node in model.get_ops() if node.get_type_name() != "Result"]
+    values = {name: value for node in nodes for value in node.outputs() for name in value.get_names()}
     if not all(name in values for pair in results.replacements for name in pair):
         return False
     for name, before in results.replacements:

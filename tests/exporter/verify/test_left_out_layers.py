@@ -57,6 +57,15 @@ def test_long_texts_leave_out_the_layer_that_repeats_another(tiny_bundles, model
     assert all("; without the layer that repeats another" in line for line in lines)
 
 
+def test_openvinos_graphs_leave_out_the_same_layer_also_where_its_result_is_an_output(openvino_bundles) -> None:
+    pytest.importorskip("openvino")
+    bundle = openvino_bundles("bert", "sentence-similarity")
+    found = verified(bundle, bundle.path)
+    checks = [check for check in found.checks if check.graph.startswith("openvino") and check.left_out]
+    assert checks
+    assert found.passed, "\n".join(check.line() for check in found.checks)
+
+
 @pytest.mark.parametrize(
     ("change", "is_wrong"),
     [
