@@ -30,7 +30,7 @@ import hdruntime
 from hdexport.build import BuildOptions, build
 from hdexport.model.task import Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import HdexportError, InputError
 from hdruntime.serve import ServeOptions, application, serve
 from hdruntime.serve.queue import QueueFullError, TextQueue
 from hdruntime.tasks.task import Text
@@ -171,6 +171,8 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "no input": ("/v1/embeddings", {}, 400, "required field `input`"),
     "a number": ("/v1/embeddings", {"input": 5}, 400, "neither a text"),
     "nothing": ("/v1/embeddings", {"input": []}, 400, "neither a text"),
+    "an unknown key": ("/v1/embeddings", {"input": "a", "task": "retrieval.query"}, 400, "unknown field `task`"),
+    "a cut at the left": ("/embed", {"inputs": "a", "truncation_direction": "Left"}, 400, "truncation_direction"),
     "texts and ids": ("/v1/embeddings", {"input": ["a", 5]}, 400, "neither a text"),
     "an id that is none": ("/v1/embeddings", {"input": [10**6]}, 400, "input[0]"),
     "true as an id": ("/v1/embeddings", {"input": [True]}, 400, "neither a text"),
@@ -212,7 +214,12 @@ def test_random_bodies_end_nothing(embedder: Any) -> None:
 
 def test_a_key_is_asked_for_where_there_is_one(sample_bundle: Path) -> None:
     with served(sample_bundle, api_key=KEY) as (client, _):
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY[:-1]}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": f"Bearer {KEY[:-1]}"},
+            {"Authorization": KEY},
+        ):
             refused = client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
             assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
             assert client.get("/metrics", headers=headers).status_code == 401
@@ -427,7 +434,7 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bun
     assert "Traceback" not in said
 
 
-def test_what_cannot_be_served_is_said(tiny_bundles: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_said(tiny_bundles: Any, sample_bundle: Path, tmp_path: Path) -> None:
     for options, message in (
         ({"max_texts": 0}, "--max-texts is 0"),
         ({"api_key": " "}, "The API key is empty"),
@@ -437,6 +444,12 @@ def test_what_cannot_be_served_is_said(tiny_bundles: Any, tmp_path: Path) -> Non
             ServeOptions(**options).check()
     with pytest.raises(InputError, match="--port is 65536; ports are 0 to 65535"):
         serve(tmp_path, port=65536)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(HdexportError, match=rf"cannot listen on 127\.0\.0\.1, port {port}: .*\n.*--port"):
+            serve(sample_bundle, port=port, on_ready=lambda line: pytest.fail("it is not ready"))
     bundle = open_bundle(tiny_bundles("bert", "question-answering").path)
     with hdruntime.load(bundle) as session, pytest.raises(InputError, match="question-answering, which is not served"):
         application(bundle, session, ServeOptions())

@@ -338,8 +338,9 @@ class _Server:
     def _check_key(self, request: Request, path: str) -> None:
         if self._options.api_key is None or path in _OPEN:
             return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if not hmac.compare_digest(given, self._options.api_key.encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(given.encode(), self._options.api_key.encode())
+        if scheme.lower() != "bearer" or not is_right:
             raise _RequestError(401, "The API key is missing or wrong: send Authorization: Bearer KEY.")
 
     def _json(self, content: object, status: int = 200, **headers: str) -> Response:

@@ -1,4 +1,7 @@
-"""Bodies of requests, as OpenAI, Cohere, Jina and text-embeddings-inference have them; other keys count for nothing."""
+"""Bodies of requests, as OpenAI, Cohere, Jina and text-embeddings-inference have them.
+
+A key that is not here would change the answer that its author expects, so it is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,17 @@ import msgspec
 from hdruntime.serve.answering import Truncate
 
 
-class EmbeddingsBody(msgspec.Struct, kw_only=True):
+class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The keys of every body, which change no answer."""
+
+    model: str | None = None
+    user: str | None = None
+
+
+class EmbeddingsBody(_Body, kw_only=True):
     """``POST /v1/embeddings``; the last three are ours."""
 
     input: Any
-    model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     truncate: Truncate = "error"
@@ -23,33 +32,35 @@ class EmbeddingsBody(msgspec.Struct, kw_only=True):
     late_chunking: bool = False
 
 
-class RerankBody(msgspec.Struct, kw_only=True):
+class RerankBody(_Body, kw_only=True):
     """``POST /rerank``: Cohere's and Jina's keys, and those of text-embeddings-inference (`texts`)."""
 
     query: str
     documents: list[str | dict[str, Any]] | None = None
     texts: list[str] | None = None
-    model: str | None = None
     top_n: int | None = None
     return_documents: bool = False
     return_text: bool = False
     raw_scores: bool = False
     truncate: Truncate | bool = "end"
+    truncation_direction: Literal["Right"] = "Right"
 
 
-class EmbedBody(msgspec.Struct, kw_only=True):
+class EmbedBody(_Body, kw_only=True):
     """``POST /embed`` and ``POST /embed_sparse`` of text-embeddings-inference."""
 
     inputs: str | list[str]
     normalize: bool = True
     truncate: bool = False
+    truncation_direction: Literal["Right"] = "Right"
     prompt_name: str | None = None
     dimensions: int | None = None
 
 
-class PredictBody(msgspec.Struct, kw_only=True):
+class PredictBody(_Body, kw_only=True):
     """``POST /predict`` of text-embeddings-inference: a text, a pair, or a list of either."""
 
     inputs: Any
     raw_scores: bool = False
     truncate: bool = False
+    truncation_direction: Literal["Right"] = "Right"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 __all__ = ["serve"]
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
-from hdruntime.errors import InputError
+from hdruntime.errors import HdexportError, InputError
 from hdruntime.optional import require
 from hdruntime.serve.application import application
 from hdruntime.serve.options import ServeOptions
@@ -36,14 +37,14 @@ def serve(
     Args:
         bundle: its directory, or its name on the Hugging Face Hub.
         host: the address to listen on.
-        port: of it.
+        port: of it; 0 for a free one.
         backend, threads, precision: as of `hdruntime.load`.
         options: limits.
         on_ready: takes a line that says where the server listens, and what runs the bundle, before it listens.
 
     Raises:
         MissingDependencyError: the extra ``serve`` is not installed.
-        HdexportError: the bundle cannot be loaded, or an option is invalid.
+        HdexportError: the bundle cannot be loaded, an option is invalid, or another program listens there.
     """
     options = options or ServeOptions()
     options.check()
@@ -51,17 +52,27 @@ def serve(
         raise InputError(f"--port is {port}; ports are 0 to 65535.")
     uvicorn = require("uvicorn")
     opened = opened_bundle(bundle, backend, precision)
-    with load(opened, backend, threads=threads, precision=precision) as session:
+    with _bound(host, port) as bound, load(opened, backend, threads=threads, precision=precision) as session:
         served = application(opened, session, options)
+        place = f"[{host}]" if ":" in host else host
         on_ready(
             f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_len} tokens, {session.backend.value} "
-            f"({session.backend_reason}): http://{host}:{port}"
+            f"({session.backend_reason}): http://{place}:{bound.getsockname()[1]}"
         )
-        uvicorn.run(
-            served,
-            host=host,
-            port=port,
-            access_log=False,
-            log_level="warning",
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
-        )
+        config = uvicorn.Config(served, access_log=False, log_level="warning", timeout_graceful_shutdown=_DRAIN_SECONDS)
+        uvicorn.Server(config).run(sockets=[bound])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket at that address, on which nothing listens yet: clients are refused until the bundle is loaded."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise HdexportError(
+            f"The server cannot listen on {host}, port {port}: {error.strerror}.\n"
+            "Choose another port with --port, or an address of this machine with --host."
+        ) from error
+    return bound
