@@ -11,10 +11,10 @@ model in OpenVINO. All compute in float32. A session gives memory back after a b
 "without-arena T" is the ratio of a call of T tokens without the arena to one with it, in CPU time: two sessions of one
 process take turns. If it were above 1.05, a session should offer the arena.
 
-With --calls N, N texts of random lengths of 1 to 512 tokens run through a session in OpenVINO instead, in two
-attentions, in float32 and, where the CPU has it, bfloat16. "MB kept" is the resident memory at the end, above the
-resident memory after four fifths of the calls: next to nothing if memory has stopped growing. Resident memory after
-each tenth of the calls is recorded as "resident_mb".
+With --calls N, N texts of random lengths of 1 to --tokens tokens, on a logarithmic scale, run through a session
+instead: in ONNX Runtime and OpenVINO, in two attentions, in float32 and, where the CPU has it, bfloat16. "MB kept" is
+the resident memory at the end, above the resident memory after half of the calls: next to nothing if memory has stopped
+growing. Resident memory after each tenth of the calls is recorded as "resident_mb".
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ _SHORT_TEXTS = 100
 _VOCAB_SIZE = 1000
 
 _ATTENTIONS = {"dense": None, "window": "window:64"}
-_PRECISIONS = ("float32", "bfloat16")
 _RANDOM = "random-lengths"
-_MOST_RANDOM_TOKENS = 512
-_PARTS, _LATE_PARTS = 10, 2
+_PARTS, _LATE_PARTS = 10, 5
 _GROWS_MB = 10.0
 """Resident memory may grow by so much in the last parts of the calls with random lengths."""
 
@@ -61,23 +59,23 @@ _KEPT, _OVERHEAD = 0.05, 1.05
 def main() -> int:
     """Run all cases, or the one that a child process is for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tokens", type=int, default=4096, help="of the long text")
+    parser.add_argument("--tokens", type=int, default=4096, help="of the long text, or of the longest random one")
     parser.add_argument("--calls", type=int, help="of random lengths, in place of the long text")
     parser.add_argument("--only", nargs="+", metavar="MODEL", help="first words of the cases that run (default: all)")
     return run_cases("benchmarks.cpu.memory_kept", parser, _case_figures, _comparison)
 
 
 def flat_targets() -> list[Target]:
-    """How far the memory of a session in OpenVINO may grow late."""
+    """How far the memory of a session may grow late."""
     return [Target(case, None, Figure.KEPT, _GROWS_MB) for case in _random_cases()]
 
 
-def grown_by(run: Run, calls: int) -> dict[str, Any]:
-    """The growth of resident memory in the last fifth of calls with texts of random lengths."""
-    lengths = np.random.default_rng(0).integers(1, _MOST_RANDOM_TOKENS + 1, calls)
+def grown_by(run: Run, calls: int, tokens: int) -> dict[str, Any]:
+    """The growth of resident memory in the last half of calls with texts of random lengths."""
+    lengths = np.exp(np.random.default_rng(0).uniform(0, np.log(tokens + 1), calls)).astype(int)
     resident, latencies, cpu = [], [], []
-    for number, tokens in enumerate(lengths, start=1):
-        ids = random_ids(int(tokens), _VOCAB_SIZE)
+    for number, length in enumerate(lengths, start=1):
+        ids = random_ids(int(length), _VOCAB_SIZE)
         _, latency_ms, cpu_ms = timed(lambda ids=ids: run(ids) is not None)  # type: ignore[misc]
         latencies.append(latency_ms)
         cpu.append(cpu_ms)
@@ -129,8 +127,9 @@ def kept_by(run: Run, tokens: int) -> dict[str, Any]:
 def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
     model, *tokens = options.case.split()
     if model == _RANDOM:
-        attention, precision = tokens
-        return grown_by(_load_bundle(options.models / attention, "openvino", precision=precision), options.calls)
+        attention, backend, precision = tokens
+        run = _load_bundle(options.models / attention, backend, precision=precision)
+        return grown_by(run, options.calls, options.tokens)
     if model == _ARENA:
         return _worth_of_arena(options.models / "bundle", int(tokens[0]))
     return kept_by(_load(model, options.models), options.tokens)
@@ -150,10 +149,11 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
             build(
                 BuildOptions(
                     model=source, output=options.models / attention, openvino=True, verify=None, alpha=DEFAULT_ALPHA,
-                    max_len=_MOST_RANDOM_TOKENS, attention_scale="none", attention=attention_from_spec(spec),
+                    max_len=options.tokens, attention_scale="none", attention=attention_from_spec(spec),
                 )
             )  # fmt: skip
-        return _chosen(_random_cases(), flat_targets(), options.only) | {"calls": options.calls}
+        chosen = _chosen(_random_cases(), flat_targets(), options.only)
+        return chosen | {"calls": options.calls, "tokens": options.tokens}
     bundle = options.models / "bundle"
     build(
         BuildOptions(
@@ -168,8 +168,9 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _random_cases() -> list[str]:
-    here = [each for each in _PRECISIONS if each == "float32" or chosen_device(new_core(), None).has_bfloat16]
-    return [f"{_RANDOM} {attention} {precision}" for attention in _ATTENTIONS for precision in here]
+    ways = ["onnxruntime float32", "openvino float32"]
+    ways += ["openvino bfloat16"] if chosen_device(new_core(), None).has_bfloat16 else []
+    return [f"{_RANDOM} {attention} {way}" for attention in _ATTENTIONS for way in ways]
 
 
 def _chosen(cases: Sequence[str], targets: Sequence[Target], only: Sequence[str] | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def test_memory_that_goes_on_growing_is_seen(grows: bool) -> None:
             kept.append(np.ones(2**18))
         return np.zeros((1, ids.shape[1], 4), np.float32)
 
-    found = memory_kept.grown_by(run, 200)
+    found = memory_kept.grown_by(run, 200, 512)
     assert len(found["resident_mb"]) == 10
     (target, *_) = memory_kept.flat_targets()
     assert (found["kept_mb"] > target.at_most) == grows

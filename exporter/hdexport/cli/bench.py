@@ -39,7 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens per text: 128,512,4096, or 512:8192:x2, or 512:2048:+512 (default: 512, doubled up to the "
         "longest that a bundle takes)",
     )
-    parser.add_argument("--batch", metavar="LIST", type=_batches, default="1", help="texts per call: 1,8 (default: 1)")
+    parser.add_argument(
+        "--corpus",
+        metavar="FILE",
+        help="in place of lengths, embed a whole corpus: a file or folder of texts (the column text), or the sample "
+        "short, mixed or long; beside sentence-transformers at its default and its best batch size. DIR receives "
+        "corpus.json",
+    )
+    parser.add_argument(
+        "--batch",
+        metavar="LIST",
+        type=_batches,
+        help="texts per call: 1,8 (default: 1); of a corpus, the batch sizes among which a peer's best is searched "
+        "(default: 1,4,16,32,64)",
+    )
     parser.add_argument(
         "--peers",
         metavar="LIST",
@@ -103,6 +116,8 @@ def run(options: argparse.Namespace) -> int:
     outlive_readers()
     if not options.bundles:
         raise InputError("No bundle was given.\nName one: hdexport bench BUNDLE, made by: hdexport build")
+    if options.corpus is not None:
+        return _corpus(options)
     # Measuring may take an hour: the packages that draw the page must be there before.
     for package in ("altair", "jinja2", "vl_convert"):
         require(package)
@@ -138,6 +153,34 @@ def run(options: argparse.Namespace) -> int:
     return 0 if any(case.latency for case in result.cases) else 1
 
 
+def _corpus(options: argparse.Namespace) -> int:
+    from hdexport.bench.corpus import CorpusBench, CorpusOptions
+    from hdexport.bench.corpus.result import CORPUS_DIRECTORY, write_corpus_result
+    from hdexport.cli.corpus_table import print_corpus
+    from hdexport.cli.progress import StatusLine
+    from hdruntime.bundle.staging import staged_directory
+
+    for option in ("lengths", "memory_budget"):
+        if getattr(options, option) is not None:
+            raise InputError(f"--{option.replace('_', '-')} is about texts of one length.\nLeave it out with --corpus.")
+    if options.png:
+        raise InputError("--png draws charts across lengths.\nLeave it out with --corpus.")
+    sizes = {} if options.batch is None else {"batch_sizes": options.batch}
+    line = StatusLine()
+    with (
+        whole_or_nothing(options.output),
+        staged_directory(options.output, CORPUS_DIRECTORY, force=options.force) as folder,
+    ):
+        with line:
+            line.begin("Opening the bundles")
+            asked = CorpusOptions(bench=_bench_options(options), corpus=options.corpus, **sizes)
+            result = CorpusBench(asked, line.begin).result()
+        write_corpus_result(folder, result)
+    print_corpus(result)
+    print(f"{options.output / 'corpus.json'} has all rounds")
+    return 0 if any(series.seconds for series in result.series) else 1
+
+
 def _batches(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(whole_number, text.split(","))))
 
@@ -154,7 +197,7 @@ def _bench_options(options: argparse.Namespace) -> BenchOptions:
     return BenchOptions(
         bundles=tuple(dict.fromkeys(options.bundles)),
         lengths=None if options.lengths is None else parse_lengths(options.lengths),
-        batches=options.batch,
+        batches=options.batch or (1,),
         peers={"all": None, "none": ()}.get(options.peers, tuple(options.peers.split(","))),
         backends=None if options.backends is None else tuple(options.backends.split(",")),
         precisions=None if options.precision is None else tuple(options.precision.split(",")),

@@ -66,7 +66,13 @@ class Outcome:
     peak_rss_bytes: int = 0
 
 
-def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_bytes: int | None = None) -> Outcome:
+def run_process(
+    arguments: Sequence[str],
+    *,
+    time_limit_s: float,
+    memory_limit_bytes: int | None = None,
+    python: str | None = None,
+) -> Outcome:
     """Run Python, and wait for its end. Nothing that it started is left, also if this process is killed meanwhile.
 
     On Linux that holds for all processes; elsewhere only for the one that is started here, and memory has no limit.
@@ -77,9 +83,10 @@ def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_b
             killed, which is ``OOM``. The limit is never more than most of the free memory, which None stands for.
             A process that the kernel kills for want of memory, or that says so itself, is ``OOM`` too; any other bad
             end is ``failed``.
+        python: the interpreter, of an environment of its own; None for this process's.
     """
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        with _guarded(arguments, stdout, stderr) as guard:
+        with _guarded([python or sys.executable, *arguments], stdout, stderr) as guard:
             memory = _Memory(guard.pid)
             stopped = _follow(guard, memory, time_limit_s, _ceiling_bytes(memory_limit_bytes))
         output = None
@@ -107,12 +114,12 @@ def own_output() -> Iterator[IO[str]]:
 
 
 @contextlib.contextmanager
-def _guarded(arguments: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python process under its guard, which ends with the block, and all that it started with it."""
+def _guarded(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process under its guard, which ends with the block, and all that it started with it."""
     guards_end, lifeline = os.pipe()
     try:
         guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", process_guard.__file__, str(guards_end), sys.executable, *arguments],
+            [sys.executable, "-I", "-S", process_guard.__file__, str(guards_end), *command],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

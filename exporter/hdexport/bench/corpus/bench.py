@@ -1,0 +1,362 @@
+"""Embeds a corpus by bundles and by sentence-transformers: a process for each run, round by round."""
+
+from __future__ import annotations
+
+__all__ = ["CorpusBench", "CorpusOptions", "largest_difference", "python_of_optimum"]
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hdexport.bench.corpus import encode_script
+from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
+from hdexport.bench.corpus.samples import texts_of
+from hdexport.bench.measure.calls import environment
+from hdexport.bench.measure.processes import run_process
+from hdexport.bench.measure.remote import run_function
+from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.peers.peer import not_installed
+from hdexport.bench.results.result import Status
+from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
+from hdruntime.backends.processor import has_bfloat16
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import InputError
+from hdruntime.text.tokenization import Overflow, TextTokenizer
+
+_DEFAULT_BATCH_SIZE = 32
+"""Of `SentenceTransformer.encode`."""
+
+_TASKS = ("sentence-similarity", "feature-extraction")
+
+_INSTALL_OPENVINO = "pipx install 'optimum-intel[openvino]' && pipx inject optimum-intel sentence-transformers"
+"""optimum-intel wants a version of transformers of its own."""
+
+_DIFFERS = "vectors of texts past the trained positions differ"
+
+_SEARCHED_SHARE = 4
+"""The best batch size is searched with one text in so many, of all lengths."""
+
+_LEAST_SEARCHED_TEXTS = 64
+_WARM_UP_TEXTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions:
+    """What is measured.
+
+    Attributes:
+        bench: the bundles, their backends and precisions, rounds, threads, the time limit and the checkpoint; its
+            lengths and batches are not looked at.
+        corpus: a name of `SAMPLES`, or a file or folder of texts.
+        batch_sizes: of peers, among which the best is searched; the library's default is always run.
+    """
+
+    bench: BenchOptions
+    corpus: str
+    batch_sizes: tuple[int, ...] = (1, 4, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class _Peer:
+    """sentence-transformers in one of its backends."""
+
+    name: str
+    backend: str
+    dtype: str
+    python: str | None
+    """The interpreter that has it; None for this one."""
+    unavailable: str | None = None
+    remark: str | None = None
+
+
+@dataclass(frozen=True)
+class _BundleRun:
+    """The description of a bundle's run, for its process."""
+
+    bundle: str
+    backend: str
+    precision: str
+    threads: int
+    texts: str
+    output: str
+
+
+@dataclass(frozen=True)
+class _Figures:
+    seconds: float
+    tokens: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The end of a process: its figures, or the reason why there are none."""
+
+    figures: _Figures | None
+    peak_bytes: int
+    reason: str
+    seconds: dict[int, float] | None = None
+
+
+class CorpusBench:
+    """One run.
+
+    Args:
+        options: what is measured.
+        on_step: takes a line for the person who waits.
+
+    Raises:
+        InputError: an option does not fit, a bundle embeds no texts, or nothing could run.
+    """
+
+    def __init__(self, options: CorpusOptions, on_step: Callable[[str], None] = lambda line: None) -> None:
+        self._options, self._say = options, on_step
+        self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self._plan = _checked_plan(options)
+        self._texts = texts_of(options.corpus)
+
+    def result(self) -> CorpusResult:
+        """Measure everything."""
+        with tempfile.TemporaryDirectory() as folder:
+            scratch = Path(folder)
+            texts = scratch / "texts.json"
+            texts.write_text(json.dumps(self._texts), encoding="utf-8")
+            runs = [*self._bundle_runs(texts), *self._peer_runs(scratch, texts)]
+            series = self._measured(runs, scratch)
+        return CorpusResult(
+            date=self._date,
+            command=self._options.bench.command,
+            environment=environment(self._plan.threads),
+            corpus=self._options.corpus,
+            texts=len(self._texts),
+            lengths=_lengths_of(self._texts, self._plan.series[0].bundle),
+            rounds=self._options.bench.rounds,
+            series=tuple(series),
+        )
+
+    def _measured(
+        self, runs: Sequence[tuple[CorpusSeries, Callable[[Path], _Run] | None]], scratch: Path
+    ) -> list[CorpusSeries]:
+        found = [series for series, _ in runs]
+        vectors: dict[int, Path] = {}
+        for number in range(1, self._options.bench.rounds + 1):
+            for place, (series, run) in enumerate(runs):
+                if run is None or found[place].unavailable is not None:
+                    continue
+                self._say(f"{_title(series)}, round {number} of {self._options.bench.rounds}")
+                output = scratch / f"{place}.npy"
+                ended = run(output)
+                if ended.figures is None:
+                    found[place] = dataclasses.replace(found[place], unavailable=ended.reason)
+                    continue
+                vectors[place] = output
+                found[place] = dataclasses.replace(
+                    found[place],
+                    seconds=(*found[place].seconds, ended.figures.seconds),
+                    tokens=ended.figures.tokens,
+                    computed_tokens=ended.figures.computed_tokens,
+                    peak_bytes=max(found[place].peak_bytes, ended.peak_bytes),
+                )
+        reference = next((place for place in vectors if _is_reference(found[place])), None)
+        if reference is None:
+            return found
+        expected = np.load(vectors[reference])
+        return [
+            dataclasses.replace(series, max_abs_error=largest_difference(np.load(vectors[place]), expected))
+            if place in vectors and place != reference
+            else series
+            for place, series in enumerate(found)
+        ]
+
+    def _bundle_runs(self, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], _Run] | None]]:
+        for planned in self._plan.series:
+            if planned.series.is_peer:
+                continue
+            series = CorpusSeries(name=planned.series.name, is_peer=False, unavailable=planned.series.unavailable)
+            yield series, functools.partial(self._run_bundle, planned, texts)
+
+    def _run_bundle(self, planned: PlannedSeries, texts: Path, output: Path) -> _Run:
+        run = _BundleRun(
+            bundle=str(planned.bundle.path),
+            backend=planned.series.runner,
+            precision=planned.precision.value,
+            threads=self._plan.threads,
+            texts=str(texts),
+            output=str(output),
+        )
+        outcome, figures = run_function(
+            functools.partial(embed_by_bundle, run), time_limit_s=self._options.bench.time_limit_s
+        )
+        return _Run(figures, outcome.peak_rss_bytes, outcome.reason or outcome.status.value)
+
+    def _peer_runs(self, scratch: Path, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], _Run] | None]]:
+        if self._options.bench.peers == ():
+            return
+        first = self._plan.series[0]
+        manifest = first.bundle.manifest
+        sample = scratch / "sample.json"
+        step = max(1, min(_SEARCHED_SHARE, len(self._texts) // _LEAST_SEARCHED_TEXTS))
+        sample.write_text(json.dumps(sorted(self._texts, key=len)[::step]), encoding="utf-8")
+        model: Path | None = None
+        for peer in _peers(manifest):
+            series = CorpusSeries(name=peer.name, is_peer=True, remark=peer.remark, unavailable=peer.unavailable)
+            if peer.unavailable is None and first.subject.checkpoint is None:
+                missing = "the bundle's checkpoint is not here; name it with --model"
+                series = dataclasses.replace(series, unavailable=missing)
+            if series.unavailable is not None:
+                yield series, None
+                continue
+            model = model or checkpoint_folder(first.subject, scratch)
+            encode = functools.partial(self._encode, peer, model, first, scratch / "request.json")
+            sizes = self._options.batch_sizes
+            if len(sizes) > 1:
+                self._say(f"{peer.name}: the best batch size")
+                searched = encode(sample, scratch / "sample.npy", sizes)
+                if searched.seconds is None:
+                    yield dataclasses.replace(series, unavailable=searched.reason), None
+                    continue
+                sizes = tuple(sorted(searched.seconds, key=searched.seconds.__getitem__))
+            for size in dict.fromkeys((_DEFAULT_BATCH_SIZE, sizes[0])):
+                tuned = dataclasses.replace(series, batch_size=size, is_default=size == _DEFAULT_BATCH_SIZE)
+                yield tuned, functools.partial(encode, texts, sizes=(size,))
+
+    def _encode(
+        self,
+        peer: _Peer,
+        model: Path,
+        planned: PlannedSeries,
+        request: Path,
+        texts: Path,
+        output: Path,
+        sizes: Sequence[int],
+    ) -> _Run:
+        is_own = peer.python is None
+        request.write_text(
+            json.dumps(
+                {
+                    "model": str(model),
+                    "texts": str(texts),
+                    "backend": peer.backend,
+                    "dtype": peer.dtype,
+                    "threads": self._plan.threads,
+                    "max_length": planned.bundle.manifest.max_len,
+                    "batch_sizes": list(sizes),
+                    "output": str(output),
+                    "scaled_for": str(planned.bundle.path) if is_own else None,
+                }
+            ),
+            encoding="utf-8",
+        )
+        outcome = run_process(
+            [encode_script.__file__, str(request)],
+            python=peer.python,
+            time_limit_s=self._options.bench.time_limit_s * len(sizes),
+        )
+        if outcome.status is not Status.OK or outcome.output is None:
+            return _Run(None, outcome.peak_rss_bytes, outcome.reason or outcome.status.value)
+        seconds = {int(size): float(each) for size, each in outcome.output["seconds"].items()}
+        figures = _Figures(list(seconds.values())[-1], outcome.output["tokens"], outcome.output["computed_tokens"])
+        return _Run(figures, outcome.peak_rss_bytes, "", seconds)
+
+
+def _checked_plan(options: CorpusOptions) -> Plan:
+    found = plan(options.bench)
+    for planned in found.series:
+        manifest = planned.bundle.manifest
+        if manifest.task not in _TASKS or manifest.tokenizer is None:
+            lacks = "" if manifest.tokenizer else " without a tokenizer"
+            raise InputError(
+                f"--corpus embeds texts, and {planned.bundle.path} is a bundle of {manifest.task}{lacks}.\n"
+                "Measure it across lengths: leave out --corpus."
+            )
+    if len({planned.subject.checkpoint for planned in found.series}) > 1:
+        raise InputError("--corpus compares bundles of one checkpoint.\nMeasure the others in a run of their own.")
+    if options.bench.peers:
+        raise InputError("With --corpus, --peers is all or none: sentence-transformers in PyTorch and OpenVINO.")
+    if found.series[0].device != "cpu" or options.bench.device == "cuda":
+        raise InputError(
+            "--corpus measures on the CPU.\nLeave out --device, or name backends of a CPU with --backends."
+        )
+    return found
+
+
+def _peers(manifest: Manifest) -> Iterator[_Peer]:
+    name = "sentence-transformers"
+    missing = not_installed("torch", "sentence_transformers", install="pip install 'hdexport[export]'")
+    slow = {"float32": None, "bfloat16": None if has_bfloat16() else "this CPU does not compute in it"}
+    for dtype, reason in slow.items():
+        yield _Peer(f"{name}, PyTorch, {dtype}", "torch", dtype, None, missing or reason)
+    python = python_of_optimum()
+    lacks = None if python else f"no environment with optimum-intel is on the PATH: {_INSTALL_OPENVINO}"
+    is_scaled = manifest.positions.attention_scale != "none" and manifest.max_len > (manifest.positions.trained or 0)
+    remark = f"does not scale queries by log n: {_DIFFERS}" if is_scaled else None
+    for dtype, reason in slow.items():
+        yield _Peer(f"{name}, OpenVINO, {dtype}", "openvino", dtype, python, lacks or reason, remark)
+
+
+def python_of_optimum() -> str | None:
+    """The interpreter of the environment whose ``optimum-cli`` is on the PATH, if OpenVINO's library is in it."""
+    command = shutil.which("optimum-cli")
+    if command is None:
+        return None
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(command, encoding="utf-8") as script:
+        python = script.readline().removeprefix("#!").strip()
+        asked = "from importlib.util import find_spec as f; assert f('optimum.intel') and f('sentence_transformers')"
+        if os.path.isfile(python) and subprocess.run([python, "-c", asked], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+def _lengths_of(texts: Sequence[str], bundle: Bundle) -> tuple[int, int, int]:
+    tokenizer = TextTokenizer.of(bundle, max_len=bundle.manifest.max_len)
+    lengths = sorted(map(len, tokenizer.encode(texts, overflow=Overflow.TRUNCATE)))
+    return lengths[0], lengths[len(lengths) // 2], lengths[-1]
+
+
+def _title(series: CorpusSeries) -> str:
+    return series.name if series.batch_size is None else f"{series.name}, batch {series.batch_size}"
+
+
+def _is_reference(series: CorpusSeries) -> bool:
+    return series.is_peer and series.is_default and series.name.endswith("PyTorch, float32")
+
+
+def embed_by_bundle(run: _BundleRun) -> _Figures:
+    """Embed the texts in this process, which should have done nothing else before.
+
+    Raises:
+        HdexportError: the bundle cannot be loaded or run.
+    """
+    import hdruntime
+
+    texts = json.loads(Path(run.texts).read_text(encoding="utf-8"))
+    with hdruntime.load(run.bundle, run.backend, threads=run.threads, precision=run.precision) as session:
+        session.embed(texts[:: max(1, len(texts) // _WARM_UP_TEXTS)], overflow="truncate")
+        before = session.padding
+        began = time.perf_counter()
+        vectors = session.embed(texts, overflow="truncate")
+        seconds = time.perf_counter() - began
+        tokens = session.padding.tokens - before.tokens
+        padded = session.padding.padded_tokens - before.padded_tokens
+    np.save(run.output, vectors)
+    return _Figures(seconds, tokens, tokens + padded)
+
+
+def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of two numbers; infinite where the shapes differ, or a number is none."""
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - expected).max(initial=0.0))

@@ -1,0 +1,152 @@
+"""A corpus: a bundle and sentence-transformers embed the same texts, and their figures can be believed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hdexport.bench.corpus import SAMPLES, CorpusBench, CorpusOptions, CorpusResult
+from hdexport.bench.corpus.bench import largest_difference, python_of_optimum
+from hdexport.bench.corpus.samples import texts_of
+from hdexport.bench.run.plan import BenchOptions
+from hdruntime.bundle.checked_json import from_json
+from hdruntime.errors import InputError
+from support.commands import run_here, run_installed
+
+TEXTS = [" ".join(f"w{(number * 7 + word) % 40 + 1}" for word in range(number % 9 + 1)) for number in range(24)]
+OURS, PEER = "bundle (onnxruntime)", "sentence-transformers, PyTorch, float32"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    return path
+
+
+def measured(bundle: Any, corpus: Path, folder: Path, sizes: str) -> tuple[CorpusResult, list[str]]:
+    """The figures, and the printed lines, of the installed command."""
+    options = ["--batch", sizes, "--rounds", "1", "--backends", "onnxruntime", "--precision", "auto"]
+    options += ["--model", bundle.checkpoint, "-o", folder / "out"]
+    done = run_installed("bench", bundle.path, "--corpus", corpus, *options, PATH="/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    return from_json(
+        (folder / "out" / "corpus.json").read_text(), CorpusResult, name="corpus"
+    ), done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def run(tiny_bundles: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[CorpusResult, list[str]]:
+    return measured(tiny_bundles("bert", "sentence-similarity"), corpus, tmp_path_factory.mktemp("run"), "2")
+
+
+def test_every_way_embeds_all_texts_the_peer_at_its_default_and_at_its_best(
+    run: tuple[CorpusResult, list[str]],
+) -> None:
+    result, _ = run
+    ran = {(series.name, series.batch_size): series for series in result.series if series.seconds}
+    ours, default, best = (ran[key] for key in ((OURS, None), (PEER, 32), (PEER, 2)))
+    assert [series.is_default for series in (ours, default, best)] == [True, True, False]
+    assert all(len(series.seconds) == 1 and series.peak_bytes > 10**7 for series in ran.values())
+    assert ours.tokens == default.tokens == best.tokens > len(TEXTS)
+    assert (ours.padding, result.texts) == (0, len(TEXTS))
+    assert default.padding > best.padding > 0, "a larger batch has texts of more lengths"
+    assert default.max_abs_error is None, "the others are compared with it"
+    # Unit vectors: float32 sums in other orders.
+    for series in (ours, best):
+        assert series.max_abs_error is not None
+        assert series.max_abs_error < 1e-6
+    openvino = [series for series in result.series if "OpenVINO" in series.name]
+    assert all("pipx install 'optimum-intel[openvino]'" in str(series.unavailable) for series in openvino)
+
+
+def test_the_table_has_the_figures_and_why_others_have_none(run: tuple[CorpusResult, list[str]]) -> None:
+    result, lines = run
+    shortest, median, longest = result.lengths
+    assert lines[0].endswith(f"24 texts; {shortest} to {longest} tokens, median {median}; one round")
+    (row,) = [line for line in lines if line.strip().startswith(OURS)]
+    ours = next(series for series in result.series if series.name == OURS)
+    assert f"{24 / ours.median_seconds:,.1f}" in row
+    assert "by tokens" in row
+    assert sum("32, its default" in line for line in lines) == sum("2, its best" in line for line in lines) == 1
+    assert any("OpenVINO, float32: not run: no environment" in line for line in lines)
+
+
+@pytest.mark.nightly
+def test_the_best_batch_size_is_one_of_those_that_are_asked_for(
+    tiny_bundles: Any, corpus: Path, tmp_path: Path
+) -> None:
+    result, _ = measured(tiny_bundles("bert", "sentence-similarity"), corpus, tmp_path, "1,4")
+    (best,) = [series for series in result.series if series.name == PEER and not series.is_default]
+    assert best.batch_size in (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda array: array, 0.0),
+        (lambda array: array + np.eye(2, 3, dtype=np.float32) / 8, 0.125),
+        (lambda array: array[:1], float("inf")),
+        (lambda array: array * np.nan, float("inf")),
+    ],
+    ids=["the same", "one number", "a text is missing", "NaN"],
+)
+def test_wrong_vectors_differ(change: Any, difference: float) -> None:
+    expected = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert largest_difference(change(expected), expected) == difference
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "shortest", "longest"), [("short", 3000, 4, 20), ("mixed", 200, 8, 1200), ("long", 16, 530, 4200)]
+)
+def test_a_sample_is_what_its_description_says_and_always_the_same(
+    name: str, count: int, shortest: int, longest: int
+) -> None:
+    texts = texts_of(name)
+    words = [len(text.split()) for text in texts]
+    assert len(texts) == count
+    assert shortest <= min(words) <= max(words) <= longest
+    assert texts == texts_of(name)
+    assert f"{count:,} texts of {shortest:,} to {longest:,} words" in SAMPLES[name][0]
+
+
+def test_other_tasks_and_gpus_are_refused(tiny_bundles: Any, corpus: Path) -> None:
+    for task, device, message in (
+        ("text-classification", None, "is a bundle of text-classification"),
+        ("sentence-similarity", "cuda", "--corpus measures on the CPU"),
+    ):
+        bench = BenchOptions(bundles=(tiny_bundles("bert", task).path,), device=device)
+        with pytest.raises(InputError, match=message):
+            CorpusBench(CorpusOptions(bench=bench, corpus=str(corpus)))
+    bundle = tiny_bundles("bert", "sentence-similarity").path
+    for options, message in (
+        (["--lengths", "8"], "--lengths is about texts of one length"),
+        (["--memory-budget", "1GB"], "--memory-budget is about texts of one length"),
+        (["--png"], "--png draws charts across lengths"),
+        (["--peers", "torch"], "--peers is all or none"),
+    ):
+        done = run_here("bench", bundle, "--corpus", corpus, *options)
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
+def test_openvino_runs_in_the_environment_of_the_optimum_cli_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert python_of_optimum() is None
+    command = tmp_path / "optimum-cli"
+    for accepts in (0, 1):
+        python = tmp_path / f"python{accepts}"
+        python.write_text(f"#!/bin/sh\nexit {1 - accepts}\n")
+        command.write_text(f"#!{python}\n")
+        for file in (python, command):
+            file.chmod(0o755)
+        assert python_of_optimum() == (str(python) if accepts else None)
+    command.write_text(f"#!{sys.executable}.missing\n")
+    assert python_of_optimum() is None
