@@ -42,6 +42,7 @@ def _cells(series: CorpusSeries, texts: int) -> list[str]:
     else:
         size = f"{series.batch_size}, {'its default' if series.is_default else 'its best'}"
     error = series.max_abs_error
+    against = "compared with" if series.is_peer else "not compared"
     return [
         series.name,
         size,
@@ -49,5 +50,5 @@ def _cells(series: CorpusSeries, texts: int) -> list[str]:
         f"{series.tokens / series.median_seconds:,.0f}",
         f"{series.padding:.0%}",
         f"{series.peak_bytes / 1e6:,.0f} MB",
-        "compared with" if error is None else f"{error:.1e}",
+        against if error is None else f"{error:.1e}",
     ]

@@ -75,6 +75,7 @@ def test_the_table_has_the_figures_and_why_others_have_none(run: tuple[CorpusRes
     assert "by tokens" in row
     assert sum("32, its default" in line for line in lines) == sum("2, its best" in line for line in lines) == 1
     assert any("OpenVINO, float32: not run: no environment" in line for line in lines)
+    assert sum(line.endswith("compared with") for line in map(str.strip, lines)) == 1, "the peer at its default"
 
 
 @pytest.mark.nightly
