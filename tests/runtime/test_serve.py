@@ -33,6 +33,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.serve import ServeOptions, application, serve
 from hdruntime.serve.queue import QueueFullError, TextQueue
+from hdruntime.serve.server import bound_sockets
 from hdruntime.tasks.task import Text
 from support.made_once import made_once
 from support.splade_models import made_splade
@@ -450,6 +451,10 @@ def test_what_cannot_be_served_is_said(tiny_bundles: Any, sample_bundle: Path, t
         port = taken.getsockname()[1]
         with pytest.raises(HdexportError, match=rf"cannot listen on 127\.0\.0\.1, port {port}: .*\n.*--port"):
             serve(sample_bundle, port=port, on_ready=lambda line: pytest.fail("it is not ready"))
+    with bound_sockets("localhost", 0) as sockets:
+        places = {found[4][0] for found in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+        assert {each.getsockname()[0] for each in sockets} == places, "every address of the name"
+        assert len({each.getsockname()[1] for each in sockets}) == 1
     bundle = open_bundle(tiny_bundles("bert", "question-answering").path)
     with hdruntime.load(bundle) as session, pytest.raises(InputError, match="question-answering, which is not served"):
         application(bundle, session, ServeOptions())

@@ -31,7 +31,7 @@ def classifier(tiny_bundles: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def server(sample_bundle: Path, classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
-    """Of the models ``embedder`` and ``classifier``."""
+    """A client of a server of the models ``embedder`` and ``classifier``."""
     models = tmp_path_factory.mktemp("triton") / "models"
     for name, bundle in (("embedder", sample_bundle), ("classifier", classifier)):
         assert package_for_triton(open_bundle(bundle), models, name=name) == models / name

@@ -1,4 +1,4 @@
-"""What a server answers with a bundle: its task, and the words of a request for texts of too many tokens."""
+"""The answers of a server: the task of its bundle, and the words of a request for texts of too many tokens."""
 
 from __future__ import annotations
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["serve"]
+__all__ = ["bound_sockets", "serve"]
 
+import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hdruntime.backends.precision import Precision
@@ -52,27 +53,35 @@ def serve(
         raise InputError(f"--port is {port}; ports are 0 to 65535.")
     uvicorn = require("uvicorn")
     opened = opened_bundle(bundle, backend, precision)
-    with _bound(host, port) as bound, load(opened, backend, threads=threads, precision=precision) as session:
+    with bound_sockets(host, port) as bound, load(opened, backend, threads=threads, precision=precision) as session:
         served = application(opened, session, options)
         place = f"[{host}]" if ":" in host else host
         on_ready(
             f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_len} tokens, {session.backend.value} "
-            f"({session.backend_reason}): http://{place}:{bound.getsockname()[1]}"
+            f"({session.backend_reason}): http://{place}:{bound[0].getsockname()[1]}"
         )
         config = uvicorn.Config(served, access_log=False, log_level="warning", timeout_graceful_shutdown=_DRAIN_SECONDS)
-        uvicorn.Server(config).run(sockets=[bound])
+        uvicorn.Server(config).run(sockets=bound)
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket at that address, on which nothing listens yet: clients are refused until the bundle is loaded."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        raise HdexportError(
-            f"The server cannot listen on {host}, port {port}: {error.strerror}.\n"
-            "Choose another port with --port, or an address of this machine with --host."
-        ) from error
-    return bound
+@contextlib.contextmanager
+def bound_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """A socket at each address of the host, as localhost has two; clients are refused until the bundle is loaded."""
+    with contextlib.ExitStack() as exits:
+        sockets: list[socket.socket] = []
+        try:
+            for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                bound = exits.enter_context(socket.socket(family, kind))
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                # A free port is the same one at every address.
+                free = port or (sockets[0].getsockname()[1] if sockets else 0)
+                bound.bind((address[0], free, *address[2:]))
+                sockets.append(bound)
+        except OSError as error:
+            raise HdexportError(
+                f"The server cannot listen on {host}, port {port}: {error.strerror}.\n"
+                "Choose another port with --port, or an address of this machine with --host."
+            ) from error
+        yield sockets

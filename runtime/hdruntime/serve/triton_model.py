@@ -65,7 +65,7 @@ def tensors_of(bundle: Bundle) -> TritonTensors:
 
 @dataclass
 class _Request:
-    """The texts of a request, and its answer: a row for each, or why there is none."""
+    """The texts of a request, each with its answer or its error."""
 
     texts: list[Text]
     overflow: Overflow
@@ -81,7 +81,7 @@ class _Request:
 
 
 class TritonPythonModel:
-    """What Triton's Python backend calls, in a process for each instance of a model.
+    """The class that Triton's Python backend calls, in a process for each instance of a model.
 
     The texts of all requests that Triton hands over run together, sorted by length. A request that cannot be answered
     gets its error, and the others their answers.

@@ -37,7 +37,7 @@ from hdruntime.errors import InputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
 _DEFAULT_BATCH_SIZE = 32
-"""Of `SentenceTransformer.encode`."""
+"""The batch size of `SentenceTransformer.encode`, unless another is given."""
 
 _TASKS = ("sentence-similarity", "feature-extraction")
 
@@ -55,7 +55,7 @@ _WARM_UP_TEXTS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
-    """What is measured.
+    """A corpus, and the ways to embed it that are measured.
 
     Attributes:
         bench: the bundles, their backends and precisions, rounds, threads, the time limit and the checkpoint; its
@@ -356,7 +356,7 @@ def embed_by_bundle(run: _BundleRun) -> _Figures:
 
 
 def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of two numbers; infinite where the shapes differ, or a number is none."""
+    """The largest difference of two numbers; infinite where the shapes differ or a number is not finite."""
     if found.shape != expected.shape or not np.isfinite(found).all():
         return float("inf")
     return float(np.abs(found - expected).max(initial=0.0))

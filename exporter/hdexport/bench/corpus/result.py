@@ -61,7 +61,7 @@ class CorpusSeries:
 
     @property
     def median_seconds(self) -> float:
-        """Of the rounds."""
+        """The median duration of the rounds."""
         return statistics.median(self.seconds)
 
 
