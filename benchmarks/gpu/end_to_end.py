@@ -71,7 +71,7 @@ def _shapes(job: Job, variant: str) -> Iterator[tuple[int, int]]:
     if job.rehearsal:
         yield 1, _REHEARSED_TOKENS
         return
-    if job.trial and not variant.startswith("FlexAttention"):  # which is compiled for every shape
+    if job.trial and not variant.startswith(("FlexAttention", "torch.compile")):  # which compile for every shape
         yield from _TRIED_SHAPES
         return
     for tokens, batch in itertools.product(LENGTHS, _BATCHES):

@@ -380,9 +380,7 @@ def _call(case: Case, device: str, computed_by: str) -> Callable[[], Any]:
     tensors = case.tensors(device)
     if computed_by == "kernel":
         return attention_call(case.OPERATOR, tensors, case.attributes)
-    # Of two states the first is query and key.
-    *_, key, value = tensors[: case.OPERATOR.states]
-    return PEERS[computed_by].prepare(case, tensors[0], key, value)
+    return PEERS[computed_by].prepare(case, tensors)
 
 
 def _agreement(ours: dict[str, Any], case: Case, computed_by: str, answer: Any) -> dict[str, Any]:

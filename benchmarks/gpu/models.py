@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.gpu.cases.window import WindowCase
 from benchmarks.gpu.kernels import attention_call
-from benchmarks.gpu.peers import flex_attention_on
+from benchmarks.gpu.peers import compile_every_shape, flex_attention_on
 from hdplugins import OPERATORS
 
 _MAX_GLOBAL = 16
@@ -76,8 +76,11 @@ def prepare(model: str, variant: str, *, sizes: Sizes, device: str) -> Model:
     if is_windowed:
         _attend_by(_FlexAttention(device) if variant.startswith("FlexAttention") else _our_kernel)
     if variant == "torch.compile":
-        # A rehearsal does without the compiler, which takes a minute on a CPU.
-        module = torch.compile(module, dynamic=True, backend="inductor" if device == "cuda" else "eager")
+        compile_every_shape()
+        # A layer after the other, for all are alike: the whole model takes minutes to compile. A rehearsal does without
+        # the compiler, which takes a minute on a CPU.
+        for layer in module.encoder.layer:
+            layer.compile(dynamic=False, backend="inductor" if device == "cuda" else "eager")
     return Model(_call_of(model, module, is_windowed=is_windowed), sizes)
 
 

@@ -1,8 +1,12 @@
-"""The peers of the kernels: attention of PyTorch, cuDNN and FlashAttention, on the tensors that the kernels get."""
+"""The peers of the kernels: attention of PyTorch, cuDNN and FlashAttention, on the tensors that the kernels get.
+
+The peer ``definition`` runs the operator's definition in PyTorch, an operation after the other, and holds all scores in
+memory, as the library's models do where no fused attention has their scores.
+"""
 
 from __future__ import annotations
 
-__all__ = ["PEERS", "Peer", "flex_attention_on"]
+__all__ = ["PEERS", "Peer", "compile_every_shape", "flex_attention_on"]
 
 import functools
 import importlib.util
@@ -25,12 +29,12 @@ class Peer:
     Attributes:
         package: import path of a package that the peer needs beside PyTorch; "" for none.
         install: how to get the package.
-        prepare: (case, query, key, value) -> the call.
+        prepare: (case, the operator's inputs) -> the call.
     """
 
     package: str
     install: str
-    prepare: Callable[[Case, Any, Any, Any], Call]
+    prepare: Callable[[Case, Sequence[Any]], Call]
 
     def missing(self) -> str | None:
         """The missing package and the command that installs the package; None where the peer can run."""
@@ -41,8 +45,16 @@ class Peer:
         return None
 
 
+def compile_every_shape() -> None:
+    """Let this process compile a function for every shape: from the ninth on PyTorch would run it uncompiled."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = _MOST_COMPILED_SHAPES
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
 def flex_attention_on(device: str, *, backend: str = "AUTO", most_rows: int = 128) -> Any:
-    """PyTorch's `flex_attention`, compiled for every shape: from the ninth on PyTorch would run it uncompiled.
+    """PyTorch's `flex_attention`, compiled for every shape.
 
     A rehearsal does without the compiler, which takes half a minute a shape there.
 
@@ -51,11 +63,10 @@ def flex_attention_on(device: str, *, backend: str = "AUTO", most_rows: int = 12
         backend: PyTorch's name of what computes it.
         most_rows: tokens of a mask's block, which tiles may not be larger than.
     """
-    import torch._dynamo
+    import torch
     from torch.nn.attention.flex_attention import flex_attention
 
-    torch._dynamo.config.recompile_limit = _MOST_COMPILED_SHAPES
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    compile_every_shape()
     if device == "cpu":
         return flex_attention
     options: dict[str, Any] = {"BACKEND": backend}
@@ -64,20 +75,32 @@ def flex_attention_on(device: str, *, backend: str = "AUTO", most_rows: int = 12
     return functools.partial(torch.compile(flex_attention, dynamic=False), kernel_options=options)
 
 
-def _flex(case: Case, query: Any, key: Any, value: Any, *, backend: str) -> Call:
-    device = query.device.type
+def _states(case: Case, tensors: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Query, key and value; where the operator has two states, the first is query and key."""
+    query, *_, key, value = (tensors[0], *tensors[: case.OPERATOR.states])
+    return query, key, value
+
+
+def _definition(case: Case, tensors: Sequence[Any]) -> Call:
+    return functools.partial(case.OPERATOR.definition, *tensors, **case.attributes)
+
+
+def _flex(case: Case, tensors: Sequence[Any], *, backend: str) -> Call:
+    states = _states(case, tensors)
+    device = states[0].device.type
     mask = case.flex_mask(device)
-    flex = flex_attention_on(device, backend=backend, most_rows=min(mask.BLOCK_SIZE))
-    return functools.partial(flex, query, key, value, block_mask=mask)
+    blocks = {} if mask is None else {"most_rows": min(mask.BLOCK_SIZE)}
+    flex = flex_attention_on(device, backend=backend, **blocks)
+    return functools.partial(flex, *states, score_mod=case.flex_score(tensors), block_mask=mask)
 
 
-def _sdpa(case: Case, query: Any, key: Any, value: Any, *, backend: str | None = None) -> Call:
+def _sdpa(case: Case, tensors: Sequence[Any], *, backend: str | None = None) -> Call:
     """Dense, by PyTorch's choice or by one of its backends."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    dense = functools.partial(scaled_dot_product_attention, query, key, value)
-    if backend is None or query.device.type == "cpu":
+    dense = functools.partial(scaled_dot_product_attention, *_states(case, tensors))
+    if backend is None or tensors[0].device.type == "cpu":
         return dense
 
     def call() -> Any:
@@ -87,10 +110,10 @@ def _sdpa(case: Case, query: Any, key: Any, value: Any, *, backend: str | None =
     return call
 
 
-def _flash_attention_4(case: Case, query: Any, key: Any, value: Any) -> Call:
+def _flash_attention_4(case: Case, tensors: Sequence[Any]) -> Call:
     from flash_attn.cute import flash_attn_func
 
-    tokens_first = [tensor.transpose(1, 2).contiguous() for tensor in (query, key, value)]
+    tokens_first = [tensor.transpose(1, 2).contiguous() for tensor in _states(case, tensors)]
     window = _window(case)
 
     def call() -> Any:
@@ -100,11 +123,12 @@ def _flash_attention_4(case: Case, query: Any, key: Any, value: Any) -> Call:
     return call
 
 
-def _cudnn_window(case: Case, query: Any, key: Any, value: Any) -> Call:
+def _cudnn_window(case: Case, tensors: Sequence[Any]) -> Call:
     """cuDNN's graph of attention, with the window as a diagonal band."""
     import cudnn
     import torch
 
+    query, key, value = _states(case, tensors)
     left, right = _window(case)
     dtype = {"float16": cudnn.data_type.HALF, "bfloat16": cudnn.data_type.BFLOAT16}[case.dtype]
     handle = cudnn.create_handle()
@@ -140,6 +164,7 @@ def _window(case: Any) -> tuple[int | None, int | None]:
 _FLASH_ATTENTION = ("flash_attn.cute", "pip install --pre flash-attn-4")
 
 PEERS = {
+    "definition": Peer("", "", _definition),
     "flex": Peer("", "", functools.partial(_flex, backend="AUTO")),
     "flex flash": Peer(*_FLASH_ATTENTION, functools.partial(_flex, backend="FLASH")),
     "flash 4": Peer(*_FLASH_ATTENTION, _flash_attention_4),

@@ -15,8 +15,10 @@ import torch
 from benchmarks.gpu import kernels
 from benchmarks.gpu.cases.blocks import BLOCK_SIZE, ETC, HF_EVAL, TABLE, BlockCase
 from benchmarks.gpu.cases.chunks import ChunkCase
+from benchmarks.gpu.cases.distances import DistanceCase
 from benchmarks.gpu.cases.window import WindowCase
 from benchmarks.gpu.job import Job, StepFailedError
+from benchmarks.gpu.peers import PEERS
 from benchmarks.gpu.picture import picture
 from hdexport.bench.results.result import Ceilings
 
@@ -98,6 +100,20 @@ def test_flex_attention_computes_what_the_operator_does_in_windows_and_chunks() 
         assert "error" in kernels._difference(dataclasses.replace(case, **wrong), tensors, flex)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_peers_of_attention_by_distance_compute_what_the_operator_does() -> None:
+    """Numbers of the next distance instead are a wrong answer."""
+    case = DistanceCase(batch=1, heads=2, head_dim=64, dtype="float32", tokens=50, reach=8)
+    torch.manual_seed(0)
+    tensors = case.tensors("cpu")
+    *others, numbers, values = tensors
+    for peer in ("flex", "definition"):
+        assert case.is_computed_by(peer)
+        answer = PEERS[peer].prepare(case, tensors)()
+        assert kernels._difference(case, tensors, answer) is None
+        assert "error" in kernels._difference(case, [*others, numbers.roll(1, -1), values], answer)
+
+
 def test_a_peer_whose_answers_are_not_ours_fails_the_step_after_all_were_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +152,7 @@ def test_the_picture_has_every_line_of_the_committed_results() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "cases"),
-    [("window", 6), ("blocks --tune", 2), ("chunks", 4), ("lsh", 3), ("distances", 3), ("relative", 3)],
+    [("window", 6), ("blocks --tune", 2), ("chunks", 4), ("lsh", 3), ("distances", 5), ("relative", 4)],
     ids=["window", "blocks", "chunks", "lsh", "distances", "relative"],
 )
 def test_the_kernels_of_one_operator_can_be_requested(options: str, cases: int, tmp_path: Path) -> None:

@@ -77,11 +77,15 @@ class Case(ABC):
 
     @abstractmethod
     def flex_mask(self, device: str) -> Any:
-        """The same as a BlockMask of FlexAttention."""
+        """The same as a BlockMask of FlexAttention; None where every query sees every key."""
+
+    def flex_score(self, tensors: Sequence[Any]) -> Any:
+        """What changes FlexAttention's scores, a ``score_mod`` that reads the operator's inputs; None for nothing."""
+        return None
 
     def is_computed_by(self, peer: str) -> bool:
-        """Whether a peer's answers are the operator's: FlexAttention's are, which has the same mask."""
-        return peer.startswith("flex")
+        """Whether a peer's answers are the operator's: FlexAttention's are, which has the same mask and scores."""
+        return peer == "definition" or peer.startswith("flex")
 
     @property
     def row(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["DistanceCase"]
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,9 @@ class DistanceCase(Case):
     def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, DistanceCase, str]]:
         shared = cls(**shape, reach=128)
         yield "distances of T5", shared, "kernel"
+        yield "FlexAttention distances of T5", shared, "flex"
+        yield "definition of T5's distances", shared, "definition"
+        # Without a peer: half precision is too coarse for the definition's sums of weights by distance.
         yield "distances of NEZHA", cls(**shape, is_own=True), "kernel"
         yield "torch SDPA dense, cuDNN", shared, "sdpa cudnn"
 
@@ -69,4 +72,14 @@ class DistanceCase(Case):
         return self.OPERATOR.face("pairs").pairs(tokens=self.tokens, heads=self.heads, **self.attributes)
 
     def flex_mask(self, device: str) -> Any:
-        raise NotImplementedError("terms of scores are no mask")
+        return None
+
+    def flex_score(self, tensors: Sequence[Any]) -> Any:
+        """T5's: NEZHA's values by distance are no scores."""
+        reach, numbers = self.reach, tensors[self.OPERATOR.states + 1]  # [1, heads, 1, distances]
+
+        def added(score: Any, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
+            distance = (key_index - query_index).clamp(-reach, reach)
+            return score + numbers[0, head, 0, distance + reach]
+
+        return added

@@ -46,6 +46,7 @@ class RelativeCase(Case):
     def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, RelativeCase, str]]:
         both = cls(**shape)
         yield "relative of XLNet", both, "kernel"
+        yield "definition of XLNet's", both, "definition"
         yield "relative, causal", cls(**shape, causal=1, segments=False), "kernel"
         yield "torch SDPA dense, cuDNN", both, "sdpa cudnn"
 

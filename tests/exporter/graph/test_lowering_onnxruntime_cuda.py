@@ -178,6 +178,10 @@ def test_a_bundle_s_graph_answers_as_its_portable_one(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(bundle.path / "onnxruntime_cuda.onnx", options)
+    norms = [
+        node for node in ir.load(bundle.path / "onnxruntime_cuda.onnx").graph if node.op_type == "LayerNormalization"
+    ]
+    assert {str(node.inputs[0].dtype) for node in norms} == {precision.upper().replace("FLOAT32", "FLOAT")}
     for tokens, name, input_ids, attention_mask in cases((1, 64, 255, bundle.manifest.max_len)):
         feeds = inputs_of(bundle, input_ids, attention_mask)
         real = attention_mask == 1

@@ -14,6 +14,7 @@ import pytest
 import hdexport.graph.passes.lay_out_weights
 from hdexport.graph.passes.attach_functions import attach_functions
 from hdexport.graph.passes.lay_out_weights import lay_out_weights
+from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.nodes import operator_nodes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
@@ -195,3 +196,53 @@ def test_weights_that_are_views_are_written_as_they_are(slice_bytes: int, tmp_pa
     for name, array in arrays.items():
         assert read[name].const_value.dtype == before[name].dtype
         np.testing.assert_array_equal(read[name].const_value.numpy(), array)
+
+
+_NORM = """<ir_version: 10, opset_import: ["": 20]>
+norm ({type}[2, 3, 8] x, float[8] scale, float[8] bias) => ({type}[2, 3, 8] y, {type}[2, 3, 8] z{also}) {{
+    wide = Cast <to = 1> (x)
+    normal, mean = LayerNormalization <axis = -1> (wide, scale, bias)
+    y = Cast <to = {number}> (normal)
+    doubled = Cast <to = {number}> (normal)
+    z = Add (doubled, doubled)
+}}"""
+
+
+def test_a_normalisation_of_float16_loses_its_casts_and_no_name() -> None:
+    model = ir.from_onnx_text(_NORM.format(type="float16", number=10, also=""))
+    assert narrow_norms(model) == 1
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    assert [node.op_type for node in model.graph] == ["Cast", "Cast", "LayerNormalization", "Add"]
+    assert [value.name for value in model.graph.outputs] == ["y", "z"]
+    generator = np.random.default_rng(0)
+    x = (100 + 3 * generator.standard_normal((2, 3, 8))).astype(np.float16)
+    scale, bias = generator.standard_normal((2, 8), dtype=np.float32)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    y, z = session.run(None, {"x": x, "scale": scale, "bias": bias})
+    exact = x.astype(np.float64)
+    exact = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(exact.var(-1, keepdims=True) + 1e-5)
+    # A rounding of the factor, one of the addend, and one of the result.
+    allowed = 2.0**-11 * (2 * np.abs(exact * scale) + 2 * np.abs(bias)) + 1e-4
+    assert (np.abs(y - (exact * scale + bias)) <= allowed).all()
+    assert (z == 2 * y).all()
+    # Normalised in float16, whose steps are 1/16 at 100, the result would be another.
+    coarse = x - x.mean(-1, keepdims=True, dtype=np.float16)
+    coarse = coarse / np.sqrt((coarse * coarse).mean(-1, keepdims=True, dtype=np.float16))
+    assert not (np.abs(coarse * scale + bias - (exact * scale + bias)) <= allowed).all()
+
+
+@pytest.mark.parametrize(
+    ("type_", "number", "also"),
+    [
+        ("float", 1, ""),
+        ("bfloat16", 16, ""),
+        ("float16", 10, ", float[2, 3, 8] normal"),
+        ("float16", 10, ", float mean"),
+    ],
+    ids=["float32", "bfloat16", "read in float32", "its mean is read"],
+)
+def test_other_normalisations_stay_as_they_are(type_: str, number: int, also: str) -> None:
+    model = ir.from_onnx_text(_NORM.format(type=type_, number=number, also=also))
+    before = ir.to_proto(model)
+    assert narrow_norms(model) == 0
+    assert ir.to_proto(model) == before
