@@ -13,19 +13,18 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
-from hdexport.bench.corpus import encode_script
+from hdexport.bench.corpus import embed_script, encode_script
 from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
 from hdexport.bench.corpus.samples import texts_of
 from hdexport.bench.measure.calls import environment
-from hdexport.bench.measure.processes import run_process
-from hdexport.bench.measure.remote import run_function
+from hdexport.bench.measure.processes import Outcome, run_process
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.peer import not_installed
 from hdexport.bench.results.result import Status
@@ -50,7 +49,6 @@ _SEARCHED_SHARE = 4
 """The best batch size is searched with one text in so many, of all lengths."""
 
 _LEAST_SEARCHED_TEXTS = 64
-_WARM_UP_TEXTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +78,6 @@ class _Peer:
     """The interpreter that has it; None for this one."""
     unavailable: str | None = None
     remark: str | None = None
-
-
-@dataclass(frozen=True)
-class _BundleRun:
-    """The description of a bundle's run, for its process."""
-
-    bundle: str
-    backend: str
-    precision: str
-    threads: int
-    texts: str
-    output: str
 
 
 @dataclass(frozen=True)
@@ -189,18 +175,32 @@ class CorpusBench:
             yield series, functools.partial(self._run_bundle, planned, texts)
 
     def _run_bundle(self, planned: PlannedSeries, texts: Path, output: Path) -> _Run:
-        run = _BundleRun(
-            bundle=str(planned.bundle.path),
-            backend=planned.series.runner,
-            precision=planned.precision.value,
-            threads=self._plan.threads,
-            texts=str(texts),
-            output=str(output),
-        )
-        outcome, figures = run_function(
-            functools.partial(embed_by_bundle, run), time_limit_s=self._options.bench.time_limit_s
-        )
-        return _Run(figures, outcome.peak_rss_bytes, outcome.reason or outcome.status.value)
+        request = {
+            "bundle": str(planned.bundle.path),
+            "backend": planned.series.runner,
+            "precision": planned.precision.value,
+            "threads": self._plan.threads,
+            "texts": str(texts),
+            "output": str(output),
+        }
+        ended = self._run(embed_script, request, output.with_suffix(".json"))
+        if ended.output is None or ended.status is not Status.OK:
+            return _Run(None, ended.peak_rss_bytes, ended.reason or ended.status.value)
+        return _Run(_Figures(**ended.output), ended.peak_rss_bytes, "")
+
+    def _run(
+        self,
+        script: ModuleType,
+        request: Mapping[str, object],
+        file: Path,
+        *,
+        python: str | None = None,
+        parts: int = 1,
+    ) -> Outcome:
+        """Run a script in a process, with a request that is written to the file."""
+        file.write_text(json.dumps(request), encoding="utf-8")
+        limit_s = self._options.bench.time_limit_s * parts
+        return run_process([str(script.__file__), str(file)], python=python, time_limit_s=limit_s)
 
     def _peer_runs(self, scratch: Path, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], _Run] | None]]:
         if self._options.bench.peers == ():
@@ -220,11 +220,11 @@ class CorpusBench:
                 yield series, None
                 continue
             model = model or checkpoint_folder(first.subject, scratch)
-            encode = functools.partial(self._encode, peer, model, first, scratch / "request.json")
+            encode = functools.partial(self._encode, peer, model, first)
             sizes = self._options.batch_sizes
             if len(sizes) > 1:
                 self._say(f"{peer.name}: the best batch size")
-                searched = encode(sample, scratch / "sample.npy", sizes)
+                searched = encode(sample, scratch / "searched.npy", sizes)
                 if searched.seconds is None:
                     yield dataclasses.replace(series, unavailable=searched.reason), None
                     continue
@@ -238,33 +238,23 @@ class CorpusBench:
         peer: _Peer,
         model: Path,
         planned: PlannedSeries,
-        request: Path,
         texts: Path,
         output: Path,
         sizes: Sequence[int],
     ) -> _Run:
-        is_own = peer.python is None
-        request.write_text(
-            json.dumps(
-                {
-                    "model": str(model),
-                    "texts": str(texts),
-                    "backend": peer.backend,
-                    "dtype": peer.dtype,
-                    "threads": self._plan.threads,
-                    "max_length": planned.bundle.manifest.max_len,
-                    "batch_sizes": list(sizes),
-                    "output": str(output),
-                    "scaled_for": str(planned.bundle.path) if is_own else None,
-                }
-            ),
-            encoding="utf-8",
-        )
-        outcome = run_process(
-            [encode_script.__file__, str(request)],
-            python=peer.python,
-            time_limit_s=self._options.bench.time_limit_s * len(sizes),
-        )
+        request = {
+            "model": str(model),
+            "texts": str(texts),
+            "backend": peer.backend,
+            "dtype": peer.dtype,
+            "threads": self._plan.threads,
+            "max_length": planned.bundle.manifest.max_len,
+            "batch_sizes": list(sizes),
+            "output": str(output),
+            "scaled_for": str(planned.bundle.path) if peer.python is None else None,
+        }
+        file = output.with_suffix(".json")
+        outcome = self._run(encode_script, request, file, python=peer.python, parts=len(sizes))
         if outcome.status is not Status.OK or outcome.output is None:
             return _Run(None, outcome.peak_rss_bytes, outcome.reason or outcome.status.value)
         seconds = {int(size): float(each) for size, each in outcome.output["seconds"].items()}
@@ -332,27 +322,6 @@ def _title(series: CorpusSeries) -> str:
 
 def _is_reference(series: CorpusSeries) -> bool:
     return series.is_peer and series.is_default and series.name.endswith("PyTorch, float32")
-
-
-def embed_by_bundle(run: _BundleRun) -> _Figures:
-    """Embed the texts in this process, which should have done nothing else before.
-
-    Raises:
-        HdexportError: the bundle cannot be loaded or run.
-    """
-    import hdruntime
-
-    texts = json.loads(Path(run.texts).read_text(encoding="utf-8"))
-    with hdruntime.load(run.bundle, run.backend, threads=run.threads, precision=run.precision) as session:
-        session.embed(texts[:: max(1, len(texts) // _WARM_UP_TEXTS)], overflow="truncate")
-        before = session.padding
-        began = time.perf_counter()
-        vectors = session.embed(texts, overflow="truncate")
-        seconds = time.perf_counter() - began
-        tokens = session.padding.tokens - before.tokens
-        padded = session.padding.padded_tokens - before.padded_tokens
-    np.save(run.output, vectors)
-    return _Figures(seconds, tokens, tokens + padded)
 
 
 def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
