@@ -87,6 +87,8 @@ STEPS = (
     _kernels("kernels-d64", 90, "how fast windows are beside dense ones", "window", head_dims=(64,)),
     _kernels("kernels-d128", 90, "how fast windows are at 128", "window", head_dims=(128,)),
     _kernels("block-kernels-d64", 60, "how fast blocks are", "blocks", head_dims=(64,)),
+    _kernels("kernels-window-64", 45, "how fast windows of 64 tokens are", "window", head_dims=(64,), window=64),
+    _kernels("kernels-window-512", 45, "how fast windows of 512 tokens are", "window", head_dims=(64,), window=512),
     Step("onnxruntime", 45, "that ONNX Runtime's graph for CUDA is right, and how fast", "backends:run_onnxruntime"),
     _model("bert-our-kernel", 30, "bert-base", "our kernel, window"),
     _model("bert-sdpa", 45, "bert-base", "torch sdpa"),
