@@ -168,12 +168,18 @@ def test_sparse_attention_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "precision", "atol"),
-    [("bert", "float32", 5e-6), ("mpnet", "float32", 5e-6), ("modernbert", "float32", 5e-6), ("bert", "float16", 6e-3)],
+    [
+        ("bert", "float32", 5e-6),
+        ("mpnet", "float32", 5e-6),
+        ("modernbert", "float32", 5e-6),
+        ("bert", "float16", 6e-3),
+        ("longformer", "float16", 6e-3),
+    ],
 )
 def test_a_bundle_s_graph_answers_as_its_portable_one(
     tiny_bundles, model_type: str, precision: str, atol: float
 ) -> None:
-    """Measured 2.3e-6 and, in float16, 3.9e-3, which is two steps of a value between 2 and 4."""
+    """Measured 2.3e-6 and, in float16, two steps. Three steps are allowed, of values to 4 or, in Longformer, to 8."""
     bundle = tiny_bundles(model_type, precision=precision)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
