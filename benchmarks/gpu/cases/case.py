@@ -80,7 +80,7 @@ class Case(ABC):
         """The same as a BlockMask of FlexAttention; None where every query sees every key."""
 
     def flex_score(self, tensors: Sequence[Any]) -> Any:
-        """What changes FlexAttention's scores, a ``score_mod`` that reads the operator's inputs; None for nothing."""
+        """A ``score_mod`` for FlexAttention, which reads the operator's inputs; None where scores stay as they are."""
         return None
 
     def is_computed_by(self, peer: str) -> bool:

@@ -56,7 +56,7 @@ def narrow_norms(model: onnx_ir.Model) -> int:
 
 
 def _is_between_casts(node: onnx_ir.Node) -> bool:
-    """Whether a node is a layer normalisation, of what was float16, and all that is read of it is float16 again."""
+    """Whether a node normalises states that were float16, and every reader casts the result to float16."""
     import onnx_ir as ir
 
     if (node.domain, node.op_type) != ("", "LayerNormalization"):
