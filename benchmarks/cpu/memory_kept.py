@@ -1,15 +1,10 @@
-"""Memory that a process keeps on a CPU: after a long text and 100 short ones, and what ONNX Runtime's arena is worth.
+"""Memory that a process keeps on a CPU: after a long text and 100 short ones.
 
 Usage: python -m benchmarks.cpu.memory_kept [--tokens 4096] [--calls N] [--only CASE ...] [--rounds 5] [--output FILE]
 
 A case runs 100 short texts, one long text and 100 short ones again. "MB kept" is the resident memory at the end, above
-the resident memory before the long text. "bundle-arena" is ours with ONNX Runtime's arena, which a session does not
-use; "onnxruntime" a plain export with ONNX Runtime's own settings, its arena among them; "openvino" the Hugging Face
-model in OpenVINO. All compute in float32. A session gives memory back after a batch of more than 4096 tokens: with
---tokens 8192 it keeps less than with 4096.
-
-"without-arena T" is the ratio of a call of T tokens without the arena to one with it, in CPU time: two sessions of one
-process take turns. If it were above 1.05, a session should offer the arena.
+the resident memory before the long text. "onnxruntime" is a plain export with ONNX Runtime's settings, "openvino" the
+Hugging Face model in OpenVINO. All compute in float32.
 
 With --calls N, N texts of random lengths of 1 to --tokens tokens, on a logarithmic scale, run through a session
 instead: in ONNX Runtime and OpenVINO, in two attentions, in float32 and, where the CPU has it, bfloat16. Resident
@@ -35,10 +30,7 @@ from hdexport.bench.measure.calls import timed, with_growth
 from hdexport.support.memory import peak_resident_bytes, resident_bytes
 from hdruntime.backends.openvino.devices import chosen_device, new_core
 
-_KEEPERS = ("bundle-onnxruntime", "bundle-openvino", "bundle-arena", "onnxruntime", "openvino")
-_ARENA = "without-arena"
-_LENGTHS = (16, 128, 512, 1024, 2048)
-"""Tokens of the calls with and without the arena, besides the long text."""
+_KEEPERS = ("bundle-onnxruntime", "bundle-openvino", "onnxruntime", "openvino")
 
 _SHORT_LENGTHS = (16, 128)
 """Tokens of the short texts, in turn."""
@@ -52,8 +44,7 @@ _PARTS, _LATE_PARTS = 10, 5
 _GROWS_MB = 10.0
 """Resident memory may grow by so much in the last parts of the calls with random lengths."""
 
-_LEAST_SECONDS, _LEAST_TURNS = 4.0, 9
-_KEPT, _OVERHEAD = 0.05, 1.05
+_KEPT = 0.05
 
 
 def main() -> int:
@@ -92,13 +83,12 @@ def grown_by(run: Run, calls: int, tokens: int) -> dict[str, Any]:
     }
 
 
-def targets(tokens: int) -> list[Target]:
-    """Most memory that ours may keep, and the arena's gain above which it has to be offered."""
+def targets() -> list[Target]:
+    """Most memory that ours may keep."""
     return [
         Target("bundle-onnxruntime", "onnxruntime", Figure.KEPT, _KEPT),
         Target("bundle-onnxruntime", "openvino", Figure.KEPT, 1.0),
         Target("bundle-openvino", "openvino", Figure.KEPT, 1.0),
-        *(Target(f"{_ARENA} {each}", None, Figure.OVERHEAD, _OVERHEAD) for each in (*_LENGTHS, tokens)),
     ]
 
 
@@ -131,8 +121,6 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
         attention, backend, precision = tokens
         run = _load_bundle(options.models / attention, backend, precision=precision)
         return grown_by(run, options.calls, options.tokens)
-    if model == _ARENA:
-        return _worth_of_arena(options.models / "bundle", int(tokens[0]))
     return kept_by(_load(model, options.models), options.tokens)
 
 
@@ -164,8 +152,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     PEERS["openvino"].prepare(Subject(bundle=bundle, checkpoint=str(source)), options.models, device="cpu")
     write_plain_export(options.models / "plain.onnx", options.tokens)
-    cases = [*_KEEPERS, *(f"{_ARENA} {each}" for each in (*_LENGTHS, options.tokens))]
-    return _chosen(cases, targets(options.tokens), options.only) | {"tokens": options.tokens}
+    return _chosen(_KEEPERS, targets(), options.only) | {"tokens": options.tokens}
 
 
 def _random_cases() -> list[str]:
@@ -189,46 +176,14 @@ def _load(model: str, folder: Path) -> Run:
     if model == "openvino":
         return load_openvino(folder / "openvino", model)
     backend = "openvino" if model == "bundle-openvino" else "onnxruntime"
-    return _load_bundle(folder / "bundle", backend, uses_arena=model == "bundle-arena")
+    return _load_bundle(folder / "bundle", backend)
 
 
-def _load_bundle(
-    bundle: Path, backend: str, *, uses_arena: bool = False, spinning: bool = True, precision: str = "float32"
-) -> Run:
+def _load_bundle(bundle: Path, backend: str, *, precision: str = "float32") -> Run:
     import hdruntime
-    from hdruntime.backends import onnxruntime
 
-    if backend == "openvino":
-        session = hdruntime.load(bundle, backend, precision=precision)
-    else:
-        # Sessions have no such option: this case measures why.
-        onnxruntime._USES_ARENA = uses_arena
-        opened = hdruntime.open_bundle(bundle)
-        session = hdruntime.Session(opened, onnxruntime.OnnxRuntimeRunner(opened, spinning=spinning))
+    session = hdruntime.load(bundle, backend, precision=precision)
     return lambda ids: session(input_ids=ids)["last_hidden_state"]
-
-
-def _worth_of_arena(bundle: Path, tokens: int) -> dict[str, Any]:
-    """Figures of calls that take turns; the first of the two sessions changes with each turn."""
-    # Threads that spin while they wait would keep the cores from the other session's.
-    runs = {arena: _load_bundle(bundle, "onnxruntime", uses_arena=arena, spinning=False) for arena in (False, True)}
-    ids = random_ids(tokens, _VOCAB_SIZE)
-    for run in runs.values():
-        run(ids)
-        run(ids)
-    latencies: dict[bool, list[float]] = {False: [], True: []}
-    cpu: dict[bool, list[float]] = {False: [], True: []}
-    while len(cpu[True]) < _LEAST_TURNS or sum(map(sum, latencies.values())) < _LEAST_SECONDS * 1e3:
-        for arena in (False, True) if len(cpu[True]) % 2 else (True, False):
-            _, latency_ms, cpu_ms = timed(lambda run=runs[arena]: run(ids) is not None)  # type: ignore[misc]
-            latencies[arena].append(latency_ms)
-            cpu[arena].append(cpu_ms)
-    return {
-        "latency_ms": statistics.median(latencies[False]),
-        "cpu_ms": statistics.median(cpu[False]),
-        "growth_bytes": 0,
-        "overhead": statistics.median(np.array(cpu[False]) / np.array(cpu[True])),
-    }
 
 
 if __name__ == "__main__":

@@ -371,7 +371,7 @@ def test_closing_frees_the_backend(bundle_path: Path, made: list[weakref.ref]) -
 def test_a_closed_session_is_an_error_of_every_call(bundle_path: Path) -> None:
     with hdruntime.load(bundle_path) as session:
         session.embed(["long"])
-        assert session.batch_tokens == 4096
+        assert session.batch_tokens == 1024
     session.close()
     for call in (lambda: session(input_ids=[[4]]), lambda: session.embed(["long"]), lambda: session.batch_tokens):
         with pytest.raises(BackendError, match="session is closed"):

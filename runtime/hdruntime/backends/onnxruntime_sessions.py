@@ -82,10 +82,15 @@ class GraphRunner(BundleRunner):
             binding.bind_output(name)  # in the memory of the CPU
         for name, value in left.items():
             binding.bind_ortvalue_output(name, value)
-        session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding, self._run_options(inputs))
         found = dict(zip(answers, (value.numpy() for value in binding.get_outputs()), strict=False))
         # On the CPU these share memory that the next call overwrites.
         return found | {name: left[name].numpy().copy() for name in outputs if name in left}
+
+    def _run_options(self, inputs: Inputs) -> Any:
+        """ONNX Runtime's ``RunOptions`` of a run; None for its own."""
+        del inputs
+        return None
 
     @contextlib.contextmanager
     def _open_session(self, inputs: Inputs) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from hdruntime.errors import BackendError, NonFiniteOutputError
 from hdruntime.inference.scheduling import PaddingCount
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import ErrorKind, Row
-from hdruntime.jobs.windows import Window, WindowOptions, WindowResult
+from hdruntime.jobs.windows import WINDOW_CHARACTERS, Window, WindowOptions, WindowResult
 from hdruntime.session import Session
 from hdruntime.tasks.task import Task
 from hdruntime.tasks.text_inference import TextInference, TextItem
@@ -45,7 +45,7 @@ class LocalPool:
         options = options or WindowOptions()
         batch_tokens = options.batch_tokens or session.batch_tokens
         self._infer = WindowInference(session, task, options=options)
-        characters = _WINDOW_BATCHES * batch_tokens * _CHARACTERS_PER_TOKEN
+        characters = max(WINDOW_CHARACTERS, _WINDOW_BATCHES * batch_tokens * _CHARACTERS_PER_TOKEN)
         self.window_characters = min(max(characters, self._infer.lanes * _LANE_CHARACTERS), _MOST_CHARACTERS)
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:

@@ -46,7 +46,7 @@ call (through a session no more from 1400 calls on, and 170 more for the second 
 128 395 in 1.23 times. With 0 a call takes twice the time, and memory grows all the same. The rest of the growth is
 oneDNN's own 1024 kernels, which make the calls cheap whose kernels were dropped here."""
 
-_LARGE_RUN_TOKENS = 4096
+_LARGE_RUN_TOKENS = 2048
 """After a run of more tokens memory returns to the system. After 16 x 512 tokens a session of 262 MB keeps 296; else it
 keeps 457."""
 
@@ -74,7 +74,7 @@ class OpenVinoRunner(EqualLengthRunner):
     """
 
     backend = Backend.OPENVINO
-    batch_tokens = 4096
+    batch_tokens = 1024
 
     def __init__(
         self,
