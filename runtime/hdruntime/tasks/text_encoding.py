@@ -24,7 +24,7 @@ _CHARACTERS_PER_TOKEN = 4
 _CHUNK_TEXTS = 512
 """Texts tokenised together."""
 
-_CHUNK_CHARACTERS = 2**17
+_CHUNK_CHARACTERS = 2**16
 """Upper bound on characters of a chunk of several texts."""
 
 

@@ -29,8 +29,8 @@ _OUTPUT_BYTES = 128 * 2**20
 """Outputs held at a time. For fill-mask these are few tokens: each has logits for the whole vocabulary."""
 
 _WINDOW_TEXTS = 4096
-_WINDOW_CHARACTERS = 2**18
-"""Texts that are tokenised at a time: 65,000 tokens are about 13 MB as lists of ids and offsets."""
+_WINDOW_CHARACTERS = 2**17
+"""Texts that are tokenised at a time: 32,000 tokens are about 6 MB as lists of ids and offsets."""
 
 
 @dataclass(kw_only=True, slots=True)
