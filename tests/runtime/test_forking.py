@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from itertools import chain
 from pathlib import Path
 
+import hdruntime
 from support.recurrent_bundle import make_streaming_bundle
 
 PARENT = """
@@ -80,3 +82,14 @@ def test_a_session_is_refused_in_a_fork_and_its_parent_continues(tmp_path: Path)
         timeout=60,
     )
     assert done.stdout == REFUSAL * 6 + "True\n(8, 3, 4)\nparent 0 (8, 3, 4) 5\n", done.stderr
+
+
+def test_a_fork_can_free_answers_without_a_lock_of_the_backend(tmp_path: Path) -> None:
+    with hdruntime.load(make_streaming_bundle(tmp_path / "bundle"), "onnxruntime") as session:
+        batch = session(input_ids=[[2, 4, 3]])
+        batches = [result.outputs for result in session.run_batches(session.tokenize(["long"]))]
+        segments = [segment.outputs for segment in session.stream([4] * 9, segment=5)]
+    answers = [*chain.from_iterable(outputs.values() for outputs in (batch, *batches, *segments))]
+    assert batches
+    assert segments
+    assert all(array.flags.owndata for array in answers)

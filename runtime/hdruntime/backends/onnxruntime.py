@@ -87,14 +87,14 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         with self._open_session(inputs) as session:
             arrays: list[npt.NDArray[np.float32]] = session.run(outputs, dict(inputs), self._run_options(inputs))
-        return dict(zip(outputs, arrays, strict=True))
+            return _outside_the_arena(dict(zip(outputs, arrays, strict=True)))
 
     def run_bound(
         self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch as given, on memories that are arrays."""
         values = [{name: self.on_device(array) for name, array in arrays.items()} for arrays in (memories, left)]
-        return super().run_bound(inputs, outputs, *values)
+        return _outside_the_arena(super().run_bound(inputs, outputs, *values))
 
     @contextlib.contextmanager
     def _open_session(self, inputs: Inputs) -> Iterator[Any]:
@@ -108,7 +108,7 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
         return self._shrinking if self._gives_back(inputs) else None
 
     def _gives_back(self, inputs: Inputs) -> bool:
-        # A large run's answers are in the arena until the caller has read them, and keep all that is around them.
+        # A large run's answers are in the arena when the run ends, and keep all that is around them.
         return self._was_large or _is_large(inputs[self._ids])
 
 
@@ -131,6 +131,11 @@ def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
 
 def _is_large(ids: npt.NDArray[Any]) -> bool:
     return ids.size > _LARGE_RUN_TOKENS
+
+
+def _outside_the_arena(answers: Outputs) -> Outputs:
+    """Copies: a fork waits for ever to free an array of the arena, if a thread that the fork lacks held its lock."""
+    return {name: np.array(values) for name, values in answers.items()}
 
 
 def _shrinking_options() -> Any:
