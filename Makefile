@@ -65,7 +65,15 @@ TRITONS := $(if $(filter Linux,$(shell uname -s)),3.6.0 3.9.0)
 $(VENV)/tritons/%: $(INSTALLED)
 	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ triton==$*
 
-test-all: $(INSTALLED) $(TRITON_SERVER) $(TRITONS:%=$(VENV)/tritons/%)
+# A peer of `hdexport bench --corpus`, in a folder of its own, as it wants an older huggingface-hub than transformers.
+FASTEMBED := $(VENV)/fastembed
+
+$(FASTEMBED): $(INSTALLED)
+	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ \
+		fastembed==0.9.1 loguru==0.7.3 mmh3==5.3.1 pillow==12.3.0 py-rust-stemmers==0.1.8
+	touch $@
+
+test-all: $(INSTALLED) $(TRITON_SERVER) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%)
 	$(PYTEST)
 
 SEED ?= $(shell date +%s)

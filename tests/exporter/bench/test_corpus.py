@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hdexport.bench.corpus import SAMPLES, CorpusBench, CorpusOptions, CorpusResult
-from hdexport.bench.corpus.bench import largest_difference, python_of_optimum
+from hdexport.bench.corpus.bench import largest_difference
+from hdexport.bench.corpus.peers import python_of_optimum
 from hdexport.bench.corpus.samples import texts_of
 from hdexport.bench.run.plan import BenchOptions
 from hdruntime.bundle.checked_json import from_json
@@ -19,7 +20,7 @@ from hdruntime.errors import InputError
 from support.commands import run_here, run_installed
 
 TEXTS = [" ".join(f"w{(number * 7 + word) % 40 + 1}" for word in range(number % 9 + 1)) for number in range(24)]
-OURS, PEER = "bundle (onnxruntime)", "sentence-transformers, PyTorch, float32"
+OURS, PEER, FASTEMBED = "bundle (onnxruntime)", "sentence-transformers, PyTorch, float32", "fastembed, float32"
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +30,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def measured(bundle: Any, corpus: Path, folder: Path, sizes: str) -> tuple[CorpusResult, list[str]]:
+def measured(bundle: Any, corpus: Path, folder: Path, sizes: str, **variables: str) -> tuple[CorpusResult, list[str]]:
     """The figures, and the printed lines, of the installed command."""
     options = ["--batch", sizes, "--rounds", "1", "--backends", "onnxruntime", "--precision", "auto"]
     options += ["--model", bundle.checkpoint, "-o", folder / "out"]
-    done = run_installed("bench", bundle.path, "--corpus", corpus, *options, PATH="/usr/bin:/bin")
+    done = run_installed("bench", bundle.path, "--corpus", corpus, *options, PATH="/usr/bin:/bin", **variables)
     assert done.returncode == 0, done.stderr
     return from_json(
         (folder / "out" / "corpus.json").read_text(), CorpusResult, name="corpus"
@@ -61,8 +62,9 @@ def test_every_way_embeds_all_texts_the_peer_at_its_default_and_at_its_best(
     for series in (ours, best):
         assert series.max_abs_error is not None
         assert series.max_abs_error < 1e-6
-    openvino = [series for series in result.series if "OpenVINO" in series.name]
-    assert all("pipx install 'optimum-intel[openvino]'" in str(series.unavailable) for series in openvino)
+    reasons = [str(series.unavailable) for series in result.series if "PyTorch" not in series.name and series.is_peer]
+    assert len(reasons) == 3
+    assert all("pipx in" in reason for reason in reasons)
 
 
 def test_the_table_has_the_figures_and_why_others_have_none(run: tuple[CorpusResult, list[str]]) -> None:
@@ -85,6 +87,24 @@ def test_the_best_batch_size_is_one_of_those_that_are_asked_for(
     result, _ = measured(tiny_bundles("bert", "sentence-similarity"), corpus, tmp_path, "1,4")
     (best,) = [series for series in result.series if series.name == PEER and not series.is_default]
     assert best.batch_size in (1, 4)
+
+
+@pytest.mark.nightly
+def test_fastembed_embeds_the_same_texts_and_its_default_is_256(
+    tiny_bundles: Any, corpus: Path, tmp_path: Path
+) -> None:
+    folder = Path(sys.prefix) / "fastembed"
+    if not folder.is_dir():
+        pytest.skip("no fastembed, which `make test-all` puts into a folder of its own")
+    bundle = tiny_bundles("bert", "sentence-similarity")
+    result, _ = measured(bundle, corpus, tmp_path, "2", PYTHONPATH=str(folder))
+    ours, *_ = [series for series in result.series if series.name == OURS]
+    default, best = [series for series in result.series if series.name == FASTEMBED]
+    assert [(series.batch_size, series.is_default) for series in (default, best)] == [(256, True), (2, False)]
+    for series in (default, best):
+        assert series.tokens == ours.tokens
+        assert series.max_abs_error is not None
+        assert series.max_abs_error < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -140,7 +160,8 @@ def test_openvino_runs_in_the_environment_of_the_optimum_cli_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert python_of_optimum() is None
+    modules = ("optimum.intel", "json")
+    assert python_of_optimum(*modules) is None
     command = tmp_path / "optimum-cli"
     for accepts in (0, 1):
         python = tmp_path / f"python{accepts}"
@@ -148,6 +169,6 @@ def test_openvino_runs_in_the_environment_of_the_optimum_cli_on_the_path(
         command.write_text(f"#!{python}\n")
         for file in (python, command):
             file.chmod(0o755)
-        assert python_of_optimum() == (str(python) if accepts else None)
+        assert python_of_optimum(*modules) == (str(python) if accepts else None)
     command.write_text(f"#!{sys.executable}.missing\n")
-    assert python_of_optimum() is None
+    assert python_of_optimum(*modules) is None

@@ -1,17 +1,13 @@
-"""Embeds a corpus by bundles and by sentence-transformers: a process for each run, round by round."""
+"""Embeds a corpus by bundles and by other libraries: a process for each run, round by round."""
 
 from __future__ import annotations
 
-__all__ = ["CorpusBench", "CorpusOptions", "largest_difference", "python_of_optimum"]
+__all__ = ["CorpusBench", "CorpusOptions", "largest_difference"]
 
-import contextlib
 import dataclasses
 import datetime
 import functools
 import json
-import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,29 +17,18 @@ from types import ModuleType
 import numpy as np
 
 from hdexport.bench.corpus import embed_script, encode_script
+from hdexport.bench.corpus.peers import CorpusPeer, corpus_peers
 from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
 from hdexport.bench.corpus.samples import texts_of
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import Outcome, run_process
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.peers.peer import not_installed
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
-from hdruntime.backends.processor import has_bfloat16
-from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import ExportError, InputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
-_DEFAULT_BATCH_SIZE = 32
-"""The batch size of `SentenceTransformer.encode`, unless another is given."""
-
 _TASKS = ("sentence-similarity", "feature-extraction")
-
-_INSTALL_OPENVINO = "pipx install 'optimum-intel[openvino]' && pipx inject optimum-intel sentence-transformers"
-"""optimum-intel wants a version of transformers of its own."""
-
-_DIFFERS = "vectors of texts past the trained positions differ"
 
 _SEARCHED_SHARE = 4
 """The best batch size is searched with one text in so many, of all lengths."""
@@ -65,19 +50,6 @@ class CorpusOptions:
     bench: BenchOptions
     corpus: str
     batch_sizes: tuple[int, ...] = (1, 4, 16, 32, 64)
-
-
-@dataclass(frozen=True)
-class _Peer:
-    """sentence-transformers in one of its backends."""
-
-    name: str
-    backend: str
-    dtype: str
-    python: str | None
-    """The interpreter that has it; None for this one."""
-    unavailable: str | None = None
-    remark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -206,12 +178,10 @@ class CorpusBench:
         if self._options.bench.peers == ():
             return
         first = self._plan.series[0]
-        manifest = first.bundle.manifest
         sample = scratch / "sample.json"
         step = max(1, min(_SEARCHED_SHARE, len(self._texts) // _LEAST_SEARCHED_TEXTS))
         sample.write_text(json.dumps(sorted(self._texts, key=len)[::step]), encoding="utf-8")
-        model: Path | None = None
-        for peer in _peers(manifest):
+        for peer in corpus_peers(first.bundle.manifest):
             series = CorpusSeries(name=peer.name, is_peer=True, remark=peer.remark, unavailable=peer.unavailable)
             if peer.unavailable is None and first.subject.checkpoint is None:
                 missing = "the bundle's checkpoint is not here; name it with --model"
@@ -219,7 +189,11 @@ class CorpusBench:
             if series.unavailable is not None:
                 yield series, None
                 continue
-            model = model or checkpoint_folder(first.subject, scratch)
+            try:
+                model = peer.folder(first.subject, scratch)
+            except ExportError as error:
+                yield dataclasses.replace(series, unavailable=str(error)), None
+                continue
             encode = functools.partial(self._encode, peer, model, first)
             sizes = self._options.batch_sizes
             if len(sizes) > 1:
@@ -229,13 +203,13 @@ class CorpusBench:
                     yield dataclasses.replace(series, unavailable=searched.reason), None
                     continue
                 sizes = tuple(sorted(searched.seconds, key=searched.seconds.__getitem__))
-            for size in dict.fromkeys((_DEFAULT_BATCH_SIZE, sizes[0])):
-                tuned = dataclasses.replace(series, batch_size=size, is_default=size == _DEFAULT_BATCH_SIZE)
+            for size in dict.fromkeys((peer.batch_size, sizes[0])):
+                tuned = dataclasses.replace(series, batch_size=size, is_default=size == peer.batch_size)
                 yield tuned, functools.partial(encode, texts, sizes=(size,))
 
     def _encode(
         self,
-        peer: _Peer,
+        peer: CorpusPeer,
         model: Path,
         planned: PlannedSeries,
         texts: Path,
@@ -275,39 +249,14 @@ def _checked_plan(options: CorpusOptions) -> Plan:
     if len({planned.subject.checkpoint for planned in found.series}) > 1:
         raise InputError("--corpus compares bundles of one checkpoint.\nMeasure the others in a run of their own.")
     if options.bench.peers:
-        raise InputError("With --corpus, --peers is all or none: sentence-transformers in PyTorch and OpenVINO.")
+        raise InputError(
+            "With --corpus, --peers is all or none: sentence-transformers in PyTorch and OpenVINO, and fastembed."
+        )
     if found.series[0].device != "cpu" or options.bench.device == "cuda":
         raise InputError(
             "--corpus measures on the CPU.\nLeave out --device, or name backends of a CPU with --backends."
         )
     return found
-
-
-def _peers(manifest: Manifest) -> Iterator[_Peer]:
-    name = "sentence-transformers"
-    missing = not_installed("torch", "sentence_transformers", install="pip install 'hdexport[export]'")
-    slow = {"float32": None, "bfloat16": None if has_bfloat16() else "this CPU does not compute in it"}
-    for dtype, reason in slow.items():
-        yield _Peer(f"{name}, PyTorch, {dtype}", "torch", dtype, None, missing or reason)
-    python = python_of_optimum()
-    lacks = None if python else f"no environment with optimum-intel is on the PATH: {_INSTALL_OPENVINO}"
-    is_scaled = manifest.positions.attention_scale != "none" and manifest.max_len > (manifest.positions.trained or 0)
-    remark = f"does not scale queries by log n: {_DIFFERS}" if is_scaled else None
-    for dtype, reason in slow.items():
-        yield _Peer(f"{name}, OpenVINO, {dtype}", "openvino", dtype, python, lacks or reason, remark)
-
-
-def python_of_optimum() -> str | None:
-    """The interpreter of the environment whose ``optimum-cli`` is on the PATH, if OpenVINO's library is in it."""
-    command = shutil.which("optimum-cli")
-    if command is None:
-        return None
-    with contextlib.suppress(OSError, UnicodeDecodeError), open(command, encoding="utf-8") as script:
-        python = script.readline().removeprefix("#!").strip()
-        asked = "from importlib.util import find_spec as f; assert f('optimum.intel') and f('sentence_transformers')"
-        if os.path.isfile(python) and subprocess.run([python, "-c", asked], capture_output=True).returncode == 0:
-            return python
-    return None
 
 
 def _lengths_of(texts: Sequence[str], bundle: Bundle) -> tuple[int, int, int]:

@@ -1,16 +1,18 @@
-"""A script that embeds a corpus by sentence-transformers; it runs in whichever environment has that library.
+"""A script that embeds a corpus by another library; it runs in whichever environment has that library.
 
 ``python encode_script.py REQUEST``, a JSON file with the model's folder, the texts' JSON file, ``backend`` (``torch``
-or ``openvino``), ``dtype``, ``threads``, ``max_length``, ``batch_sizes`` and ``output``. It prints a line of JSON: the
-seconds of each batch size, and of the last one the tokens without and with padding. The vectors are in ``output``, a
-``.npy`` file.
+or ``openvino`` of sentence-transformers, ``fastembed``), ``dtype``, ``threads``, ``max_length``, ``batch_sizes`` and
+``output``. It prints a line of JSON: the seconds of each batch size, and of the last one the tokens without and with
+padding. The vectors are in ``output``, a ``.npy`` file.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +25,21 @@ def main(file: str) -> None:
     texts = json.loads(Path(request["texts"]).read_text(encoding="utf-8"))
     import numpy as np
 
-    model = _model(request)
-    count = _counted(model)
-    model.encode(texts[:: max(1, len(texts) // _WARM_UP_TEXTS)], batch_size=1, show_progress_bar=False)
+    count = {"real": 0, "computed": 0}
+    encode = (_fastembed if request["backend"] == "fastembed" else _sentence_transformers)(request, count)
+    encode(texts[:: max(1, len(texts) // _WARM_UP_TEXTS)], batch_size=1)
     seconds = {}
     for size in request["batch_sizes"]:
         count.update(real=0, computed=0)
         began = time.perf_counter()
-        vectors = model.encode(texts, batch_size=size, show_progress_bar=False)
+        vectors = encode(texts, batch_size=size)
         seconds[size] = time.perf_counter() - began
     np.save(request["output"], np.asarray(vectors, np.float32))
     print(json.dumps({"seconds": seconds, "tokens": count["real"], "computed_tokens": count["computed"]}))
 
 
-def _model(request: dict[str, Any]) -> Any:
+def _sentence_transformers(request: dict[str, Any], count: dict[str, int]) -> Callable[..., Any]:
+    """An `encode` that counts the tokens of its batches."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -46,7 +49,7 @@ def _model(request: dict[str, Any]) -> Any:
         hint = {"float32": "f32", "bfloat16": "bf16"}[request["dtype"]]
         config = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": request["threads"]}
         options |= {"backend": "openvino", "model_kwargs": {"ov_config": config}}
-    model = SentenceTransformer(request["model"], **options)
+    model: Any = SentenceTransformer(request["model"], **options)
     if request["backend"] == "torch":
         model = model.to(getattr(torch, request["dtype"]))
     model.max_seq_length = request["max_length"]
@@ -58,22 +61,48 @@ def _model(request: dict[str, Any]) -> Any:
 
         manifest = open_bundle(Path(request["scaled_for"]), check_files=False).manifest
         scale_queries(model[0].auto_model, family_of(manifest.model_type), manifest)
-    return model
-
-
-def _counted(model: Any) -> dict[str, int]:
-    """Counts the tokens of the model's batches from now on."""
-    count = {"real": 0, "computed": 0}
     forward = model.forward
 
     def counting(features: Any, *args: Any, **kwargs: Any) -> Any:
-        mask = features["attention_mask"]
-        count["real"] += int(mask.sum())
-        count["computed"] += mask.numel()
+        _add(features["attention_mask"].numpy(), count)
         return forward(features, *args, **kwargs)
 
     model.forward = counting
-    return count
+    return functools.partial(model.encode, show_progress_bar=False)
+
+
+def _fastembed(request: dict[str, Any], count: dict[str, int]) -> Callable[..., Any]:
+    """See `_sentence_transformers`."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    name = "hdexport/model"
+    TextEmbedding.add_custom_model(
+        name,
+        pooling=PoolingType.DISABLED,  # the graph pools
+        normalization=False,
+        sources=ModelSource(hf=name),  # not asked: the folder is here
+        dim=0,  # of a listing alone
+        model_file="model.onnx",
+        output_name="sentence_embedding",
+    )
+    model = TextEmbedding(
+        name, specific_model_path=request["model"], threads=request["threads"], providers=["CPUExecutionProvider"]
+    )
+    embed = model.model.onnx_embed
+
+    def counting(documents: list[str], **kwargs: Any) -> Any:
+        context = embed(documents, **kwargs)
+        _add(context.attention_mask, count)
+        return context
+
+    model.model.onnx_embed = counting
+    return lambda texts, batch_size: list(model.embed(texts, batch_size=batch_size))
+
+
+def _add(mask: Any, count: dict[str, int]) -> None:
+    count["real"] += int(mask.sum())
+    count["computed"] += mask.size
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""The other libraries that embed a corpus, each with the model's folder and the interpreter that it takes."""
+
+from __future__ import annotations
+
+__all__ = ["CorpusPeer", "corpus_peers", "python_of_optimum"]
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hdexport.bench.measure.case import Subject
+from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.peers.onnx_plain import OnnxPlain
+from hdexport.bench.peers.peer import not_installed
+from hdruntime.backends.processor import has_bfloat16
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import open_bundle
+
+_INSTALL_OPENVINO = "pipx install 'optimum-intel[openvino]' && pipx inject optimum-intel sentence-transformers"
+"""optimum-intel wants a version of transformers of its own."""
+
+_INSTALL_FASTEMBED = "pipx inject optimum-intel 'fastembed>=0.9', beside optimum-intel"
+"""fastembed wants a version of huggingface-hub of its own."""
+
+_READ_BY_FASTEMBED = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+_DIFFERS = "vectors of texts past the trained positions differ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusPeer:
+    """A library in one of its backends.
+
+    Attributes:
+        name: as tables show it.
+        backend: as `encode_script` takes it.
+        dtype: ``float32`` or ``bfloat16``.
+        batch_size: texts of a batch, unless the library's user names another number.
+        folder: makes the model's folder from the subject, in a folder for all peers.
+        python: the interpreter that has the library; None for this one.
+        unavailable: why the library cannot run here; None if it can.
+        remark: what the library computes otherwise than the bundle.
+    """
+
+    name: str
+    backend: str
+    dtype: str = "float32"
+    batch_size: int = 32
+    folder: Callable[[Subject, Path], Path] = checkpoint_folder
+    python: str | None = None
+    unavailable: str | None = None
+    remark: str | None = None
+
+
+def corpus_peers(manifest: Manifest) -> Iterator[CorpusPeer]:
+    """All peers of a bundle, also those that are not here, the one whose vectors are the expected ones first."""
+    name = "sentence-transformers"
+    missing = not_installed("torch", "sentence_transformers", install="pip install 'hdexport[export]'")
+    slow = {"float32": None, "bfloat16": None if has_bfloat16() else "this CPU does not compute in it"}
+    for dtype, reason in slow.items():
+        yield CorpusPeer(name=f"{name}, PyTorch, {dtype}", backend="torch", dtype=dtype, unavailable=missing or reason)
+    python = python_of_optimum("optimum.intel", "sentence_transformers")
+    lacks = None if python else f"no environment with optimum-intel is on the PATH: {_INSTALL_OPENVINO}"
+    is_scaled = manifest.positions.attention_scale != "none" and manifest.max_len > (manifest.positions.trained or 0)
+    for dtype, reason in slow.items():
+        yield CorpusPeer(
+            name=f"{name}, OpenVINO, {dtype}",
+            backend="openvino",
+            dtype=dtype,
+            python=python,
+            unavailable=lacks or reason,
+            remark=f"does not scale queries by log n: {_DIFFERS}" if is_scaled else None,
+        )
+    missing = not_installed("fastembed", install=_INSTALL_FASTEMBED)
+    python = python_of_optimum("fastembed") if missing else None
+    pools = "sentence_embedding" in [output.name for output in manifest.answers]
+    yield CorpusPeer(
+        name="fastembed, float32",
+        backend="fastembed",
+        batch_size=256,
+        folder=_folder_of_fastembed,
+        python=python,
+        unavailable=(None if python else missing) or (None if pools else "the model does not pool its tokens' vectors"),
+    )
+
+
+def python_of_optimum(*modules: str) -> str | None:
+    """The interpreter of the environment whose ``optimum-cli`` is on the PATH, if all modules are in it."""
+    command = shutil.which("optimum-cli")
+    if command is None:
+        return None
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(command, encoding="utf-8") as script:
+        python = script.readline().removeprefix("#!").strip()
+        asked = f"from importlib.util import find_spec; assert all(map(find_spec, {modules}))"
+        if os.path.isfile(python) and subprocess.run([python, "-c", asked], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+def _folder_of_fastembed(subject: Subject, folder: Path) -> Path:
+    """PyTorch's plain export of the model, beside the bundle's tokenizer, which cuts texts where the bundle ends.
+
+    Raises:
+        ExportError: PyTorch cannot export the model.
+    """
+    output = Path(OnnxPlain().prepare(subject, folder, device="cpu").artefact).parent
+    for name in _READ_BY_FASTEMBED:
+        if (subject.bundle / name).is_file():
+            shutil.copy(subject.bundle / name, output)
+    settings = output / "tokenizer_config.json"
+    max_len = open_bundle(subject.bundle, check_files=False).manifest.max_len
+    settings.write_text(json.dumps(json.loads(settings.read_text("utf-8")) | {"model_max_length": max_len}), "utf-8")
+    return output
