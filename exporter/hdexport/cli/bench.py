@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus",
         metavar="FILE",
         help="in place of lengths, embed a whole corpus: a file or folder of texts (the column text), or the sample "
-        "short, mixed or long; beside sentence-transformers at its default and its best batch size. DIR receives "
-        "corpus.json",
+        "short, mixed or long; beside sentence-transformers and fastembed at their default and best batch sizes. DIR "
+        "receives corpus.json",
     )
     parser.add_argument(
         "--batch",

@@ -31,7 +31,7 @@ def print_corpus(result: CorpusResult) -> None:
     console.print(table)
     for series in result.series:
         if series.unavailable is not None:
-            console.print(f"{series.name}: not run: {series.unavailable}", style=None, markup=False, highlight=False)
+            console.print(f"{series.title}: not run: {series.unavailable}", style=None, markup=False, highlight=False)
         elif series.remark is not None and series.is_default:
             console.print(f"{series.name}: {series.remark}", markup=False, highlight=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["trace"]
+__all__ = ["quiet_exporter", "trace"]
 
 import contextlib
 import logging
@@ -56,7 +56,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
         with (
             torch.inference_mode(),
             warnings.catch_warnings(),
-            _quiet_exporter(),
+            quiet_exporter(),
             named_arguments(module),
             layers_traced_once(module),
             composites_rewritten(),
@@ -131,7 +131,7 @@ def _root_cause(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet_exporter() -> Iterator[None]:
+def quiet_exporter() -> Iterator[None]:
     """Silence the exporter's messages about packages that no model of ours needs, such as torchvision."""
     exporter_logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = exporter_logger.level

@@ -114,7 +114,7 @@ class CorpusBench:
             for place, (series, run) in enumerate(runs):
                 if run is None or found[place].unavailable is not None:
                     continue
-                self._say(f"{_title(series)}, round {number} of {self._options.bench.rounds}")
+                self._say(f"{series.title}, round {number} of {self._options.bench.rounds}")
                 output = scratch / f"{place}.npy"
                 ended = run(output)
                 if ended.figures is None:
@@ -263,10 +263,6 @@ def _lengths_of(texts: Sequence[str], bundle: Bundle) -> tuple[int, int, int]:
     tokenizer = TextTokenizer.of(bundle, max_len=bundle.manifest.max_len)
     lengths = sorted(map(len, tokenizer.encode(texts, overflow=Overflow.TRUNCATE)))
     return lengths[0], lengths[len(lengths) // 2], lengths[-1]
-
-
-def _title(series: CorpusSeries) -> str:
-    return series.name if series.batch_size is None else f"{series.name}, batch {series.batch_size}"
 
 
 def _is_reference(series: CorpusSeries) -> bool:

@@ -55,6 +55,11 @@ class CorpusSeries:
     max_abs_error: float | None = None
 
     @property
+    def title(self) -> str:
+        """The name, with a peer's batch size."""
+        return self.name if self.batch_size is None else f"{self.name}, batch {self.batch_size}"
+
+    @property
     def padding(self) -> float:
         """Padding as a share of the computed tokens, 0 to 1."""
         return 1 - self.tokens / self.computed_tokens if self.computed_tokens else 0.0

@@ -77,10 +77,11 @@ def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.ND
     """
     import torch
 
+    from hdexport.graph.tracing import quiet_exporter
     from hdexport.model.graph_module import named_arguments
 
     tensors = {spec.name: torch.from_numpy(example[spec.name]) for spec in module.inputs}
-    with torch.inference_mode(), warnings.catch_warnings(), named_arguments(module):
+    with torch.inference_mode(), warnings.catch_warnings(), quiet_exporter(), named_arguments(module):
         warnings.simplefilter("ignore")
         try:
             _export_program(module, path, tensors)
