@@ -20,12 +20,10 @@ from hdexport.bench.peers.peer import not_installed
 from hdruntime.backends.processor import has_bfloat16
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import ExportError
 
-_INSTALL_OPENVINO = "pipx install 'optimum-intel[openvino]' && pipx inject optimum-intel sentence-transformers"
-"""optimum-intel wants a version of transformers of its own."""
-
-_INSTALL_FASTEMBED = "pipx inject optimum-intel 'fastembed>=0.9', beside optimum-intel"
-"""fastembed wants a version of huggingface-hub of its own."""
+_INSTALL = "pipx install 'optimum-intel[openvino]' && pipx inject optimum-intel sentence-transformers 'fastembed>=0.9'"
+"""optimum-intel wants an older transformers than hdexport, and fastembed an older huggingface-hub."""
 
 _READ_BY_FASTEMBED = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -58,14 +56,14 @@ class CorpusPeer:
 
 
 def corpus_peers(manifest: Manifest) -> Iterator[CorpusPeer]:
-    """All peers of a bundle, also those that are not here, the one whose vectors are the expected ones first."""
+    """Every peer of a bundle, also a peer that cannot run here; vectors are compared with the first peer's vectors."""
     name = "sentence-transformers"
     missing = not_installed("torch", "sentence_transformers", install="pip install 'hdexport[export]'")
     slow = {"float32": None, "bfloat16": None if has_bfloat16() else "this CPU does not compute in it"}
     for dtype, reason in slow.items():
         yield CorpusPeer(name=f"{name}, PyTorch, {dtype}", backend="torch", dtype=dtype, unavailable=missing or reason)
     python = python_of_optimum("optimum.intel", "sentence_transformers")
-    lacks = None if python else f"no environment with optimum-intel is on the PATH: {_INSTALL_OPENVINO}"
+    lacks = None if python else f"no environment with optimum-intel is on the PATH: {_INSTALL}"
     is_scaled = manifest.positions.attention_scale != "none" and manifest.max_len > (manifest.positions.trained or 0)
     for dtype, reason in slow.items():
         yield CorpusPeer(
@@ -76,7 +74,7 @@ def corpus_peers(manifest: Manifest) -> Iterator[CorpusPeer]:
             unavailable=lacks or reason,
             remark=f"does not scale queries by log n: {_DIFFERS}" if is_scaled else None,
         )
-    missing = not_installed("fastembed", install=_INSTALL_FASTEMBED)
+    missing = not_installed("fastembed", install=_INSTALL)
     python = python_of_optimum("fastembed") if missing else None
     pools = "sentence_embedding" in [output.name for output in manifest.answers]
     yield CorpusPeer(
@@ -106,9 +104,12 @@ def _folder_of_fastembed(subject: Subject, folder: Path) -> Path:
     """PyTorch's plain export of the model, beside the bundle's tokenizer, which cuts texts where the bundle ends.
 
     Raises:
-        ExportError: PyTorch cannot export the model.
+        ExportError: PyTorch cannot export the model, or only by its older exporter, which checks nothing.
     """
-    output = Path(OnnxPlain().prepare(subject, folder, device="cpu").artefact).parent
+    prepared = OnnxPlain().prepare(subject, folder, device="cpu")
+    if prepared.remark is not None:
+        raise ExportError(prepared.remark)
+    output = prepared.artefact.parent
     for name in _READ_BY_FASTEMBED:
         if (subject.bundle / name).is_file():
             shutil.copy(subject.bundle / name, output)
