@@ -15,6 +15,7 @@ import numpy.typing as npt
 from hdruntime.backends.bundle_graphs import chosen_graph
 from hdruntime.backends.bundle_runner import Inputs, Outputs
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
+from hdruntime.backends.forking import no_fork
 from hdruntime.backends.host_memories import HostMemories
 from hdruntime.backends.onnxruntime_sessions import GraphRunner, open_session, session_options
 from hdruntime.backends.precision import Precision
@@ -73,9 +74,10 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
         options = session_options(threads, spinning=spinning)
         # A value that takes the place of another waits for it: a layer's widest values would stay during attention.
         options.enable_mem_reuse = False
-        session = open_session(
-            bundle, graph, options, providers=[("CPUExecutionProvider", {})], disabled_optimizers=_SLOW_FUSIONS
-        )
+        with no_fork():
+            session = open_session(
+                bundle, graph, options, providers=[("CPUExecutionProvider", {})], disabled_optimizers=_SLOW_FUSIONS
+            )
         super().__init__(bundle, session)
         self._shrinking, self._was_large = _shrinking_options(), False
         logger.info("onnxruntime runs %s on the CPU", graph.file)
@@ -87,18 +89,18 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         with self._open_session(inputs) as session:
             arrays: list[npt.NDArray[np.float32]] = session.run(outputs, dict(inputs), self._run_options(inputs))
-            return _outside_the_arena(dict(zip(outputs, arrays, strict=True)))
+            return dict(zip(outputs, arrays, strict=True))
 
     def run_bound(
         self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch as given, on memories that are arrays."""
         values = [{name: self.on_device(array) for name, array in arrays.items()} for arrays in (memories, left)]
-        return _outside_the_arena(super().run_bound(inputs, outputs, *values))
+        return super().run_bound(inputs, outputs, *values)
 
     @contextlib.contextmanager
     def _open_session(self, inputs: Inputs) -> Iterator[Any]:
-        with super()._open_session(inputs) as session:
+        with no_fork(), super()._open_session(inputs) as session:
             yield session
         if self._gives_back(inputs):
             give_memory_back()
@@ -131,11 +133,6 @@ def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
 
 def _is_large(ids: npt.NDArray[Any]) -> bool:
     return ids.size > _LARGE_RUN_TOKENS
-
-
-def _outside_the_arena(answers: Outputs) -> Outputs:
-    """Copies: a fork waits for ever to free an array of the arena, if a thread that the fork lacks held its lock."""
-    return {name: np.array(values) for name, values in answers.items()}
 
 
 def _shrinking_options() -> Any:

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from hdruntime.arrays import IntArray
 from hdruntime.backends import Memories, Runner
+from hdruntime.backends.forking import keep_for_ever, tell_of_forks
 from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.batching import pack_by_tokens
-from hdruntime.inference.forking import keep_for_ever, tell_of_forks
 from hdruntime.inference.memory_limits import MemoryLimits
 
 logger = logging.getLogger(__name__)

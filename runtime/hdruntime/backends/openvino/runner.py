@@ -19,6 +19,7 @@ import numpy as np
 from hdruntime.backends.bundle_graphs import chosen_graph
 from hdruntime.backends.bundle_runner import Inputs, Outputs, out_of_memory
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
+from hdruntime.backends.forking import no_fork
 from hdruntime.backends.host_memories import HostMemories
 from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_precision, needs_float32, new_core
 from hdruntime.backends.openvino.mapped_files import release_mapped_files
@@ -76,6 +77,7 @@ class OpenVinoRunner(EqualLengthRunner):
     backend = Backend.OPENVINO
     batch_tokens = 1024
 
+    @no_fork()
     def __init__(
         self,
         bundle: Bundle,
@@ -189,6 +191,7 @@ class _Model:
                 "Try a newer one: pip install -U openvino; or another backend."
             ) from error
 
+    @no_fork()
     def run(self, inputs: Inputs, outputs: Sequence[str], *, shape: tuple[int, int]) -> Outputs:
         """Run a batch as given; see `hdruntime.backends.Runner.start`."""
         with self._lock:
@@ -215,6 +218,7 @@ class _Model:
                 give_memory_back()
         return results
 
+    @no_fork()
     def close(self) -> None:
         """Free memory when the batch that runs has ended; repeated calls do nothing."""
         with self._lock:
