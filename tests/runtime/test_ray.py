@@ -416,13 +416,13 @@ def test_a_pipeline_that_was_killed_continues_after_its_files(bundle_path: Path,
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
     command, vectors = [sys.executable, "-c", code], shared / "vectors"
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=environment, stderr=log) as first:
-        wait_until(lambda: vectors.is_dir() and len(list(vectors.iterdir())) > 3, seconds=100)
+        wait_until(lambda: vectors.is_dir() and len(list(vectors.iterdir())) > 3, seconds=300)
         processes = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
     killed = {file.name for file in vectors.iterdir()}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     results = pq.read_table(vectors)
     assert sorted(results.column("id").to_pylist()) == list(range(6000))

@@ -21,6 +21,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
+from hdexport.families import family_of
 from hdexport.graph.targets.tensorrt import AttentionImpl
 from hdexport.model.positions import Scheme
 from hdexport.model.task import Task
@@ -53,6 +54,8 @@ MOST = 48
 """Of --recurrence; a call may have any smaller memory."""
 
 BOTH_SIDES, CAUSAL = "window:16,global:0", "window:16,right:0,global:0"
+CARRYING_TYPES = [name for name in WINDOWED_TYPES if family_of(name).learned_positions]
+
 ACROSS = "window:12,right:5,global:0,dilation:1/1/2/3"
 """With its dilation of 3 it reaches over a segment of 16 or 23 tokens into the one before."""
 
@@ -179,7 +182,7 @@ def half(tiny_bundles) -> Any:
 
 @pytest.mark.parametrize(
     ("model_type", "spec"),
-    [("albert", ACROSS), *(nightly_unless(False, name, BOTH_SIDES) for name in WINDOWED_TYPES)],
+    [("albert", ACROSS), *(nightly_unless(False, name, BOTH_SIDES) for name in CARRYING_TYPES)],
 )
 def test_segments_get_the_answers_of_the_whole_document(tiny_bundles, model_type: str, spec: str) -> None:
     bundle = tiny_bundles(model_type, attention=spec, recurrence=MOST)
@@ -322,7 +325,12 @@ def test_a_memory_beyond_the_reach_of_windows_is_warned_of(both_sides, caplog: p
 
 
 def test_what_cannot_be_carried_is_refused(tmp_path: Path) -> None:
-    for model_type, task in (("bert", "feature-extraction"), ("bert", "text-classification"), ("modernbert", None)):
+    for model_type, task in (
+        ("bert", "feature-extraction"),
+        ("bert", "text-classification"),
+        ("modernbert", None),
+        ("esm", None),
+    ):
         save_tiny_model(tmp_path / f"{model_type} {task}", model_type, Task(task or "feature-extraction"))
     before = sorted(tmp_path.iterdir())
     for model, spec, options, message in (
@@ -337,6 +345,12 @@ def test_what_cannot_be_carried_is_refused(tmp_path: Path) -> None:
             None,
             {},
             r"does not fit this modernbert: its attention carries nothing.*\nLeave it out\.$",
+        ),
+        (
+            "esm None",
+            "window:16,global:0",
+            {},
+            r"does not fit this esm, which turns keys .*\nLeave it out: .*--max-len",
         ),
         ("bert feature-extraction", "lsh", {}, r"does not fit this bert: its attention carries nothing"),
         ("bert feature-extraction", "window:16", {}, r"does not fit 1 global .*\n.*window:16,right:16,global:0$"),

@@ -262,8 +262,12 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
     from hdexport.model.surgery import PositionsByLength
 
     config, family = subject.model.config, subject.family
-    # All families that windows are given to learn positions; rotary ones would turn keys before they are carried.
-    assert family.learned_positions
+    if not family.learned_positions:
+        raise InputError(
+            f"--recurrence {tokens} does not fit this {config.model_type}, which turns keys by their place in a "
+            "segment before they are carried.\n"
+            "Leave it out: without a table of positions, --max-len may be a whole document's."
+        )
     if window.global_tokens:
         raise InputError(
             f"--recurrence {tokens} does not fit {window.global_tokens} global tokens: they are in a document's first "
