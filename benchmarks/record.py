@@ -20,12 +20,18 @@ def now() -> str:
 
 
 def command_line(module: str) -> str:
-    """How this process was started.
+    """How this process was started, without the file of the result: a path says something of a machine alone.
 
     Args:
         module: what is run, ``benchmarks.cpu.dense``.
     """
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+    given, kept = iter(sys.argv[1:]), []
+    for argument in given:
+        if argument in ("-o", "--output"):
+            next(given, None)
+        elif not argument.startswith("--output="):
+            kept.append(argument)
+    return shlex.join(["python", "-m", module, *kept])
 
 
 def append(output: Path | None, row: Mapping[str, Any]) -> None:

@@ -24,9 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.family_shapes import base_config
-from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, VOCAB_SIZE
-from benchmarks.cpu.targets import Figure, Run, Target, compare, figures_of, random_ids
+from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, VOCAB_SIZE, build_bundle, load, save_checkpoint
+from benchmarks.cpu.targets import Figure, Target, compare, figures_of, random_ids
 from benchmarks.record import append, now
 from hdexport.bench.measure.processes import run_process
 from hdexport.bench.results.result import Status
@@ -133,11 +132,10 @@ def _case(options: argparse.Namespace) -> Mapping[str, Any]:
     name, _, tokens = options.case.partition(" ")
     (model_type,) = options.families
     if name in (BUNDLE, HUGGING_FACE):
-        load = _load_bundle if name == BUNDLE else _load_reference
-        return figures_of(load(options.models), random_ids(int(tokens), VOCAB_SIZE))
+        return figures_of(load(name, options.models), random_ids(int(tokens), VOCAB_SIZE))
     if name == "build":
         return {"build": _outcome(lambda: _build(model_type, options))}
-    _save(model_type, options.models / name / HUGGING_FACE, layers=1)
+    save_checkpoint(options.models / name, model_type, layers=1)
     return {check: _outcome(lambda check=check: _check(check, options)) for check in _CHECKS}  # type: ignore[misc]
 
 
@@ -149,39 +147,12 @@ def _outcome(made: Callable[[], None]) -> str:
     return "yes"
 
 
-def _save(model_type: str, folder: Path, *, layers: int) -> None:
-    import torch
-    import transformers
-
-    from hdexport.families import family_of
-    from hdexport.model.model_classes import model_from_config
-    from hdexport.model.task import Task
-
-    transformers.utils.logging.disable_progress_bar()
-    family = family_of(model_type)
-    torch.manual_seed(0)
-    model = model_from_config(base_config(model_type, layers=layers), family=family, task=Task.FEATURE_EXTRACTION)
-    model.save_pretrained(folder)
-
-
 def _build(model_type: str, options: argparse.Namespace) -> None:
-    from hdexport.build import BuildOptions, build
-
-    _save(model_type, options.models / HUGGING_FACE, layers=options.layers)
-    build(
-        BuildOptions(
-            model=options.models / HUGGING_FACE,
-            output=options.models / BUNDLE,
-            max_len=max(options.lengths),
-            alpha=0.4,
-            attention_scale="none",
-            verify=None,
-        )
-    )
+    save_checkpoint(options.models, model_type, layers=options.layers)
+    build_bundle(options.models, max_len=max(options.lengths))
 
 
 def _check(name: str, options: argparse.Namespace) -> None:
-    from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdexport.engines.profiles import profiles_from_options
     from hdexport.graph.targets.tensorrt import AttentionImpl
@@ -194,44 +165,14 @@ def _check(name: str, options: argparse.Namespace) -> None:
         profiles=profiles_from_options(_CHECKED_TOKENS, profiles=f"{_CHECKED_TOKENS}"),
         architectures=("sm86",),
     )
-    folder = options.models / options.case
-    build(
-        BuildOptions(
-            model=folder / HUGGING_FACE,
-            output=folder / name,
-            max_len=_CHECKED_TOKENS,
-            precision="float32" if name == "verified" else "float16",
-            alpha=0.4,
-            attention_scale="none",
-            engines=engines if name == "engine" else EngineOptions(),
-            verify=None if name == "engine" else Grid.QUICK,
-        )
+    build_bundle(
+        options.models / options.case,
+        max_len=_CHECKED_TOKENS,
+        name=name,
+        precision="float32" if name == "verified" else "float16",
+        engines=engines if name == "engine" else EngineOptions(),
+        verify=None if name == "engine" else Grid.QUICK,
     )
-
-
-def _load_bundle(models: Path) -> Run:
-    import hdruntime
-
-    session = hdruntime.load(models / BUNDLE, backend="onnxruntime")
-    return lambda ids: session(input_ids=ids)["last_hidden_state"]
-
-
-def _load_reference(models: Path) -> Run:
-    import numpy as np
-
-    from hdexport.checkpoint import find_checkpoint
-    from hdexport.verify.pytorch_reference import reference_of
-    from hdruntime.bundle.manifest import Role
-    from hdruntime.bundle.reader import open_bundle
-
-    reference = reference_of(open_bundle(models / BUNDLE), find_checkpoint(models / HUGGING_FACE))
-
-    def run(ids: Any) -> Any:
-        first = (np.arange(ids.shape[1]) == 0).astype(np.int64)[np.newaxis]  # marked by sessions unless told otherwise
-        inputs = reference.named({Role.IDS: ids, Role.MASK: np.ones_like(ids), Role.MARKS: first}, {})
-        return reference.batch(inputs)["last_hidden_state"]
-
-    return run
 
 
 if __name__ == "__main__":

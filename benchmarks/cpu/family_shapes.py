@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["base_config"]
+__all__ = ["VOCAB_SIZE", "base_config"]
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from benchmarks.cpu.models import VOCAB_SIZE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+VOCAB_SIZE = 1000
 
 _SHAPE = {
     "hidden_size": 768,
@@ -61,12 +62,13 @@ _OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
 """Sizes that a family's configuration calls otherwise, or does not say by default."""
 
 
-def base_config(model_type: str, *, layers: int) -> PreTrainedConfig:
+def base_config(model_type: str, *, layers: int, changes: Mapping[str, Any] | None = None) -> PreTrainedConfig:
     """The configuration of a model type in base shape.
 
     Args:
         model_type: a supported one.
         layers: how many.
+        changes: of the configuration; a list is of layers in turn.
     """
     from transformers import AutoConfig
 
@@ -80,4 +82,5 @@ def base_config(model_type: str, *, layers: int) -> PreTrainedConfig:
     if model_type == "reformer":
         shape["attn_layers"] = ["local", "lsh"] * -(-layers // 2)
         del shape["num_hidden_layers"]
-    return AutoConfig.for_model(model_type, **shape, **_OF_MODEL_TYPE.get(model_type, {}))
+    changed = {name: value * layers if isinstance(value, list) else value for name, value in (changes or {}).items()}
+    return AutoConfig.for_model(model_type, **{**shape, **_OF_MODEL_TYPE.get(model_type, {}), **changed})

@@ -21,12 +21,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.models import HEAD_DIM, VOCAB_SIZE, add_shape_arguments
+from benchmarks.cpu.models import VOCAB_SIZE, build_bundle, save_checkpoint
 from benchmarks.cpu.targets import Figure, Run, Target, child_arguments, figures_of, output_of, random_ids, run_cases
 from hdexport.bench.measure.calls import timed
 
 _MODULE = "benchmarks.cpu.ffn_chunk"
-_MODEL, _WHOLE, _CHUNKS, _SHORT = "model", "whole", "chunks", "short"
+_WHOLE, _CHUNKS, _SHORT = "whole", "chunks", "short"
 _SHORT_CALLS = 30
 _WINDOW = "window:256"
 _ENGINES = {"dense attention": None, "windows": _WINDOW}
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=(4096, 16384))
     parser.add_argument("--short", type=int, default=512)
     parser.add_argument("--chunk", type=int, default=256)
-    add_shape_arguments(parser)
+    parser.add_argument("--layers", type=int, default=4)
     return run_cases(_MODULE, parser, _case_figures, _comparison)
 
 
@@ -87,7 +87,7 @@ def _short_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     lengths = tuple(sorted(options.tokens))
-    _save_model(options)
+    save_checkpoint(options.models, "bert", layers=options.layers)
     for bundle, chunk in ((_WHOLE, None), (_CHUNKS, options.chunk)):
         _build(options, bundle, attention=_WINDOW, ffn_chunk=chunk)
     return {
@@ -95,42 +95,16 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
         "targets": targets(lengths),
         "same_answers": {f"{_CHUNKS} {tokens}": (f"{_WHOLE} {tokens}", _TOLERANCE) for tokens in lengths},
         "chunk": options.chunk,
-        "hidden_size": options.hidden_size,
         "layers": options.layers,
         "engine_bytes": _engine_bytes(options),
     }
 
 
-def _save_model(options: argparse.Namespace) -> None:
-    import torch
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=options.hidden_size,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.hidden_size // HEAD_DIM,
-        intermediate_size=4 * options.hidden_size,
-    )
-    transformers.AutoModel.from_config(config).save_pretrained(options.models / _MODEL)
-
-
 def _build(options: argparse.Namespace, name: str, *, attention: str | None, **changes: Any) -> None:
     from hdexport.attention.kinds import attention_from_spec
-    from hdexport.build import BuildOptions, build
 
-    build(
-        BuildOptions(
-            model=options.models / _MODEL,
-            output=options.models / name,
-            max_len=max(options.tokens),
-            attention=attention_from_spec(attention),
-            verify=None,
-            **changes,
-        )
-    )
+    given = {"attention": attention_from_spec(attention), **changes}
+    build_bundle(options.models, max_len=max(options.tokens), name=name, **given)
 
 
 def _engine_bytes(options: argparse.Namespace) -> dict[str, int] | None:

@@ -1,78 +1,61 @@
-"""Random models of a long-document architecture in base shape, and ways to run them: common to windows and blocks."""
+"""Random models of base shape, their bundles, and ways to run them."""
 
 from __future__ import annotations
 
 __all__ = [
     "BUNDLE",
-    "DENSE",
-    "HEAD_DIM",
     "HUGGING_FACE",
     "OPENVINO",
     "OPENVINO_BFLOAT16",
     "VOCAB_SIZE",
-    "add_shape_arguments",
+    "build_bundle",
     "load",
     "openvino_cases",
-    "openvino_targets",
     "run_of_torch",
-    "save_models",
+    "save_checkpoint",
 ]
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.targets import Figure, Ids, Run, Target
+from benchmarks.cpu.family_shapes import VOCAB_SIZE, base_config
+from benchmarks.cpu.targets import Ids, Run
 from hdruntime.optional import require
 
-BUNDLE, HUGGING_FACE, DENSE = "bundle", "hugging-face", "dense-sdpa"
-"""Ours, the library's own model, and a BERT of that shape in PyTorch."""
+BUNDLE, HUGGING_FACE = "bundle", "hugging-face"
+"""Ours in ONNX Runtime, and the library's own model, of which ours is built."""
 
 OPENVINO, OPENVINO_BFLOAT16 = "openvino", "openvino-bfloat16"
-"""The bundle through OpenVINO, in float32 and in bfloat16."""
-
-VOCAB_SIZE = 1000
-HEAD_DIM = 64
+"""Ours through OpenVINO, in float32 and in bfloat16."""
 
 
-def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
-    """Settings of all three models."""
-    parser.add_argument("--hidden-size", type=int, default=768, help="of heads of 64")
-    parser.add_argument("--layers", type=int, default=4)
-
-
-def save_models(
-    models: Path, config_of: Callable[..., Any], *, hidden_size: int, layers: int, longest: int, rows: int | None = None
-) -> None:
-    """Save all three.
+def save_checkpoint(models: Path, model_type: str, *, layers: int, changes: Mapping[str, Any] | None = None) -> None:
+    """Save the library's model.
 
     Args:
-        rows: of the architecture's table of positions; None for `longest`.
+        changes: of its configuration; see `base_config`.
     """
     import torch
     import transformers
 
-    from hdexport.build import BuildOptions, build
+    from hdexport.families import family_of
+    from hdexport.model.model_classes import model_from_config
+    from hdexport.model.task import Task
 
     transformers.utils.logging.disable_progress_bar()
-    sizes = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": hidden_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden_size // HEAD_DIM,
-        "intermediate_size": 4 * hidden_size,
-    }
     torch.manual_seed(0)
-    for name, config in (
-        (HUGGING_FACE, config_of(**sizes, max_position_embeddings=rows or longest)),
-        (DENSE, transformers.BertConfig(**sizes, max_position_embeddings=longest)),
-    ):
-        transformers.AutoModel.from_config(config).save_pretrained(models / name)
-    options = BuildOptions(
-        model=models / HUGGING_FACE, output=models / BUNDLE, max_len=longest, openvino=True, verify=None
-    )
-    build(options)
+    config = base_config(model_type, layers=layers, changes=changes)
+    model = model_from_config(config, family=family_of(model_type), task=Task.FEATURE_EXTRACTION)
+    model.save_pretrained(models / HUGGING_FACE)
+
+
+def build_bundle(models: Path, *, max_len: int, name: str = BUNDLE, **options: Any) -> None:
+    """Build a bundle of the library's model, whose answers are the model's own at all lengths."""
+    from hdexport.build import BuildOptions, build
+
+    own: dict[str, Any] = {"alpha": 0.4, "attention_scale": "none", "verify": None}
+    build(BuildOptions(model=models / HUGGING_FACE, output=models / name, max_len=max_len, **{**own, **options}))
 
 
 def openvino_cases(*lengths: int) -> list[str]:
@@ -82,34 +65,37 @@ def openvino_cases(*lengths: int) -> list[str]:
     return [f"{model} {tokens}" for tokens in lengths for model in models]
 
 
-def openvino_targets(*lengths: int) -> tuple[Target, ...]:
-    """Targets of float32 against the bundle in ONNX Runtime, and of bfloat16 against float32, where that is timed."""
-    against = {OPENVINO: (BUNDLE, 0.85), OPENVINO_BFLOAT16: (OPENVINO, 0.65)}
-    cases = (case.split() for case in openvino_cases(*lengths))
-    return tuple(
-        Target(f"{model} {tokens}", f"{against[model][0]} {tokens}", Figure.CPU_TIME, against[model][1])
-        for model, tokens in cases
-    )
-
-
 def load(model: str, models: Path) -> Run:
-    """Load one of the models that `save_models` saved."""
-    if model in (BUNDLE, OPENVINO, OPENVINO_BFLOAT16):
-        import hdruntime
+    """Load the library's model, or its bundle in one of the three ways."""
+    if model == HUGGING_FACE:
+        return _load_reference(models)
+    import hdruntime
 
-        backend = "onnxruntime" if model == BUNDLE else "openvino"
-        precision = "bfloat16" if model == OPENVINO_BFLOAT16 else "float32"
-        session = hdruntime.load(models / BUNDLE, backend=backend, precision=precision)
-        return lambda ids: session(input_ids=ids)["last_hidden_state"]
-    import transformers
+    backend = "onnxruntime" if model == BUNDLE else "openvino"
+    precision = "bfloat16" if model == OPENVINO_BFLOAT16 else "float32"
+    session = hdruntime.load(models / BUNDLE, backend=backend, precision=precision)
+    return lambda ids: session(input_ids=ids)["last_hidden_state"]
 
-    transformers.utils.logging.disable_progress_bar()
-    options = {"attn_implementation": "sdpa"} if model == DENSE else {}
-    return run_of_torch(transformers.AutoModel.from_pretrained(models / model, **options))
+
+def _load_reference(models: Path) -> Run:
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.verify.pytorch_reference import reference_of
+    from hdruntime.bundle.reader import open_bundle
+    from hdruntime.inference.inputs import checked_inputs
+
+    bundle = open_bundle(models / BUNDLE)
+    manifest, reference = bundle.manifest, reference_of(bundle, find_checkpoint(models / HUGGING_FACE))
+
+    def run(ids: Ids) -> Any:
+        inputs = checked_inputs({manifest.ids: ids}, manifest, memory=manifest.least_memory)
+        of_role = {spec.role: inputs[spec.name] for spec in manifest.inputs}
+        return reference.batch(reference.named(of_role, inputs))["last_hidden_state"]
+
+    return run
 
 
 def run_of_torch(model: Any) -> Run:
-    """A model of Hugging Face; no token of a Longformer is global, by default there as in its bundle."""
+    """A model of PyTorch that takes ids and a mask, [1, tokens]."""
     import torch
 
     model.eval()

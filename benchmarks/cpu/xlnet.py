@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cpu.models import BUNDLE, HEAD_DIM, HUGGING_FACE, VOCAB_SIZE, add_shape_arguments
+from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, VOCAB_SIZE, build_bundle, save_checkpoint
 from benchmarks.cpu.targets import Figure, Ids, Run, Target, figures_of, random_ids, run_cases
 
 _MODULE = "benchmarks.cpu.xlnet"
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--segment", type=int, default=512)
     parser.add_argument("--memory", type=int, default=512)
     parser.add_argument("--documents", type=int, nargs=2, default=(4096, 65536), help="two, rising, in tokens")
-    add_shape_arguments(parser)
+    parser.add_argument("--layers", type=int, default=4)
     return run_cases(_MODULE, parser, _case_figures, _comparison)
 
 
@@ -105,33 +105,14 @@ def _stream_figures(options: argparse.Namespace, tokens: int) -> dict[str, Any]:
 
 
 def _comparison(options: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    import transformers
-
-    from hdexport.build import BuildOptions, build
-
-    transformers.utils.logging.disable_progress_bar()
-    config = transformers.XLNetConfig(
-        vocab_size=VOCAB_SIZE,
-        d_model=options.hidden_size,
-        n_head=options.hidden_size // HEAD_DIM,
-        d_inner=4 * options.hidden_size,
-        n_layer=options.layers,
-        mem_len=options.memory,
-    )
-    torch.manual_seed(0)
-    transformers.AutoModel.from_config(config).save_pretrained(options.models / HUGGING_FACE)
-    longest = max(options.segment, options.memory)
-    build(
-        BuildOptions(model=options.models / HUGGING_FACE, output=options.models / BUNDLE, max_len=longest, verify=None)
-    )
+    save_checkpoint(options.models, "xlnet", layers=options.layers, changes={"mem_len": options.memory})
+    build_bundle(options.models, max_len=max(options.segment, options.memory))
     documents = sorted(options.documents)
-    shape = ("hidden_size", "layers", "segment", "memory")
     return {
         "cases": cases(*documents),
         "targets": targets(*documents),
         "same_answers": {BUNDLE: (HUGGING_FACE, _TOLERANCE)},
-        **{name: getattr(options, name) for name in shape},
+        **{name: getattr(options, name) for name in ("layers", "segment", "memory")},
     }
 
 

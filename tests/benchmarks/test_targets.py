@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.cpu import openvino, targets
 from benchmarks.cpu.targets import Figure, Target
+from benchmarks.record import command_line
 
 _FAKE_CASES = """
 import json, sys
@@ -128,3 +129,11 @@ def test_cases_are_chosen_by_words_with_what_needs_no_other() -> None:
     assert [target.figure for target in chosen["bundle",]["targets"]] == [Figure.PEAK]
     with pytest.raises(SystemExit, match=r"No case has one of the words open\. There are: bundle 64, openvino 64, "):
         targets.chosen(argparse.Namespace(cases=["open"]), all_cases)
+
+
+@pytest.mark.parametrize("output", [[], ["--output", "/home/me/a b.jsonl"], ["--output=b.jsonl"], ["-o", "b"]])
+def test_a_recorded_command_names_no_file_of_the_machine_that_measured(
+    output: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["attention.py", "lsh", *output, "--cases", "bundle 64"])
+    assert command_line("benchmarks.cpu.attention") == "python -m benchmarks.cpu.attention lsh --cases 'bundle 64'"
