@@ -128,7 +128,7 @@ print(*codes)
 def test_forks_of_a_process_that_computes_in_openvino_load_bundles_and_end(
     openvino_bundles: Callable[..., Any],
 ) -> None:
-    """Without `no_fork` one of three forks waited for ever."""
+    """Without `no_fork` five of eight runs of this had a fork that waited for ever."""
     command = [sys.executable, "-c", COMPUTING, str(openvino_bundles("bert").path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout == "(8, 3, 32)\n" * 3 + "0 0 0\n", done.stderr
