@@ -24,10 +24,10 @@ from benchmarks.cpu.targets import Ids, Run
 from hdruntime.optional import require
 
 BUNDLE, HUGGING_FACE = "bundle", "hugging-face"
-"""Ours in ONNX Runtime, and the library's own model, of which ours is built."""
+"""The bundle in ONNX Runtime, and the library's own model, from which the bundle is built."""
 
 OPENVINO, OPENVINO_BFLOAT16 = "openvino", "openvino-bfloat16"
-"""Ours through OpenVINO, in float32 and in bfloat16."""
+"""The bundle in OpenVINO, in float32 and in bfloat16."""
 
 
 def save_checkpoint(models: Path, model_type: str, *, layers: int, changes: Mapping[str, Any] | None = None) -> None:
