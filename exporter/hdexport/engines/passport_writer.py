@@ -4,17 +4,21 @@ from __future__ import annotations
 
 __all__ = ["built_here", "onnx_hashes", "write_passport"]
 
-import dataclasses
 import json
 import platform
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
 from hdruntime.bundle.digests import sha256_of_file
-from hdruntime.bundle.passport import PASSPORT_VERSION, BuiltOn, Passport
+from hdruntime.bundle.manifest import EngineFile
+from hdruntime.bundle.passport import BuiltOn, Passport
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import require
 from hdruntime.whole_files import write_whole
+
+_VERSION = 2
+"""Version of the JSON's keys."""
 
 
 def built_here() -> BuiltOn:
@@ -44,7 +48,7 @@ def onnx_hashes(path: Path) -> dict[str, str]:
     return {name: sha256_of_file(path.parent / name) for name in (path.name, *sorted(locations))}
 
 
-def write_passport(passport: Passport, path: Path) -> None:
-    """Write the JSON, whole or not at all."""
-    text = json.dumps({"passport_version": PASSPORT_VERSION, **dataclasses.asdict(passport)}, indent=2)
-    write_whole(path, text + "\n")
+def write_passport(passport: Passport, engine: EngineFile, path: Path) -> None:
+    """Write the JSON, whole or not at all: the passport, and the manifest's facts but for the names of files."""
+    facts = {key: value for key, value in asdict(engine).items() if key not in ("file", "passport")}
+    write_whole(path, json.dumps({"passport_version": _VERSION, **asdict(passport), **facts}, indent=2) + "\n")

@@ -94,30 +94,26 @@ def build_engine(
             serialized, plugins = serialize(user_allocation=False)
             logger.warning("The engine cannot be captured into CUDA graphs. %s", refusal)
     passport = Passport(
+        plugins=plugins,
+        engine_sha256=hashlib.sha256(serialized).hexdigest(),
+        onnx_sha256=onnx_hashes(onnx_path),
+        built_on=built_here(),
+    )
+    passport_path = destination.with_suffix(".json")
+    engine = EngineFile(
+        file=destination.relative_to(bundle).as_posix(),
+        passport=passport_path.relative_to(bundle).as_posix(),
         flavour=cast(Flavour, target.flavour.value),  # `EngineTarget` takes no other
         version=target.trt.__version__,
         precision=precision,
         architectures=target.architectures,
         profiles=tuple(profiles),
-        plugins=plugins,
-        engine_sha256=hashlib.sha256(serialized).hexdigest(),
-        onnx_sha256=onnx_hashes(onnx_path),
-        built_on=built_here(),
         version_compatible=version_compatible,
     )
     destination.parent.mkdir(parents=True, exist_ok=True)
     write_whole(destination, serialized)
-    write_passport(passport, destination.with_suffix(".json"))
-    return EngineFile(
-        file=destination.relative_to(bundle).as_posix(),
-        passport=destination.with_suffix(".json").relative_to(bundle).as_posix(),
-        flavour=passport.flavour,
-        version=passport.version,
-        precision=precision,
-        architectures=passport.architectures,
-        profiles=passport.profiles,
-        version_compatible=version_compatible,
-    )
+    write_passport(passport, engine, passport_path)
+    return engine
 
 
 def _serialize(

@@ -261,12 +261,16 @@ class ProfileShape:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFile:
-    """A TensorRT engine; `hdruntime.bundle.passport` explains the fields.
+    """A TensorRT engine.
 
     Attributes:
         file: the engine.
-        passport: a JSON file beside it.
+        passport: a JSON file beside it, see `hdruntime.bundle.passport`.
         flavour: ``tensorrt`` or ``tensorrt_rtx``, which built it.
+        version: of that package; an engine runs with the version that built it.
+        precision: of the graph's weights.
+        architectures: GPU architectures that the engine runs on, e.g. ``sm89``.
+        profiles: the shapes that the engine takes.
         version_compatible: whether later versions run it too, and TensorRT's lean runtime.
     """
 

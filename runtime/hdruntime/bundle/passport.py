@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
-    "PASSPORT_VERSION",
     "BuiltOn",
     "Passport",
-    "Provenance",
     "ThisMachine",
     "builds_for",
     "differences",
@@ -22,14 +20,11 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from hdruntime.bundle.checked_json import from_json
-from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Flavour, ProfileShape
+from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CUDA_PROVIDER, TENSORRT_RTX_ARCHITECTURES
 from hdruntime.errors import BundleCorruptError
 from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, why_no_gpu
-
-PASSPORT_VERSION = 2
-"""Version of the JSON's keys."""
 
 _NAMES = {
     Backend.TENSORRT: "TensorRT",
@@ -43,7 +38,6 @@ _DISTRIBUTIONS = {
     Backend.TENSORRT_LEAN: ("tensorrt-lean-cu13", "tensorrt-lean-cu12", "tensorrt-lean"),
 }
 """Distributions of a flavour's module, newest CUDA first; each comes with ``..._bindings``, which may be alone."""
-
 
 _OLDEST_OF_TENSORRT = 75
 """Number of the oldest GPU architecture that TensorRT 10 and 11 support, Turing."""
@@ -60,7 +54,7 @@ class BuiltOn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Provenance:
+class Passport:
     """The facts of an engine that its passport says and the manifest does not.
 
     Attributes:
@@ -74,27 +68,6 @@ class Provenance:
     engine_sha256: str
     onnx_sha256: dict[str, str]
     built_on: BuiltOn
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passport(Provenance):
-    """The content of a passport's file: its provenance, and facts that must agree for an engine to be usable.
-
-    Attributes:
-        flavour: ``tensorrt`` or ``tensorrt_rtx``.
-        version: of that package; an engine runs with the version that built it.
-        precision: of the graph's weights.
-        architectures: GPU architectures it runs on, e.g. ``sm89``.
-        profiles: the shapes it takes.
-        version_compatible: whether later versions run it too.
-    """
-
-    flavour: Flavour
-    version: str
-    precision: Dtype
-    architectures: tuple[str, ...]
-    profiles: tuple[ProfileShape, ...]
-    version_compatible: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +146,7 @@ def differences(engine: EngineFile, backend: Backend, machine: ThisMachine) -> t
     return tuple(reasons)
 
 
-def older_driver(passport: Provenance, machine: ThisMachine) -> str | None:
+def older_driver(passport: Passport, machine: ThisMachine) -> str | None:
     """A remark if the driver is older than the one that the engine was built with, which may or may not matter."""
     built_with = passport.built_on.driver
     if built_with is None or machine.driver is None or version_numbers(machine.driver) >= version_numbers(built_with):
@@ -181,7 +154,7 @@ def older_driver(passport: Provenance, machine: ThisMachine) -> str | None:
     return f"the driver here ({machine.driver}) is older than the one that it was built with ({built_with})"
 
 
-def read_passport(bundle: Bundle, engine: EngineFile) -> Provenance:
+def read_passport(bundle: Bundle, engine: EngineFile) -> Passport:
     """The facts that the passport beside an engine adds to the manifest.
 
     Raises:
@@ -189,7 +162,7 @@ def read_passport(bundle: Bundle, engine: EngineFile) -> Provenance:
     """
     path = bundle.file(engine.passport)
     try:
-        return from_json(path.read_bytes(), Provenance, name="passport")
+        return from_json(path.read_bytes(), Passport, name="passport")
     except (OSError, ValueError) as error:
         raise BundleCorruptError(f"The passport {path} cannot be read: {error}.\nRebuild the bundle.") from None
 
