@@ -9,9 +9,9 @@ import json
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.digests import for_each_file, sha256_of_file
 from hdruntime.bundle.manifest import FileRecord, Manifest
-from hdruntime.bundle.manifest_json import json_from_manifest
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.constants import MANIFEST_FILE, RUNTIME_CACHE_SUFFIX
 from hdruntime.errors import BundleError
@@ -64,7 +64,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     Raises:
         BundleError: the manifest cannot be written; the bundle is as it was.
     """
-    text = json_from_manifest(manifest)
+    text = json_from_dataclass(manifest)
     try:
         write_whole(directory / MANIFEST_FILE, text)
     except OSError as error:

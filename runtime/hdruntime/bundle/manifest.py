@@ -1,4 +1,4 @@
-"""The manifest of a bundle: its content, as dataclasses; `hdruntime.bundle.manifest_json` reads and writes them."""
+"""The manifest of a bundle: its content, as dataclasses; `hdruntime.bundle.manifest_json` reads and checks it."""
 
 from __future__ import annotations
 

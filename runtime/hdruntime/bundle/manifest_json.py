@@ -1,8 +1,8 @@
-"""``manifest.json``: written, and read with every value checked, by itself and against the others."""
+"""``manifest.json`` is read with every value checked, by itself and against the others."""
 
 from __future__ import annotations
 
-__all__ = ["json_from_manifest", "manifest_from_json"]
+__all__ = ["manifest_from_json"]
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,6 @@ from hdruntime.bundle.checked_json import (
     UnknownChoiceError,
     from_json,
     from_values,
-    json_from_dataclass,
 )
 from hdruntime.bundle.manifest import EngineFile, Fill, InputSpec, Manifest, Positions, Role, TensorSpec, Verification
 from hdruntime.bundle.pair_template import Slot, Wording
@@ -36,15 +35,6 @@ _FILLS_OF_ROLE = {
 }
 
 _FILLS_BY_TOKEN = (Fill.UNTIL_TOKEN, Fill.AFTER_TOKEN)
-
-
-def json_from_manifest(manifest: Manifest) -> str:
-    """The text of ``manifest.json``: indented, keys in the order of the dataclass.
-
-    Raises:
-        ValueError: ``verification`` holds NaN or infinity, which JSON cannot.
-    """
-    return json_from_dataclass(manifest)
 
 
 def manifest_from_json(text: str | bytes) -> Manifest:

@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.manifest_json import json_from_manifest
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.jobs.input_files import InputFile
 from hdruntime.jobs.places import Version
@@ -59,7 +59,7 @@ def identity_of_bundle(manifest: Manifest) -> str:
         if name not in engine_files and not name.startswith(f"{KERNELS_FOLDER}/")
     }
     rest = dataclasses.replace(manifest, files=files, engines=(), verification=None, made_by={})
-    return hashlib.sha256(json_from_manifest(rest).encode()).hexdigest()
+    return hashlib.sha256(json_from_dataclass(rest).encode()).hexdigest()
 
 
 def identity_of_inputs(files: Sequence[InputFile]) -> list[list[object]]:
