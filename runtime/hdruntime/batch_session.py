@@ -14,7 +14,6 @@ from hdruntime.arrays import FloatArray
 from hdruntime.backends import DeviceRunner, Runner
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
-from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError
 from hdruntime.inference.failures import non_finite_error, raise_failures
@@ -42,7 +41,7 @@ class BatchSession:
         self._scheduler = Scheduler(
             runner,
             mask=bundle.manifest.mask,
-            padding_limit=functools.partial(padding_limit, bundle.manifest.padding),
+            padding_limit=bundle.manifest.padding_limit,
             non_finite_error=functools.partial(non_finite_error, bundle),
         )
         self._backend, self._backend_reason = runner.backend, backend_reason

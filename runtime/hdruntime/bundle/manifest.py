@@ -23,6 +23,7 @@ __all__ = [
     "Verification",
 ]
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Literal
@@ -405,6 +406,19 @@ class Manifest:
     def input_of(self, role: Role) -> InputSpec | None:
         """The first input of a role, or None."""
         return next((spec for spec in self.inputs if spec.role is role), None)
+
+    def padding_limit(self, tokens: int) -> int:
+        """The most tokens to which padding a row leaves its answer unchanged; ``sys.maxsize`` for no limit.
+
+        Rows with the same limit may share a batch.
+
+        Args:
+            tokens: of the row, 1 or more, including padding that counts.
+        """
+        if self.padding is None:
+            return sys.maxsize
+        multiple = self.padding.multiple_of
+        return max(-(-tokens // multiple) * multiple, self.padding.free_up_to)
 
     @property
     def pair_template(self) -> PairTemplate | None:

@@ -15,8 +15,7 @@ import hdruntime
 from hdexport.support.bundle_writer import seal
 from hdruntime import Encoding, SentenceEncoder, Session
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.bundle.manifest import PaddingRule
-from hdruntime.bundle.padding_limit import padding_limit
+from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.inference.scheduling import PaddingCount
 from support.comparators import assert_close, named_case
@@ -32,15 +31,19 @@ BundleMaker = Callable[..., Path]
 # The limit
 
 
-def test_a_row_may_be_padded_to_the_end_of_its_last_block_or_of_what_is_dense() -> None:
-    assert padding_limit(None, 9) == sys.maxsize
-    assert [padding_limit(BIGBIRD, tokens) for tokens in (1, 8, 9, 12, 13, 4000)] == [8, 8, 12, 12, 16, 4000]
-    assert [padding_limit(PaddingRule(multiple_of=4), tokens) for tokens in (1, 4, 5)] == [4, 4, 8]
+def limit_of(bundle: Path, rule: PaddingRule | None) -> Callable[[int], int]:
+    return dataclasses.replace(open_bundle(bundle).manifest, padding=rule).padding_limit
+
+
+def test_a_row_may_be_padded_to_the_end_of_its_last_block_or_of_what_is_dense(bundle_path: Path) -> None:
+    assert limit_of(bundle_path, None)(9) == sys.maxsize
+    assert [*map(limit_of(bundle_path, BIGBIRD), (1, 8, 9, 12, 13, 4000))] == [8, 8, 12, 12, 16, 4000]
+    assert [*map(limit_of(bundle_path, PaddingRule(multiple_of=4)), (1, 4, 5))] == [4, 4, 8]
 
 
 @pytest.mark.parametrize(("random_blocks", "tokens"), [(0, 1), (0, 20), (0, 21), (1, 29), (1, 32)])
 def test_up_to_the_limit_padding_changes_no_answer_of_the_operator_and_beyond_it_does(
-    random_blocks: int, tokens: int
+    bundle_path: Path, random_blocks: int, tokens: int
 ) -> None:
     torch = pytest.importorskip(
         "torch", reason="the operator's reference is in PyTorch: pip install 'hdexport[export]'"
@@ -60,7 +63,7 @@ def test_up_to_the_limit_padding_changes_no_answer_of_the_operator_and_beyond_it
         )  # fmt: skip
         return result[0, 0, :tokens].numpy()
 
-    limit = padding_limit(rule, tokens)
+    limit = limit_of(bundle_path, rule)(tokens)
     np.testing.assert_allclose(attended(limit), attended(tokens), atol=1e-12)
     # A text of one token has just one thing to see, whatever is behind it.
     if tokens > 1:
@@ -145,7 +148,7 @@ def test_texts_that_share_any_batch_would_be_noticed(
     new_bundle: BundleMaker, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
-    monkeypatch.setattr(hdruntime.batch_session, "padding_limit", lambda rule, tokens: sys.maxsize)
+    monkeypatch.setattr(Manifest, "padding_limit", lambda manifest, tokens: sys.maxsize)
     given = encodings([16, 9, 12, 5])
     with hdruntime.load(new_bundle(padding=BIGBIRD)) as session, pytest.raises(AssertionError):
         assert_as_alone(given, session.infer(given), model)

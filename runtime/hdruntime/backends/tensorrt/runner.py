@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["TensorRtRunner"]
 
 import contextlib
-import functools
 import logging
 import threading
 import time
@@ -26,7 +25,6 @@ from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
 from hdruntime.backends.tensorrt.shapes import Choice, check_limits, choose_profile, longest, most_rows
 from hdruntime.backends.tensorrt.slots import FloatArrays, Pending, Slot
 from hdruntime.bundle.manifest import Backend, EngineFile
-from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.gpu.cuda import open_device
@@ -89,7 +87,7 @@ class TensorRtRunner:
         mode, specialization = _checked_options(self.backend, graphs, most_graphs, kernel_specialization)
         self.max_len = min(bundle.manifest.max_len, longest(engine.profiles))
         self._profiles = engine.profiles
-        self._limit = functools.partial(padding_limit, bundle.manifest.padding)
+        self._limit = bundle.manifest.padding_limit
         check_limits(self._profiles, self._limit)
         self._lock = threading.Lock()
         self._turn = 0

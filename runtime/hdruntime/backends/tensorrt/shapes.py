@@ -52,7 +52,7 @@ def choose_profile(
         batch: rows.
         tokens: of the longest row, including the caller's padding.
         memory: size of the axis ``memory``; 0 without one, or for any size.
-        limit: most tokens that a batch of this length may be padded to; see `hdruntime.bundle.padding_limit`.
+        limit: most tokens that a batch of this length may be padded to; see `Manifest.padding_limit`.
 
     Raises:
         InputError: no profile accepts so many rows or tokens, or such a memory.
@@ -95,7 +95,7 @@ def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int
 
     Args:
         profiles: of the engine.
-        limit_of: tokens of a row -> most tokens that it may be padded to; see `hdruntime.bundle.padding_limit`.
+        limit_of: tokens of a row -> most tokens that it may be padded to; see `Manifest.padding_limit`.
 
     Raises:
         BackendUnavailableError: there are such rows.
