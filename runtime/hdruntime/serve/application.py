@@ -32,6 +32,7 @@ from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.sparse_vectors import SparseVectors
 from hdruntime.tasks.task import Task, Text
 from hdruntime.tasks.text_inference import TextInference, TextItem
+from hdruntime.text.chunking import overlap_of
 from hdruntime.text.embeddings import normalized, truncated
 from hdruntime.text.logits import activated
 from hdruntime.text.prompts import chosen_prompt, prompts_of
@@ -267,7 +268,7 @@ class _Server:
         prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
         key = (task, overflow, prompt)
         if key not in self._inferences:
-            stride = min(256, self._session.max_len // 4) if task is self._chunks else 0
+            stride = overlap_of(None, self._session.max_len) if task is self._chunks else 0
             reading = Reading.of(overflow=overflow, stride=stride)
             self._inferences[key] = TextInference(self._session, task, reading, prompt=prompt)
         client = request.client
