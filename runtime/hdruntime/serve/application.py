@@ -193,16 +193,12 @@ class _Server:
         return self._json({"object": "list", "data": data, "model": self._manifest.name, "usage": _usage(items)})
 
     async def _embed(self, request: Request) -> Response:
-        body = await self._body(request, EmbedBody)
-        texts = [Text(text=text) for text in _listed(body.inputs)]
-        items = await self._answers(request, self._task, texts, OVERFLOWS[body.truncate], prompt_name=body.prompt_name)
+        body, items = await self._embedded(request)
         vectors = self._shortened(np.stack([item.answer for item in items]), body.dimensions)
         return self._json([vector.tolist() for vector in (normalized(vectors) if body.normalize else vectors)])
 
     async def _embed_sparse(self, request: Request) -> Response:
-        body = await self._body(request, EmbedBody)
-        texts = [Text(text=text) for text in _listed(body.inputs)]
-        items = await self._answers(request, self._task, texts, OVERFLOWS[body.truncate], prompt_name=body.prompt_name)
+        _, items = await self._embedded(request)
         return self._json(
             [
                 [
@@ -212,6 +208,13 @@ class _Server:
                 for item in items
             ]
         )
+
+    async def _embedded(self, request: Request) -> tuple[EmbedBody, list[TextItem]]:
+        body = await self._body(request, EmbedBody)
+        inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        texts = [Text(text=text) for text in inputs]
+        overflow = OVERFLOWS[body.truncate]
+        return body, await self._answers(request, self._task, texts, overflow, prompt_name=body.prompt_name)
 
     async def _rerank(self, request: Request) -> Response:
         body = await self._body(request, RerankBody)
@@ -360,10 +363,6 @@ class _Server:
 def _usage(items: Sequence[TextItem]) -> dict[str, int]:
     tokens = sum(len(item.encoding.whole) for item in items if item.encoding is not None)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
-
-
-def _listed(inputs: str | list[str]) -> list[str]:
-    return [inputs] if isinstance(inputs, str) else inputs
 
 
 def _is_ids(given: object) -> bool:
