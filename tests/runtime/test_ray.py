@@ -191,7 +191,7 @@ def on_a_worker(bundle_path: Path, job: Job, windows: list[Window]) -> list[tupl
 
     def call(identity: str, options: JobOptions, rows: list[list[Row]]) -> list[WindowResult]:
         worker = WindowWorker()
-        worker.load(bundle_path, options, tokenized=False, backend="auto", threads=1, identity=identity)
+        worker.load(bundle_path, options, backend="auto", threads=1, identity=identity)
         return [worker.infer(each) for each in rows]
 
     identity = identity_of_bundle(hdruntime.open_bundle(bundle_path).manifest)

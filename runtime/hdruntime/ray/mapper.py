@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
@@ -82,8 +81,7 @@ class BundleMapper:
                 "BundleMapper adds columns to rows, and late chunking makes several rows of one.\n"
                 "Run a job: hdexport run --ray --late-chunking ...; or call session.embed_chunks in flat_map."
             )
-        session = session_in_worker(Path(bundle), backend=backend, threads=threads, precision=precision)
-        opened = open_bundle(Path(bundle), check_files=False)
+        session, opened, _ = session_in_worker(Path(bundle), backend=backend, threads=threads, precision=precision)
         task = task_of_bundle(opened, options, tokenized=input_ids_column is not None)
         has_pair, has_ids = text_pair_column is not None, input_ids_column is not None
         check_pairs(task, has_pair=has_pair, has_ids=has_ids, pair_option="text_pair_column")

@@ -169,7 +169,6 @@ class RayPool:
         loading = actor.load.remote(
             self._bundle.path,
             self._job.options,
-            tokenized=self._job.options.columns.input_ids is not None,
             backend=self._backend,
             threads=self._cpus,
             identity=identity_of_bundle(self._bundle.manifest),

@@ -11,7 +11,7 @@ from pathlib import Path
 from hdruntime.backends.cpu_choice import CPU_BACKENDS, backend_on_cpu
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
 from hdruntime.jobs import JobOptions
 from hdruntime.jobs.identity import identity_of_bundle
@@ -33,7 +33,7 @@ def session_in_worker(
     threads: int | None,
     precision: Precision | str = Precision.AUTO,
     identity: str | None = None,
-) -> Session:
+) -> tuple[Session, Bundle, str]:
     """Load a bundle in a Ray process, on the cores and the GPU that Ray assigned to it.
 
     Ray shows a process its own GPUs only, by ``CUDA_VISIBLE_DEVICES``, so the first one is the process's.
@@ -44,6 +44,9 @@ def session_in_worker(
         threads: CPU threads; None for the cores that Ray gave the process.
         precision: as :func:`hdruntime.load` takes it.
         identity: of the expected bundle, by `identity_of_bundle`; None for any bundle.
+
+    Returns:
+        the session, its bundle, and the reason for the choice of the backend.
 
     Raises:
         BundleNotFoundError: the node has no bundle at that path.
@@ -70,9 +73,12 @@ def session_in_worker(
             f"Node {ray.util.get_node_ip_address()} of the Ray cluster has another bundle at {path} than the machine "
             "that runs the job.\nCopy the bundle there again, or put it on a shared file system."
         )
+    reason = None
     if backend == _AUTO and not given.get("GPU"):
-        backend, _ = backend_on_cpu(bundle, checked_choice(Precision, precision, option="precision"))
-    return load(bundle, backend, threads=threads or max(1, int(given.get("CPU", 1))), precision=precision)
+        backend, why = backend_on_cpu(bundle, checked_choice(Precision, precision, option="precision"))
+        reason = f"Ray gave the workers no GPU; {why}"
+    session = load(bundle, backend, threads=threads or max(1, int(given.get("CPU", 1))), precision=precision)
+    return session, bundle, reason or session.backend_reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,24 +101,18 @@ class Loaded:
 class WindowWorker:
     """An actor that runs windows of a job on its node."""
 
-    def load(
-        self, path: Path, options: JobOptions, *, tokenized: bool, backend: str, threads: int, identity: str
-    ) -> Loaded:
+    def load(self, path: Path, options: JobOptions, *, backend: str, threads: int, identity: str) -> Loaded:
         """Load the bundle; not in the constructor, whose errors Ray would not pass on unchanged."""
-        session = session_in_worker(
+        session, bundle, reason = session_in_worker(
             path, backend=backend, threads=threads, precision=options.precision, identity=identity
         )
-        has_gpu = bool(require("ray").get_runtime_context().get_assigned_resources().get("GPU"))
         # Made here: a task's functions cannot be pickled.
-        opened = open_bundle(path, check_files=False)
-        task = task_of_bundle(opened, options, tokenized=tokenized)
+        task = task_of_bundle(bundle, options, tokenized=options.columns.input_ids is not None)
         self._pool = LocalPool(session, task, options=options)
         return Loaded(
             node=str(require("ray").util.get_node_ip_address()),
             backend=session.backend,
-            backend_reason=session.backend_reason
-            if has_gpu or backend != _AUTO
-            else f"Ray gave the workers no GPU; {backend_on_cpu(opened, options.precision)[1]}",
+            backend_reason=reason,
             window_characters=self._pool.window_characters,
         )
 
