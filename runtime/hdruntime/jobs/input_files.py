@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 import pyarrow as pa
 
 from hdruntime.jobs.places import Place, Version, read_errors_explained
+from hdruntime.jobs.rows import Position
 
 
 class RowFormat(str, Enum):
@@ -131,18 +132,17 @@ class Line(NamedTuple):
     error: str | None = None
 
 
-def read_lines(file: InputFile, *, offset: int = 0, number: int = 0, checksum: int = 0) -> Iterator[Line]:
-    """The lines of a file, from the beginning or after a given line.
+def read_lines(file: InputFile, start: Position) -> Iterator[Line]:
+    """The lines of a file after a position.
 
     Args:
         file: UTF-8, with or without a byte order mark; lines end with a line feed.
-        offset: ``end`` of the line before; 0 for the whole file.
-        number: ``number`` of the line before.
-        checksum: ``checksum`` of the line before.
+        start: where a line begins.
 
     Raises:
         InputError: the file cannot be read to its end, or is a pipe or a device.
     """
+    offset, number, checksum = start.offset, start.line, start.checksum
     with read_errors_explained(file.name), file.opened(offset) as stream:
         while content := stream.readline(MAX_LINE_BYTES + 1):
             number += 1

@@ -149,14 +149,14 @@ def _kept(names: Sequence[str], values: dict[str, Any]) -> tuple[dict[str, objec
 
 
 def _text_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
-    for line in _lines(file, start):
+    for line in read_lines(file, start):
         yield line.error or {columns.text: line.text.removesuffix("\r")}, line.end, line.number, line.checksum
 
 
 def _json_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
     # pyarrow's reader fails on the whole file at one invalid line or value of another type.
     del columns
-    for line in _lines(file, start):
+    for line in read_lines(file, start):
         if line.error is not None:
             yield line.error, line.end, line.number, line.checksum
         elif line.text and not line.text.isspace():
@@ -205,7 +205,7 @@ def csv_records(file: InputFile, start: Position) -> Iterator[tuple[list[str], s
     record: list[Line] = []
 
     def lines() -> Generator[str, None, None]:
-        for line in _lines(file, start):
+        for line in read_lines(file, start):
             record.append(line)
             yield f"{line.text}\n"
 
@@ -244,10 +244,6 @@ def _csv_error(record: Sequence[Line], problem: csv.Error, file: InputFile, *, i
     else:
         reason += f" It is within the quotation mark that line {opening} opens."
     return f"{reason}\nClose the mark where its cell ends; write one inside a cell twice."
-
-
-def _lines(file: InputFile, start: Position) -> Iterator[Line]:
-    return read_lines(file, offset=start.offset, number=start.line, checksum=start.checksum)
 
 
 def _parquet_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
