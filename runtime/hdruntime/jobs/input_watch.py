@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["InputWatch", "Stamp"]
+__all__ = ["InputWatch"]
 
 import logging
 from collections.abc import Sequence

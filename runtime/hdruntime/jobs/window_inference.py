@@ -60,7 +60,7 @@ class WindowInference:
     Args:
         session: that runs them.
         task: whose results are computed.
-        options: default `WindowOptions()`. Batches are smaller if their outputs would fill the memory.
+        options: how rows are run. Batches are smaller if their outputs would fill the memory.
 
     Attributes:
         lanes: rows that are streamed at a time; 0 if rows are not streamed.
@@ -69,8 +69,7 @@ class WindowInference:
         InputError: rows are to be streamed, and the bundle or its task does not allow it.
     """
 
-    def __init__(self, session: Session, task: Task, *, options: WindowOptions | None = None) -> None:
-        options = options or WindowOptions()
+    def __init__(self, session: Session, task: Task, *, options: WindowOptions) -> None:
         prompt = options.chosen_prompt(task)
         if options.late_chunking is not None:
             stride = overlap_of(options.overlap, session.max_len)

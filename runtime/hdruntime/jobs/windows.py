@@ -142,7 +142,7 @@ class WindowPool(Protocol):
         """
 
 
-def cut_windows(rows: Iterable[Row], *, characters: int = WINDOW_CHARACTERS) -> Iterator[Window]:
+def cut_windows(rows: Iterable[Row], *, characters: int) -> Iterator[Window]:
     """Cut rows into groups that bound memory and are large enough for sorting by length.
 
     Args:
