@@ -227,13 +227,13 @@ class OpenFolder:
         self.rename(partial, name)
 
     @contextlib.contextmanager
-    def filling(self, name: str) -> Iterator[Callable[[str], contextlib.AbstractContextManager[BinaryIO]]]:
-        """Make a directory of files, which appears whole, even if the machine stops.
+    def filling(self) -> Iterator[Callable[[str], contextlib.AbstractContextManager[BinaryIO]]]:
+        """Make the output as a directory of files, which appears whole, even if the machine stops.
 
         Yields:
             a function that opens a new file of a name in the directory.
         """
-        partial = name + _PARTIAL
+        partial = FINISHED_FILE + _PARTIAL
         self.remove(partial)
         os.mkdir(partial, dir_fd=self._descriptor)
         directory = os.open(partial, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._descriptor)
@@ -251,21 +251,21 @@ class OpenFolder:
             os.fsync(directory)
         finally:
             os.close(directory)
-        self.rename(partial, name)
+        self.rename(partial, FINISHED_FILE)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file, replacing any of that name."""
         os.replace(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
-    def move_out(self, name: str, target: Path) -> None:
-        """Move a file or a directory to a place beside the folder, durably."""
-        status = self._status(name)
+    def move_out(self, target: Path) -> None:
+        """Move the output to a place beside the folder, durably."""
+        status = self._status(FINISHED_FILE)
         if status is not None and stat.S_ISDIR(status.st_mode):
             # A directory takes the place of nothing but an empty directory.
             self.remove(REPLACED)
             with contextlib.suppress(FileNotFoundError):
                 os.replace(target.name, REPLACED, src_dir_fd=self._parent, dst_dir_fd=self._descriptor)
-        os.replace(name, target.name, src_dir_fd=self._descriptor, dst_dir_fd=self._parent)
+        os.replace(FINISHED_FILE, target.name, src_dir_fd=self._descriptor, dst_dir_fd=self._parent)
         os.fsync(self._parent)
 
     def sync(self) -> None:

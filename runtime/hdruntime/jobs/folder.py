@@ -268,13 +268,13 @@ class JobFolder:
             if not self._published:
                 if not self._files.has(FINISHED_FILE):
                     self._require_in_place()
-                    encoding.finish(self._files, RESULTS_FILE, FINISHED_FILE, metadata=metadata)
+                    encoding.finish(self._files, metadata=metadata)
                 # Without either file, the job counts as published, so one is on the disk before the other is removed.
                 self._files.sync()
                 self._files.remove(RESULTS_FILE)
                 self._leave_receipt()
                 check_output(self._output, force=force)
-                self._files.move_out(FINISHED_FILE, self._output.resolve())
+                self._files.move_out(self._output.resolve())
             self._files.remove_all()
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError, OutputExistsError
-from hdruntime.jobs.files import OpenFolder
+from hdruntime.jobs.files import FINISHED_FILE, RESULTS_FILE, OpenFolder
 from hdruntime.jobs.parquet_rows import Cell
 from hdruntime.jobs.places import special_kind
 from hdruntime.jobs.vectors import COLUMN
@@ -161,13 +161,12 @@ class ResultEncoding(ABC):
         """Rows, each with a value for every column; None for no value."""
 
     @abstractmethod
-    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
+    def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
         """Make the output from everything that was encoded. It appears whole and on the disk.
 
         Args:
-            folder: that holds both files.
-            encoded: name of the encoded results, on the disk; the file may be gone after the call.
-            finished: name of the output.
+            folder: has the encoded results in `RESULTS_FILE`, which may be gone after the call; the output is
+                `FINISHED_FILE`.
             metadata: about the results, for formats that can hold it.
         """
 
@@ -183,8 +182,8 @@ class _JsonLines(ResultEncoding):
         lines = (", ".join([key + _json_from_value(row[name]) for name, key in members]) for row in rows)
         return "".join([f"{{{line}}}\n" for line in lines]).encode()
 
-    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
-        folder.rename(encoded, finished)
+    def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
+        folder.rename(RESULTS_FILE, FINISHED_FILE)
 
 
 class _ArrowResults(ResultEncoding):
@@ -197,13 +196,13 @@ class _ArrowResults(ResultEncoding):
         columns = [_array([row[field.name] for row in rows], field) for field in self._schema]
         return bytes(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
-    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
-        with self._encoded(folder, encoded) as batches, folder.replacing(finished) as file:
+    def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
+        with self._encoded(folder) as batches, folder.replacing(FINISHED_FILE) as file:
             self._write(batches, file, metadata)
 
     @contextlib.contextmanager
-    def _encoded(self, folder: OpenFolder, encoded: str) -> Iterator[Batches]:
-        with open(folder.open(encoded, os.O_RDONLY), "rb") as source:
+    def _encoded(self, folder: OpenFolder) -> Iterator[Batches]:
+        with open(folder.open(RESULTS_FILE, os.O_RDONLY), "rb") as source:
 
             def batches() -> Iterator[pa.RecordBatch]:
                 source.seek(0)
@@ -272,8 +271,8 @@ class _ParquetResults(_ArrowResults):
 class _PartsResults(_ParquetResults):
     """Parquet files in a directory; the last one may be small, and without rows there is one without rows."""
 
-    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
-        with self._encoded(folder, encoded) as batches, folder.filling(finished) as open_part:
+    def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
+        with self._encoded(folder) as batches, folder.filling() as open_part:
             schema = self._closed_schema(batches()).with_metadata(dict(metadata))
             groups = self._groups(batches(), schema)
             group = next(groups, schema.empty_table())
