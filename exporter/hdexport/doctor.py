@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["Finding", "Status", "diagnose"]
 
-import importlib.util
 import json
 import os
 import platform
@@ -21,7 +20,7 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.passport import builds_for
 from hdruntime.constants import CUDA_PROVIDER
 from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, why_no_gpu
-from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA, is_installed
 
 _EXPORT_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors")
 _RUNTIME_PACKAGES = ("numpy", "tokenizers", "pyarrow", "rich")
@@ -124,7 +123,7 @@ class Finding:
 def diagnose() -> tuple[Finding, ...]:
     """Check everything that hdexport can use. Missing and broken parts are findings and raise nothing."""
     codes = dict.fromkeys(_FLAVOURS, _LOAD) | {"onnxruntime": _LOAD_ONNXRUNTIME, "openvino": _LOAD_OPENVINO}
-    loading = {name: _Loading(code, name) for name, code in codes.items() if _is_installed(name)}
+    loading = {name: _Loading(code, name) for name, code in codes.items() if is_installed(name)}
     found = gpus()
     findings = [
         Finding("Python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
@@ -264,10 +263,6 @@ def _flavour(name: str, loaded: _Loaded | None, gpu: Gpu | None) -> Finding:
     if gpu is not None or name != "tensorrt_rtx":
         return Finding(part, Status.OK, loaded.version)
     return Finding(part, Status.OK, f"{loaded.version}: builds engines here, running them needs a GPU")
-
-
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def _version(distribution: str) -> str | None:

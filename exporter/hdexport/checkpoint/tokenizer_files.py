@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["first_special_id", "read_tokenizer", "write_tokenizer"]
 
-import importlib.util
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from hdexport.support.git_lfs import refuse_pointer
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.manifest import TokenizerInfo
 from hdruntime.errors import ModelError
+from hdruntime.optional import is_installed
 
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
@@ -181,7 +181,7 @@ def _loaded(path: Path, files: list[Path], kind: Any) -> Any:
 
 def _unreadable(path: Path, files: list[Path], kind: Any, error: Exception) -> ModelError:
     model = next((file.name for file in files if file.suffix == ".model"), None)
-    packages = [name for name, module in _OF_SENTENCEPIECE.items() if importlib.util.find_spec(module) is None]
+    packages = [name for name, module in _OF_SENTENCEPIECE.items() if not is_installed(module)]
     if model is None and isinstance(error, ImportError) and kind is not None:
         return ModelError(
             f"The tokenizer of {path} is transformers' {kind.__name__}, which runs further packages, and which no "

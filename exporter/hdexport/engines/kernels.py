@@ -8,7 +8,6 @@ from __future__ import annotations
 
 __all__ = ["write_kernels"]
 
-import importlib.util
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.aot import KernelError, KernelSource, compile_kernels
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
+from hdruntime.optional import is_installed
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -59,7 +59,7 @@ def write_kernels(
     wanted = _sources(lowered, dtype, [int(name.removeprefix("sm")) for name in architectures])
     if not wanted:
         return ()
-    if importlib.util.find_spec("triton") is None:
+    if not is_installed("triton"):
         raise MissingDependencyError(
             "Our attention kernels are compiled by the package 'triton', which is not installed.\n"
             f"Install it with: pip install triton (on Linux). {_OTHERWISE}"

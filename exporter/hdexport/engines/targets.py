@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["TARGETS", "EngineTarget", "builds_for_openvino", "flavours_of_targets"]
 
-import importlib.util
 import logging
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.constants import TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import InputError
 from hdruntime.gpu.driver import gpus
-from hdruntime.optional import require
+from hdruntime.optional import is_installed, require
 
 logger = logging.getLogger(__name__)
 
@@ -101,4 +100,4 @@ def builds_for_openvino(targets: Sequence[str]) -> bool:
     if "openvino" in targets:
         require("openvino")
         return True
-    return "auto" in targets and importlib.util.find_spec("openvino") is not None
+    return "auto" in targets and is_installed("openvino")

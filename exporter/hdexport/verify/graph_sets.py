@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["GraphSet", "check_precision", "gpu_sets", "graph_sets"]
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CUDA_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.gpu.driver import gpus
+from hdruntime.optional import is_installed
 
 _RUN_BY = {
     Backend.TENSORRT.value: (Backend.TENSORRT, Backend.TENSORRT_LEAN),
@@ -182,7 +182,7 @@ def _why_not(graphs: GraphSet, manifest: Manifest, asked: Collection[Precision])
     if not graphs.is_for_openvino:
         is_bfloat16 = graphs.graphs[0].dtype == "bfloat16"
         return "ONNX Runtime has no bfloat16 on a CPU" if is_bfloat16 else None
-    if importlib.util.find_spec("openvino") is None:
+    if not is_installed("openvino"):
         return "needs `pip install 'hdexport[openvino]'`"
     try:
         chosen_precision(chosen_device(new_core(), None), graphs.precision, manifest)

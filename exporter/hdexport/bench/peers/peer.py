@@ -14,7 +14,6 @@ __all__ = [
     "runs_in_half",
 ]
 
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from hdexport.bench.measure.case import CaseSpec, Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
+from hdruntime.optional import is_installed
 
 Inputs = Mapping[str, npt.NDArray[Any]]
 
@@ -135,7 +135,7 @@ def not_installed(*packages: str, install: str) -> str | None:
     Args:
         packages: import names; nothing is imported.
     """
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    missing = [name for name in packages if not is_installed(name)]
     return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {install}" if missing else None
 
 
