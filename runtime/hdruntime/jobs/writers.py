@@ -383,10 +383,9 @@ def _array(cells: list[Any], field: pa.Field) -> pa.AnyArray:
 def _array_of_cells(cells: list[Any], field: pa.Field) -> pa.AnyArray:
     if field.metadata == OPEN_TYPE:
         cells = [None if cell is None else _json_from_value(cell) for cell in cells]
-    elif any(isinstance(cell, np.ndarray) for cell in cells) and pa.types.is_fixed_size_list(field.type):
-        return _vectors(cells, field.type)
     elif any(isinstance(cell, np.ndarray) and cell.ndim > 1 for cell in cells):
-        return _lists_of_vectors(cells, field.type)
+        # Arrow takes arrays of one dimension.
+        cells = [None if cell is None else [*cell] for cell in cells]
     elif any(isinstance(cell, Cell) for cell in cells):
         return pa.concat_arrays([_array_of_one(cell, field.type) for cell in cells])
     return pa.array(cells, type=field.type)
@@ -399,28 +398,11 @@ def _array_of_one(cell: Any, kind: pa.DataType) -> pa.AnyArray:
     return pa.repeat(cell.scalar if cell.scalar.type == kind else cell.scalar.cast(kind), 1)
 
 
-def _vectors(cells: list[Any], kind: pa.DataType) -> pa.AnyArray:
-    zeros = np.zeros(kind.list_size, kind.value_type.to_pandas_dtype())
-    flat = np.concatenate([zeros if cell is None else cell for cell in cells])
-    mask = pa.array([cell is None for cell in cells])
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat, kind.value_type), type=kind, mask=mask)
-
-
-def _lists_of_vectors(cells: list[Any], kind: pa.DataType) -> pa.AnyArray:
-    """A column of the arrays [vectors, dimensions] of rows."""
-    there = [cell for cell in cells if cell is not None]
-    vectors = (
-        pa.array([], kind.value_type)
-        if not there
-        else _vectors([row for cell in there for row in cell], kind.value_type)
-    )
-    ends = np.cumsum([0, *(0 if cell is None else len(cell) for cell in cells)])
-    mask = pa.array([cell is None for cell in cells])
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), vectors, type=kind, mask=mask)
-
-
 def _list_array(column: pa.AnyArray, kind: pa.DataType) -> pa.AnyArray:
-    """A column of lists of a fixed size as one of lists."""
+    """A column of lists of a fixed size as one of lists.
+
+    A cast leaves entries in lists that are null, which pyarrow 22 does not write to Parquet.
+    """
     is_there = column.is_valid().to_numpy(zero_copy_only=False)
     ends = np.cumsum([0, *(is_there * column.type.list_size)])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), column.flatten(), type=kind, mask=pa.array(~is_there))
