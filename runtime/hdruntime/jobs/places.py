@@ -11,7 +11,6 @@ import importlib
 import io
 import logging
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -160,13 +159,12 @@ class StandardInput:
         if sys.stdin is None or sys.stdin.isatty():
             raise InputError("The input - is closed, or a terminal.\nPipe rows into the command, or name a file.")
         self._copy = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 open as long as the job
-        shutil.copyfileobj(sys.stdin.buffer, self._copy, _BUFFER_BYTES)
-        size = self._copy.tell()
-        self._copy.seek(0)
         digest = hashlib.sha256()
-        while block := self._copy.read(_BUFFER_BYTES):
+        while block := sys.stdin.buffer.read(_BUFFER_BYTES):
             digest.update(block)
-        self._version = Version(size_bytes=size, modified=digest.hexdigest())
+            self._copy.write(block)
+        self._copy.flush()
+        self._version = Version(size_bytes=self._copy.tell(), modified=digest.hexdigest())
 
     def opened(self) -> BinaryIO:
         os.lseek(self._copy.fileno(), 0, os.SEEK_SET)
