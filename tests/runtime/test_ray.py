@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +33,9 @@ from hdruntime.ray import BundleMapper, RayPool
 from hdruntime.ray import pool as pool_module
 from hdruntime.ray.worker import WindowWorker
 from hdruntime.text.tokenization import Overflow
+from support.colbert_models import made_colbert
 from support.commands import run_installed
+from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.recurrent_bundle import make_streaming_bundle
 from support.tiny_bundle import MAX_LEN, WORDS, make_bundle
@@ -311,6 +314,18 @@ def test_map_batches_adds_what_a_job_writes(
         assert table.column(name).to_pylist()[:-1] == [row[name] for row in expected]
     vectors = [None if row["embedding"] is None else row["embedding"].tolist() for row in expected]
     assert table.column("embedding").to_pylist()[:-1] == vectors
+
+
+def test_map_batches_adds_a_vector_for_each_token(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    bundle_path = made_colbert(tmp_path_factory, "classic") / "bundle"
+    texts = ["a text that is read", "another"]
+    table = in_a_task([*texts, None], bundle_path)
+    with hdruntime.MultiVectorEncoder(bundle_path) as encoder:
+        expected = encoder.encode_document(texts)
+    found = table.column("embedding").to_pylist()
+    assert found.pop() is None
+    for vectors, of_encoder in zip(found, expected, strict=True):
+        assert_close(np.array(vectors, np.float32), of_encoder, atol=1e-6)
 
 
 NO_MAPPER: list[tuple[dict[str, Any], object, str]] = [

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["OPEN_TYPE", "STDOUT", "ResultEncoding", "check_output", "encoding_of_output", "is_part", "result_format"]
+__all__ = [
+    "OPEN_TYPE",
+    "STDOUT",
+    "ResultEncoding",
+    "array_of_cells",
+    "check_output",
+    "encoding_of_output",
+    "is_part",
+    "result_format",
+]
 
 import base64
 import contextlib
@@ -372,7 +381,7 @@ def _write_array(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any], parts:
 
 def _array(cells: list[Any], field: pa.Field) -> pa.AnyArray:
     try:
-        return _array_of_cells(cells, field)
+        return array_of_cells(cells, field)
     except (pa.ArrowInvalid, OverflowError) as error:
         raise InputError(
             f"The column {field.name!r} is {field.type} for all inputs together, and a value does not fit: {error}.\n"
@@ -380,7 +389,8 @@ def _array(cells: list[Any], field: pa.Field) -> pa.AnyArray:
         ) from error
 
 
-def _array_of_cells(cells: list[Any], field: pa.Field) -> pa.AnyArray:
+def array_of_cells(cells: list[Any], field: pa.Field) -> pa.AnyArray:
+    """A column of a field's type; a cell of several axes, such as a text's vectors of tokens, is a list of lists."""
     if field.metadata == OPEN_TYPE:
         cells = [None if cell is None else _json_from_value(cell) for cell in cells]
     elif any(isinstance(cell, np.ndarray) and cell.ndim > 1 for cell in cells):

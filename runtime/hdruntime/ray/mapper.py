@@ -14,7 +14,7 @@ from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.window_inference import WindowInference
 from hdruntime.jobs.windows import WindowOptions
-from hdruntime.jobs.writers import parquet_field
+from hdruntime.jobs.writers import array_of_cells, parquet_field
 from hdruntime.ray.worker import session_in_worker
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
 from hdruntime.text.tokenization import Overflow
@@ -111,7 +111,7 @@ class BundleMapper:
         self._check_names(batch)
         results = self._infer(self._rows(batch)).results
         for field in self._fields:
-            batch = batch.append_column(field, pa.array([result[field.name] for result in results], type=field.type))
+            batch = batch.append_column(field, array_of_cells([result[field.name] for result in results], field))
         return batch
 
     def _check_names(self, batch: pa.Table) -> None:
