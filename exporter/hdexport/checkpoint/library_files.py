@@ -92,9 +92,8 @@ def _limit(key: str, text_length: int | None) -> dict[str, object]:
 
 def _of_tokenizer(source: Path) -> dict[str, object]:
     """The name of the class in transformers 4, which the fifth version reads as well."""
-    file = source / "tokenizer_config.json"
-    is_new = file.is_file() and read_object(file).get("tokenizer_class") == "TokenizersBackend"
-    return {"tokenizer_class": "PreTrainedTokenizerFast"} if is_new else {}
+    named = read_object(source / "tokenizer_config.json", missing_ok=True).get("tokenizer_class")
+    return {"tokenizer_class": "PreTrainedTokenizerFast"} if named == "TokenizersBackend" else {}
 
 
 def _name_as_before(file: Path) -> None:

@@ -18,6 +18,7 @@ from hdexport.checkpoint.sentence_modules import (
     TOKENS_INSTEAD,
     SentenceModule,
     pooling_settings,
+    reads_and_writes,
     scored_labels,
     token_modules,
 )
@@ -152,10 +153,7 @@ def _loaded(path: Path, module: SentenceModule, trust: Trust, *, reads: str) -> 
     if module.kind == "Pooling":
         return Pooling(pooling_settings(path).modes)
     if module.kind == "Normalize":
-        # The modules of old versions that have no settings have no file.
-        config = read_object(file) if module.folder and file.is_file() else {}
-        reads = config.get("module_input_name") or reads
-        return _Normalize(reads, config.get("module_output_name") or reads)
+        return _Normalize(*reads_and_writes(file, default=reads))
     _check_code(path, module, trust)
     _check_weights(file, module, trust)
     try:

@@ -17,13 +17,12 @@ __all__ = [
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hdexport.checkpoint.sentence_modules import TOKENS, SentenceModule, reads_and_writes, sentence_modules
-from hdexport.support.json_files import read_object, shown
-from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, QueryExpansion
 from hdruntime.bundle.value_types import Size, TokenId
 from hdruntime.errors import ModelError
@@ -48,19 +47,6 @@ _DENSE_OF_PYLATE = "pylate.models.Dense.Dense"
 
 _DENSE = "sentence_transformers.models.Dense"
 
-_MARKS_OF_PYLATE = (
-    "query_prefix",
-    "document_prefix",
-    "query_length",
-    "document_length",
-    "do_query_expansion",
-    "attend_to_expansion_tokens",
-    "attend_to_mask_tokens",
-    "skiplist_words",
-    "query_expansion",
-)
-"""Keys of `_CONFIG` that PyLate writes and sentence-transformers does not."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Expansion:
@@ -80,10 +66,9 @@ class _Lengths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PyLate:
-    """Keys that PyLate writes to `_CONFIG`; other keys change nothing here."""
+class _MarksOfPyLate:
+    """Keys of `_CONFIG` that PyLate writes and sentence-transformers does not."""
 
-    model_type: str | None = None
     query_prefix: str | None = None
     document_prefix: str | None = None
     query_length: Size | None = None
@@ -93,6 +78,13 @@ class _PyLate:
     attend_to_mask_tokens: bool | None = None
     skiplist_words: tuple[str, ...] | None = None
     query_expansion: _Expansion | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PyLate(_MarksOfPyLate):
+    """Keys that PyLate writes to `_CONFIG`; other keys change nothing here."""
+
+    model_type: str | None = None
     prompts: dict[str, str | None] | None = None
     similarity_fn_name: str | None = None
 
@@ -148,13 +140,12 @@ def is_late_interaction(path: Path) -> bool:
         ModelError: a file cannot be read.
     """
     if not (path / "modules.json").is_file():
-        architectures = _object(path / "config.json").get("architectures")
+        architectures = read_object(path / "config.json", missing_ok=True).get("architectures")
         return isinstance(architectures, list) and _STANFORD in architectures
-    values = _object(path / _CONFIG)
+    values = read_object(path / _CONFIG, missing_ok=True)
     if values.get("model_type") in _MODEL_TYPES:
         return True
-    is_pylate = any(name in values for name in _MARKS_OF_PYLATE)
-    return is_pylate and all(module.kind != "Pooling" for module in sentence_modules(path))
+    return _is_pylate(values) and all(module.kind != "Pooling" for module in sentence_modules(path))
 
 
 def leaves_tokens_out(path: Path) -> bool:
@@ -165,7 +156,7 @@ def leaves_tokens_out(path: Path) -> bool:
     """
     if not is_late_interaction(path):
         return False
-    native = _object(path / _CONFIG).get("model_type") == "MultiVectorEncoder"
+    native = read_object(path / _CONFIG, missing_ok=True).get("model_type") == "MultiVectorEncoder"
     return not native or any(module.kind == "MultiVectorMask" for module in sentence_modules(path))
 
 
@@ -186,7 +177,7 @@ def late_interaction(path: Path) -> LateInteraction:
         )
     if not (path / "modules.json").is_file():
         return _stanford(path)
-    return _of_modules(path, sentence_modules(path), _object(path / _CONFIG))
+    return _of_modules(path, sentence_modules(path))
 
 
 def multi_vector_settings(model: LateInteraction, tokenizer: Any, *, path: Path) -> MultiVectorSettings:
@@ -229,10 +220,10 @@ def register_markers(tokenizer: Any, path: Path) -> None:
     if not is_late_interaction(path):
         return
     if (path / "modules.json").is_file():
-        saved: _PyLate = _read(path / _CONFIG, _object(path / _CONFIG), _PyLate)
+        saved = read_settings(path / _CONFIG, _PyLate, missing_ok=True)
         markers: tuple[str | None, ...] = (saved.query_prefix, saved.document_prefix)
     else:
-        markers = _stanford_markers(_stanford_config(path))
+        markers = _stanford_markers(read_settings(path / _STANFORD_CONFIG, _StanfordConfig, missing_ok=True))
     known = {*tokenizer.get_vocab(), *tokenizer.added_tokens_encoder}
     found = []
     for marker in filter(None, markers):
@@ -244,17 +235,12 @@ def register_markers(tokenizer: Any, path: Path) -> None:
         tokenizer.add_special_tokens({"additional_special_tokens": found})
 
 
-def _stanford_config(path: Path) -> _StanfordConfig:
-    found: _StanfordConfig = _read(path / _STANFORD_CONFIG, _object(path / _STANFORD_CONFIG), _StanfordConfig)
-    return found
-
-
 def _stanford_markers(config: _StanfordConfig) -> tuple[str, str]:
     return f"{config.query_token_id or '[unused0]'} ", f"{config.doc_token_id or '[unused1]'} "
 
 
 def _stanford(path: Path) -> LateInteraction:
-    values = _stanford_config(path)
+    values = read_settings(path / _STANFORD_CONFIG, _StanfordConfig, missing_ok=True)
     return LateInteraction(
         layers=(SentenceModule(kind="Normalize", folder=""),),
         is_stanford=True,
@@ -273,8 +259,8 @@ def _stanford(path: Path) -> LateInteraction:
     )
 
 
-def _of_modules(path: Path, chain: tuple[SentenceModule, ...], values: Mapping[str, Any]) -> LateInteraction:
-    saved: _PyLate = _read(path / _CONFIG, values, _PyLate)
+def _of_modules(path: Path, chain: tuple[SentenceModule, ...]) -> LateInteraction:
+    saved = read_settings(path / _CONFIG, _PyLate, missing_ok=True)
     layers: list[SentenceModule] = []
     masks: list[SentenceModule] = []
     for module in chain[1:]:
@@ -305,7 +291,7 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...], values: Mapping[s
         leaves_out = saved.model_type == "ColBERT" or any(prefix is not None for prefix in prefixes.values())
         words = saved.skiplist_words
         mask = _Mask(skiplist_words=tuple(string.punctuation) if words is None and leaves_out else words)
-    lengths = _lengths(path, chain[0], saved, values)
+    lengths = _lengths(path, chain[0], saved)
     if lengths.query_expansion is not None and is_native and not masks:
         raise ModelError(
             f"{path} expands queries (query_expansion), and has no module MultiVectorMask, without which the added "
@@ -326,9 +312,9 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...], values: Mapping[s
 def _check_vectors(file: Path, kind: str) -> None:
     """Refuse a layer that does not read and write the tokens' vectors; a Dense does where it does not say."""
     default = TOKENS if kind == "Dense" else "sentence_embedding"
-    if (found := reads_and_writes(file, default=default)) != {TOKENS}:
+    if (found := reads_and_writes(file, default=default)) != (TOKENS, TOKENS):
         raise ModelError(
-            f"{file} reads and writes {', '.join(sorted(map(shown, found)))}; of a model of late interaction, only "
+            f"{file} reads and writes {', '.join(sorted({*map(shown, found)}))}; of a model of late interaction, only "
             f"{TOKENS} is supported.\nBuild its Transformer alone: --task feature-extraction"
         )
 
@@ -337,7 +323,7 @@ def _mask(path: Path, modules: list[SentenceModule]) -> _Mask:
     if not modules:
         return _Mask()
     file = path / modules[0].folder / "config.json"
-    mask = _read(file, _object(file), _Mask)
+    mask = read_settings(file, _Mask, missing_ok=True)
     if mask.keep_only_token_ids:
         raise ModelError(
             f"{file} has keep_only_token_ids, which are for images; texts are supported.\n"
@@ -346,22 +332,20 @@ def _mask(path: Path, modules: list[SentenceModule]) -> _Mask:
     return mask
 
 
-def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate, values: Mapping[str, Any]) -> _Lengths:
-    """The settings of the Transformer's file, else PyLate's; see `values`, all of PyLate's."""
+def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate) -> _Lengths:
+    """The settings of the Transformer's file, else PyLate's."""
     file = path / transformer.folder / "sentence_bert_config.json"
-    own = _object(file)
-    found = {name: values[name] for name in ("query_length", "document_length") if values.get(name) is not None}
-    if "query_expansion" in values:
-        found["query_expansion"] = values["query_expansion"]
-    elif any(name in values for name in _MARKS_OF_PYLATE) and saved.do_query_expansion is not False:
+    own, values = read_object(file, missing_ok=True), read_object(path / _CONFIG, missing_ok=True)
+    query_length, expansion = saved.query_length, saved.query_expansion
+    if "query_expansion" not in values and _is_pylate(values) and saved.do_query_expansion is not False:
         attend = saved.attend_to_expansion_tokens
-        found["query_expansion"] = {
-            "strategy": "fixed",
-            "attend": bool(saved.attend_to_mask_tokens if attend is None else attend),
-            # PyLate brings a query to its length.
-            "length": found.pop("query_length", _QUERY_TOKENS),
-        }
-    lengths: _Lengths = _read(file, found | {name: own[name] for name in vars(_Lengths()) if name in own}, _Lengths)
+        attend = bool(saved.attend_to_mask_tokens if attend is None else attend)
+        # PyLate brings a query to its length.
+        expansion = _Expansion(strategy="fixed", length=query_length or _QUERY_TOKENS, attend=attend)
+        query_length = None
+    lengths = _Lengths(query_length=query_length, document_length=saved.document_length, query_expansion=expansion)
+    named = vars(read_settings(file, _Lengths, missing_ok=True))
+    lengths = replace(lengths, **{name: value for name, value in named.items() if name in own})
     expansion = lengths.query_expansion
     if expansion is not None and lengths.query_length is not None and lengths.query_length < expansion.length:
         raise ModelError(
@@ -369,6 +353,10 @@ def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate, values: Ma
             f"{expansion.length} (query_expansion).\nRemove query_length, or set it to {expansion.length} or more."
         )
     return lengths
+
+
+def _is_pylate(values: Mapping[str, Any]) -> bool:
+    return any(field.name in values for field in fields(_MarksOfPyLate))
 
 
 def _expansion(expansion: _Expansion, tokenizer: Any, path: Path) -> QueryExpansion:
@@ -400,14 +388,3 @@ def _ids_of_words(words: tuple[str, ...], tokenizer: Any) -> set[int]:
         for word, token_id in found.items()
         if token_id is not None and (token_id != unknown or word == tokenizer.unk_token)
     }
-
-
-def _object(file: Path) -> dict[str, Any]:
-    return read_object(file) if file.is_file() else {}
-
-
-def _read(file: Path, values: Mapping[str, Any], kind: type[Any]) -> Any:
-    try:
-        return from_values(dict(values), kind, name=shown(file))
-    except JsonMismatchError as error:
-        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None

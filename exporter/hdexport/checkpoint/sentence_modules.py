@@ -22,14 +22,11 @@ __all__ = [
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from hdexport.support.json_files import read_json, read_object, shown
-from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdexport.support.json_files import read_json, read_object, read_settings, shown
 from hdruntime.bundle.value_types import Size, TokenId
 from hdruntime.errors import ModelError
-
-_Config = TypeVar("_Config")
 
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -144,7 +141,8 @@ def logit_score(directory: Path) -> LogitScore | None:
     modules = sentence_modules(directory)
     if [module.kind for module in modules] != ["Transformer", "LogitScore"]:
         return None
-    return _config_of(directory / modules[1].folder, LogitScore)
+    file = directory / modules[1].folder / "config.json"
+    return read_settings(file, LogitScore)
 
 
 def scored_labels(directory: Path) -> int | None:
@@ -156,10 +154,10 @@ def scored_labels(directory: Path) -> int | None:
     trained = [module for module in sentence_modules(directory)[1:] if module.kind != "Dropout"]
     if not trained or trained[-1].kind != "Dense":
         return None
-    folder = directory / trained[-1].folder
-    if SCORES not in reads_and_writes(folder / "config.json"):
+    file = directory / trained[-1].folder / "config.json"
+    if SCORES not in reads_and_writes(file):
         return None
-    return _config_of(folder, _DenseConfig).out_features
+    return read_settings(file, _DenseConfig).out_features
 
 
 def token_modules(directory: Path) -> tuple[SentenceModule, ...]:
@@ -176,14 +174,14 @@ def token_modules(directory: Path) -> tuple[SentenceModule, ...]:
         return ()
     are_of_tokens = (
         module.kind in ("Dense", "Normalize")
-        and reads_and_writes(directory / module.folder / "config.json") == {TOKENS}
+        and reads_and_writes(directory / module.folder / "config.json") == (TOKENS, TOKENS)
         for module in following
     )
     return following if all(are_of_tokens) else ()
 
 
-def reads_and_writes(file: Path, *, default: str = "sentence_embedding") -> set[object]:
-    """Names of the vectors that a module reads and writes.
+def reads_and_writes(file: Path, *, default: str = "sentence_embedding") -> tuple[Any, Any]:
+    """Name of the vectors that a module reads, and name of the vectors that it writes.
 
     Args:
         file: with its settings; it may be missing.
@@ -192,9 +190,9 @@ def reads_and_writes(file: Path, *, default: str = "sentence_embedding") -> set[
     Raises:
         ModelError: the file cannot be read.
     """
-    config = read_object(file) if file.is_file() else {}
+    config = read_object(file, missing_ok=True)
     reads = config.get("module_input_name") or default
-    return {reads, config.get("module_output_name") or reads}
+    return reads, config.get("module_output_name") or reads
 
 
 def module_folders(directory: Path) -> list[str]:
@@ -232,14 +230,6 @@ def pooling_settings(path: Path) -> PoolingSettings:
         modes=_pooling_modes(file, config),
         include_prompt=bool(config.get("include_prompt", True)),
     )
-
-
-def _config_of(folder: Path, kind: type[_Config]) -> _Config:
-    file = folder / "config.json"
-    try:
-        return from_values(read_object(file), kind, name=shown(file))
-    except JsonMismatchError as error:
-        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None
 
 
 def _sentence_module(path: Path, module: object) -> SentenceModule:

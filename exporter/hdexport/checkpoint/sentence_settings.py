@@ -7,7 +7,7 @@ __all__ = ["lowercases", "sentence_class", "sentence_settings"]
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from hdexport.checkpoint.multi_vector import is_late_interaction, late_interaction, multi_vector_settings
 from hdexport.checkpoint.pair_template import MessageFormat, pair_template
@@ -22,8 +22,7 @@ from hdexport.checkpoint.sentence_modules import (
 )
 from hdexport.model.positions import LONGEST
 from hdexport.model.task import Task
-from hdexport.support.json_files import read_object, shown
-from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.pair_template import PairTemplate
 from hdruntime.bundle.sentence_settings import SentenceSettings, Similarity
 from hdruntime.bundle.value_types import Size
@@ -62,8 +61,6 @@ _HARMLESS = {
 """Setting of the module Transformer -> its keys that change no result; None for all keys."""
 
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
-
-Settings = TypeVar("Settings")
 
 _DEFAULT_PROMPTS = ("query", "document")
 """Names of prompts that every model has, empty unless it says otherwise."""
@@ -144,7 +141,7 @@ def lowercases(path: Path) -> bool:
     Raises:
         ModelError: a file cannot be read.
     """
-    return bool(_read(_transformer_file(path), _TransformerConfig).do_lower_case)
+    return bool(read_settings(_transformer_file(path), _TransformerConfig, missing_ok=True).do_lower_case)
 
 
 def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | None:
@@ -267,7 +264,7 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
     Where nothing names a number, the library takes ``max_position_embeddings`` of ``config.json``, also where the model
     counts distances and could read more.
     """
-    config = _read(_transformer_file(checkpoint.path), _TransformerConfig)
+    config = read_settings(_transformer_file(checkpoint.path), _TransformerConfig, missing_ok=True)
     options = config.tokenizer_args or config.processor_kwargs or _TokenizerOptions()
     named = options.model_max_length or config.max_seq_length
     positions = getattr(checkpoint.settings(), "max_position_embeddings", None)
@@ -278,7 +275,7 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
 def _pair_template(checkpoint: Checkpoint, prompts: Iterable[str]) -> PairTemplate | None:
     """The template of a cross-encoder's pairs; None where its tokenizer takes two texts."""
     file = _transformer_file(checkpoint.path)
-    config = _read(file, _TemplateConfig)
+    config = read_settings(file, _TemplateConfig, missing_ok=True)
     if config.modality_config is None or config.modality_config.message is None:
         return None
     options = config.processing_kwargs or _ProcessingOptions()
@@ -301,7 +298,7 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
         "modality_config": {"text": call},
         "module_output_name": module_output,
     }
-    values = _read(file, dict[str, Any])
+    values = read_object(file, missing_ok=True)
     if sentence_class(path) == "CrossEncoder":
         values = _without_template(values, call)
     for name, value in values.items():
@@ -363,7 +360,8 @@ def _activation(checkpoint: Checkpoint) -> Any:
 
 
 def _config(path: Path) -> _Config:
-    return _read(path / _CONFIG, _TokensConfig if token_modules(path) or is_late_interaction(path) else _Config)
+    kind = _TokensConfig if token_modules(path) or is_late_interaction(path) else _Config
+    return read_settings(path / _CONFIG, kind, missing_ok=True)
 
 
 def _transformer_file(path: Path) -> Path:
@@ -371,12 +369,3 @@ def _transformer_file(path: Path) -> Path:
     modules = sentence_modules(path)
     files = [path / modules[0].folder / name for name in _TRANSFORMER_CONFIGS] if modules else []
     return next((file for file in files if file.is_file()), path / "no settings")
-
-
-def _read(file: Path, kind: type[Settings]) -> Settings:
-    """The settings in a file, checked; the defaults where it is missing."""
-    values = read_object(file) if file.is_file() else {}
-    try:
-        return from_values(values, kind, name=shown(file))
-    except JsonMismatchError as error:
-        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None

@@ -12,8 +12,7 @@ import torch
 
 from hdexport.checkpoint.sentence_modules import sentence_modules
 from hdexport.model.head import Head
-from hdexport.support.json_files import read_object, shown
-from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdexport.support.json_files import read_settings
 from hdruntime.errors import ModelError
 
 MODULES = ("Transformer", "MLMTransformer")
@@ -106,8 +105,5 @@ def splade_pooling(path: Path) -> SpladePooling:
             "Choose a SPLADE model of that form, or build its Transformer alone: --task feature-extraction"
         )
     file = path / modules[1].folder / "config.json"
-    try:
-        config = from_values(read_object(file), _Config, name=shown(file))
-    except JsonMismatchError as error:
-        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None
+    config = read_settings(file, _Config)
     return SpladePooling(config.activation_function, config.pooling_strategy)

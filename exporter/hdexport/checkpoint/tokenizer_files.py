@@ -111,7 +111,7 @@ def _tokenizer_class(path: Path) -> Any:
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
     named = [
-        read_object(path / file).get(key) if (path / file).is_file() else None
+        read_object(path / file, missing_ok=True).get(key)
         for file, key in (
             (_CONFIG, "tokenizer_class"),
             ("config.json", "tokenizer_class"),

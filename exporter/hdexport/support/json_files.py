@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ["read_json", "read_object", "shown"]
+__all__ = ["read_json", "read_object", "read_settings", "shown"]
 
 import errno
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hdexport.support.git_lfs import refuse_pointer
+from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.errors import ModelError
 
 _LONGEST_SHOWN = 300
 """Characters of a value from a file in a message: the file may hold a word of megabytes."""
+
+Settings = TypeVar("Settings")
 
 
 def read_json(path: Path) -> Any:
@@ -30,16 +33,34 @@ def read_json(path: Path) -> Any:
         raise ModelError(f"{shown(path)} cannot be read: {_reason(error)}\nDownload the model again.") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     """The content of a file that holds one JSON object.
+
+    Args:
+        path: of the file.
+        missing_ok: whether a file that is not there counts as one of an empty object.
 
     Raises:
         ModelError: the file cannot be read, or holds something else.
     """
+    if missing_ok and not path.is_file():
+        return {}
     content = read_json(path)
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds no JSON object.\nDownload the model again.")
     return content
+
+
+def read_settings(path: Path, kind: type[Settings], *, missing_ok: bool = False) -> Settings:
+    """The content of a file as a dataclass of the keys that are read; other keys change nothing. See `read_object`.
+
+    Raises:
+        ModelError: the file cannot be read, a key is missing, or a value is of another type.
+    """
+    try:
+        return from_values(read_object(path, missing_ok=missing_ok), kind, name=shown(path))
+    except JsonMismatchError as error:
+        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None
 
 
 def shown(value: object) -> str:

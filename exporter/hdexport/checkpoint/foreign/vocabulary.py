@@ -53,8 +53,7 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
     Raises:
         ModelError: a file cannot be read, there are several vocabularies, or tokens are missing.
     """
-    file = directory / _CONFIG
-    given = read_object(file) if file.is_file() else {}
+    given = read_object(directory / _CONFIG, missing_ok=True)
     own = {name: directory / name for name in _COPIED if (directory / name).is_file()}
     if "tokenizer.json" in own:
         return Vocabulary(copies=own, config={"tokenizer_class": "PreTrainedTokenizerFast"} | given)
