@@ -354,7 +354,7 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
         f"{head.name} is left out: a bundle gives the vectors that the classifier takes, and not its labels."
         for head in sorted(path.glob(_SETFIT_HEAD))
     )
-    config = read_config(path, family_of=family_of)
+    config = read_config(path)
     family = family_of(str(config["model_type"]))
     padding = config.get("pad_token_id")
     # Attention of a kind of its own may pad texts with that token, in transformers' code.

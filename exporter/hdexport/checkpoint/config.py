@@ -5,18 +5,17 @@ from __future__ import annotations
 __all__ = ["MOST_LAYERS", "check_labels", "file_key", "read_config", "settings_from"]
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.sentence_modules import sentence_modules
+from hdexport.families import Family, family_of
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-    from hdexport.model.family import Family
 
 MOST_LAYERS = 1024
 """Layers of a stack; the deepest transformer that was published has 1000."""
@@ -36,16 +35,14 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 _EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
 
-def read_config(path: Path, *, family_of: Callable[[str], Family]) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """The content of a checkpoint's ``config.json``, as far as it is the same for all families.
 
     Args:
         path: the checkpoint's directory.
-        family_of: a model type's family.
 
     Raises:
-        ModelError: the file is missing, cannot be read, or asks for what no graph computes; also what `family_of`
-            raises.
+        ModelError: the file is missing, cannot be read, is of no family, or asks for what no graph computes.
     """
     file = path / "config.json"
     if not file.exists() and not file.is_symlink():
