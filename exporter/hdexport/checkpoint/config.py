@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_LAYERS", "check_labels", "file_key", "read_config", "settings_from"]
+__all__ = [
+    "HIERARCHICAL_KEY",
+    "MOST_LAYERS",
+    "check_labels",
+    "file_key",
+    "hierarchical_alpha",
+    "read_config",
+    "settings_from",
+]
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.sentence_modules import sentence_modules
 from hdexport.families import Family, family_of
+from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
@@ -33,6 +42,9 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 """Attributes of every configuration in transformers, by any key in the file."""
 
 _EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+
+HIERARCHICAL_KEY = "hierarchical_position"
+"""An argument of bert4keras' ``build_transformer_model``, which also reads it from the configuration."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -149,6 +161,29 @@ def _label(value: object) -> object:
 def file_key(settings: PreTrainedConfig, name: str) -> str:
     """The key in ``config.json`` of an attribute of every configuration: DistilBERT's layers are ``n_layers``."""
     return str(settings.attribute_map.get(name, name))
+
+
+def hierarchical_alpha(config: Mapping[str, Any], file: Path) -> float | None:
+    """The alpha with which bert4keras decomposes a model's positions; None where the configuration asks for none.
+
+    Args:
+        config: content of the checkpoint's configuration.
+        file: that file, for messages.
+
+    Raises:
+        ModelError: the value is neither true, false, null nor a number that can be an alpha.
+    """
+    value = config.get(HIERARCHICAL_KEY)
+    if value is None or value is False:
+        return None
+    if value is True:
+        return DEFAULT_ALPHA
+    if not isinstance(value, (int, float)) or not 0 < value < 1 or value == 0.5:
+        raise ModelError(
+            f"{file} has {HIERARCHICAL_KEY} {shown(value)}; it is true, for an alpha of {DEFAULT_ALPHA:g}, or an alpha "
+            "between 0 and 1 other than 0.5.\nSet it to the value that the model was trained with, or remove it."
+        )
+    return float(value)
 
 
 def _check_values(file: Path, config: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from hdexport.attention.kinds import kind_named
 from hdexport.checkpoint.checkpoint import Checkpoint
+from hdexport.checkpoint.config import HIERARCHICAL_KEY, hierarchical_alpha
 from hdexport.checkpoint.extension import Extension, read_extension
-from hdexport.checkpoint.hierarchical_position import HIERARCHICAL_KEY, hierarchical_alpha
 from hdexport.model.positions import DEFAULT_ALPHA, Scheme, check_options
 from hdexport.model.task import TASKS, Task
 from hdruntime.bundle.manifest import AttentionScale

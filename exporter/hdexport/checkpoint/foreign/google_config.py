@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from hdexport.checkpoint.config import MOST_LAYERS
+from hdexport.checkpoint.config import MOST_LAYERS, hierarchical_alpha
 from hdexport.checkpoint.foreign.variables import MODEL_TYPES
-from hdexport.checkpoint.hierarchical_position import hierarchical_alpha
 from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
 
