@@ -18,7 +18,7 @@ from hdexport.attention.kinds import attention_from_spec, attention_setups, kind
 from hdexport.attention.query_scale import LogScale
 from hdexport.attention.query_scale_reference import use_query_scale
 from hdexport.checkpoint import Checkpoint
-from hdexport.checkpoint.module_chain import ModuleChain, sentence_vectors
+from hdexport.checkpoint.heads import ModuleChain, sentence_vectors
 from hdexport.checkpoint.position_choice import PositionChoice
 from hdexport.checkpoint.sentence_pooling import SENTENCE, Pooling
 from hdexport.checkpoint.tokenizer_files import first_special_id

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from sentence_transformers.sentence_transformer import modules
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.module_chain import sentence_vectors, token_layers
+from hdexport.checkpoint.heads import sentence_vectors, token_layers
 from hdexport.checkpoint.sentence_modules import pooling_settings
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.trust import Trust
