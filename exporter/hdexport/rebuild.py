@@ -18,13 +18,14 @@ from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.targets.openvino import write_openvino_graphs
 from hdexport.graph.targets.tensorrt import AttentionImpl
 from hdexport.quantize.options import Int8Options
-from hdexport.support.bundle_writer import seal, staged_bundle
+from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
 from hdplugins import ONNX_DOMAIN
 from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.passport import read_passport
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.staging import staged_directory
 from hdruntime.constants import (
     KERNELS_FOLDER,
     OPENVINO_LOWERING,
@@ -84,7 +85,7 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
     in_place = options.output.resolve() == options.bundle.resolve()
     progress.step("Reading the bundle")
     bundle = open_bundle(options.bundle)
-    with staged_bundle(options.output, force=options.force or in_place) as directory:
+    with staged_directory(options.output, BUNDLE_DIRECTORY, force=options.force or in_place) as directory:
         kept = [engine for engine in bundle.manifest.engines if Backend(engine.flavour) not in options.engines.flavours]
         graphs = _graphs_to_keep(bundle.manifest, options)
         _copy(bundle, directory, _files_to_keep(bundle, kept, graphs))

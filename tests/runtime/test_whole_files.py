@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.support.bundle_writer import seal, staged_bundle
+from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.staging import staged_directory
 from hdruntime.whole_files import is_partial, whole_file, write_whole
 
 
@@ -30,6 +31,6 @@ def test_what_a_killed_process_left_is_no_part_of_a_bundle(bundle_path: Path) ->
     (left,) = filter(is_partial, bundle_path.iterdir())
     assert seal(bundle_path, manifest) == manifest
     assert left.exists()
-    with staged_bundle(bundle_path, force=True) as directory:
+    with staged_directory(bundle_path, BUNDLE_DIRECTORY, force=True) as directory:
         (directory / "manifest.json").write_text("{}")
     assert not left.exists()

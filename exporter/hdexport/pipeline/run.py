@@ -22,12 +22,13 @@ from hdexport.pipeline.description import manifest_of_graph
 from hdexport.pipeline.graph_files import lowered_graphs, portable_graph
 from hdexport.pipeline.options import BuildOptions
 from hdexport.pipeline.prepared_model import attention_of_model, extended_positions, graph_module, scale_of_queries
-from hdexport.support.bundle_writer import seal, staged_bundle, write_manifest
+from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal, write_manifest
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import Backend, Manifest, Positions
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.staging import staged_directory
 from hdruntime.errors import InputError, VerificationError
 
 logger = logging.getLogger(__package__)
@@ -48,7 +49,10 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     progress = progress or Progress()
     engine_builder = EngineBuilder(options.engines)
     options.check()
-    with staged_bundle(options.output, force=options.force) as directory, rare_garbage_collection():
+    with (
+        staged_directory(options.output, BUNDLE_DIRECTORY, force=options.force) as directory,
+        rare_garbage_collection(),
+    ):
         progress.step("Reading the checkpoint")
         checkpoint = _checkpoint(options)
         for remark in checkpoint.remarks:

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["seal", "staged_bundle", "write_manifest"]
+__all__ = ["BUNDLE_DIRECTORY", "seal", "write_manifest"]
 
 import dataclasses
 import json
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.digests import for_each_file, sha256_of_file
 from hdruntime.bundle.manifest import FileRecord, Manifest
-from hdruntime.bundle.staging import DirectoryKind, staged_directory
+from hdruntime.bundle.staging import DirectoryKind
 from hdruntime.constants import MANIFEST_FILE, RUNTIME_CACHE_SUFFIX
 from hdruntime.errors import BundleError
 from hdruntime.whole_files import is_partial, write_whole
-
-
-def staged_bundle(destination: Path, *, force: bool) -> AbstractContextManager[Path]:
-    """A temporary sibling directory that replaces ``destination`` when the block ends cleanly.
-
-    Fill and seal it in the block; see :func:`hdruntime.bundle.staging.staged_directory`.
-
-    Args:
-        destination: the bundle to write; missing parent directories are created.
-        force: replace a bundle that is there. Anything else that is there is never replaced.
-
-    Returns:
-        for a ``with`` statement, which gives the temporary directory, empty.
-
-    Raises:
-        OutputExistsError: before the block runs, something is at ``destination`` and may not be replaced.
-        HdexportError: the directory cannot be written, or the disk is full.
-    """
-    return staged_directory(destination, _BUNDLE, force=force)
 
 
 def seal(directory: Path, manifest: Manifest) -> Manifest:
@@ -100,9 +80,10 @@ def _files_in(directory: Path) -> set[str]:
     }
 
 
-_BUNDLE = DirectoryKind(
+BUNDLE_DIRECTORY = DirectoryKind(
     name="bundle of hdexport",
     marker=MANIFEST_FILE,
     is_one=lambda directory: _manifest_files(directory) is not None,
     foreign_files=_unlisted_files,
 )
+"""The kind of directory that a bundle is, to be filled and sealed in a block of `staged_directory`."""

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.support.bundle_writer import seal, staged_bundle
+from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdruntime.bundle import staging
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.staging import staged_directory
 from hdruntime.errors import (
     HdexportError,
     OutputExistsError,
@@ -54,7 +55,7 @@ def failing_build(
     before_the_end: Callable[[], object] = lambda: None,
 ) -> None:
     """A build that fills its bundle and then fails, or fails at the end."""
-    with staged_bundle(destination, force=force) as directory:
+    with staged_directory(destination, BUNDLE_DIRECTORY, force=force) as directory:
         fill(directory, manifest)
         before_the_end()
         if error is not None:
@@ -62,7 +63,7 @@ def failing_build(
 
 
 def refused_before_the_block(path: Path, error: type[Exception], message: str, *, force: bool = False) -> None:
-    with pytest.raises(error, match=message), staged_bundle(path, force=force):
+    with pytest.raises(error, match=message), staged_directory(path, BUNDLE_DIRECTORY, force=force):
         pytest.fail("the block ran")
 
 
@@ -72,7 +73,7 @@ def names_in(directory: Path) -> set[str]:
 
 def test_a_staged_bundle_appears_when_it_is_whole(tmp_path: Path, manifest: Manifest) -> None:
     destination = tmp_path / "a" / "b"
-    with staged_bundle(destination, force=False) as directory:
+    with staged_directory(destination, BUNDLE_DIRECTORY, force=False) as directory:
         assert directory.parent == destination.parent
         fill(directory, manifest)
         assert not destination.exists()
@@ -107,7 +108,7 @@ def test_force_replaces_a_bundle(
 ) -> None:
     if not exchange:
         monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
-    with staged_bundle(bundle_path, force=True) as directory:
+    with staged_directory(bundle_path, BUNDLE_DIRECTORY, force=True) as directory:
         fill(directory, manifest)
         assert "model.onnx" in contents(bundle_path)
     assert set(contents(bundle_path)) == {"manifest.json", "weights/a.bin"}
@@ -135,7 +136,7 @@ def test_the_destination_is_never_missing_while_it_is_replaced(bundle_path: Path
     watcher = threading.Thread(target=watch)
     watcher.start()
     for _ in range(20):
-        with staged_bundle(bundle_path, force=True) as directory:
+        with staged_directory(bundle_path, BUNDLE_DIRECTORY, force=True) as directory:
             fill(directory, manifest)
     stop.set()
     watcher.join()
@@ -190,7 +191,7 @@ def test_a_file_in_the_place_of_a_parent_is_refused(tmp_path: Path) -> None:
 def test_a_link_at_the_destination_is_followed(bundle_path: Path, manifest: Manifest) -> None:
     link = bundle_path.parent / "latest"
     link.symlink_to(bundle_path)
-    with staged_bundle(link, force=True) as directory:
+    with staged_directory(link, BUNDLE_DIRECTORY, force=True) as directory:
         fill(directory, manifest)
     assert link.is_symlink()
     assert "weights/a.bin" in contents(bundle_path)
@@ -211,8 +212,9 @@ def test_a_really_full_disk_leaves_nothing(tmp_path: Path, manifest: Manifest) -
     mount.mkdir()
     code = f"""
         from pathlib import Path
-        from hdexport.support.bundle_writer import staged_bundle
-        with staged_bundle(Path({str(mount)!r}) / "bundle", force=False) as directory:
+        from hdexport.support.bundle_writer import BUNDLE_DIRECTORY
+        from hdruntime.bundle.staging import staged_directory
+        with staged_directory(Path({str(mount)!r}) / "bundle", BUNDLE_DIRECTORY, force=False) as directory:
             (directory / "model.onnx.data").write_bytes(bytes(2 << 20))
     """
     script = f'mount -t tmpfs -o size=1m tmpfs {mount} && "$0" -c "$1"; echo "left: $(ls -A {mount})"'
@@ -233,7 +235,8 @@ import sys
 from pathlib import Path
 from hdruntime.bundle import staging
 from hdruntime.bundle.reader import open_bundle
-from hdexport.support.bundle_writer import seal, staged_bundle
+from hdruntime.bundle.staging import staged_directory
+from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 destination, source, when = sys.argv[1:]
 manifest = open_bundle(Path(source)).manifest
 
@@ -243,7 +246,7 @@ def wait():
 
 if when == "after_exchange":
     staging._sync_path = lambda path: wait() if path == Path(destination).parent else None
-with staged_bundle(Path(destination), force=True) as directory:
+with staged_directory(Path(destination), BUNDLE_DIRECTORY, force=True) as directory:
     (directory / "model.onnx").write_text("new")
     if when == "in_the_block":
         wait()
@@ -287,7 +290,7 @@ def test_a_killed_build_leaves_no_bundle_or_a_whole_one(
 
     leftovers = names_in(tmp_path) - {"source", "out"}
     assert all(name.startswith(f".out.partial-{process.pid}") for name in leftovers)
-    with staged_bundle(destination, force=True) as directory:
+    with staged_directory(destination, BUNDLE_DIRECTORY, force=True) as directory:
         fill(directory, open_bundle(source).manifest)
     assert names_in(tmp_path) == {"source", "out"}
 
@@ -295,7 +298,7 @@ def test_a_killed_build_leaves_no_bundle_or_a_whole_one(
 def test_the_directory_of_a_living_build_is_left_alone(bundle_path: Path, manifest: Manifest) -> None:
     destination = bundle_path.parent / "out"
     with build_that_waits(destination, bundle_path, "in_the_block") as process:
-        with staged_bundle(destination, force=False) as directory:
+        with staged_directory(destination, BUNDLE_DIRECTORY, force=False) as directory:
             fill(directory, manifest)
         assert len([name for name in names_in(bundle_path.parent) if str(process.pid) in name]) == 1
 
@@ -313,6 +316,6 @@ def test_what_the_runtime_leaves_in_a_bundle_is_not_part_of_it(bundle_path: Path
     (bundle_path / "engines" / "tensorrt_rtx-0123456789abcdef.runtime_cache").write_bytes(b"kernels of this machine")
     before = open_bundle(bundle_path).manifest
     assert seal(bundle_path, before).files == before.files
-    with staged_bundle(bundle_path, force=True) as directory:
+    with staged_directory(bundle_path, BUNDLE_DIRECTORY, force=True) as directory:
         shutil.copytree(bundle_path, directory, dirs_exist_ok=True)
         seal(directory, before)
