@@ -5,7 +5,7 @@ Names are compared without the prefix of the base model (``bert.``), which a fil
 
 from __future__ import annotations
 
-__all__ = ["Agreement", "several"]
+__all__ = ["Agreement"]
 
 import copy
 import re
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.config import file_key
 from hdexport.checkpoint.weight_files import StoredWeight
-from hdexport.support.json_files import shown
+from hdexport.support.json_files import several, shown
 from hdexport.support.memory import free_bytes
 from hdruntime.errors import ModelError
 
@@ -226,8 +226,3 @@ def _beginnings(name: str) -> Iterator[str]:
     """``cls.predictions.bias`` -> ``cls``, ``cls.predictions``, and itself."""
     parts = name.split(".")
     return (".".join(parts[: count + 1]) for count in range(len(parts)))
-
-
-def several(names: list[str]) -> str:
-    """The first three names, and how many there are besides."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdexport.checkpoint.agreement import Agreement, several
+from hdexport.checkpoint.agreement import Agreement
 from hdexport.checkpoint.converted_weights import as_loaded
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import read_weights, stored_weights
@@ -18,7 +18,7 @@ from hdexport.checkpoint.wrapped_names import unwrapping
 from hdexport.families import Family
 from hdexport.model.model_classes import model_from_config
 from hdexport.model.task import Task
-from hdexport.support.json_files import shown
+from hdexport.support.json_files import several, shown
 from hdexport.support.memory import says_out_of_memory
 from hdruntime.errors import ModelError
 

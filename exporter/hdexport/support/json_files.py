@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["read_json", "read_object", "read_settings", "shown"]
+__all__ = ["read_json", "read_object", "read_settings", "several", "shown"]
 
 import errno
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,6 +69,11 @@ def shown(value: object) -> str:
     text = str(value) if isinstance(value, (Path, Exception)) else repr(value)
     text = "".join(character if character.isprintable() else "?" for character in text.replace("\n", " "))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def several(names: Sequence[str], *, most: int = 3) -> str:
+    """The first names, and how many there are besides."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _reason(error: Exception) -> str:

@@ -25,7 +25,7 @@ from hdexport.checkpoint.foreign.variables import Variable, Variables, variables
 from hdexport.checkpoint.foreign.vocabulary import Vocabulary, read_vocabulary
 from hdexport.checkpoint.temporary_directory import Converted, temporary_directory
 from hdexport.support.git_lfs import refuse_pointer
-from hdexport.support.json_files import read_object, shown
+from hdexport.support.json_files import read_object, several, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 
@@ -36,8 +36,6 @@ _OPTIMIZER = re.compile(
 """Names of variables that training keeps and a model does not need."""
 
 _LABELS = "output_weights"
-_LISTED = 3
-"""Names in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +97,7 @@ def convert(directory: Path) -> Converted:
     left_out = [name for name in (*left_out, *stored.others) if not _OPTIMIZER.fullmatch(name)]
     remarks = [f"Read {found.weights.name} and {found.config.name} as {architecture}."]
     if left_out:
-        remarks.append(f"Of {found.weights.name}, this is left out: {_several(sorted(left_out))}.")
+        remarks.append(f"Of {found.weights.name}, this is left out: {several([*map(shown, sorted(left_out))])}.")
     remarks += [] if vocabulary is None else vocabulary.remarks
     result = _written(directory, config, weights, vocabulary, tuple(remarks))
     _latest = (state, result)
@@ -173,7 +171,7 @@ def _chosen(layout: Variables, stored: _Stored) -> tuple[list[Variable], str]:
     missing = [variable.google for variable in chosen if variable.google not in stored.shapes and not variable.identity]
     if missing:
         raise ModelError(
-            f"{stored.file} lacks {_several(missing)}, which a {layout.class_prefix}{ending} needs.\n"
+            f"{stored.file} lacks {several([*map(shown, missing)])}, which a {layout.class_prefix}{ending} needs.\n"
             "Check that the configuration belongs to it, or save the checkpoint again with all variables."
         )
     return chosen, f"{layout.class_prefix}{ending}"
@@ -216,11 +214,6 @@ def _weight(variable: Variable, stored: _Stored, config: Mapping[str, Any]) -> n
         return np.eye(width, dtype=np.float32) if len(variable.axes) == 2 else np.zeros(width, np.float32)
     value = stored.read(variable.google)
     return np.ascontiguousarray(value.T if variable.transposed else value)
-
-
-def _several(names: list[str]) -> str:
-    listed = ", ".join(shown(name) for name in names[:_LISTED])
-    return listed + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
 def _written(

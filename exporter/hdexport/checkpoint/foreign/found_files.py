@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.checkpoint.foreign.keras_file import is_hdf5
-from hdexport.support.json_files import read_object, shown
+from hdexport.support.json_files import read_object, several, shown
 from hdruntime.errors import ModelError
 
 _HUGGING_FACE = ("*.safetensors", "*.safetensors.index.json", "*.bin", "adapter_config.json")
@@ -23,8 +23,6 @@ _NEEDED_KEYS = ("hidden_size", "num_hidden_layers")
 """Keys that tell a model's configuration from a tokenizer's."""
 
 _NAMED_CHECKPOINT = re.compile(r'^\s*model_checkpoint_path:\s*"(?P<path>[^"]*)"', re.MULTILINE)
-_LISTED = 5
-"""Names in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,5 +160,4 @@ def _config(directory: Path, weights: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _listed(files: list[Path]) -> str:
-    names = [file.name for file in files[:_LISTED]]
-    return ", ".join(names) + (f" and {len(files) - _LISTED} more" if len(files) > _LISTED else "")
+    return several([file.name for file in files], most=5)
