@@ -7,16 +7,13 @@ from __future__ import annotations
 
 __all__ = ["arranged", "is_checkpoint"]
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hdexport.checkpoint.adapters import ADAPTER_CONFIG, is_adapter
 from hdexport.checkpoint.foreign import google_files, has_google_config
 from hdexport.checkpoint.hub import local_snapshot
 from hdexport.checkpoint.sentence_modules import encoder_folder
-from hdexport.checkpoint.temporary_directory import Converted, temporary_directory
+from hdexport.checkpoint.temporary_directory import Converted, written
 from hdexport.support.json_files import read_json, read_object, shown
 from hdruntime.bundle.hub import HubName
 from hdruntime.errors import ModelError
@@ -60,13 +57,13 @@ def _with_encoder(directory: Path, folder: Path) -> Converted:
     }
     first, *others = read_json(directory / _MODULES)
     modules = [{**first, "path": ""}, *others]
-    return _linked(directory, links | _entries(folder), {_MODULES: modules})
+    return written(directory, links | _entries(folder), {_MODULES: modules})
 
 
 def _with_config(directory: Path) -> Converted:
     """Google's configuration beside weights of PyTorch, as the first versions of transformers read them."""
     files, remarks = google_files(directory)
-    return _linked(directory, _entries(directory), files, remarks=remarks)
+    return written(directory, _entries(directory), files, remarks=remarks)
 
 
 def _with_model(directory: Path) -> Converted:
@@ -83,7 +80,7 @@ def _with_model(directory: Path) -> Converted:
     folder = f"adapter-{directory.resolve().name}"
     links = {**of_model, **own, folder: directory.resolve()}
     remark = f"The adapter of {directory} is merged into the weights of {model}."
-    return _linked(directory, links, {}, remarks=(remark,), adapter=folder)
+    return written(directory, links, {}, remarks=(remark,), adapter=folder)
 
 
 def _model_of_adapter(directory: Path, name: object, revision: object) -> Path:
@@ -109,21 +106,3 @@ def _model_of_adapter(directory: Path, name: object, revision: object) -> Path:
 
 def _entries(directory: Path) -> dict[str, Path]:
     return {entry.name: entry for entry in directory.iterdir()}
-
-
-def _linked(
-    directory: Path,
-    links: Mapping[str, Path],
-    files: Mapping[str, Any],
-    *,
-    remarks: tuple[str, ...] = (),
-    adapter: str | None = None,
-) -> Converted:
-    path, kept = temporary_directory(directory)
-    for name, entry in links.items():
-        if name not in files:
-            (path / name).symlink_to(entry.resolve())
-    for name, content in files.items():
-        text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (path / name).write_text(text, encoding="utf-8")
-    return Converted(path=path, remarks=remarks, kept=kept, adapter=adapter)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["Converted", "remove_converted", "temporary_directory"]
+__all__ = ["Converted", "remove_converted", "written"]
 
+import json
 import tempfile
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _directories: weakref.WeakSet[tempfile.TemporaryDirectory[str]] = weakref.WeakSet()
 """All temporary directories in use."""
@@ -30,14 +33,34 @@ class Converted:
     adapter: str | None = None
 
 
-def temporary_directory(original: Path) -> tuple[Path, tempfile.TemporaryDirectory[str]]:
-    """An empty directory with the name of a checkpoint's, for messages, and the object that it lasts as long as."""
+def written(
+    original: Path,
+    links: Mapping[str, Path],
+    files: Mapping[str, Any],
+    *,
+    remarks: tuple[str, ...] = (),
+    adapter: str | None = None,
+) -> Converted:
+    """A directory with the name of a checkpoint's, for messages, in which nothing is copied.
+
+    Args:
+        original: the checkpoint's directory.
+        links: name -> file or folder that it links to, unless it is among `files`.
+        files: name -> text of a file, or value of a JSON file.
+        remarks, adapter: as of `Converted`.
+    """
     # Removed with the last reference to it, or when the process ends.
     kept = tempfile.TemporaryDirectory(prefix="hdexport-")
     _directories.add(kept)
     path = Path(kept.name) / (original.resolve().name or "model")
     path.mkdir()
-    return path, kept
+    for name, entry in links.items():
+        if name not in files:
+            (path / name).symlink_to(entry.resolve())
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (path / name).write_text(text, encoding="utf-8")
+    return Converted(path=path, remarks=remarks, kept=kept, adapter=adapter)
 
 
 def remove_converted() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 __all__ = ["convert", "google_files"]
 
 import errno
-import json
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from hdexport.checkpoint.foreign.keras_file import read_keras_file
 from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
 from hdexport.checkpoint.foreign.variables import Variable, Variables, variables_of
 from hdexport.checkpoint.foreign.vocabulary import Vocabulary, read_vocabulary
-from hdexport.checkpoint.temporary_directory import Converted, temporary_directory
+from hdexport.checkpoint.temporary_directory import Converted, written
 from hdexport.support.git_lfs import refuse_pointer
 from hdexport.support.json_files import read_object, several, shown
 from hdruntime.errors import ModelError
@@ -91,15 +89,12 @@ def convert(directory: Path) -> Converted:
     weights = {variable.hugging_face: _weight(variable, stored, config) for variable in chosen} | layout.computed
     config["architectures"] = [architecture]
     vocabulary = read_vocabulary(directory, config=config, model_type=model_type)
-    if vocabulary is not None and vocabulary.pad_token_id is not None:
-        config["pad_token_id"] = vocabulary.pad_token_id
     left_out = [name for name in stored.shapes if name not in {variable.google for variable in chosen}]
     left_out = [name for name in (*left_out, *stored.others) if not _OPTIMIZER.fullmatch(name)]
     remarks = [f"Read {found.weights.name} and {found.config.name} as {architecture}."]
     if left_out:
         remarks.append(f"Of {found.weights.name}, this is left out: {several([*map(shown, sorted(left_out))])}.")
-    remarks += [] if vocabulary is None else vocabulary.remarks
-    result = _written(directory, config, weights, vocabulary, tuple(remarks))
+    result = _with_weights(directory, config, weights, vocabulary, (*remarks, *vocabulary.remarks))
     _latest = (state, result)
     return result
 
@@ -120,13 +115,9 @@ def google_files(directory: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     values = read_object(file)
     model_type = str(values.get("model_type") or file.name.partition("_")[0])
     config = hugging_face_config(values, file, model_type=model_type, is_tensorflow=True)
-    vocabulary = read_vocabulary(directory, config=config, model_type=model_type) or Vocabulary()
-    if vocabulary.pad_token_id is not None:
-        config["pad_token_id"] = vocabulary.pad_token_id
-    files: dict[str, Any] = {"config.json": config, **vocabulary.texts}
-    if vocabulary.config:
-        files["tokenizer_config.json"] = vocabulary.config
-    return files, (f"Read {file.name} as the config.json of a {model_type}.", *vocabulary.remarks)
+    vocabulary = read_vocabulary(directory, config=config, model_type=model_type)
+    remarks = (f"Read {file.name} as the config.json of a {model_type}.", *vocabulary.remarks)
+    return _files(config, vocabulary), remarks
 
 
 def _state(directory: Path) -> object:
@@ -216,29 +207,25 @@ def _weight(variable: Variable, stored: _Stored, config: Mapping[str, Any]) -> n
     return np.ascontiguousarray(value.T if variable.transposed else value)
 
 
-def _written(
+def _files(config: dict[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    padding = {} if vocabulary.pad_token_id is None else {"pad_token_id": vocabulary.pad_token_id}
+    return {"config.json": config | padding, **vocabulary.files}
+
+
+def _with_weights(
     directory: Path,
-    config: Mapping[str, Any],
-    weights: Mapping[str, np.ndarray],
-    vocabulary: Vocabulary | None,
+    config: dict[str, Any],
+    weights: dict[str, np.ndarray],
+    vocabulary: Vocabulary,
     remarks: tuple[str, ...],
 ) -> Converted:
     require("safetensors")
     from safetensors.numpy import save_file
 
-    path, kept = temporary_directory(directory)
     try:
-        _write_json(path / "config.json", config)
-        save_file(dict(weights), path / "model.safetensors", metadata={"format": "pt"})
-        if vocabulary is not None:
-            for name, text in vocabulary.texts.items():
-                (path / name).write_text(text, encoding="utf-8")
-            for name, source in vocabulary.copies.items():
-                shutil.copyfile(source, path / name)
-            if vocabulary.config:
-                _write_json(path / "tokenizer_config.json", vocabulary.config)
+        converted = written(directory, vocabulary.links, _files(config, vocabulary), remarks=remarks)
+        save_file(weights, converted.path / "model.safetensors", metadata={"format": "pt"})
     except Exception as error:
-        kept.cleanup()
         # safetensors, written in Rust, has its own error for a full disk.
         if f"os error {errno.ENOSPC}" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
             raise ModelError(
@@ -246,8 +233,4 @@ def _written(
                 "Free some, or set TMPDIR to a directory on a larger disk."
             ) from error
         raise
-    return Converted(path=path, remarks=remarks, kept=kept)
-
-
-def _write_json(file: Path, values: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return converted

@@ -26,22 +26,20 @@ class Vocabulary:
     """The files of a tokenizer.
 
     Attributes:
-        texts: name of a file -> its content.
-        copies: name of a file -> the file that it is a copy of.
-        config: content of ``tokenizer_config.json``; empty for none.
+        files: name of a file -> its text, or the value of a JSON file; empty for a checkpoint without a tokenizer.
+        links: name of a file -> the checkpoint's own, which stays as it is.
         pad_token_id: of the padding; None where it is not known here.
         remarks: choices that were made, a line each.
     """
 
-    texts: dict[str, str] = field(default_factory=dict)
-    copies: dict[str, Path] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
+    links: dict[str, Path] = field(default_factory=dict)
     pad_token_id: int | None = None
     remarks: tuple[str, ...] = ()
 
 
-def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str) -> Vocabulary | None:
-    """The tokenizer of a checkpoint; None where it has none.
+def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str) -> Vocabulary:
+    """The tokenizer of a checkpoint.
 
     ``tokenizer_config.json`` in the directory overrules the settings that are chosen here.
 
@@ -56,7 +54,7 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
     given = read_object(directory / _CONFIG, missing_ok=True)
     own = {name: directory / name for name in _COPIED if (directory / name).is_file()}
     if "tokenizer.json" in own:
-        return Vocabulary(copies=own, config={"tokenizer_class": "PreTrainedTokenizerFast"} | given)
+        return Vocabulary(links=own, files={_CONFIG: {"tokenizer_class": "PreTrainedTokenizerFast"} | given})
     words = [directory / _USUAL] if (directory / _USUAL).is_file() else sorted(directory.glob("vocab*.txt"))
     if len(words) > 1:
         raise ModelError(
@@ -68,7 +66,7 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
         return _word_pieces(words[0], settings, given, own, config, model_type)
     models = sorted(directory.glob("*.model"))
     if model_type != "albert" or not models:
-        return None
+        return Vocabulary()
     if len(models) > 1:
         raise ModelError(
             f"{directory} holds several SentencePiece models: {', '.join(model.name for model in models)}.\n"
@@ -82,9 +80,8 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
     text, names = tokenizer_of_sentence_piece(models[0], lowercase=lowers)
     padding = names.pop("pad_token_id")
     return Vocabulary(
-        texts={"tokenizer.json": text},
-        copies=own,
-        config=settings | names | given,
+        files={"tokenizer.json": text, _CONFIG: settings | names | given},
+        links=own,
         pad_token_id=padding,
         remarks=remarks,
     )
@@ -122,9 +119,8 @@ def _word_pieces(
     padding = str(given.get("pad_token", _SPECIAL_TOKENS["pad_token"]))
     return Vocabulary(
         # With the usual ends of lines: a carriage return would be part of a token.
-        texts={_USUAL: "".join(f"{token}\n" for token in tokens)},
-        copies=own,
-        config=settings | given,
+        files={_USUAL: "".join(f"{token}\n" for token in tokens), _CONFIG: settings | given},
+        links=own,
         pad_token_id=tokens.index(padding) if padding in tokens else None,
         remarks=tuple(remarks),
     )
