@@ -13,7 +13,7 @@ __all__ = ["read_table"]
 from collections.abc import Iterator
 
 from hdexport.checkpoint.foreign.crc32c import masked_crc32c
-from hdexport.checkpoint.foreign.wire_format import DamagedError, read_varint, varints
+from hdexport.checkpoint.foreign.wire_format import DamagedError, read_varint
 
 _FOOTER_BYTES = 48
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
@@ -36,18 +36,21 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
             f"its {len(data)} bytes do not end in the magic number of such a table: it is cut off, or something else"
         )
     # The first handle is of the block that describes filters, which TensorFlow leaves empty.
-    _, _, offset, size = _handles(data[-_FOOTER_BYTES : -len(_MAGIC)])
+    footer = data[-_FOOTER_BYTES : -len(_MAGIC)]
+    _, _, end = _handle(footer, 0)
+    offset, size, _ = _handle(footer, end)
     table: dict[bytes, bytes] = {}
     for _, handle in _entries(_block(data, offset, size)):
-        table.update(_entries(_block(data, *_handles(handle)[:2])))
+        offset, size, _ = _handle(handle, 0)
+        table.update(_entries(_block(data, offset, size)))
     return table
 
 
-def _handles(data: bytes) -> list[int]:
-    numbers = list(varints(data))
-    if len(numbers) < 2:
-        raise DamagedError("it does not say where its entries are")
-    return [*numbers[:4], 0, 0][:4]
+def _handle(data: bytes, begin: int) -> tuple[int, int, int]:
+    """Where a block is and its size, and where these two numbers end."""
+    offset, middle = read_varint(data, begin)
+    size, end = read_varint(data, middle)
+    return offset, size, end
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:

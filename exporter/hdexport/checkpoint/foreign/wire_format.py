@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DamagedError", "fields_of", "read_varint", "varints"]
-
-from collections.abc import Iterator
+__all__ = ["DamagedError", "fields_of", "read_varint"]
 
 _VARINT, _FIXED_64, _LENGTH_DELIMITED, _FIXED_32 = 0, 1, 2, 5
 _WIDTH_OF_FIXED = {_FIXED_64: 8, _FIXED_32: 4}
@@ -27,18 +25,6 @@ def read_varint(data: bytes, offset: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, offset + index + 1
     raise DamagedError("a number in it has no end")
-
-
-def varints(data: bytes) -> Iterator[int]:
-    """Numbers, one after the other.
-
-    Raises:
-        DamagedError: the bytes end within one.
-    """
-    offset = 0
-    while offset < len(data):
-        value, offset = read_varint(data, offset)
-        yield value
 
 
 def fields_of(message: bytes) -> dict[int, list[int | bytes]]:
