@@ -4,14 +4,20 @@ from __future__ import annotations
 
 __all__ = ["MODEL_TYPES", "Variable", "Variables", "variables_of"]
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 Axis = str | int
 """A key of ``config.json``, or a number that all models have."""
+
+MODEL_TYPES = ("albert", "bert", "electra", "nezha", "roformer")
+"""The ``model_type`` of families whose checkpoints TensorFlow and bert4keras write."""
+
+_CLASSES_LIKE_BERT = {"bert": "Bert", "nezha": "Nezha", "roformer": "RoFormer"}
+"""Families whose variables have BERT's names -> begin of their classes' names in transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,7 @@ def variables_of(model_type: str, config: dict[str, Any], *, generator: bool = F
     """
     if model_type == "electra":
         return _electra(config, generator=generator)
-    return _MAKERS[model_type](config)
+    return _albert(config) if model_type == "albert" else _bert_like(model_type, config)
 
 
 def _dense(
@@ -128,12 +134,12 @@ def _classifier() -> tuple[Variable, ...]:
     return (weight, _bias("output_bias", "classifier.bias", "num_labels"))
 
 
-def _bert_like(name: str, config: dict[str, Any], *, class_prefix: str, positions: bool) -> Variables:
+def _bert_like(name: str, config: dict[str, Any]) -> Variables:
     """BERT's names in TensorFlow, and in transformers BERT's under another name."""
     projects = name == "roformer" and config["embedding_size"] != config["hidden_size"]
     width = "embedding_size" if projects else "hidden_size"
     encoder = [
-        *_embeddings("bert/embeddings", f"{name}.embeddings", width, positions=positions),
+        *_embeddings("bert/embeddings", f"{name}.embeddings", width, positions=name == "bert"),
         *(
             _dense("bert/encoder/embedding_hidden_mapping_in", f"{name}.embeddings_project", width, "hidden_size")
             if projects
@@ -161,24 +167,17 @@ def _bert_like(name: str, config: dict[str, Any], *, class_prefix: str, position
         encoder=tuple(encoder),
         heads=(("ForMaskedLM", masked), *others),
         layer_scope="bert/encoder/layer_",
-        class_prefix=class_prefix,
+        class_prefix=_CLASSES_LIKE_BERT[name],
+        computed=_rotary_table(config) if name == "roformer" else {},
     )
 
 
-def _bert(config: dict[str, Any]) -> Variables:
-    return _bert_like("bert", config, class_prefix="Bert", positions=True)
-
-
-def _nezha(config: dict[str, Any]) -> Variables:
-    return _bert_like("nezha", config, class_prefix="Nezha", positions=False)
-
-
-def _roformer(config: dict[str, Any]) -> Variables:
-    variables = _bert_like("roformer", config, class_prefix="RoFormer", positions=False)
+def _rotary_table(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """RoFormer's sines and cosines: [positions, head_dim], float32."""
     width = config["hidden_size"] // config["num_attention_heads"]
     angles = np.outer(np.arange(config["max_position_embeddings"]), 10000.0 ** (-np.arange(0, width, 2) / width))
     table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
-    return replace(variables, computed={"roformer.encoder.embed_positions.weight": table})
+    return {"roformer.encoder.embed_positions.weight": table}
 
 
 def _albert(config: dict[str, Any]) -> Variables:
@@ -253,14 +252,3 @@ def _electra(config: dict[str, Any], *, generator: bool) -> Variables:
         layer_scope=f"{scope}/encoder/layer_",
         class_prefix="Electra",
     )
-
-
-_MAKERS: dict[str, Callable[[dict[str, Any]], Variables]] = {
-    "albert": _albert,
-    "bert": _bert,
-    "nezha": _nezha,
-    "roformer": _roformer,
-}
-
-MODEL_TYPES = tuple(sorted((*_MAKERS, "electra")))
-"""The ``model_type`` of families whose checkpoints TensorFlow and bert4keras write."""
