@@ -5,14 +5,15 @@ Names are compared without the prefix of the base model (``bert.``), which a fil
 
 from __future__ import annotations
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "check_layers"]
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hdexport.checkpoint.config import file_key
 from hdexport.checkpoint.weight_files import StoredWeight
@@ -44,6 +45,29 @@ _NUM_LABELS = "num_labels"
 _BYTES_PER_WEIGHT = 4  # float32, also where the file has another type
 
 
+def check_layers(path: Path, names: Iterable[str], settings: PreTrainedConfig) -> None:
+    """Refuse a configuration of fewer or more layers than there are weights for.
+
+    Before a model is made: of a wrong number of layers none can be made in reasonable time.
+
+    Args:
+        path: the checkpoint's directory, for messages.
+        names: of the weights in the files.
+        settings: the configuration in transformers.
+
+    Raises:
+        ModelError: the numbers of layers differ.
+    """
+    numbers = {int(match[1] or match[2]) for name in names if (match := _LAYER.match(name))}
+    layers = settings.num_hidden_layers
+    if numbers and max(numbers) + 1 != layers:
+        key, count = file_key(settings, "num_hidden_layers"), max(numbers) + 1
+        raise ModelError(
+            f"{path / 'config.json'} has {key} {layers}, and the weights are of the layers 0 to {count - 1}.\n"
+            f"Set {key} to {count}, or download the checkpoint again."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
     """A checkpoint's weights beside the model that its configuration describes.
@@ -52,106 +76,78 @@ class Agreement:
         path: the checkpoint's directory, for messages.
         stored: name -> type and shape of each weight in the files.
         settings: the configuration in transformers.
+        skeleton: the model that the configuration describes, on PyTorch's meta device.
+        made: makes the model of another configuration, by which a remedy is tried before it is named.
         not_needed: begins of names, without the prefix of the base model, of weights that the task does not need.
     """
 
     path: Path
     stored: Mapping[str, StoredWeight]
     settings: PreTrainedConfig
+    skeleton: PreTrainedModel
+    made: Callable[[PreTrainedConfig], PreTrainedModel]
     not_needed: tuple[str, ...]
 
-    def check_layers(self) -> None:
-        """Refuse a configuration of fewer or more layers than there are weights for.
-
-        Without the model: of a wrong number of layers none can be made in reasonable time.
-
-        Raises:
-            ModelError: the numbers of layers differ.
-        """
-        numbers = {int(match[1] or match[2]) for name in self.stored if (match := _LAYER.match(name))}
-        layers = self.settings.num_hidden_layers
-        if numbers and max(numbers) + 1 != layers:
-            key, count = file_key(self.settings, "num_hidden_layers"), max(numbers) + 1
-            raise ModelError(
-                f"{self.path / 'config.json'} has {key} {layers}, and the weights are of the layers 0 to {count - 1}.\n"
-                f"Set {key} to {count}, or download the checkpoint again."
-            )
-
-    def check_weights(self, skeleton: PreTrainedModel, made: Callable[[PreTrainedConfig], PreTrainedModel]) -> None:
+    def check(self) -> None:
         """Refuse weights of another type or shape than the model's or without a place in it, and too large models.
-
-        Args:
-            skeleton: the model that the configuration describes, on PyTorch's meta device.
-            made: makes the model of another configuration, by which a remedy is tried before it is named.
 
         Raises:
             ModelError: see above.
         """
-        self._check_no_name_twice(skeleton)
-        wanted = self._wanted(skeleton)
-        within = {name for name in self.stored if self._is_within(name, skeleton)}
-        self._check_types(name for name in self.stored if name in within or self._plain(name, skeleton) in wanted)
-        self._check_shapes(wanted, skeleton, made)
-        self._check_all_used(sorted(within - self._used(skeleton)))
-        self._check_memory(sum(parameter.numel() for parameter in skeleton.parameters()))
+        self._check_no_name_twice()
+        wanted = self._shapes(self.skeleton)
+        within = {name for name in self.stored if self._is_within(name)}
+        self._check_types([name for name in self.stored if name in within or self._plain(name) in wanted])
+        self._check_shapes(wanted)
+        self._check_all_used(sorted(name for name in within if self._plain(name) not in wanted))
+        self._check_memory(sum(parameter.numel() for parameter in self.skeleton.parameters()))
 
-    def unused(self, skeleton: PreTrainedModel) -> str | None:
-        """The weights that the task does not need, in groups such as ``cls (7 weights)``; None where it needs all.
-
-        Args:
-            skeleton: as above.
-        """
-        used = {name for name in self._used(skeleton) if not self._plain(name, skeleton).startswith(self.not_needed)}
-        parts_used = {part for name in used for part in _beginnings(self._plain(name, skeleton))}
-        groups: dict[str, int] = {}
-        for name in self.stored:
-            if name in used:
-                continue
-            plain = self._plain(name, skeleton)
-            group = (
-                plain.rpartition(".")[2]
-                if plain.endswith(_BUFFERS)
-                else next((part for part in _beginnings(plain) if part not in parts_used), plain)
-            )
-            groups[group] = groups.get(group, 0) + 1
+    def unused(self) -> str | None:
+        """The weights that the task does not need, in groups such as ``cls (7 weights)``; None where it needs all."""
+        wanted, names = self._shapes(self.skeleton), [self._plain(name) for name in self.stored]
+        used = {name for name in names if name in wanted and not name.startswith(self.not_needed)}
+        parts_used = {part for name in used for part in _beginnings(name)}
+        groups = Counter(
+            name.rpartition(".")[2]
+            if name.endswith(_BUFFERS)
+            else next((part for part in _beginnings(name) if part not in parts_used), name)
+            for name in names
+            if name not in used
+        )
         counts = (f"{group} ({count} weight{'s' if count > 1 else ''})" for group, count in sorted(groups.items()))
         return ", ".join(counts) or None
 
-    def _used(self, skeleton: PreTrainedModel) -> set[str]:
-        places = {self._plain(name, skeleton) for name in skeleton.state_dict()}
-        return {name for name in self.stored if self._plain(name, skeleton) in places}
+    def _shapes(self, model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+        return {self._plain(name): tuple(value.shape) for name, value in model.state_dict().items()}
 
-    def _wanted(self, skeleton: PreTrainedModel) -> dict[str, Any]:
-        return {self._plain(name, skeleton): value.shape for name, value in skeleton.state_dict().items()}
-
-    def _plain(self, name: str, skeleton: PreTrainedModel) -> str:
+    def _plain(self, name: str) -> str:
         for old, new in _OLD_NAMES.items():
             if name.endswith(old):
                 name = name.removesuffix(old) + new
-        return name.removeprefix(f"{skeleton.base_model_prefix}.")
+        return name.removeprefix(f"{self.skeleton.base_model_prefix}.")
 
-    def _is_within(self, name: str, skeleton: PreTrainedModel) -> bool:
+    def _is_within(self, name: str) -> bool:
         """Whether a weight is the encoder's, by its name."""
-        plain = self._plain(name, skeleton)
+        plain = self._plain(name)
         if plain.endswith(_BUFFERS) or plain.startswith((*self.not_needed, "pooler.")):
             return False
-        parts = {child for child, _ in skeleton.base_model.named_children()}
-        return name.startswith(f"{skeleton.base_model_prefix}.") or plain.partition(".")[0] in (
+        parts = {child for child, _ in self.skeleton.base_model.named_children()}
+        return name.startswith(f"{self.skeleton.base_model_prefix}.") or plain.partition(".")[0] in (
             *parts,
             *_OPTIONAL_PARTS,
         )
 
-    def _check_no_name_twice(self, skeleton: PreTrainedModel) -> None:
+    def _check_no_name_twice(self) -> None:
         names: dict[str, str] = {}
         for name in self.stored:
-            other = names.setdefault(self._plain(name, skeleton), name)
+            other = names.setdefault(self._plain(name), name)
             if other != name:
                 raise ModelError(
                     f"{self.path} holds one weight by two names, {shown(other)} and {shown(name)}.\n"
                     "Remove the one that the model was not trained with."
                 )
 
-    def _check_types(self, names: Iterable[str]) -> None:
+    def _check_types(self, names: list[str]) -> None:
         wrong = [name for name in names if not self.stored[name].is_floating and not name.endswith(_BUFFERS)]
         if wrong:
             raise ModelError(
@@ -160,19 +156,14 @@ class Agreement:
                 "Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large."
             )
 
-    def _check_shapes(
-        self,
-        wanted: Mapping[str, Any],
-        skeleton: PreTrainedModel,
-        made: Callable[[PreTrainedConfig], PreTrainedModel],
-    ) -> None:
+    def _check_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
         for name, weight in self.stored.items():
-            shape = tuple(wanted.get(self._plain(name, skeleton), weight.shape))
+            shape = wanted.get(self._plain(name), weight.shape)
             if shape == weight.shape:
                 continue
             pairs = zip(shape, weight.shape, strict=False)
             asked, there = next(((asked, there) for asked, there in pairs if asked != there), (None, None))
-            keys = [key for key in self._keys_of(asked) if self._fits(name, weight, {key: there}, made)]
+            keys = [key for key in self._keys_of(asked) if self._fits(name, key, there)]
             remedy = f"Set {' or '.join(keys)} to {there}" if keys else "Correct config.json"
             if keys == [_NUM_LABELS]:
                 remedy += f", without id2label and label2id of other labels, or give these {there} names"
@@ -187,23 +178,16 @@ class Agreement:
         values = {**self.settings.to_dict(), _NUM_LABELS: self.settings.num_labels}
         return [key for key, value in values.items() if type(value) is int and value == asked]
 
-    def _fits(
-        self,
-        name: str,
-        weight: StoredWeight,
-        changes: Mapping[str, Any],
-        made: Callable[[PreTrainedConfig], PreTrainedModel],
-    ) -> bool:
-        """Whether a weight has the shape that a changed configuration gives it."""
+    def _fits(self, name: str, key: str, value: int | None) -> bool:
+        """Whether a weight has the shape that the configuration gives it with another value."""
         settings = copy.deepcopy(self.settings)
         try:
-            for key, value in changes.items():
-                setattr(settings, key, value)
-            skeleton = made(settings)
+            setattr(settings, key, value)
+            model = self.made(settings)
         except Exception:
             # Many values are of no model, and each fails in its own way.
             return False
-        return tuple(self._wanted(skeleton).get(self._plain(name, skeleton), ())) == weight.shape
+        return self._shapes(model).get(self._plain(name), ()) == self.stored[name].shape
 
     def _check_all_used(self, left: list[str]) -> None:
         if left:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 __all__ = ["folded_vocabulary", "load_model"]
 
-import dataclasses
 import functools
 from collections.abc import Callable, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdexport.checkpoint.agreement import Agreement
+from hdexport.checkpoint.agreement import Agreement, check_layers
 from hdexport.checkpoint.converted_weights import as_loaded
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import read_weights, stored_weights
@@ -67,32 +66,32 @@ def load_model(
     # The library's own report of unused weights is noise here; the checks below report the weights that matter.
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    agreement = Agreement(
-        path=path,
-        # A head's own weights are read with it.
-        stored={
-            name: stored for name, stored in stored_weights(files).items() if name not in _HEAD_WEIGHTS.get(task, ())
-        },
-        settings=settings,
-        not_needed=_not_needed(family, task, is_generator=is_generator),
-    )
-    agreement.check_layers()
+    # A head's own weights are read with it.
+    stored = {name: weight for name, weight in stored_weights(files).items() if name not in _HEAD_WEIGHTS.get(task, ())}
+    check_layers(path, stored, settings)
     made = functools.partial(_skeleton, path, family=family, task=Task.TEXT_SCORING if is_generator else task)
     skeleton = made(settings)
-    names = unwrapping(agreement.stored, skeleton, path=path)
+    names = unwrapping(stored, skeleton, path=path)
     if names.prefix:
         report(
             f"The names of the weights begin with {names.prefix}, which a wrapper of the model left; it is taken off."
         )
-    stored = as_loaded({names.name(name): weight for name, weight in agreement.stored.items()}, skeleton)
-    agreement = dataclasses.replace(agreement, stored=stored)
-    agreement.check_layers()
-    agreement.check_weights(skeleton, made)
+    stored = as_loaded({names.name(name): weight for name, weight in stored.items()}, skeleton)
+    check_layers(path, stored, settings)
+    agreement = Agreement(
+        path=path,
+        stored=stored,
+        settings=settings,
+        skeleton=skeleton,
+        made=made,
+        not_needed=_not_needed(family, task, is_generator=is_generator),
+    )
+    agreement.check()
     try:
         model, found = type(skeleton).from_pretrained(
             # No path: only checked files are read, and no adapter or other file that lies beside them.
             None,
-            config=agreement.settings,
+            config=settings,
             state_dict={names.name(name): weight for file in files for name, weight in read_weights(file).items()},
             dtype=torch.float32,
             attn_implementation=_attention(family),
@@ -106,7 +105,7 @@ def load_model(
         raise ModelError(f"The checkpoint {path} could not be loaded: {shown(error)}\nDownload it again.") from error
     _check_missing(path, task, made_for, found["missing_keys"] - brought)
     _check_finite(path, model)
-    if unused := agreement.unused(skeleton):
+    if unused := agreement.unused():
         report(f"Not needed for {task.value}, and left out: {unused}.")
     return model
 
