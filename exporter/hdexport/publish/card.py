@@ -14,17 +14,8 @@ from hdruntime.bundle.manifest import Manifest
 if TYPE_CHECKING:
     from hdexport.bench.results.result import BenchResult
 
-_PIPELINES = {
-    "feature-extraction": "feature-extraction",
-    "sentence-similarity": "sentence-similarity",
-    "sparse-similarity": "feature-extraction",
-    "token-similarity": "feature-extraction",
-    "fill-mask": "fill-mask",
-    "text-classification": "text-classification",
-    "token-classification": "token-classification",
-    "question-answering": "question-answering",
-}
-"""Task -> the hub's name of such models."""
+_PIPELINES = {"sparse-similarity": "feature-extraction", "token-similarity": "feature-extraction", "text-scoring": None}
+"""Task -> the hub's name of such models, where that is another; None for none."""
 
 _CALLS = {
     "sentence-similarity": ("SentenceEncoder", "encode(texts)"),
@@ -72,7 +63,7 @@ def model_card(
 
 def _front_matter(manifest: Manifest, origin: HubName | None) -> Iterator[str]:
     yield "library_name: hdexport"
-    pipeline = _PIPELINES.get(manifest.task)
+    pipeline = _PIPELINES.get(manifest.task, manifest.task)
     if pipeline is not None:
         yield f"pipeline_tag: {pipeline}"
     if origin is not None:
