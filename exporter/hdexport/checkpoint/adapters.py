@@ -10,7 +10,6 @@ from __future__ import annotations
 __all__ = [
     "ADAPTER_CONFIG",
     "adapter_named",
-    "adapter_remark",
     "adapters_of",
     "is_adapter",
     "merge_adapter",
@@ -82,14 +81,6 @@ def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
             f"--adapter {name}: {directory} has no adapters, folders with an {ADAPTER_CONFIG}.\nLeave it out."
         )
     raise InputError(f"--adapter {name} is not among the adapters of {directory}.\nChoose from: {', '.join(names)}.")
-
-
-def adapter_remark(directory: Path) -> str | None:
-    """A line on the adapters that were not asked for; None where there are none."""
-    names = adapters_of(directory)
-    if not names:
-        return None
-    return f"No adapter is merged, as transformers loads none by itself; --adapter takes one of {', '.join(names)}."
 
 
 def saved_names(folder: Path, *, allow_pickle: bool = False) -> frozenset[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hdexport.checkpoint.adapters import adapter_named, adapter_remark, adapters_of, merge_adapter, saved_names
+from hdexport.checkpoint.adapters import adapter_named, adapters_of, merge_adapter, saved_names
 from hdexport.checkpoint.config import check_labels, read_config, settings_from
 from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.hub import download
@@ -206,11 +206,14 @@ class Checkpoint:
         Raises:
             InputError: the checkpoint has no such adapter; the message lists its adapters.
         """
-        own = self.family.adapters(self.config)
+        own, beside = self.family.adapters(self.config), adapters_of(self.path)
         if name is not None:
-            return replace(self, adapter=adapter_named(self.path, name, own or adapters_of(self.path)))
-        remark = adapter_remark(self.path)
-        return self if remark is None or self.adapter is not None else replace(self, remarks=(*self.remarks, remark))
+            return replace(self, adapter=adapter_named(self.path, name, own or beside))
+        if self.adapter is not None or not beside:
+            return self
+        takes = f"--adapter takes one of {', '.join(beside)}."
+        remark = f"No adapter is merged, as transformers loads none by itself; {takes}"
+        return replace(self, remarks=(*self.remarks, remark))
 
     def load(self, task: Task, *, report: Callable[[str], None] = lambda line: None) -> PreTrainedModel:
         """The PyTorch model for a task, in float32 and in evaluation mode.

@@ -39,9 +39,9 @@ def load_model(
     settings: PreTrainedConfig,
     family: Family,
     task: Task,
-    is_generator: bool = False,
+    is_generator: bool,
     made_for: Callable[[], Task],
-    brought: Set[str] = frozenset(),
+    brought: Set[str],
     report: Callable[[str], None],
 ) -> PreTrainedModel:
     """The model for a task, all of it, in float32.

@@ -42,7 +42,6 @@ _TRANSFORMER_CONFIGS = tuple(
 _FIXED = {
     "encoder": ("feature-extraction", "last_hidden_state", "token_embeddings"),
     "cross-encoder": ("sequence-classification", "logits", "scores"),
-    "multi-vector-encoder": ("feature-extraction", "last_hidden_state", "token_embeddings"),
     "sparse-encoder": ("fill-mask", "logits", "token_embeddings"),
     "logit-score": ("text-generation", "logits", "causal_logits"),
 }
@@ -204,7 +203,7 @@ def _of_sparse_vectors(checkpoint: Checkpoint) -> SentenceSettings:
 def _of_late_interaction(checkpoint: Checkpoint) -> SentenceSettings:
     path = checkpoint.path
     model = late_interaction(path)
-    _check_transformer(path, "multi-vector-encoder", honoured=("query_length", "document_length", "query_expansion"))
+    _check_transformer(path, "encoder", honoured=("query_length", "document_length", "query_expansion"))
     return SentenceSettings(
         kind="multi-vector-encoder",
         dense=model.is_stanford or any(module.kind == "Dense" for module in model.layers),
