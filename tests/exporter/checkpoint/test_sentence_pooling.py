@@ -214,15 +214,6 @@ def test_a_dense_layer_that_does_not_fit_is_refused(config: dict[str, object], m
         sentence_vectors(tmp_path, hidden_size=WIDTH)
 
 
-@pytest.mark.parametrize("wrong", [torch.full((4, WIDTH), torch.nan), torch.ones(4, WIDTH, dtype=torch.int8)])
-def test_weights_that_are_no_finite_floats_are_refused(wrong: torch.Tensor, tmp_path: Path) -> None:
-    save_sentence_modules(tmp_path, "Dense", pooling=flags("mean"))
-    save_dense(tmp_path / "2_Dense", activation="Tanh", bias=False)
-    save_file({"linear.weight": wrong}, tmp_path / "2_Dense" / "model.safetensors")
-    with pytest.raises(ModelError, match=r"2_Dense has weights that are integers, NaN or infinite: linear.weight"):
-        sentence_vectors(tmp_path, hidden_size=WIDTH)
-
-
 def test_modules_whose_answers_depend_on_a_batch_are_refused(tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, "Largest", pooling=flags("mean"))
     (tmp_path / "largest.py").write_text(
