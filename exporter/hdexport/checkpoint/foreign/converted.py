@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["convert", "google_files"]
 
 import errno
+import functools
 import re
 import tempfile
 from collections.abc import Callable, Mapping
@@ -55,10 +56,6 @@ class _Stored:
     others: tuple[str, ...] = ()
 
 
-_latest: tuple[object, Converted] | None = None
-"""The last one converted and its files' state: commands find a checkpoint several times."""
-
-
 def convert(directory: Path) -> Converted:
     """Convert a checkpoint; nothing is written into its directory.
 
@@ -70,33 +67,7 @@ def convert(directory: Path) -> Converted:
             configuration says.
         MissingDependencyError: h5py is not installed, and a Keras file is to be read.
     """
-    global _latest
-    state = _state(directory)
-    if _latest is not None and _latest[0] == state:
-        return _latest[1]
-    found = find_files(directory)
-    for file in directory.glob(f"{found.weights.stem}.*"):
-        refuse_pointer(file)
-    model_type, stored = _stored(found)
-    config = hugging_face_config(found.values, found.config, model_type=model_type, is_tensorflow=found.is_tensorflow)
-    if _LABELS in stored.shapes and len(stored.shapes[_LABELS]) == 2:
-        config["num_labels"] = stored.shapes[_LABELS][0]
-    layout = variables_of(model_type, config, generator="generator" in found.config.name)
-    chosen, architecture = _chosen(layout, stored)
-    _check_layers(layout, stored, config, found)
-    for variable in chosen:
-        _check_shape(variable, stored, config, found)
-    weights = {variable.hugging_face: _weight(variable, stored, config) for variable in chosen} | layout.computed
-    config["architectures"] = [architecture]
-    vocabulary = read_vocabulary(directory, config=config, model_type=model_type)
-    left_out = [name for name in stored.shapes if name not in {variable.google for variable in chosen}]
-    left_out = [name for name in (*left_out, *stored.others) if not _OPTIMIZER.fullmatch(name)]
-    remarks = [f"Read {found.weights.name} and {found.config.name} as {architecture}."]
-    if left_out:
-        remarks.append(f"Of {found.weights.name}, this is left out: {several([*map(shown, sorted(left_out))])}.")
-    result = _with_weights(directory, config, weights, vocabulary, (*remarks, *vocabulary.remarks))
-    _latest = (state, result)
-    return result
+    return _converted(directory, _state(directory))
 
 
 def google_files(directory: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -126,6 +97,33 @@ def _state(directory: Path) -> object:
         directory.resolve(),
         frozenset((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats.items()),
     )
+
+
+# The latest is kept: commands find a checkpoint several times.
+@functools.lru_cache(maxsize=1)
+def _converted(directory: Path, state: object) -> Converted:
+    """A directory's checkpoint, converted again where its files' state is another."""
+    found = find_files(directory)
+    for file in directory.glob(f"{found.weights.stem}.*"):
+        refuse_pointer(file)
+    model_type, stored = _stored(found)
+    config = hugging_face_config(found.values, found.config, model_type=model_type, is_tensorflow=found.is_tensorflow)
+    if _LABELS in stored.shapes and len(stored.shapes[_LABELS]) == 2:
+        config["num_labels"] = stored.shapes[_LABELS][0]
+    layout = variables_of(model_type, config, generator="generator" in found.config.name)
+    chosen, architecture = _chosen(layout, stored)
+    _check_layers(layout, stored, config, found)
+    for variable in chosen:
+        _check_shape(variable, stored, config, found)
+    weights = {variable.hugging_face: _weight(variable, stored, config) for variable in chosen} | layout.computed
+    config["architectures"] = [architecture]
+    vocabulary = read_vocabulary(directory, config=config, model_type=model_type)
+    left_out = [name for name in stored.shapes if name not in {variable.google for variable in chosen}]
+    left_out = [name for name in (*left_out, *stored.others) if not _OPTIMIZER.fullmatch(name)]
+    remarks = [f"Read {found.weights.name} and {found.config.name} as {architecture}."]
+    if left_out:
+        remarks.append(f"Of {found.weights.name}, this is left out: {several([*map(shown, sorted(left_out))])}.")
+    return _with_weights(directory, config, weights, vocabulary, (*remarks, *vocabulary.remarks))
 
 
 def _stored(found: FoundFiles) -> tuple[str, _Stored]:
