@@ -46,9 +46,15 @@ _EPSILON = 1e-12
 _EPSILON_OF_KERAS = 1e-7
 """Epsilon that bert4keras adds to variances in RoFormer and NEZHA, Keras' own; Google adds less."""
 
-_RELATIVE, _ROTARY = "Embedding-Relative-Position", "Embedding-Rotary-Position"
-_SHARED = "Transformer-MultiHeadSelfAttention"
-_MAPPING, _DISCRIMINATOR = "Embedding-Mapping", "Discriminator-Dense"
+_FAMILIES_OF_LAYERS = {
+    "Embedding-Relative-Position": "nezha",
+    "Embedding-Rotary-Position": "roformer",
+    "Transformer-MultiHeadSelfAttention": "albert",
+    # A BERT whose embeddings are projected is ELECTRA's encoder.
+    "Embedding-Mapping": "electra",
+    "Discriminator-Dense": "electra",
+}
+"""Layer of bert4keras -> the family that it tells, the first that a file has; BERT has none of them."""
 
 
 def model_type_of(
@@ -76,7 +82,7 @@ def model_type_of(
             )
         return str(named)
     if layers:
-        return _of_layers(layers)
+        return next((family for layer, family in _FAMILIES_OF_LAYERS.items() if layer in layers), "bert")
     if any(name.startswith("electra/") for name in variables):
         return "electra"
     if any(name.startswith("bert/encoder/transformer/") for name in variables):
@@ -144,17 +150,6 @@ def hugging_face_config(
     config.setdefault("layer_norm_eps", _EPSILON_OF_KERAS if of_keras else _EPSILON)
     others = {key for key, owners in _OWNERS.items() if model_type not in owners}
     return {key: value for key, value in config.items() if key not in others} | {"model_type": model_type}
-
-
-def _of_layers(layers: Collection[str]) -> str:
-    if _RELATIVE in layers:
-        return "nezha"
-    if _ROTARY in layers:
-        return "roformer"
-    if _SHARED in layers:
-        return "albert"
-    # A BERT whose embeddings are projected is ELECTRA's encoder.
-    return "electra" if _MAPPING in layers or _DISCRIMINATOR in layers else "bert"
 
 
 def _check_size(value: object, key: str, file: Path) -> None:
