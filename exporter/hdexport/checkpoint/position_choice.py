@@ -20,6 +20,10 @@ from hdruntime.errors import InputError
 EMBEDDING_ALPHA = 0.05
 """Alpha of embedding models that nobody trains further; measured in docs/positions.md."""
 
+_WHY_NOT_BY_DISTANCES = (
+    "its scores are of distances, and no number of positions says from how many tokens on queries are to grow"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PositionChoice:
@@ -75,14 +79,10 @@ def choose_positions(
         ModelError: the checkpoint's record of its extension is malformed.
     """
     family = checkpoint.family
-    if family.counts_distances and attention_scale == "logn":
+    why_not = _WHY_NOT_BY_DISTANCES if family.counts_distances else family.why_not_scaled
+    if why_not is not None and attention_scale == "logn":
         raise InputError(
-            f"--attention-scale logn does not fit this {checkpoint.config['model_type']}: its scores are of distances, "
-            "and no number of positions says from how many tokens on queries are to grow.\nUse --attention-scale none."
-        )
-    if family.why_not_scaled is not None and attention_scale == "logn":
-        raise InputError(
-            f"--attention-scale logn does not fit this {checkpoint.config['model_type']}: {family.why_not_scaled}.\n"
+            f"--attention-scale logn does not fit this {checkpoint.config['model_type']}: {why_not}.\n"
             "Use --attention-scale none."
         )
     base = max_len if family.counts_distances else checkpoint.base_positions
