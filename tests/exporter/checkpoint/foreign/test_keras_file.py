@@ -1,4 +1,4 @@
-"""Keras' HDF5 files are read in both layouts, and what is not one is refused."""
+"""Keras' HDF5 files are read whole, and what is not one is refused; `test_converted.py` has both layouts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ from hdruntime.errors import MissingDependencyError, ModelError
 from support.tensor_bundles import BERT4KERAS, copied_checkpoint
 
 h5py: Any = pytest.importorskip("h5py", reason="h5py, which reads Keras' files, is not installed")
-
-
-def test_layers_have_the_names_that_bert4keras_gave_them() -> None:
-    layers = read_keras_file(BERT4KERAS / "hierarchical" / "best_model.h5")
-    assert layers.counted == {}
-    attention = layers.named["Transformer-1-MultiHeadSelfAttention"]
-    assert [array.shape for array in attention] == [(16, 16), (16,)] * 4
-    assert layers.named["Transformer-1-FeedForward-Add"] == []
-
-
-def test_layers_are_counted_by_their_class_for_this_suffix() -> None:
-    layers = read_keras_file(BERT4KERAS / "keras3" / "best_model.weights.h5")
-    assert layers.named == {}
-    assert len(layers.counted["layer_normalization"]) == 4
-    assert [array.shape for array in layers.counted["feed_forward"][0]] == [(16, 24), (24,), (24, 16), (16,)]
 
 
 def test_a_whole_model_and_long_lists_of_names_are_read(tmp_path: Path) -> None:
