@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EMBEDDING_ALPHA", "PositionChoice", "choose_positions", "configuration_remark", "configured_alpha"]
+__all__ = ["PositionChoice", "choose_positions", "configuration_remark", "configured_alpha"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from hdexport.model.task import TASKS, Task
 from hdruntime.bundle.manifest import AttentionScale
 from hdruntime.errors import InputError
 
-EMBEDDING_ALPHA = 0.05
+_EMBEDDING_ALPHA = 0.05
 """Alpha of embedding models that nobody trains further; measured in docs/positions.md."""
 
 _WHY_NOT_BY_DISTANCES = (
@@ -171,7 +171,7 @@ def _beyond(
         return PositionChoice(alpha=alpha, reason=f"as {HIERARCHICAL_KEY} of the configuration says")
     # A factor needs a logarithm to divide by; families with attention of their own were trained with it on long texts.
     scale: AttentionScale = "logn" if scalable and family.own is None and checkpoint.base_positions > 1 else "none"
-    trainable, as_it_is = _options(scheme, DEFAULT_ALPHA, "none"), _options(scheme, EMBEDDING_ALPHA, scale)
+    trainable, as_it_is = _options(scheme, DEFAULT_ALPHA, "none"), _options(scheme, _EMBEDDING_ALPHA, scale)
     if trainable == as_it_is:
         return PositionChoice(reason="as the options say")
     if TASKS[task].vectors is None:
@@ -180,7 +180,7 @@ def _beyond(
             force=f"{as_it_is}, for one that is not",
         )
     return PositionChoice(
-        alpha=EMBEDDING_ALPHA,
+        alpha=_EMBEDDING_ALPHA,
         attention_scale=scale,
         reason="best for embeddings without fine-tuning",
         force=f"{trainable}, for a model that will be fine-tuned",

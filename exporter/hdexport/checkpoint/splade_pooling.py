@@ -15,7 +15,7 @@ from hdexport.model.head import Head
 from hdexport.support.json_files import read_settings
 from hdruntime.errors import ModelError
 
-MODULES = ("Transformer", "MLMTransformer")
+_MODULES = ("Transformer", "MLMTransformer")
 """Modules whose outputs are logits, by the names of sentence-transformers 6 and 5."""
 
 _SUMS = 16
@@ -98,7 +98,7 @@ def splade_pooling(path: Path) -> SpladePooling:
     kinds = [module.kind for module in modules]
     if not modules:
         return SpladePooling()
-    if len(kinds) != 2 or kinds[0] not in MODULES or kinds[1] != "SpladePooling":
+    if len(kinds) != 2 or kinds[0] not in _MODULES or kinds[1] != "SpladePooling":
         raise ModelError(
             f"{path} chains the modules {', '.join(kinds)}; for sparse vectors, a Transformer with the task fill-mask "
             "followed by a SpladePooling is supported.\n"
