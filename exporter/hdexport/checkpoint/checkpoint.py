@@ -243,13 +243,11 @@ class Checkpoint:
         if TASKS[task].has_labels:
             check_labels(settings, self.path / "config.json")
         model = load_model(
-            self.path,
+            self,
             files,
             settings=settings,
-            family=self.family,
             task=run_as,
             is_generator=score is not None,
-            made_for=lambda: self.run_as(self.task()),
             brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=self.trust.pickles),
             report=report,
         )

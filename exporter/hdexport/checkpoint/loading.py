@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from hdexport.checkpoint import Checkpoint
     from hdexport.checkpoint.sentence_modules import LogitScore
 
 
@@ -33,27 +34,23 @@ _HEAD_WEIGHTS = {Task.TOKEN_SIMILARITY: (PROJECTION,)}
 
 
 def load_model(
-    path: Path,
+    checkpoint: Checkpoint,
     files: tuple[Path, ...],
     *,
     settings: PreTrainedConfig,
-    family: Family,
     task: Task,
     is_generator: bool,
-    made_for: Callable[[], Task],
     brought: Set[str],
     report: Callable[[str], None],
 ) -> PreTrainedModel:
     """The model for a task, all of it, in float32.
 
     Args:
-        path: of the checkpoint, for messages.
+        checkpoint: whose model it is.
         files: that hold its weights.
         settings: decide the model.
-        family: of the model.
         task: decides the head.
         is_generator: load the family's generator, of which the head is made afterwards.
-        made_for: returns the task that the checkpoint was made for, for messages.
         brought: names of weights that an adapter brings, which the checkpoint may lack.
         report: takes a line that names the weights that the task does not need, if there are any.
 
@@ -68,8 +65,9 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     # A head's own weights are read with it.
     stored = {name: weight for name, weight in stored_weights(files).items() if name not in _HEAD_WEIGHTS.get(task, ())}
+    path, family = checkpoint.path, checkpoint.family
     check_layers(path, stored, settings)
-    made = functools.partial(_skeleton, path, family=family, task=Task.TEXT_SCORING if is_generator else task)
+    made = functools.partial(_skeleton, checkpoint, task=Task.TEXT_SCORING if is_generator else task)
     skeleton = made(settings)
     names = unwrapping(stored, skeleton, path=path)
     if names.prefix:
@@ -103,7 +101,7 @@ def load_model(
         if says_out_of_memory(str(error)):
             raise MemoryError(str(error)) from error
         raise ModelError(f"The checkpoint {path} could not be loaded: {shown(error)}\nDownload it again.") from error
-    _check_missing(path, task, made_for, found["missing_keys"] - brought)
+    _check_missing(checkpoint, task, found["missing_keys"] - brought)
     _check_finite(path, model)
     if unused := agreement.unused():
         report(f"Not needed for {task.value}, and left out: {unused}.")
@@ -147,10 +145,11 @@ def _attention(family: Family) -> str:
     return "sdpa" if family.has_sdpa else "eager"
 
 
-def _skeleton(path: Path, settings: PreTrainedConfig, *, family: Family, task: Task) -> PreTrainedModel:
+def _skeleton(checkpoint: Checkpoint, settings: PreTrainedConfig, *, task: Task) -> PreTrainedModel:
     """The model that the configuration describes, without memory for its weights."""
     import torch
 
+    family = checkpoint.family
     try:
         with torch.device("meta"):
             return model_from_config(
@@ -161,16 +160,16 @@ def _skeleton(path: Path, settings: PreTrainedConfig, *, family: Family, task: T
     except Exception as error:
         # Sizes that do not fit each other fail wherever a module is made of them.
         raise ModelError(
-            f"No {settings.model_type} can be made of {path / 'config.json'}: {shown(error)}\n"
+            f"No {settings.model_type} can be made of {checkpoint.path / 'config.json'}: {shown(error)}\n"
             "Correct that value, or download the model's config.json again."
         ) from error
 
 
-def _check_missing(path: Path, task: Task, made_for: Callable[[], Task], keys: set[str]) -> None:
+def _check_missing(checkpoint: Checkpoint, task: Task, keys: set[str]) -> None:
     optional = ("pooler.",) if task is not Task.TEXT_CLASSIFICATION else ()
     missing = sorted(key for key in keys if not any(part in key for part in optional))
     if missing:
-        own = made_for()
+        own = checkpoint.run_as(checkpoint.task())
         if own is task:
             # By config.json; the weights are of less than it names.
             remedy = "Download the checkpoint again" + (
@@ -178,7 +177,9 @@ def _check_missing(path: Path, task: Task, made_for: Callable[[], Task], keys: s
             )
         else:
             remedy = f"Choose the task it was made for (--task {own.value}), or fine-tune it first."
-        raise ModelError(f"{path} has no weights for {several(missing)}, which the task {task.value} needs.\n{remedy}")
+        raise ModelError(
+            f"{checkpoint.path} has no weights for {several(missing)}, which the task {task.value} needs.\n{remedy}"
+        )
 
 
 def _check_finite(path: Path, model: PreTrainedModel) -> None:
