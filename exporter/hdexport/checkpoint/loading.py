@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.agreement import Agreement, check_layers
-from hdexport.checkpoint.converted_weights import as_loaded
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import read_weights, stored_weights
-from hdexport.checkpoint.wrapped_names import unwrapping
+from hdexport.checkpoint.weight_names import as_loaded, unwrapping
 from hdexport.families import Family
 from hdexport.model.model_classes import model_from_config
 from hdexport.model.task import Task
