@@ -94,11 +94,9 @@ class BlockCase(Case):
         size, (lowest, highest) = (self.heads, max(1, blocks - 2), RANDOM_BLOCKS), self.listed
         return torch.randint(lowest, highest + 1, size, generator=generator).int().to(device)
 
-    def pairs(self) -> int:
-        table = self.table("cpu")
-        listed = None if table is None else table.numpy()
-        count = self.OPERATOR.face("pairs").pairs
-        return count(tokens=self.tokens, heads=self.heads, **self.attributes, listed_blocks=listed)
+    @property
+    def decisive(self) -> dict[str, Any]:
+        return {**self.attributes, "listed_blocks": self.table("cpu")}
 
     def seen_blocks(self, device: str) -> Any:
         """[1 or heads, blocks, blocks], bool: which blocks of keys each block of queries sees."""

@@ -71,9 +71,14 @@ class Case(ABC):
     def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
         """The inputs after the states; None for an optional one that is left out."""
 
-    @abstractmethod
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """What decides which queries and keys see each other, as the face `pairs` takes it."""
+        return self.attributes
+
     def pairs(self) -> int:
         """Queries and keys that see each other in one text without padding, in all heads."""
+        return int(self.OPERATOR.face("pairs").pairs(self.decisive, tokens=self.tokens, heads=self.heads))
 
     @abstractmethod
     def flex_mask(self, device: str) -> Any:

@@ -60,10 +60,6 @@ class ChunkCase(Case):
             token_mask[1, 1 :: max(2, self.tokens // 4)] = 0
         return [token_mask]
 
-    def pairs(self) -> int:
-        count = self.OPERATOR.face("pairs").pairs
-        return int(count(tokens=self.tokens, heads=self.heads, **self.attributes))
-
     def flex_mask(self, device: str) -> Any:
         from torch.nn.attention.flex_attention import create_block_mask
 

@@ -68,9 +68,6 @@ class DistanceCase(Case):
         values = torch.randn(rows, self.head_dim, **made) if self.is_own else None
         return [key_mask, torch.randn(texts, self.heads, queries, rows, **made), values]
 
-    def pairs(self) -> int:
-        return self.OPERATOR.face("pairs").pairs(tokens=self.tokens, heads=self.heads, **self.attributes)
-
     def flex_mask(self, device: str) -> Any:
         return None
 

@@ -70,8 +70,5 @@ class RelativeCase(Case):
         scores = torch.randn(self.batch, self.heads, self.tokens, **made) if self.segments else None
         return [key_kind, positions, *biases, scores]
 
-    def pairs(self) -> int:
-        return self.OPERATOR.face("pairs").pairs(tokens=self.tokens, heads=self.heads, **self.attributes)
-
     def flex_mask(self, device: str) -> Any:
         raise NotImplementedError("terms of scores are no mask")

@@ -71,9 +71,9 @@ class WindowCase(Case):
             token_kind[1, :: max(1, self.tokens // 4)] = 2
         return [token_kind]
 
-    def pairs(self) -> int:
-        count = self.OPERATOR.face("pairs").pairs
-        return count(tokens=self.tokens, heads=self.heads, global_tokens=self.globals, **self.attributes)
+    @property
+    def decisive(self) -> dict[str, Any]:
+        return {**self.attributes, "global_tokens": self.globals}
 
     def is_computed_by(self, peer: str) -> bool:
         return True

@@ -14,7 +14,6 @@ import onnxruntime
 import pytest
 import torch
 
-from hdplugins.attention.distance.pairs import pairs
 from hdplugins.attention.operator import BlockOrder
 from support.clipped_operator import NODES, Clipped, inputs_of, model_of, wrong_inputs
 from support.comparators import assert_as_accurate, assert_close, named_case
@@ -93,10 +92,6 @@ def test_what_the_operator_does_not_define_is_refused(changes: dict[str, Any], m
     inputs = inputs_of(FAR, token_kinds("none", 11))
     with pytest.raises(ValueError, match=message):
         exact_answer(FAR, inputs, torch.float32, **changes)
-
-
-def test_distances_beyond_the_reach_count_too() -> None:
-    assert pairs(tokens=4096, heads=12, reach=1, scale=1.0) == 12 * 4096**2
 
 
 # The bodies against the definition.

@@ -14,7 +14,6 @@ import onnxruntime
 import pytest
 import torch
 
-from hdplugins.attention.disentangled.pairs import pairs
 from hdplugins.attention.operator import BlockOrder
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.disentangled_operator import NODES, Disentangled, inputs_of, model_of, wrong_inputs
@@ -90,10 +89,6 @@ def test_the_definition_is_a_softmax_of_three_products(node: Disentangled) -> No
 def test_what_the_operator_does_not_define_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         exact_answer(NODES[0], inputs_of(NODES[0], token_kinds("none", 11)), torch.float32, **changes)
-
-
-def test_distances_beyond_the_reach_count_too() -> None:
-    assert pairs(tokens=4096, heads=12, reach=1, scale=1.0) == 12 * 4096**2
 
 
 # The bodies against the definition.

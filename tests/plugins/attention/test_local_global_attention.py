@@ -96,8 +96,11 @@ def test_what_the_operator_does_not_define_is_refused(changes: dict[str, Any], m
 
 @pytest.mark.parametrize(("tokens", "sides"), [(15, 0), (16, 1), (31, 1), (32, 2), (4096, 256)])
 def test_a_side_is_counted_once_it_is_whole(tokens: int, sides: int) -> None:
-    local = pairs(tokens=tokens, heads=3, radius=127, side_tokens=0, side_reach=0)
-    assert pairs(tokens=tokens, heads=3, radius=127, side_tokens=16, side_reach=128) == local + 3 * tokens * sides
+    local, whole = (
+        pairs(node.node_attributes, tokens=tokens, heads=3)
+        for node in (LocalGlobal(radius=127), LocalGlobal(radius=127, side=16, reach=128))
+    )
+    assert whole == local + 3 * tokens * sides
 
 
 # The bodies against the definition.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +23,7 @@ from support.favor_operator import NODES as FAVOR
 from support.local_global_operator import NODES as LOCAL_GLOBAL
 from support.relative_operator import NODES as RELATIVE
 from support.sparse_descriptions import DESCRIPTIONS
-from support.sparse_operators import Layer
+from support.sparse_operators import Layer, Window
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
@@ -45,20 +44,9 @@ def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Oper
         tables = dict(zip(operator.optional_inputs, layer.constants.values(), strict=False))
         for tokens in (1, 2, 5, 29, 64, 131):
             for global_tokens in {0, min(1, tokens, layer.bound), min(4, tokens, layer.bound)}:
-                counted = count(
-                    tokens=tokens, heads=layer.heads, global_tokens=global_tokens, **layer.node_attributes, **tables
-                )
+                decisive = {**layer.node_attributes, **tables, "global_tokens": global_tokens}
+                counted = count(decisive, tokens=tokens, heads=layer.heads)
                 assert counted == layer.looked_at(tokens, global_tokens), (str(layer), tokens)
-
-
-@each_operator
-def test_the_attributes_of_a_node_are_what_the_count_takes(operator: Operator) -> None:
-    """And those optional inputs that decide which pairs there are, and a memory where keys have one."""
-    parameters = tuple(inspect.signature(operator.face("pairs").pairs).parameters)
-    scores = ("segment_scores", "side_bias", "side_key", "side_value", "values_by_distance")
-    deciding = tuple(name for name in operator.optional_inputs if name not in scores)
-    memory = ("memory",) if operator.mask == "key_kind" else ()
-    assert parameters == ("tokens", "heads", "global_tokens", *memory, *operator.attributes, *deciding)
 
 
 @settings(max_examples=150, deadline=None)
@@ -73,9 +61,8 @@ def test_any_window_is_counted_as_one_would_by_hand(
     tokens: int, left: int, right: int, dilation: list[int], data: st.DataObject
 ) -> None:
     global_tokens = data.draw(st.integers(0, tokens))
-    counted = window_pairs(
-        tokens=tokens, heads=3, global_tokens=global_tokens, left=left, right=right, dilation=dilation
-    )
+    window = {"left": left, "right": right, "dilation": dilation, "global_bound": tokens}
+    counted = window_pairs({**window, "global_tokens": global_tokens}, tokens=tokens, heads=3)
     by_hand = sum(
         key < global_tokens or (-left * step <= key - query <= right * step and (key - query) % step == 0)
         for step in dilation * (3 // len(dilation))
@@ -87,7 +74,8 @@ def test_any_window_is_counted_as_one_would_by_hand(
 
 def test_a_window_is_linear_in_tokens_once_it_is_full() -> None:
     """2 * 256 + 1 keys a query, but at the two edges, where a triangle of 256 * 257 / 2 is missing each."""
-    assert window_pairs(tokens=4096, heads=12, left=256, right=256) == 12 * (513 * 4096 - 256 * 257)
+    layer = Window(left=256, right=256)
+    assert window_pairs(layer.node_attributes, tokens=4096, heads=12) == 12 * (513 * 4096 - 256 * 257)
 
 
 @settings(max_examples=80, deadline=None)
@@ -104,7 +92,7 @@ def test_any_table_of_blocks_is_counted_as_the_reference_looks_at_it(
 ) -> None:
     block, last, window, repeats, dense = numbers
     layer = Blocks(block=block, first=first_global, last=last, window=window, repeats=repeats, dense=dense, heads=HEADS)
-    counted = block_pairs(tokens=tokens, heads=HEADS, listed_blocks=table, **layer.node_attributes)
+    counted = block_pairs({**layer.node_attributes, "listed_blocks": table}, tokens=tokens, heads=HEADS)
     assert counted == layer.looked_at(tokens, listed_blocks=torch.from_numpy(table))
 
 
@@ -112,12 +100,13 @@ def test_blocks_are_linear_in_tokens() -> None:
     """BigBird's: 5 blocks of keys a row of blocks, 4 at both ends' neighbours, and two rows that see all."""
     attributes = Blocks(block=64, repeats=3, dense=704).node_attributes
     by_hand = 64 * 64 * (60 * 5 + 2 * 4 + 2 * 64)
-    assert block_pairs(tokens=4096, heads=12, **attributes) == 12 * by_hand
+    assert block_pairs(attributes, tokens=4096, heads=12) == 12 * by_hand
 
 
 def test_a_table_of_other_heads_is_not_counted() -> None:
+    decisive = {**Blocks(block=2).node_attributes, "listed_blocks": np.zeros((2, 3, 1))}
     with pytest.raises(ValueError, match=r"listed_blocks is \[2, 3, 1\]; with 4 heads it is \[1 or 4, rows, listed\]"):
-        block_pairs(tokens=9, heads=4, listed_blocks=np.zeros((2, 3, 1)), **Blocks(block=2).node_attributes)
+        block_pairs(decisive, tokens=9, heads=4)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +115,10 @@ def test_a_table_of_other_heads_is_not_counted() -> None:
         ({"dilation": (1, 2)}, r"dilation \[1, 2\] does not fit 3 heads"),
         ({"dilation": (0,)}, r"dilation \[0\] does not fit"),
         ({"global_tokens": 3, "global_bound": 2}, "3 global tokens: a text of 9 tokens may have 0 to 2"),
-        ({"global_tokens": 10}, "10 global tokens: a text of 9 tokens may have 0 to 9"),
+        ({"global_tokens": 10, "global_bound": 10}, "10 global tokens: a text of 9 tokens may have 0 to 9"),
         ({"global_tokens": -1}, "-1 global tokens"),
     ],
 )
 def test_what_cannot_be_is_not_counted(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        window_pairs(**({"tokens": 9, "heads": 3, "left": 1, "right": 1} | changes))
+        window_pairs(Window(left=1, right=1).node_attributes | changes, tokens=9, heads=3)

@@ -35,9 +35,6 @@ _DENSE = {"RelativeAttention": ("RelativeAttention", {"causal": 0, "reach": 0})}
 _TABLE = "listed_blocks"
 """Input of an operator, whose content decides the pairs."""
 
-_MASK_OF_KEYS = "key_kind"
-"""Mask of an operator whose keys include a memory."""
-
 _SHAPE_BYTES = 256
 """Constants that are computed while the shapes of a graph are: other shapes, no weights."""
 
@@ -97,13 +94,13 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
     marked = min(tokens, _default_global_tokens(manifest) if global_tokens is None else global_tokens)
     memory = manifest.least_memory
     # The operators lose their names below.
-    attentions = [(node.outputs[0], operator_of(node).name, _decisive(node, memory)) for node in operator_nodes(model)]
+    attentions = [
+        (node.outputs[0], operator_of(node).name, _decisive(node, memory, marked)) for node in operator_nodes(model)
+    ]
     _fix_shapes(model, {"batch": batch, "tokens": tokens, "memory": memory})
     products = sum(_flops_of_product(node) for node in _computed_for_each_batch(model))
-    in_windows = sum(_flops_of_attention(*attention, marked) for attention in attentions)
-    if_dense = sum(
-        _flops_of_attention(output, *_dense(name, decisive), marked) for output, name, decisive in attentions
-    )
+    in_windows = sum(_flops_of_attention(*attention) for attention in attentions)
+    if_dense = sum(_flops_of_attention(output, *_dense(name, decisive)) for output, name, decisive in attentions)
     ends = (*model.graph.inputs, *model.graph.outputs)
     interface_bytes = sum(int(math.prod(_sizes(value)) * value.dtype.itemsize) for value in ends)
     return Work(
@@ -130,13 +127,11 @@ def works_of(bundle_path: Path, shapes: Sequence[tuple[int, int]]) -> dict[tuple
     return {(batch, tokens): work_of(bundle_path, batch=batch, tokens=tokens) for batch, tokens in shapes}
 
 
-def _decisive(node: onnx_ir.Node, memory: int) -> dict[str, Any]:
-    """The input that decides which queries and keys of an attention see each other: attributes, a table or a memory."""
+def _decisive(node: onnx_ir.Node, memory: int, global_tokens: int) -> dict[str, Any]:
+    """The input that decides which queries and keys of an attention see each other: attributes, tokens and a table."""
     import onnx_ir as ir
 
-    decisive = attributes_of(node)
-    if operator_of(node).mask == _MASK_OF_KEYS:
-        decisive["memory"] = memory
+    decisive = attributes_of(node) | {"memory": memory, "global_tokens": global_tokens}
     for name, value in zip(operator_of(node).inputs, node.inputs, strict=False):
         if name == _TABLE and value is not None:
             table = ir.convenience.get_const_tensor(value)
@@ -206,10 +201,9 @@ def _flops_of_product(node: onnx_ir.Node) -> int:
     return 2 * math.prod(_sizes(node.outputs[0])) * summed
 
 
-def _flops_of_attention(output: onnx_ir.Value, operator: str, decisive: dict[str, Any], global_tokens: int) -> int:
+def _flops_of_attention(output: onnx_ir.Value, operator: str, decisive: dict[str, Any]) -> int:
     batch, heads, tokens, head_dim = _sizes(output)
-    count = OPERATORS[operator].face("pairs").pairs
-    pairs = count(tokens=tokens, heads=heads, global_tokens=global_tokens, **decisive)
+    pairs = OPERATORS[operator].face("pairs").pairs(decisive, tokens=tokens, heads=heads)
     return 2 * (_ATTENTION_PRODUCTS + _POSITION_PRODUCTS.get(operator, 0)) * batch * pairs * head_dim
 
 

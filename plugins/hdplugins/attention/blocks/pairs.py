@@ -4,56 +4,38 @@ from __future__ import annotations
 
 __all__ = ["pairs"]
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 _Integers = npt.NDArray[np.int64]
 
 
-def pairs(
-    *,
-    tokens: int,
-    heads: int,
-    global_tokens: int = 0,
-    block_size: int,
-    first_global: int,
-    last_global: int,
-    window: int,
-    first_repeats: int,
-    dense_tokens: int,
-    ends_by_row: int | None = None,
-    scale: float | None = None,
-    listed_blocks: npt.ArrayLike | None = None,
-) -> int:
+def pairs(decisive: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """Queries and keys that see each other in one text without padding, in all its heads; each pair counts once.
 
     Exact, and linear in tokens to compute. A key that counts several times is one pair.
 
     Args:
+        decisive: the attributes of a node, and ``listed_blocks``, the node's table if it has one: [1 or heads, rows,
+            listed].
         tokens: of the text.
         heads: of the attention.
-        global_tokens: unused: blocks are global.
-        block_size: attribute of the operator, as are those below; see `reference`.
-        first_global: likewise.
-        last_global: likewise.
-        window: likewise.
-        first_repeats: likewise.
-        dense_tokens: likewise.
-        ends_by_row: unused: nothing is padding.
-        scale: likewise.
-        listed_blocks: [1 or heads, rows, listed], the operator's table; None where it has none.
 
     Raises:
         ValueError: the table does not fit the heads.
     """
-    if tokens <= dense_tokens:
+    if tokens <= decisive["dense_tokens"]:
         return heads * tokens * tokens
+    block_size, first_global, last_global = (decisive[name] for name in ("block_size", "first_global", "last_global"))
     blocks = -(-tokens // block_size)
     sizes = np.full(blocks, block_size, np.int64)
     sizes[-1] = tokens - block_size * (blocks - 1)
-    seen = _seen_by_rule(blocks, first_global, last_global, window, first_repeats)[None]
-    if listed_blocks is not None:
-        listed = _listed(np.asarray(listed_blocks, np.int64), heads, blocks, first_global)
+    seen = _seen_by_rule(blocks, first_global, last_global, decisive["window"], decisive["first_repeats"])[None]
+    if decisive.get("listed_blocks") is not None:
+        listed = _listed(np.asarray(decisive["listed_blocks"], np.int64), heads, blocks, first_global)
         seen = np.concatenate([np.repeat(seen, len(listed), axis=0), listed], axis=2)
     keys = _keys(seen, sizes)  # [1 or heads, blocks]
     is_global = np.arange(blocks) < first_global

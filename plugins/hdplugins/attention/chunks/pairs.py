@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["pairs", "seen_keys"]
+__all__ = ["pairs", "seen_keys", "sizes_of_chunks"]
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,38 +13,27 @@ import numpy.typing as npt
 from hdplugins.attention.chunks.neighbours import padded_tokens
 
 
-def pairs(
-    *,
-    tokens: int,
-    heads: int,
-    global_tokens: int = 0,
-    chunk: int,
-    before: int,
-    after: int,
-    multiple: int,
-    causal: int,
-    scale: float | None = None,
-) -> int:
+def pairs(decisive: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """Queries and keys that see each other in one text without padding, in all its heads; each pair counts once.
 
     Exact, and linear in tokens to compute. A key that counts several times is one pair.
 
     Args:
+        decisive: the attributes of a node.
         tokens: of the text.
         heads: of the attention.
-        global_tokens: unused: there are none.
-        chunk: attribute of the operator, as are those below; see `reference`.
-        before: likewise.
-        after: likewise.
-        multiple: likewise.
-        causal: likewise.
-        scale: unused.
     """
-    sizes = np.clip(tokens - chunk * np.arange(padded_tokens(tokens, multiple) // chunk), 0, chunk)
-    keys = seen_keys(sizes, before, after, causal=bool(causal))
+    causal = bool(decisive["causal"])
+    sizes = sizes_of_chunks(tokens, decisive["chunk"], decisive["multiple"])
+    keys = seen_keys(sizes, decisive["before"], decisive["after"], causal=causal)
     # With `causal`, a query sees of its own chunk the keys up to itself.
     hidden = sizes * (sizes - 1) // 2 if causal else np.zeros_like(sizes)
     return heads * int((sizes * keys - hidden).sum())
+
+
+def sizes_of_chunks(tokens: int, chunk: int, multiple: int) -> npt.NDArray[np.int64]:
+    """The tokens of the text in each chunk of the padded text: [chunks]."""
+    return np.clip(tokens - chunk * np.arange(padded_tokens(tokens, multiple) // chunk), 0, chunk)
 
 
 def seen_keys(sizes: npt.NDArray[np.int64], before: int, after: int, *, causal: bool = False) -> npt.NDArray[np.int64]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 __all__ = ["pairs"]
 
+from collections.abc import Mapping
+from typing import Any
 
-def pairs(*, tokens: int, heads: int, global_tokens: int = 0, scale: float | None = None, causal: int = 0) -> int:
+
+def pairs(decisive: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """Queries and keys that see each other in one text without padding, in all its heads.
 
     Args:
+        decisive: the attributes of a node. A node without ``causal`` is not causal.
         tokens: of the text.
         heads: of the attention.
-        global_tokens: unused.
-        scale: unused.
-        causal: of the node.
     """
-    return heads * (tokens * (tokens + 1) // 2 if causal else tokens * tokens)
+    return heads * (tokens * (tokens + 1) // 2 if decisive.get("causal") else tokens * tokens)

@@ -4,36 +4,21 @@ from __future__ import annotations
 
 __all__ = ["pairs"]
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from hdplugins.attention.local_global.sides import check_reaches
 
-
-def pairs(
-    *,
-    tokens: int,
-    heads: int,
-    global_tokens: int = 0,
-    radius: int,
-    side_tokens: int,
-    side_reach: int,
-    scale: float | None = None,
-) -> int:
+def pairs(decisive: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """Queries and keys, of tokens and of sides, that see each other in one text without padding, in all its heads.
 
     Args:
+        decisive: the attributes of a node.
         tokens: of the text.
         heads: of the attention.
-        global_tokens: unused: there are none.
-        radius: attribute of the operator, as are the three below; see `reference`.
-        side_tokens: likewise.
-        side_reach: likewise.
-        scale: unused.
-
-    Raises:
-        ValueError: an attribute is out of its range.
     """
-    check_reaches(radius=radius, side_tokens=side_tokens, side_reach=side_reach, has_sides=side_tokens > 0)
+    radius, side_tokens = decisive["radius"], decisive["side_tokens"]
     places = np.arange(tokens)
     first, last = np.maximum(places - radius, 0), np.minimum(places + radius, tokens - 1)
     sides = tokens * (tokens // side_tokens) if side_tokens else 0

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 __all__ = ["pairs"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from hdplugins.attention.chunks.neighbours import padded_tokens
-from hdplugins.attention.chunks.pairs import seen_keys
+from hdplugins.attention.chunks.pairs import seen_keys, sizes_of_chunks
 
 
-def pairs(
-    *,
-    tokens: int,
-    heads: int,
-    global_tokens: int = 0,
-    chunk: int,
-    before: int,
-    after: int,
-    buckets: Sequence[int],
-    rounds: int,
-    multiple: int,
-    causal: int,
-    ends_by_row: int | None = None,
-    scale: float | None = None,
-) -> int:
+def pairs(decisive: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """Scores of one text without padding, in all its heads: of a query, in each round, with the keys of its chunks.
 
     Linear in tokens to compute. Which tokens meet is up to their hashes, how many scores there are is not: chunks are
@@ -35,19 +21,9 @@ def pairs(
     `causal`, about half. Hashes and the sort, a few products of a token, do not count.
 
     Args:
+        decisive: the attributes of a node.
         tokens: of the text.
         heads: of the attention.
-        global_tokens: unused: there are none.
-        chunk: attribute of the operator, as are those below; see `reference`.
-        before: likewise.
-        after: likewise.
-        buckets: unused.
-        rounds: attribute of the operator.
-        multiple: likewise.
-        causal: unused.
-        ends_by_row: unused: nothing is padding.
-        scale: unused.
     """
-    of_round = np.clip(tokens - chunk * np.arange(padded_tokens(tokens, multiple) // chunk), 0, chunk)
-    sizes = np.tile(of_round, rounds)
-    return heads * int((sizes * seen_keys(sizes, before, after)).sum())
+    sizes = np.tile(sizes_of_chunks(tokens, decisive["chunk"], decisive["multiple"]), decisive["rounds"])
+    return heads * int((sizes * seen_keys(sizes, decisive["before"], decisive["after"])).sum())

@@ -5,44 +5,32 @@ from __future__ import annotations
 __all__ = ["pairs"]
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 
-def pairs(
-    *,
-    tokens: int,
-    heads: int,
-    global_tokens: int = 0,
-    left: int,
-    right: int,
-    dilation: Sequence[int] = (1,),
-    global_bound: int | None = None,
-    scale: float | None = None,
-) -> int:
+def pairs(decisive: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """Queries and keys that see each other in one text without padding, in all its heads; each pair counts once.
 
     Exact, and linear in tokens to compute. The rows of the global tokens are not the operator's: the query of a global
     token counts as any other.
 
     Args:
+        decisive: the attributes of a node, and ``global_tokens``, if there are any: the first tokens of the text, which
+            every query sees; at most ``global_bound``.
         tokens: of the text.
         heads: of the attention.
-        global_tokens: the first tokens of the text, which every query sees; at most ``global_bound``.
-        left: attribute of the operator, as are those below; see `reference`.
-        right: likewise.
-        dilation: one value per head, or a single one for all.
-        global_bound: None for any number of global tokens.
-        scale: unused.
 
     Raises:
         ValueError: a dilation that does not fit the heads, or more global tokens than the bound or the text has.
     """
+    left, right, dilation = (decisive[name] for name in ("left", "right", "dilation"))
     if len(dilation) not in (1, heads) or min(dilation) < 1:
         raise ValueError(f"The dilation {list(dilation)} does not fit {heads} heads: one value of 1 or more per head.")
-    most = tokens if global_bound is None else min(tokens, global_bound)
+    global_tokens, most = decisive.get("global_tokens", 0), min(tokens, decisive["global_bound"])
     if not 0 <= global_tokens <= most:
         raise ValueError(f"{global_tokens} global tokens: a text of {tokens} tokens may have 0 to {most} here.")
     steps = Counter(list(dilation) * (heads // len(dilation)))
