@@ -24,11 +24,9 @@ import pytest
 import torch
 
 from hdplugins import Operator
-from hdplugins.attention.blocks.plugin import tiles_for_blocks
-from hdplugins.attention.chunks.plugin import tiles_for_chunks
 from hdplugins.attention.kernel_launch import launch
 from hdplugins.attention.plugin_face import face_of
-from hdplugins.attention.window.plugin import WINDOW_HEAD_DIMS, tiles_for_windows
+from hdplugins.attention.window.plugin import WINDOW_HEAD_DIMS
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
 from support.block_operator import Blocks
 from support.chunk_operator import Chunks
@@ -91,6 +89,12 @@ def answer_of_gpu(operator: Operator, inputs: Inputs, attributes: Mapping[str, A
     return out.cpu()
 
 
+def _tiles_of_gpu(layer: SparseLayer) -> Tiles:
+    """A node's tiles for sm_86."""
+    shapes = [(1, 1, 1, layer.head_dim)] * layer.operator.states
+    return face_of(layer.operator).tiles(shapes, layer.node_attributes, dtype=layer.dtype, architecture=86)
+
+
 def _case(
     *name: object,
     layer: SparseLayer,
@@ -138,7 +142,8 @@ def _window_cases() -> list[Any]:
         kinds = row_of_kinds(tokens, [0, 3, tokens // 2], range(tokens - tokens // 3, tokens))
         case("dilation", *dilation, kinds=kinds, left=9, right=5, dilation=dilation, heads=len(dilation))
     for head_dim, dtype in itertools.product(WINDOW_HEAD_DIMS, _DTYPES):
-        size = {"head_dim": head_dim, "dtype": dtype, "tiles": tiles_for_windows(86, head_dim, dtype)}
+        size: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype}
+        size["tiles"] = _tiles_of_gpu(replace(_SQUARE, **size))
         kinds, is_nightly = row_of_kinds(300, [0, 150], range(280, 300)), (head_dim, dtype) != (80, "float16")
         case("heads of", head_dim, dtype, kinds=kinds, left=100, right=90, is_nightly=is_nightly, **size)
     case("heads of 128 in parts", kinds=row_of_kinds(61, [0]), tiles=Tiles(32, 16, 4, 2, 64), head_dim=128)
@@ -222,10 +227,10 @@ def _block_cases() -> list[Any]:
     for block in (5, 84):
         layer = replace(_HF_EVAL, block=block, heads=1, dtype="float16")
         mask = block_mask(min(3 * block + block // 2 + 4, 300))[1:]
-        case("blocks of", block, layer=layer, kinds=mask, tiles=tiles_for_blocks(86, 32, "float16", block))
+        case("blocks of", block, layer=layer, kinds=mask, tiles=_tiles_of_gpu(layer))
     for head_dim, dtype in itertools.product(HEAD_DIMS, _DTYPES):
         layer = replace(_HF_EVAL, block=128, heads=1, head_dim=head_dim, dtype=dtype)
-        tiles, is_nightly = tiles_for_blocks(86, head_dim, dtype, 128), (head_dim, dtype) != (80, "float16")
+        tiles, is_nightly = _tiles_of_gpu(layer), (head_dim, dtype) != (80, "float16")
         mask = block_mask(270)[1:2]
         case("heads of", head_dim, dtype, layer=layer, kinds=mask, tiles=tiles, is_nightly=is_nightly)
     return cases
@@ -269,12 +274,9 @@ def _chunk_cases() -> list[Any]:
     for chunk, multiple, tokens in ((5, 3, 37), (40, 1, 70)):
         case("chunks of", chunk, "times", multiple, tokens=tokens, chunk=chunk, multiple=multiple)
     for head_dim, dtype in itertools.product(HEAD_DIMS, _DTYPES):
-        changes = {"chunk": 64, "head_dim": head_dim, "dtype": dtype}
-        changes |= {
-            "tiles": tiles_for_chunks(86, head_dim, dtype, 64),
-            "is_nightly": (head_dim, dtype) != (64, "float16"),
-        }
-        case("heads of", head_dim, dtype, tokens=150, **changes)
+        changes: dict[str, Any] = {"chunk": 64, "head_dim": head_dim, "dtype": dtype}
+        tiles, is_nightly = _tiles_of_gpu(replace(_CHUNK, **changes)), (head_dim, dtype) != (64, "float16")
+        case("heads of", head_dim, dtype, tokens=150, tiles=tiles, is_nightly=is_nightly, **changes)
     case("scores far beyond exp", tokens=37, size=1000)
     return cases
 
@@ -316,7 +318,7 @@ def _lsh_cases() -> list[Any]:
     cases.append(_case("mean squares of 1e-6", layer=base, kinds=chunk_mask(37)[:1], size=1e-3))
     for head_dim, dtype in itertools.product(HEAD_DIMS, _DTYPES):
         layer = replace(base, chunk=64, head_dim=head_dim, dtype=dtype)
-        call = {"kinds": chunk_mask(150)[[0, 3]], "tiles": tiles_for_chunks(86, head_dim, dtype, 64)}
+        call = {"kinds": chunk_mask(150)[[0, 3]], "tiles": _tiles_of_gpu(layer)}
         cases.append(_case("heads of", head_dim, dtype, layer=layer, is_nightly=True, **call))
     # Spans of several steps.
     layer = replace(base, chunk=64, buckets=(600,), rounds=1, multiple=3)

@@ -13,9 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hdplugins.attention.distance.plugin import tiles_by_distance
 from hdplugins.attention.plugin_face import face_of
-from hdplugins.attention.relative.plugin import tiles_for_distances
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
 from support import clipped_operator, relative_operator
 from support.clipped_operator import Clipped, wrong_inputs
@@ -145,12 +143,12 @@ def test_heads_of_every_size_give_the_right_answers_with_the_tiles_of_a_gpu(
 ) -> None:
     """Not bfloat16: Triton 3.9's interpreter multiplies its bit patterns as integers."""
     head = {"heads": 1, "head_dim": head_dim, "dtype": dtype}
-    cases: list[tuple[Node, Tiles]] = [
-        (Clipped(**head, reach=20, values=values), tiles_by_distance(86, head_dim, dtype, values=values))
-        for values in (True, False)
-    ]
-    for node, tiles in [*cases, (Relative(**head, causal=1, reach=70), tiles_for_distances(86, head_dim, dtype))]:
-        inputs = tensors(node, kinds_of(node, "right", 110, 40, batch=1), 110)
+    clipped = [Clipped(**head, reach=20, values=values) for values in (True, False)]
+    nodes: list[Node] = [*clipped, Relative(**head, causal=1, reach=70)]
+    for node in nodes:
+        inputs, face = tensors(node, kinds_of(node, "right", 110, 40, batch=1), 110), face_of(node.operator)
+        shapes = [tuple(tensor.shape) for tensor in inputs.values()]
+        tiles = face.tiles(shapes, node.node_attributes, dtype=dtype, architecture=86)
         actual = interpreter.attention(node.operator.name, inputs, tiles=tiles, attributes=node.node_attributes)[0]
         with named_case(node):
             assert_as_accurate(actual, right_answer(node, inputs), right_answer(node, inputs, dtype))

@@ -8,7 +8,7 @@ neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE", "HEADER_INTS", "check_block_size", "power_of_two", "tiles_for_blocks"]
+__all__ = ["FACE", "HEADER_INTS"]
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -59,50 +59,6 @@ _FLOAT32_OTHERWISE = {
     **dict.fromkeys([(90, 96, 32), (100, 96, 128)], Tiles(32, 16, 8, 2, 64)),
 }  # fmt: skip
 """Likewise for float32."""
-
-
-def tiles_for_blocks(architecture: int, head_dim: int, dtype: str, block_size: int) -> Tiles:
-    """The tiles for one kind of GPU: those of `attention_tiles`, cut to the block, but where registers spill then.
-
-    Args:
-        architecture: compute capability as in sm_90: 90.
-        head_dim: one of `attention_tiles.HEAD_DIMS`.
-        dtype: "float16", "bfloat16" or "float32".
-        block_size: tokens of a block.
-
-    Raises:
-        ValueError: the kernels are not written for one of these.
-    """
-    check_block_size(block_size)
-    tiles = tiles_for(architecture, head_dim, dtype)
-    whole_block = min(_LARGEST_TILE, max(_SMALLEST_TILE, power_of_two(block_size)))
-    otherwise = _FLOAT32_OTHERWISE if dtype == "float32" else _HALF_OTHERWISE
-    if (listed_architecture(architecture), head_dim, whole_block) in otherwise:
-        return otherwise[listed_architecture(architecture), head_dim, whole_block]
-    queries = min(tiles.block_queries, whole_block)
-    return dataclasses.replace(
-        tiles,
-        block_queries=queries,
-        block_keys=min(tiles.block_keys, whole_block),
-        # As many queries per warp as in the table: they decide what must fit in the registers.
-        num_warps=max(1, tiles.num_warps * queries // tiles.block_queries),
-    )
-
-
-def check_block_size(block_size: int) -> None:
-    """Refuse a block that the kernels are not written for.
-
-    Raises:
-        ValueError: it says what fits.
-    """
-    if not 1 <= block_size <= _LARGEST_BLOCK:
-        raise ValueError(f"block_size is {block_size}; the kernels support blocks of 1 to {_LARGEST_BLOCK} tokens.")
-
-
-def power_of_two(number: int) -> int:
-    """The smallest power of two that is at least this number."""
-    return 1 << (number - 1).bit_length()
-
 
 HEADER_INTS = 4
 """int32 values at the start of a text's plan: its last block, whether it is short, 2 unused."""
@@ -160,13 +116,27 @@ class _Face(PluginFace):
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        return tiles_for_blocks(architecture, shapes[0][3], dtype, attributes["block_size"])
+        """Those of `attention_tiles`, cut to the block, but where registers spill then."""
+        head_dim = shapes[0][3]
+        tiles = tiles_for(architecture, head_dim, dtype)
+        whole_block = min(_LARGEST_TILE, max(_SMALLEST_TILE, _power_of_two(attributes["block_size"])))
+        otherwise = _FLOAT32_OTHERWISE if dtype == "float32" else _HALF_OTHERWISE
+        if (listed_architecture(architecture), head_dim, whole_block) in otherwise:
+            return otherwise[listed_architecture(architecture), head_dim, whole_block]
+        queries = min(tiles.block_queries, whole_block)
+        return dataclasses.replace(
+            tiles,
+            block_queries=queries,
+            block_keys=min(tiles.block_keys, whole_block),
+            # As many queries per warp as in the table: they decide what must fit in the registers.
+            num_warps=max(1, tiles.num_warps * queries // tiles.block_queries),
+        )
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
     ) -> Mapping[str, Mapping[str, Constant]]:
         block_size: int = attributes["block_size"]
-        lanes = power_of_two(block_size)
+        lanes = _power_of_two(block_size)
         head = {"block_size": block_size, "head": tiles.head, "tail": shapes[0][3] - tiles.head}
         return {
             "count_tokens": {"block_size": block_size, "lanes": lanes, "chunk": max(1, _TOKENS_COUNTED // lanes)},
@@ -220,6 +190,11 @@ class _Face(PluginFace):
 
 
 FACE = _Face()
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is at least this number."""
+    return 1 << (number - 1).bit_length()
 
 
 def _table(shapes: Shapes) -> Sequence[int] | None:
@@ -277,7 +252,9 @@ def _scalars(shapes: Shapes, attributes: Attributes, *, block_keys: int = 1) -> 
 
 
 def _check_attributes(heads: int, table: Sequence[int] | None, attributes: Attributes) -> None:
-    check_block_size(attributes["block_size"])
+    block_size = attributes["block_size"]
+    if not 1 <= block_size <= _LARGEST_BLOCK:
+        raise ValueError(f"block_size is {block_size}; the kernels support blocks of 1 to {_LARGEST_BLOCK} tokens.")
     for name, least, most in (
         ("first_global", 0, _MOST_INT32), ("last_global", 0, 1), ("window", -1, _MOST_INT32),
         ("first_repeats", 0, _MOST_INT32), ("dense_tokens", 0, _MOST_INT32), ("ends_by_row", 0, 1),

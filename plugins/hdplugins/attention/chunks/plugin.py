@@ -6,7 +6,7 @@ has neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE", "check_circle", "tiles_for_chunks"]
+__all__ = ["FACE", "check_circle"]
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -42,25 +42,6 @@ _FLOAT32_OTHERWISE = {
 }
 """Likewise for float32."""
 
-
-def tiles_for_chunks(architecture: int, head_dim: int, dtype: str, chunk: int) -> Tiles:
-    """The tiles for one kind of GPU: a chunk of queries and of keys, or a part of one.
-
-    Args:
-        architecture: compute capability as in sm_90: 90.
-        head_dim: one of `attention_tiles.HEAD_DIMS`.
-        dtype: "float16", "bfloat16" or "float32".
-        chunk: tokens, 1 or more.
-
-    Raises:
-        ValueError: the kernels are not written for one of these.
-    """
-    head = tiles_for(architecture, head_dim, dtype).head
-    tiles, otherwise = (_FLOAT32, _FLOAT32_OTHERWISE) if dtype == "float32" else (_HALF, _HALF_OTHERWISE)
-    side = next((side for side in tiles if chunk <= side), max(tiles))
-    return otherwise.get((listed_architecture(architecture), head_dim, side)) or Tiles(*tiles[side], head=head)
-
-
 _MOST_PLACES = 2**29
 """Of tokens and of chunks: sums of three are still an int32."""
 
@@ -81,7 +62,12 @@ class _Face(PluginFace):
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        return tiles_for_chunks(architecture, shapes[0][3], dtype, attributes["chunk"])
+        """A chunk of queries and of keys, or a part of one."""
+        head_dim, chunk = shapes[0][3], attributes["chunk"]
+        head = tiles_for(architecture, head_dim, dtype).head
+        tiles, otherwise = (_FLOAT32, _FLOAT32_OTHERWISE) if dtype == "float32" else (_HALF, _HALF_OTHERWISE)
+        side = next((side for side in tiles if chunk <= side), max(tiles))
+        return otherwise.get((listed_architecture(architecture), head_dim, side)) or Tiles(*tiles[side], head=head)
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles

@@ -6,7 +6,7 @@ neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE", "tiles_by_distance"]
+__all__ = ["FACE"]
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -100,24 +100,6 @@ _TABLES = {
 }
 """(float32, with values) -> tables."""
 
-
-def tiles_by_distance(architecture: int, head_dim: int, dtype: str, *, values: bool) -> Tiles:
-    """The tiles for one kind of GPU.
-
-    Args:
-        architecture: compute capability as in sm_90: 90.
-        head_dim: one of `attention_tiles.HEAD_DIMS`.
-        dtype: "float16", "bfloat16" or "float32".
-        values: whether there are values by distance.
-
-    Raises:
-        ValueError: the kernel is not written for one of these.
-    """
-    tiles_for(architecture, head_dim, dtype)  # refuses what no attention kernel is for
-    tiles, otherwise = _TABLES[dtype == "float32", values]
-    return otherwise.get((listed_architecture(architecture), head_dim), tiles[head_dim])
-
-
 _MOST_INT32 = 2**31 - 1
 
 
@@ -137,7 +119,10 @@ class _Face(PluginFace):
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        return tiles_by_distance(architecture, shapes[0][3], dtype, values=len(shapes) == len(OPERATOR.inputs))
+        head_dim, has_values = shapes[0][3], len(shapes) == len(OPERATOR.inputs)
+        tiles_for(architecture, head_dim, dtype)  # refuses what no attention kernel is for
+        tiles, otherwise = _TABLES[dtype == "float32", has_values]
+        return otherwise.get((listed_architecture(architecture), head_dim), tiles[head_dim])
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles

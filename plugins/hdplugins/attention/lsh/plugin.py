@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hdplugins.attention.chunks.neighbours import padded_tokens
-from hdplugins.attention.chunks.operator import OPERATOR as CHUNK_ATTENTION
-from hdplugins.attention.chunks.plugin import check_circle, tiles_for_chunks
+from hdplugins.attention.chunks.plugin import FACE as CHUNKS
+from hdplugins.attention.chunks.plugin import check_circle
 from hdplugins.attention.lsh.hashing import check_hashes
 from hdplugins.attention.lsh.operator import OPERATOR
 from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
@@ -69,10 +69,10 @@ class _Face(PluginFace):
             "causal", "ends_by_row", "this_round", "scale",
         ),
     }  # fmt: skip
-    CALLED_MODULES = (INNER_LOOP, f"{CHUNK_ATTENTION.package}.kernel")
+    CALLED_MODULES = (INNER_LOOP, f"{CHUNKS.OPERATOR.package}.kernel")
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        return tiles_for_chunks(architecture, shapes[0][3], dtype, attributes["chunk"])
+        return CHUNKS.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles

@@ -6,7 +6,7 @@ neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE", "columns_at_a_time", "tiles_for_distances"]
+__all__ = ["FACE"]
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -53,28 +53,6 @@ _MOST_COLUMNS = {"float16": 64, "bfloat16": 64, "float32": 16}
 """Dtype -> columns of a head that one product with the positions takes, at most: more would not fit the registers."""
 
 
-def tiles_for_distances(architecture: int, head_dim: int, dtype: str) -> Tiles:
-    """The tiles for one kind of GPU.
-
-    Args:
-        architecture: compute capability as in sm_90: 90.
-        head_dim: one of `attention_tiles.HEAD_DIMS`.
-        dtype: "float16", "bfloat16" or "float32".
-
-    Raises:
-        ValueError: the kernel is not written for one of these.
-    """
-    tiles_for(architecture, head_dim, dtype)  # refuses what no attention kernel is for
-    if dtype == "float32":
-        return _FLOAT32[head_dim]
-    return _HALF_OTHERWISE.get((listed_architecture(architecture), head_dim), _HALF[head_dim])
-
-
-def columns_at_a_time(head_dim: int, dtype: str) -> int:
-    """Columns of a head that one product with the positions takes: a power of two that divides the head."""
-    return min(head_dim & -head_dim, _MOST_COLUMNS[dtype])
-
-
 class _Face(PluginFace):
     """One kernel, with and without segments."""
 
@@ -91,13 +69,19 @@ class _Face(PluginFace):
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        return tiles_for_distances(architecture, shapes[0][3], dtype)
+        head_dim = shapes[0][3]
+        tiles_for(architecture, head_dim, dtype)  # refuses what no attention kernel is for
+        if dtype == "float32":
+            return _FLOAT32[head_dim]
+        return _HALF_OTHERWISE.get((listed_architecture(architecture), head_dim), _HALF[head_dim])
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
     ) -> Mapping[str, Mapping[str, Constant]]:
         head_dim = shapes[0][3]
-        head = {"head": tiles.head, "tail": head_dim - tiles.head, "columns": columns_at_a_time(head_dim, dtype)}
+        # A power of two that divides the head.
+        columns = min(head_dim & -head_dim, _MOST_COLUMNS[dtype])
+        head = {"head": tiles.head, "tail": head_dim - tiles.head, "columns": columns}
         return {"attend": {**head, "block_queries": tiles.block_queries, "block_keys": tiles.block_keys}}
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:

@@ -8,7 +8,7 @@ neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE", "PLAN_CHUNK", "SUMMARY_INTS", "WINDOW_HEAD_DIMS", "tiles_for_windows"]
+__all__ = ["FACE", "PLAN_CHUNK", "SUMMARY_INTS", "WINDOW_HEAD_DIMS"]
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,27 +51,6 @@ _HALF_OTHERWISE = {
 }
 """(lowest architecture, head_dim) -> tiles instead of those of `attention_tiles`, for float16 and bfloat16."""
 
-
-def tiles_for_windows(architecture: int, head_dim: int, dtype: str) -> Tiles:
-    """The tiles for one kind of GPU.
-
-    Args:
-        architecture: compute capability as in sm_90: 90.
-        head_dim: one of `WINDOW_HEAD_DIMS`.
-        dtype: "float16", "bfloat16" or "float32".
-
-    Raises:
-        ValueError: the kernel is not written for that head_dim, dtype or GPU.
-    """
-    check_head_dim(head_dim, WINDOW_HEAD_DIMS)
-    # Those of another size refuse what no attention kernel is for.
-    tiles = tiles_for(architecture, min(head_dim, HEAD_DIMS[-1]), dtype)
-    if dtype == "float32":
-        return tiles if head_dim != _WIDE else _WIDE_FLOAT32
-    otherwise = _HALF_OTHERWISE | {(listed_architecture(architecture), _WIDE): _WIDE_HALF}
-    return otherwise.get((listed_architecture(architecture), head_dim), tiles)
-
-
 SUMMARY_INTS = 4
 """int32 values at the start of a text's plan: globals listed, first local token, one past the last, unused."""
 
@@ -109,7 +88,14 @@ class _Face(PluginFace):
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        return tiles_for_windows(architecture, shapes[0][3], dtype)
+        head_dim = shapes[0][3]
+        check_head_dim(head_dim, WINDOW_HEAD_DIMS)
+        # Those of another size refuse what no attention kernel is for.
+        tiles = tiles_for(architecture, min(head_dim, HEAD_DIMS[-1]), dtype)
+        if dtype == "float32":
+            return tiles if head_dim != _WIDE else _WIDE_FLOAT32
+        otherwise = _HALF_OTHERWISE | {(listed_architecture(architecture), _WIDE): _WIDE_HALF}
+        return otherwise.get((listed_architecture(architecture), head_dim), tiles)
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
