@@ -49,34 +49,23 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     Raises:
         ValueError: attributes define nothing.
     """
-    chunks = {name: attributes[name] for name in ("chunk", "before", "after", "multiple")}
-    check_chunks(**chunks, causal=attributes["causal"])
-    causal = bool(attributes["causal"])
+    check_chunks(**{name: attributes[name] for name in ("chunk", "before", "after", "multiple", "causal")})
+    suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
     return Bodies(
-        suffix="_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**chunks) + "_causal" * causal,
-        parallel=partial(_parallel, **chunks, causal=causal),
-        sequential=partial(_sequential, **chunks, causal=causal),
+        suffix=suffix + "_causal" * attributes["causal"],
+        parallel=partial(_parallel, attributes=attributes),
+        sequential=partial(_sequential, attributes=attributes),
     )
 
 
 def _parallel(
-    op: Op,
-    query: Value,
-    key: Value,
-    value: Value,
-    token_mask: Value,
-    *,
-    chunk: int,
-    before: int,
-    after: int,
-    multiple: int,
-    causal: bool,
+    op: Op, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
-    tables = chunk_tables(op, token_mask, chunk=chunk, before=before, after=after, multiple=multiple)
+    chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)
     scale = op.CastLike(float_attribute(op, "scale"), query)
     seen, query_places, key_places = _places(op, tables, chunk)
     bias = op.Unsqueeze(op.Gather(tables.padded_bias, key_places, axis=1), [1, 3])  # [batch, 1, chunks, 1, span]
-    if causal:
+    if attributes["causal"]:
         bias = behind_bias(op, query_places, key_places, bias)
     behind = op.Concat([0] * 6, tables.missing_1d, [0], axis=0)
     head_dim_1d, value_dim_1d = op.Shape(query, start=3, end=4), op.Shape(value, start=3, end=4)
@@ -96,19 +85,9 @@ def _parallel(
 
 
 def _sequential(
-    op: Op,
-    query: Value,
-    key: Value,
-    value: Value,
-    token_mask: Value,
-    *,
-    chunk: int,
-    before: int,
-    after: int,
-    multiple: int,
-    causal: bool,
+    op: Op, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
-    tables = chunk_tables(op, token_mask, chunk=chunk, before=before, after=after, multiple=multiple)
+    chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)
     scale = op.CastLike(float_attribute(op, "scale"), query)
     _, query_places, key_places = _places(op, tables, chunk)
 
@@ -135,7 +114,7 @@ def _sequential(
         queries, keys = op.Gather(query_groups, place, axis=0), op.Gather(key_groups, place, axis=0)
         text_bias = op.Gather(tables.padded_bias, text, axis=0)
         bias = op.Unsqueeze(op.Gather(text_bias, keys, axis=0), [-2])  # [group, 1, span]
-        if causal:
+        if attributes["causal"]:
             bias = behind_bias(op, queries, keys, bias)
         head_starts = op.Add(head_numbers, op.Mul(text, text_rows))
         query_rows, key_rows = (
@@ -202,30 +181,18 @@ class ChunkTables:
     seen: Value
 
 
-def chunk_tables(
-    op: Op,
-    token_mask: Value,
-    *,
-    chunk: int,
-    before: int,
-    after: int,
-    multiple: int,
-    rounds: int = 1,
-    by_row: bool = False,
-) -> ChunkTables:
+def chunk_tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> ChunkTables:
     """Compute the tables, for which the token mask suffices.
 
     Args:
         op: appends to the graph.
         token_mask: [batch, tokens].
-        chunk: the tokens of a chunk.
-        before: the chunks before a query's own that it sees.
-        after: the chunks after a query's own that it sees.
-        multiple: a padded text has a multiple of that number of tokens.
-        rounds: the number of rounds, each of as many chunks; the chunks of all rounds form one circle.
-        by_row: whether the circle has the chunks of each text's own real tokens; otherwise the circle of all texts has
-            the chunks of the batch.
+        attributes: the attributes of a node. LSH attention alone has ``rounds``, whose chunks form one circle, and
+            ``ends_by_row``, with which the circle has the chunks of each text's own real tokens; otherwise the circle
+            of all texts has the chunks of the batch.
     """
+    chunk, before, after, multiple = (attributes[name] for name in ("chunk", "before", "after", "multiple"))
+    rounds, by_row = attributes.get("rounds", 1), attributes.get("ends_by_row", 0)
     batch_1d, tokens_1d = op.Shape(token_mask, end=1), op.Shape(token_mask, start=1)
     tokens = op.Squeeze(tokens_1d)
     last_token = op.Sub(tokens, 1)

@@ -43,12 +43,11 @@ from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import biased_scores, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
-from hdplugins.attention.chunks.graph import ChunkTables, behind_bias, chunk_tables
+from hdplugins.attention.chunks.graph import behind_bias, chunk_tables
 from hdplugins.attention.chunks.neighbours import check_chunks
 from hdplugins.attention.lsh.counting_sort import counting_sort
 from hdplugins.attention.lsh.hashing import check_buckets
 
-_CHUNKS = ("chunk", "before", "after", "multiple")
 _EPSILON = 1.0e-6
 _GROUP_TOKENS = 512
 """The queries of a step: their scores stay in a CPU's cache. With 256 to 1024 the time hardly differs."""
@@ -67,11 +66,10 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     Raises:
         ValueError: attributes define nothing.
     """
-    chunks = {name: attributes[name] for name in _CHUNKS}
     buckets, rounds = attributes["buckets"], attributes["rounds"]
-    check_chunks(**chunks, causal=attributes["causal"])
+    check_chunks(**{name: attributes[name] for name in ("chunk", "before", "after", "multiple", "causal")})
     check_buckets(buckets, rounds)
-    suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**chunks)
+    suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
     suffix += f"_rounds{rounds}_buckets{'x'.join(map(str, buckets))}"
     suffix += "_causal" * bool(attributes["causal"]) + "_byrow" * bool(attributes["ends_by_row"])
     return Bodies(
@@ -85,7 +83,7 @@ def _parallel(
     op: Op, query_key: Value, value: Value, token_mask: Value, rotations: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, buckets, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
-    tables = _tables(op, token_mask, attributes)
+    tables = chunk_tables(op, token_mask, attributes)
     scale = op.CastLike(float_attribute(op, "scale"), query_key)
     wide_query = wide(op, query_key)
     key = op.CastLike(op.Div(wide_query, _length(op, wide_query)), query_key)
@@ -151,7 +149,7 @@ def _sequential(
     attributes: Mapping[str, Any],
 ) -> Value:
     chunk, buckets, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
-    tables = _tables(op, token_mask, attributes)
+    tables = chunk_tables(op, token_mask, attributes)
     scale = float_attribute(op, "scale")
     directions = _directions(op, rotations, buckets, rounds)
 
@@ -227,11 +225,6 @@ def _sequential(
     by_head = op.Reshape(scanned, op.Concat(tables.batch_1d, heads_1d, tables.tokens_1d, head_dim_1d, axis=0))
     attended = op.CastLike(by_head, query_key)
     return swap_heads_and_tokens(op, attended)
-
-
-def _tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> ChunkTables:
-    chunks = {name: attributes[name] for name in _CHUNKS}
-    return chunk_tables(op, token_mask, **chunks, rounds=attributes["rounds"], by_row=bool(attributes["ends_by_row"]))
 
 
 def _length(op: Op, rows: Value) -> Value:
