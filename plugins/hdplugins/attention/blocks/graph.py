@@ -207,7 +207,9 @@ def _sequential(
         short_offsets = op.Unsqueeze(op.Mul(op.Range(0, end, 1), rows.num_heads), [0])
         short_token_bias = op.Slice(tables.token_bias, [0], op.Unsqueeze(end, [0]), [1])
         short_bias = op.Unsqueeze(short_token_bias, [1, 2])
-    global_rows = _global_rows(op, parts, tables, rows, scale, block_range) if parts.global_rows else None
+    global_rows = is_global_step = places = None
+    if parts.global_rows:
+        global_rows, is_global_step, places = _global_rows(op, parts, tables, rows, scale, block_range)
 
     def attend(
         op: Op,
@@ -237,15 +239,13 @@ def _sequential(
             return _sparse_attention(op, parts, op.Mul(block_query, scale), keys, values, step_bias, axes=3)
 
         def global_sums(op: Op) -> Value:
-            assert global_rows is not None
-            return op.Gather(global_rows.sums, place, axis=0)
+            return op.Gather(global_rows, place, axis=0)
 
         sums = attend_to_list(op) if is_global is None else choose(op, is_global, global_sums, attend_to_list)
         return wide(op, rows_or_zero(op, is_real, op.Transpose(sums, perm=[1, 0, 2])))
 
-    sequences = [row_starts, query_offsets, key_offsets, bias, real]
-    sequences += [None, None] if short is None else [short_steps, texts]
-    sequences += [None, None] if global_rows is None else [global_rows.is_global, global_rows.places]
+    of_short = (None, None) if short is None else (short_steps, texts)
+    sequences = row_starts, query_offsets, key_offsets, bias, real, *of_short, is_global_step, places
     scanned = scan(op, attend, *sequences, shapes=[("block", "heads", "head_dim")])
     text_shape = op.Concat(tables.batch_1d, [-1], rows.heads_1d, rows.head_dim_1d, axis=0)
     by_text = op.Reshape(op.CastLike(scanned, query), text_shape)
@@ -323,25 +323,15 @@ def _key_tokens(op: Op, parts: Parts, tables: BlockTables, block_range: Value) -
     return op.Min(op.Reshape(op.Add(starts, block_range), [0, 0, 0, -1]), tables.last_token)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _GlobalRows:
-    """The results of the queries of global blocks.
-
-    Attributes:
-        sums: [batch * slots, heads, block, head_dim].
-        is_global: [steps], whether the block of a step is global.
-        places: [steps], the place of the step's block in `sums`, where it is global.
-    """
-
-    sums: Value
-    is_global: Value
-    places: Value
-
-
 def _global_rows(
     op: Op, parts: Parts, tables: BlockTables, rows: _Rows, scale: Value, block_range: Value
-) -> _GlobalRows:
-    """Let the queries of global blocks see all keys, one head of one text per step."""
+) -> tuple[Value, Value, Value]:
+    """Let the queries of global blocks see all keys, one head of one text per step.
+
+    Returns:
+        The results, [batch * slots, heads, block, head_dim]; whether the block of each step of the sequential body is
+        global, [steps]; and the place of that block among the results, [steps].
+    """
     last_block = op.Sub(tables.blocks, 1)
     slots, last_place = [], None
     if parts.first:
@@ -380,8 +370,8 @@ def _global_rows(
         own_slot = tables.numbers if last_place is None else op.Where(tables.is_first, tables.numbers, last_place)
     places = op.Add(op.Mul(texts, op.Squeeze(slots_1d)), own_slot)
     of_text_blocks = op.Concat(tables.batch_1d, tables.blocks_1d, axis=0)
-    return _GlobalRows(
-        sums=op.Reshape(slots_first, shape),
-        is_global=op.Reshape(op.Expand(tables.is_global, of_text_blocks), [-1]),
-        places=op.Reshape(op.Expand(places, of_text_blocks), [-1]),
+    return (
+        op.Reshape(slots_first, shape),
+        op.Reshape(op.Expand(tables.is_global, of_text_blocks), [-1]),
+        op.Reshape(op.Expand(places, of_text_blocks), [-1]),
     )

@@ -64,7 +64,9 @@ def _parallel(
     blocks = blocks_from_start(op, query, key_mask, is_fixed=True)
     bands = _bands(op, blocks, axes=4)
     last_row_1d = _last_row_1d(op, scores_by_distance)
-    tables = None if values_by_distance is None else _value_tables(op, bands, blocks, values_by_distance, value)
+    value_rows = near_rows = None
+    if values_by_distance is not None:
+        value_rows, near_rows = _value_rows(op, bands, blocks, values_by_distance, value)
     query_blocks = split_by_block(op, blocks)
     key_columns = op.Transpose(key, perm=[0, 1, 3, 2])
     key_bias = op.Unsqueeze(blocks.key_bias, [1, 2])
@@ -72,7 +74,7 @@ def _parallel(
     keys_from_band = op.Range(bands.reach, op.Add(blocks.tokens, bands.reach), 1)
     last_column_1d = op.Sub(bands.band_1d, [1])
     band_columns = around_weights = None
-    if tables is not None:
+    if values_by_distance is not None:
         band_columns = op.Range(0, op.Squeeze(bands.band_1d), 1)
         behind_1d = op.Add(bands.reach_1d, bands.band_1d)
         around_weights = op.Concat([0, 0, 0], bands.reach_1d, [0, 0, 0], behind_1d, axis=0)
@@ -90,14 +92,14 @@ def _parallel(
         products = wide(op, op.MatMul(block_query, key_columns))
         scores = op.Add(op.Add(products, by_key), key_bias)
         weights = op.CastLike(op.Softmax(scores, axis=-1), value)
-        if tables is None:
+        if values_by_distance is None:
             return op.Add(number, 1), wide(op, op.MatMul(weights, value))
         last_near_row_1d = op.Add(bands.band_1d, [1])
         rows_of_keys = op.Min(op.Max(op.Add(columns, [1]), [0]), last_near_row_1d)
-        key_sums = op.MatMul(weights, op.Add(value, op.Gather(tables.near_rows, rows_of_keys, axis=0)))
+        key_sums = op.MatMul(weights, op.Add(value, op.Gather(near_rows, rows_of_keys, axis=0)))
         padded_weights = op.Pad(weights, around_weights)
         band_weights = op.Gather(padded_weights, op.Add(band_columns, first_query), axis=3)
-        distance_sums = op.MatMul(_shifted_back(op, bands, band_weights), tables.rows)
+        distance_sums = op.MatMul(_shifted_back(op, bands, band_weights), value_rows)
         return op.Add(number, 1), wide(op, op.Add(key_sums, distance_sums))
 
     _, sums = scan(op, attend, blocks.first_queries, states=[0], shapes=[("batch", "heads", "block", "head_dim")])
@@ -117,7 +119,9 @@ def _sequential(
     wide_query, wide_key, wide_value = (wide(op, state) for state in states)
     blocks = blocks_from_start(op, wide_query, key_mask, is_fixed=False)
     bands = _bands(op, blocks, axes=2)
-    tables = None if values_by_distance is None else _value_tables(op, bands, blocks, values_by_distance, wide_value)
+    value_rows = near_rows = None
+    if values_by_distance is not None:
+        value_rows, near_rows = _value_rows(op, bands, blocks, values_by_distance, wide_value)
     # A block of numbers that all queries share begins at row 0.
     moves_1d = op.Min(_last_row_1d(op, scores_by_distance), [1])
     behind_first_1d = op.Add(blocks.block_1d, bands.reach_1d)
@@ -150,14 +154,14 @@ def _sequential(
             by_key = op.Pad(band_numbers, op.Concat([0], before_1d, [0], behind_1d, axis=0), mode="edge")
             scores = op.Gemm(block_query, head_key, op.Add(by_key, text_bias), transB=1)
             weights = op.Softmax(scores, axis=-1)
-            if tables is None:
+            if values_by_distance is None:
                 return op.MatMul(weights, head_value)
             around_rows = op.Concat(op.Sub(before_1d, [1]), [0], op.Sub(behind_1d, [1]), [0], axis=0)
-            far_rows = op.Pad(tables.near_rows, around_rows, mode="edge")
+            far_rows = op.Pad(near_rows, around_rows, mode="edge")
             key_sums = op.MatMul(weights, op.Add(head_value, far_rows))
             cut = op.Concat([0], op.Neg(before_1d), [0], op.Neg(behind_1d), axis=0)
             shares = _shifted_back(op, bands, op.Pad(weights, cut))
-            return op.Gemm(shares, tables.rows, key_sums)
+            return op.Gemm(shares, value_rows, key_sums)
 
         sums = scan(op, attend, blocks.first_queries, head_queries, shapes=[("block", "head_dim")])
         return op.Reshape(sums, op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0))
@@ -231,23 +235,16 @@ def _shifted_back(op: Op, bands: _Bands, by_key: Value) -> Value:
     return op.Reshape(around, op.Concat(*leading, bands.block_1d, bands.width_1d, axis=0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ValueTables:
-    """Rows that are added to values, in the element type of the values.
+def _value_rows(op: Op, bands: _Bands, blocks: Blocks, values_by_distance: Value, value: Value) -> tuple[Value, Value]:
+    """Return rows that are added to values, in the element type of the values.
 
-    Attributes:
-        rows: [width, head_dim], by distance.
-        near_rows: [1 + band + 1, head_dim], the row of keys before the band, 0 in the band, the row of keys behind it.
+    Returns:
+        The rows by distance, [width, head_dim], and [1 + band + 1, head_dim]: the row of keys before the band, 0 in the
+        band, the row of keys behind it.
     """
-
-    rows: Value
-    near_rows: Value
-
-
-def _value_tables(op: Op, bands: _Bands, blocks: Blocks, values_by_distance: Value, value: Value) -> _ValueTables:
     table = op.CastLike(values_by_distance, value)
     rows = op.Gather(table, bands.rows, axis=0)
     first_row = op.Gather(table, [0], axis=0)
     last_row = op.Gather(table, op.Add(bands.reach_1d, bands.reach_1d), axis=0)
     nothing = op.Expand(op.CastLike(0.0, value), op.Concat(bands.band_1d, blocks.head_dim_1d, axis=0))
-    return _ValueTables(rows=rows, near_rows=op.Concat(first_row, nothing, last_row, axis=0))
+    return rows, op.Concat(first_row, nothing, last_row, axis=0)
