@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = ["PLUGIN_NAMESPACE", "plugin_operators", "plugins_with_kernels", "take_plugin_errors"]
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +24,6 @@ from hdplugins.tensorrt.plugin_class import PLUGIN_NAMESPACE, Plugin, plugin_cla
 from hdplugins.tensorrt.plugin_fields import FieldCollection, attributes_from_fields
 
 _registry_lock = threading.RLock()
-
-_creators: dict[tuple[ModuleType, str], Any] = {}
-"""(flavour's module, operator) -> its creator, held here: TensorRT's registry has a bare pointer.
-
-By the module itself: another module of its name has a separate registry."""
 
 
 def plugin_operators() -> tuple[Operator, ...]:
@@ -62,15 +58,18 @@ def plugins_with_kernels(trt: ModuleType, kernels: Path | None) -> Iterator[None
                 creator.kernels = folder
 
 
+@functools.cache
 def _registered_creator(trt: ModuleType, operator: Operator) -> Any:
-    key = (trt, operator.name)
-    if key not in _creators:
-        creator = _creator_class(trt, operator)()
-        if not trt.get_plugin_registry().register_creator(creator, PLUGIN_NAMESPACE):
-            name = f"{PLUGIN_NAMESPACE}::{operator.name}"
-            raise RuntimeError(f"Another plugin {name}, version {operator.version}, is registered in this process.")
-        _creators[key] = creator
-    return _creators[key]
+    """An operator's creator in the registry of a flavour's module; another module of its name has a separate registry.
+
+    It is kept, for the registry has a bare pointer.
+    """
+    members = {"trt": trt, "operator": operator, "face": face_of(operator)}
+    creator = type(f"{operator.name}Creator", (_Creator, trt.IPluginCreatorV3One), members)()
+    if not trt.get_plugin_registry().register_creator(creator, PLUGIN_NAMESPACE):
+        name = f"{PLUGIN_NAMESPACE}::{operator.name}"
+        raise RuntimeError(f"Another plugin {name}, version {operator.version}, is registered in this process.")
+    return creator
 
 
 class _Creator:
@@ -92,8 +91,3 @@ class _Creator:
     def create_plugin(self, name: str, fields: Any, phase: Any) -> Plugin:
         attributes = attributes_from_fields(self.trt, self.face.FIELDS, fields, optional=self.face.optional_fields)
         return plugin_class(cast(ModuleType, self.trt), self.operator)(attributes, self.kernels)
-
-
-def _creator_class(trt: ModuleType, operator: Operator) -> type[_Creator]:
-    members = {"trt": trt, "operator": operator, "face": face_of(operator)}
-    return type(f"{operator.name}Creator", (_Creator, trt.IPluginCreatorV3One), members)
