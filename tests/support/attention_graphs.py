@@ -10,7 +10,6 @@ __all__ = [
     "answer_by_definition",
     "attention_model",
     "chain_of",
-    "chain_with_inputs",
     "insert_after",
     "portable_graph",
     "session_of",
@@ -63,25 +62,17 @@ _DENSE = Dense()
 
 
 def chain_of(layers: Sequence[Layer], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
-    """`chain_with_inputs` whose inputs are the states, [batch, heads, tokens, head_dim], and masks, [batch, tokens]."""
-    first = layers[0]
-    masks: dict[str, Sequence[str | int]] = dict.fromkeys(_MASKS, ("batch", "tokens"))
-    states = {name: ("batch", first.heads_of(name), "tokens", first.head_dim) for name in first.operator.state_names}
-    return chain_with_inputs(layers, masks | states, order)
-
-
-def chain_with_inputs(
-    layers: Sequence[Layer], axes: Mapping[str, Sequence[str | int]], order: BlockOrder = BlockOrder.PARALLEL
-) -> onnx.ModelProto:
     """Attentions alone, each taking its first state from the one before; all are of the first one's heads and dtype.
 
-    Args:
-        layers: the attentions.
-        axes: name of each input of the operator that is no constant of a layer -> its axes. All but masks have the
-            dtype.
-        order: of their bodies.
+    The inputs are the operator's that no layer has as constants. All but masks have the dtype. An axis has a name where
+    the layers differ in its size.
     """
     dtype, operator = PROTO[layers[0].dtype], layers[0].operator
+    axes: dict[str, list[str | int]] = {}
+    for name in {name for layer in layers for name in layer.axes}:
+        shapes = (layer.axes[name] for layer in layers if name in layer.axes)
+        sizes_of_axes = enumerate(zip(*shapes, strict=True))
+        axes[name] = [sizes[0] if len({*sizes}) == 1 else f"{name}_{place}" for place, sizes in sizes_of_axes]
     query, *others = operator.state_names
     tables = {name: table for layer in layers for name, table in layer.constants.items()}
     given = dict.fromkeys(name for layer in layers for name in (*operator.state_names, *layer.inputs))

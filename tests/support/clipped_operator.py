@@ -1,20 +1,17 @@
-"""The operator ClippedDistanceAttention as tests need it: nodes, their inputs, models of them, and wrong ones."""
+"""The operator ClippedDistanceAttention as tests need it: nodes, their inputs, and wrong ones."""
 
 from __future__ import annotations
 
-__all__ = ["NODES", "Clipped", "Shared", "inputs_of", "model_of", "wrong_inputs"]
+__all__ = ["NODES", "Clipped", "Shared", "inputs_of", "wrong_inputs"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
-from support.attention_graphs import chain_with_inputs
 from support.sparse_operators import Layer
 
 
@@ -45,6 +42,16 @@ class Clipped(Layer):
         """Shape of `scores_by_distance`."""
         texts, queries = (batch, tokens) if self.by_query else (1, 1)
         return (texts, self.heads, queries, 2 * self.reach + 1)
+
+    @property
+    def axes(self) -> dict[str, Sequence[str | int]]:
+        distances = 2 * self.reach + 1
+        queries: list[str | int] = ["batch", self.heads, "tokens"] if self.by_query else [1, self.heads, 1]
+        return {
+            **super().axes,
+            "scores_by_distance": [*queries, distances],
+            "values_by_distance": [distances, self.head_dim],
+        }
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
         """Keys in view, as for every operator."""
@@ -136,26 +143,6 @@ def inputs_of(node: Clipped, kinds: np.ndarray) -> dict[str, np.ndarray]:
     names = [*node.operator.state_names, *node.inputs]
     drawn = {name: (1.5 * generator.normal(size=shape)).astype(dtype) for name, shape in shapes.items()}
     return {name: kinds != 0 if name == "key_mask" else drawn[name] for name in names}
-
-
-def model_of(nodes: Sequence[Clipped], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
-    """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
-
-    The inputs are the operator's; their axes are called batch and tokens, the axes of numbers and rows by distance
-    are numbers, or, for nodes that differ in their reach, names.
-    """
-    first = nodes[0]
-    heads, size = first.heads, first.head_dim
-    state: list[str | int] = ["batch", heads, "tokens", size]
-    numbers: list[str | int] = ["batch", heads, "tokens"] if first.by_query else [1, heads, 1]
-    distances = 2 * first.reach + 1 if len({node.reach for node in nodes}) == 1 else "distances"
-    axes: dict[str, list[str | int]] = {
-        **dict.fromkeys(first.operator.state_names, state),
-        "key_mask": ["batch", "tokens"],
-        "scores_by_distance": [*numbers, distances],
-        "values_by_distance": [distances, size],
-    }
-    return chain_with_inputs(nodes, axes, order)
 
 
 def _changed(array: np.ndarray, where: tuple[Any, ...]) -> np.ndarray:

@@ -1,20 +1,17 @@
-"""The operator DisentangledAttention as tests need it: nodes, their inputs, models of them, and wrong ones."""
+"""The operator DisentangledAttention as tests need it: nodes, their inputs, and wrong ones."""
 
 from __future__ import annotations
 
-__all__ = ["NODES", "Disentangled", "inputs_of", "model_of", "wrong_inputs"]
+__all__ = ["NODES", "Disentangled", "inputs_of", "wrong_inputs"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
-from support.attention_graphs import chain_with_inputs
 from support.sparse_operators import Layer
 
 
@@ -45,6 +42,11 @@ class Disentangled(Layer):
     @property
     def inputs(self) -> tuple[str, ...]:
         return ("key_mask", "position_keys", "position_queries", *self.constants)
+
+    @property
+    def axes(self) -> dict[str, Sequence[str | int]]:
+        table = (self.heads, self.number_rows, self.head_dim)
+        return {**super().axes, **dict.fromkeys(("position_keys", "position_queries"), table)}
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
         """Keys in view, as for every operator."""
@@ -96,19 +98,3 @@ def inputs_of(node: Disentangled, kinds: np.ndarray) -> dict[str, np.ndarray]:
     dtype = "float16" if node.dtype == "bfloat16" else node.dtype
     drawn = {name: generator.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
     return drawn | {"key_mask": kinds != 0}
-
-
-def model_of(nodes: Sequence[Disentangled], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
-    """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
-
-    The inputs are the operator's, without the rows of distances, which are constants.
-    """
-    first = nodes[0]
-    state: list[str | int] = ["batch", first.heads, "tokens", first.head_dim]
-    table: list[str | int] = [first.heads, first.number_rows, first.head_dim]
-    axes: dict[str, list[str | int]] = {
-        **dict.fromkeys(first.operator.state_names, state),
-        "key_mask": ["batch", "tokens"],
-        **dict.fromkeys(("position_keys", "position_queries"), table),
-    }
-    return chain_with_inputs(nodes, axes, order)

@@ -1,21 +1,18 @@
-"""The operator LocalGlobalAttention as tests need it: nodes, their inputs, models of them, and keys in view by hand."""
+"""The operator LocalGlobalAttention as tests need it: nodes, their inputs, and keys in view by hand."""
 
 from __future__ import annotations
 
-__all__ = ["NODES", "LocalGlobal", "inputs_of", "model_of", "wrong_nodes"]
+__all__ = ["NODES", "LocalGlobal", "inputs_of", "wrong_nodes"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 
 from hdplugins import OPERATORS
 from hdplugins.attention.local_global.sides import number_of_sides
-from hdplugins.attention.operator import BlockOrder
-from support.attention_graphs import chain_with_inputs
 from support.sparse_operators import Layer
 
 _SIDES = ("side_key", "side_value", "side_bias")
@@ -42,6 +39,15 @@ class LocalGlobal(Layer):
     @property
     def inputs(self) -> tuple[str, ...]:
         return ("token_mask", "local_bias", *(_SIDES if self.side else ()))
+
+    @property
+    def axes(self) -> dict[str, Sequence[str | int]]:
+        return {
+            **super().axes,
+            "local_bias": (self.heads, 2 * self.radius + 1),
+            **dict.fromkeys(("side_key", "side_value"), ("batch", self.heads, "sides", self.head_dim)),
+            "side_bias": (self.heads, 2 * self.reach + 1),
+        }
 
     @property
     def lengths(self) -> list[int]:
@@ -119,23 +125,3 @@ def inputs_of(node: LocalGlobal, mask: np.ndarray) -> dict[str, np.ndarray]:
     drawn = {name: 1.5 * generator.normal(size=shape) for name, shape in shapes.items()}
     names = [*node.operator.state_names, *node.inputs]
     return {name: mask if name == "token_mask" else drawn[name].astype(node.dtype) for name in names}
-
-
-def model_of(nodes: Sequence[LocalGlobal], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
-    """Nodes one after another, each taking its query from the one before; all are of the first one's sizes and dtype.
-
-    The inputs are the operator's; their axes are called batch, tokens and sides.
-    """
-    first = nodes[0]
-    heads, size = first.heads, first.head_dim
-    state: list[str | int] = ["batch", heads, "tokens", size]
-    side: list[str | int] = ["batch", heads, "sides", size]
-    axes: dict[str, list[str | int]] = {
-        **dict.fromkeys(first.operator.state_names, state),
-        "token_mask": ["batch", "tokens"],
-        "local_bias": [heads, 2 * first.radius + 1],
-        "side_key": side,
-        "side_value": side,
-        "side_bias": [heads, 2 * first.reach + 1],
-    }
-    return chain_with_inputs(nodes, axes, order)

@@ -1,4 +1,4 @@
-"""The operator RelativeAttention as tests need it: nodes, their inputs, models of them, and keys in view by hand."""
+"""The operator RelativeAttention as tests need it: nodes, their inputs, and keys in view by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ __all__ = [
     "Relative",
     "inputs_of",
     "key_kinds",
-    "model_of",
     "wrong_nodes",
 ]
 
@@ -17,12 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
-from support.attention_graphs import chain_with_inputs
 from support.sparse_operators import Layer, token_kinds
 
 MEMORIES = (0, 1, 7, 512)
@@ -45,6 +41,17 @@ class Relative(Layer):
     @property
     def inputs(self) -> tuple[str, ...]:
         return ("key_kind", "positions", "content_bias", "position_bias", *["segment_scores"] * self.segments)
+
+    @property
+    def axes(self) -> dict[str, Sequence[str | int]]:
+        return {
+            **super().axes,
+            **dict.fromkeys(("key", "value"), ("batch", self.heads, "keys", self.head_dim)),
+            "key_kind": ("batch", "keys"),
+            "positions": (self.heads, "distances", self.head_dim),
+            **dict.fromkeys(("content_bias", "position_bias"), (self.heads, self.head_dim)),
+            "segment_scores": ("batch", self.heads, "tokens"),
+        }
 
     def distances(self, tokens: int, keys: int) -> int:
         """The rows of the positions that are needed."""
@@ -125,24 +132,3 @@ def inputs_of(node: Relative, kinds: np.ndarray, tokens: int, *, spare: int = 0)
     drawn = {name: generator.normal(size=shape) * sizes.get(name, 1.0) for name, shape in shapes.items()}
     names = [*node.operator.state_names, *node.inputs]
     return {name: kinds if name == "key_kind" else drawn[name].astype(node.dtype) for name in names}
-
-
-def model_of(nodes: Sequence[Relative], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
-    """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
-
-    The inputs are the operator's; their axes are called batch, tokens, keys and distances.
-    """
-    first = nodes[0]
-    heads, size = first.heads, first.head_dim
-    state: list[str | int] = ["batch", heads, "tokens", size]
-    axes: dict[str, list[str | int]] = {
-        "query": state,
-        "key": ["batch", heads, "keys", size],
-        "value": ["batch", heads, "keys", size],
-        "key_kind": ["batch", "keys"],
-        "positions": [heads, "distances", size],
-        "content_bias": [heads, size],
-        "position_bias": [heads, size],
-        "segment_scores": ["batch", heads, "tokens"],
-    }
-    return chain_with_inputs(nodes, axes, order)

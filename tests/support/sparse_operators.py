@@ -121,6 +121,13 @@ class Layer(ABC):
         """After the states."""
         return (self.operator.mask, *self.constants)
 
+    @property
+    def axes(self) -> dict[str, Sequence[str | int]]:
+        """The axes of each input that is no constant, of optional ones too."""
+        states = self.operator.state_names
+        axes = {name: ("batch", self.heads_of(name), "tokens", self.head_dim) for name in states}
+        return {**axes, self.operator.mask: ("batch", "tokens")}
+
     def decided(self, states: torch.Tensor) -> torch.Tensor:
         """First states, [batch, heads, tokens, head_dim], by which rounding decides nothing: here any."""
         return states

@@ -14,8 +14,8 @@ import onnxruntime
 import pytest
 
 from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
-from support.attention_graphs import answer_by_definition, portable_graph, session_of, states_of
-from support.clipped_operator import Clipped, Shared, inputs_of, model_of
+from support.attention_graphs import answer_by_definition, chain_of, portable_graph, session_of, states_of
+from support.clipped_operator import Clipped, Shared, inputs_of
 from support.comparators import assert_close, named_case
 from support.exact_answers import exact_answer
 from support.function_bodies import growths_bytes
@@ -40,7 +40,7 @@ def session_for(*layers: Layer) -> onnxruntime.InferenceSession:
 
 @functools.cache
 def session_by_query() -> onnxruntime.InferenceSession:
-    return session_of(lower_for_onnxruntime_cpu(ir.serde.deserialize_model(model_of([BY_QUERY]))))
+    return session_of(lower_for_onnxruntime_cpu(ir.serde.deserialize_model(chain_of([BY_QUERY]))))
 
 
 def feeds_of(kinds: np.ndarray) -> dict[str, np.ndarray]:
@@ -105,7 +105,7 @@ def test_layers_share_one_bias_and_ask_about_the_text_once() -> None:
 
 
 def test_where_a_fused_attention_cannot_do_it_there_is_none() -> None:
-    by_query = lower_for_onnxruntime_cpu(ir.serde.deserialize_model(model_of([BY_QUERY])))
+    by_query = lower_for_onnxruntime_cpu(ir.serde.deserialize_model(chain_of([BY_QUERY])))
     for model in (by_query, lowered(*WITH_VALUES)):
         assert not {"If", "MultiHeadAttention", "ClippedDistanceAttention_bias"} & set(operators_of(model))
 

@@ -18,7 +18,7 @@ from hdexport.graph.passes.scans_to_loops import scans_to_loops
 from hdexport.graph.targets.openvino import lower_for_openvino
 from hdruntime.optional import require
 from support import clipped_operator, disentangled_operator, local_global_operator, relative_operator
-from support.attention_graphs import Dense, answer_by_definition, portable_graph, session_of, states_of
+from support.attention_graphs import Dense, answer_by_definition, chain_of, portable_graph, session_of, states_of
 from support.block_operator import Blocks
 from support.chunk_operator import Chunks
 from support.clipped_operator import Clipped, Shared
@@ -186,7 +186,7 @@ ALONE = {
 @in_each_precision
 @pytest.mark.parametrize(("node", "support"), ALONE.values(), ids=ALONE)
 def test_operators_of_more_inputs_match_their_definitions(node: Layer, support: Any, precision: str) -> None:
-    model = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(support.model_of([node])))
+    model = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(chain_of([node])))
     lower_for_openvino(model, padded=True)
     session = compiled(model, precision)
     for tokens, padding in ((1, "none"), (129, "holes"), (300, "left")):

@@ -18,11 +18,11 @@ from onnx import TensorProto, helper
 
 from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
 from hdexport.lowering.multi_head_attention import SWAP_HEADS_AND_TOKENS
-from support.attention_graphs import session_of
+from support.attention_graphs import chain_of, session_of
 from support.comparators import assert_close, named_case
 from support.exact_answers import exact_answer
 from support.function_bodies import growth_bytes, growths_bytes
-from support.relative_operator import Relative, inputs_of, key_kinds, model_of
+from support.relative_operator import Relative, inputs_of, key_kinds
 from support.sparse_operators import PADDINGS
 
 NODES = (Relative(), Relative(segments=False, heads=3), Relative(causal=1, reach=9))
@@ -36,7 +36,7 @@ def portable_graph(*nodes: Relative) -> ir.Model:
 
     Inputs and result are float32; states and result are [batch, tokens or keys, heads, head_dim].
     """
-    model = model_of(nodes)
+    model = chain_of(nodes)
     graph, (output,) = model.graph, model.graph.output
     casts, swaps, names = [], [], {}
     for value in graph.input:

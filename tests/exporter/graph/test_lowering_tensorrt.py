@@ -22,9 +22,9 @@ from hdexport.lowering.plugin_nodes import plan_use_of, plugin_nodes, shapes_of_
 from hdplugins.attention.plugin_face import PlanUse
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
-from support.attention_graphs import HEADS, Dense, attention_model
+from support.attention_graphs import HEADS, Dense, attention_model, chain_of
 from support.block_operator import Blocks
-from support.clipped_operator import Clipped, Shared, model_of
+from support.clipped_operator import Clipped, Shared
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
 from support.sparse_operators import PADDINGS, Layer, Window, token_kinds
@@ -346,7 +346,7 @@ def test_attention_by_distance_is_a_layer_in_engines_for_short_texts(
     layer: Clipped, longest: int | None, is_layer: bool
 ) -> None:
     shared = isinstance(layer, Shared)
-    graph = attention_model(layer, layer) if shared else ir.serde.deserialize_model(model_of([layer]))
+    graph = attention_model(layer, layer) if shared else ir.serde.deserialize_model(chain_of([layer]))
     native = AttentionImpl.NATIVE
     lowered = tensorrt_graph(graph, dtype=layer.dtype, attention_impl=native, longest=longest)
     operators = [node.op_type for node in lowered.graph]

@@ -5,7 +5,6 @@ Those of windows, blocks and hashes are in test_sparse_attention.py, of features
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from hdplugins.attention.operator import BlockOrder
 from support import clipped_operator, disentangled_operator, local_global_operator, relative_operator
+from support.attention_graphs import chain_of
 from support.function_bodies import growths_bytes, planned_bytes
 from support.grids import nightly_unless
 
@@ -34,17 +34,6 @@ GROWTHS = {
     (DISENTANGLED, BlockOrder.PARALLEL): 2.5,
 }
 """Node and order -> how many times the memory of half the tokens is allowed, where this is not 2.2."""
-
-MODELS: dict[type, Callable[..., onnx.ModelProto]] = {
-    clipped_operator.Clipped: clipped_operator.model_of,
-    disentangled_operator.Disentangled: disentangled_operator.model_of,
-    relative_operator.Relative: relative_operator.model_of,
-    local_global_operator.LocalGlobal: local_global_operator.model_of,
-}
-
-
-def model_of(node: Any, *order: BlockOrder) -> onnx.ModelProto:
-    return MODELS[type(node)]([node], *order)
 
 
 def all_scores_bytes(node: Any, *, texts: int = 2, tokens: int = 4096) -> int:
@@ -70,7 +59,7 @@ def all_scores_bytes(node: Any, *, texts: int = 2, tokens: int = 4096) -> int:
 def test_memory_is_linear_in_tokens(node: Any, order: BlockOrder, tokens: int, tmp_path: Path) -> None:
     """In a process of its own. The scores of a head of 4096 tokens take 67 MB."""
     path = tmp_path / "model.onnx"
-    onnx.save(model_of(node, order), path)
+    onnx.save(chain_of([node], order), path)
     short, long = growths_bytes(path, tokens, 2 * tokens, memory=MEMORY if node is RELATIVE else 0)
     output_bytes = 4 * tokens * 64 * 4
     assert short > output_bytes, "less than the output: nothing was measured"
@@ -93,7 +82,7 @@ def test_memory_is_linear_in_tokens(node: Any, order: BlockOrder, tokens: int, t
 )
 def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(node: Any, tmp_path: Path) -> None:
     half = replace(node, dtype="float16")
-    (planned_for_long,) = planned_bytes(model_of(half), tmp_path, 4096, profiles=1)
+    (planned_for_long,) = planned_bytes(chain_of([half]), tmp_path, 4096, profiles=1)
     assert 0 < planned_for_long < all_scores_bytes(half)
 
 
@@ -114,7 +103,7 @@ def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(node: Any, 
     ids=str,
 )
 def test_tensorrt_rtx_plans_memory_linear_in_tokens_for_every_form(node: Any, tmp_path: Path) -> None:
-    short_bytes, long_bytes = planned_bytes(model_of(node), tmp_path, 2048, 4096)
+    short_bytes, long_bytes = planned_bytes(chain_of([node]), tmp_path, 2048, 4096)
     assert 0 < short_bytes < long_bytes < all_scores_bytes(node)
     # Scores with sides grow with the square of the tokens, a sixteenth of all.
     assert long_bytes <= (4.1 if getattr(node, "side", 0) else 2.1) * short_bytes

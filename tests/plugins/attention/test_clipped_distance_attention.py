@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from hdplugins.attention.operator import BlockOrder
-from support.clipped_operator import NODES, Clipped, inputs_of, model_of, wrong_inputs
+from support.attention_graphs import chain_of
+from support.clipped_operator import NODES, Clipped, inputs_of, wrong_inputs
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
@@ -31,7 +32,7 @@ each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 @functools.cache
 def session_of(node: Clipped, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(model_of([node], order))
+    return new_session(chain_of([node], order))
 
 
 @functools.cache
@@ -130,7 +131,7 @@ def test_what_is_shared_may_be_given_to_each_text_and_query(order: BlockOrder) -
         for texts, queries in ((3, 1), (1, tokens), (3, tokens)):
             shape = (texts, shared.heads, queries, 2 * shared.reach + 1)
             given = inputs | {"scores_by_distance": np.broadcast_to(inputs["scores_by_distance"], shape).copy()}
-            model = model_of([by_query], order)
+            model = chain_of([by_query], order)
             for value in model.graph.input:
                 if value.name == "scores_by_distance":
                     value.type.tensor_type.shape.dim[0].dim_param = "number_texts"
@@ -163,7 +164,7 @@ def test_large_scores_overflow_in_no_dtype(order: BlockOrder) -> None:
 @each_order
 def test_nodes_that_differ_share_a_model(order: BlockOrder) -> None:
     nodes = (FAR, replace(FAR, values=False), FAR)
-    model, inputs = model_of(nodes, order), inputs_of(FAR, token_kinds("right", 131))
+    model, inputs = chain_of(nodes, order), inputs_of(FAR, token_kinds("right", 131))
     exact = {name: array if name == "key_mask" else array.astype(np.float64) for name, array in inputs.items()}
     for node in nodes:
         exact["query"] = exact_answer(node, exact)
@@ -205,7 +206,7 @@ def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     # Without a single real key, the third text must be 0.
     inputs["key_mask"][2] = False
     unnoticed = unnoticed_mistakes(
-        model_of([FAR], order), lambda session: assert_right(FAR, run(session, inputs), inputs)
+        chain_of([FAR], order), lambda session: assert_right(FAR, run(session, inputs), inputs)
     )
     assert unnoticed == [*HARMLESS[order]]
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from hdplugins.attention.operator import BlockOrder
+from support.attention_graphs import chain_of
 from support.comparators import assert_as_accurate, assert_close, named_case
-from support.disentangled_operator import NODES, Disentangled, inputs_of, model_of, wrong_inputs
+from support.disentangled_operator import NODES, Disentangled, inputs_of, wrong_inputs
 from support.exact_answers import exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
 from support.sparse_operators import PADDINGS, token_kinds
@@ -30,7 +31,7 @@ each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 @functools.cache
 def session_of(node: Disentangled, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(model_of([node], order))
+    return new_session(chain_of([node], order))
 
 
 @functools.cache
@@ -138,7 +139,7 @@ def test_large_scores_overflow_in_no_dtype(order: BlockOrder) -> None:
 @each_order
 def test_nodes_of_other_reaches_share_a_body(order: BlockOrder) -> None:
     nodes = (NODES[0], replace(NODES[0], reach=4), NODES[0])
-    model, inputs = model_of(nodes, order), inputs_of(NODES[0], token_kinds("right", 131))
+    model, inputs = chain_of(nodes, order), inputs_of(NODES[0], token_kinds("right", 131))
     exact = {name: array if name == "key_mask" else array.astype(np.float64) for name, array in inputs.items()}
     for node in nodes:
         exact["query"] = exact_answer(node, exact)
@@ -178,7 +179,7 @@ def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     # Without a single real key, the third text must be 0.
     inputs["key_mask"][2] = False
     unnoticed = unnoticed_mistakes(
-        model_of([node], order), lambda session: assert_right(node, run(session, inputs), inputs)
+        chain_of([node], order), lambda session: assert_right(node, run(session, inputs), inputs)
     )
     assert unnoticed == [*HARMLESS[order]]
 

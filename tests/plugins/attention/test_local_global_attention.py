@@ -16,10 +16,11 @@ import torch
 
 from hdplugins.attention.local_global.pairs import pairs
 from hdplugins.attention.operator import BlockOrder
+from support.attention_graphs import chain_of
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
-from support.local_global_operator import NODES, LocalGlobal, inputs_of, model_of, wrong_nodes
+from support.local_global_operator import NODES, LocalGlobal, inputs_of, wrong_nodes
 from support.sparse_operators import PADDINGS, token_kinds
 
 each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
@@ -28,7 +29,7 @@ each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 @functools.cache
 def session_of(node: LocalGlobal, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(model_of([node], order))
+    return new_session(chain_of([node], order))
 
 
 def error_of_pytorch(node: LocalGlobal, inputs: Mapping[str, np.ndarray]) -> float:
@@ -156,7 +157,7 @@ def test_what_is_not_seen_does_not_change_the_answer(node: LocalGlobal, order: B
 @each_order
 def test_nodes_that_differ_share_a_model(order: BlockOrder) -> None:
     local, sides = LocalGlobal(), LocalGlobal(side=16, reach=128)
-    model, inputs = model_of((sides, local, sides), order), inputs_of(sides, token_kinds("right", 131))
+    model, inputs = chain_of((sides, local, sides), order), inputs_of(sides, token_kinds("right", 131))
     assert len(model.functions) == 2
     exact = {name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in inputs.items()}
     for node in (sides, local, sides):
@@ -208,7 +209,7 @@ HARMLESS = {
 def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     inputs = inputs_of(NODES[4], token_kinds("holes", 211))
     unnoticed = unnoticed_mistakes(
-        model_of([NODES[4]], order), lambda session: assert_right(NODES[4], run(session, inputs), inputs)
+        chain_of([NODES[4]], order), lambda session: assert_right(NODES[4], run(session, inputs), inputs)
     )
     assert unnoticed == [*HARMLESS[order]]
 

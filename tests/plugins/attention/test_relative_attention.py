@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from hdplugins.attention.operator import BlockOrder
 from hdplugins.attention.relative.pairs import pairs
+from support.attention_graphs import chain_of
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.exact_answers import exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
@@ -27,7 +28,6 @@ from support.relative_operator import (
     Relative,
     inputs_of,
     key_kinds,
-    model_of,
     wrong_nodes,
 )
 from support.sparse_operators import PADDINGS
@@ -41,7 +41,7 @@ each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 @functools.cache
 def session_of(node: Relative, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(model_of([node], order))
+    return new_session(chain_of([node], order))
 
 
 @functools.cache
@@ -171,7 +171,7 @@ def test_large_scores_overflow_in_no_dtype(order: BlockOrder) -> None:
 @each_order
 def test_nodes_that_differ_share_a_model(order: BlockOrder) -> None:
     nodes = (NODES[0], replace(NODES[0], reach=9), NODES[0])
-    model, inputs = model_of(nodes, order), inputs_of(NODES[0], key_kinds("right", 131, 7), 131)
+    model, inputs = chain_of(nodes, order), inputs_of(NODES[0], key_kinds("right", 131, 7), 131)
     exact = {name: array.astype(np.float64) if name != "key_kind" else array for name, array in inputs.items()}
     for node in nodes:
         exact["query"] = exact_answer(node, exact)
@@ -211,7 +211,7 @@ HARMLESS = {
 def test_a_wrong_body_is_found(order: BlockOrder) -> None:
     inputs = inputs_of(NODES[3], key_kinds("right", 301, 7), 301)
     unnoticed = unnoticed_mistakes(
-        model_of([NODES[3]], order), lambda session: assert_right(NODES[3], run(session, inputs), inputs)
+        chain_of([NODES[3]], order), lambda session: assert_right(NODES[3], run(session, inputs), inputs)
     )
     assert unnoticed == [*HARMLESS[order]]
 
