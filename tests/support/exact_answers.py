@@ -1,17 +1,23 @@
-"""An attention operator's answers by its definition, worked out once for all comparisons."""
+"""An attention operator's answers by its definition, worked out once for all comparisons, and those of its bodies."""
 
 from __future__ import annotations
 
-__all__ = ["exact_answer"]
+__all__ = ["answer_of_body", "assert_as_accurate_as", "error_of_pytorch", "exact_answer"]
 
+import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import torch
 
+from hdplugins.attention.operator import BlockOrder
+from support.attention_graphs import chain_of
+from support.comparators import assert_as_accurate
+from support.function_bodies import new_session, run
 from support.sparse_operators import Layer
 
 _MOST_KEPT = 64
@@ -37,6 +43,27 @@ def exact_answer(
     if len(_kept) > _MOST_KEPT:
         _kept.popitem(last=False)
     return _kept[key].copy()
+
+
+def error_of_pytorch(node: Layer, inputs: Mapping[str, np.ndarray]) -> float:
+    """The largest error of the definition, computed in the node's dtype."""
+    return float(np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs)).max())
+
+
+def assert_as_accurate_as(error: float, node: Layer, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
+    """Fail if the answer of a node is less accurate than one of PyTorch's with that error."""
+    exact = torch.from_numpy(exact_answer(node, inputs))
+    assert_as_accurate(torch.from_numpy(got), exact, (exact + error).to(getattr(torch, node.dtype)))
+
+
+def answer_of_body(node: Layer, order: BlockOrder, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The answer of a node's body in that order of blocks."""
+    return run(_session_of(node, order), inputs)
+
+
+@functools.cache
+def _session_of(node: Layer, order: BlockOrder) -> onnxruntime.InferenceSession:
+    return new_session(chain_of([node], order))
 
 
 def _by_definition(node: Layer, inputs: Mapping[str, np.ndarray], dtype: torch.dtype, **changes: Any) -> np.ndarray:

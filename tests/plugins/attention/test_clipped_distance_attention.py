@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
 from support.clipped_operator import NODES, Clipped, inputs_of, wrong_inputs
-from support.comparators import assert_as_accurate, assert_close, named_case
-from support.exact_answers import exact_answer
+from support.comparators import assert_close, named_case
+from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
 from support.sparse_operators import PADDINGS, token_kinds
 
@@ -30,23 +29,14 @@ each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
 @functools.cache
-def session_of(node: Clipped, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(chain_of([node], order))
-
-
-@functools.cache
-def usual_error_of_pytorch(node: Clipped) -> torch.Tensor:
-    """The largest error, [1], in a text that is long enough to show the effect of rounding."""
-    inputs = inputs_of(node, token_kinds("none", 211))
-    error = np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs))
-    return torch.tensor([error.max()])
+def usual_error_of_pytorch(node: Clipped) -> float:
+    """The largest error in a text that is long enough to show the effect of rounding."""
+    return error_of_pytorch(node, inputs_of(node, token_kinds("none", 211)))
 
 
 def assert_right(node: Clipped, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
-    exact = torch.from_numpy(exact_answer(node, inputs))
     # A few values are not enough to show the effect of rounding.
-    usual = (exact + usual_error_of_pytorch(node)).to(getattr(torch, node.dtype))
-    assert_as_accurate(torch.from_numpy(got), exact, usual)
+    assert_as_accurate_as(usual_error_of_pytorch(node), node, got, inputs)
     assert (got[~inputs["key_mask"].any(axis=1)] == 0).all()
 
 
@@ -106,7 +96,7 @@ def test_a_body_matches_the_definition_at_every_length(node: Clipped) -> None:
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
         for order in BlockOrder:
             with named_case(order.value, tokens, padding, batch):
-                assert_right(node, run(session_of(node, order), inputs), inputs)
+                assert_right(node, answer_of_body(node, order, inputs), inputs)
 
 
 @each_node
@@ -117,7 +107,7 @@ def test_every_padding_meets_every_batch(node: Clipped) -> None:
         inputs = inputs_of(node, token_kinds(padding, 131, batch=batch))
         for order in BlockOrder:
             with named_case(order.value, padding, batch):
-                assert_right(node, run(session_of(node, order), inputs), inputs)
+                assert_right(node, answer_of_body(node, order, inputs), inputs)
 
 
 @each_order
@@ -126,7 +116,7 @@ def test_what_is_shared_may_be_given_to_each_text_and_query(order: BlockOrder) -
     shared, by_query = replace(FAR, by_query=False), FAR
     for tokens in (1, 5, 131):
         inputs = inputs_of(shared, token_kinds("right", tokens))
-        right = run(session_of(shared, order), inputs)
+        right = answer_of_body(shared, order, inputs)
         for texts, queries in ((3, 1), (1, tokens), (3, tokens)):
             shape = (texts, shared.heads, queries, 2 * shared.reach + 1)
             given = inputs | {"scores_by_distance": np.broadcast_to(inputs["scores_by_distance"], shape).copy()}
@@ -143,10 +133,10 @@ def test_what_is_shared_may_be_given_to_each_text_and_query(order: BlockOrder) -
 def test_content_of_padding_does_not_change_the_answer(node: Clipped, order: BlockOrder) -> None:
     kinds = token_kinds("holes", 297)
     inputs = inputs_of(node, kinds)
-    before = run(session_of(node, order), inputs)
+    before = answer_of_body(node, order, inputs)
     for name in ("key", "value"):
         inputs[name].swapaxes(1, 2)[kinds == 0] = 50.0
-    np.testing.assert_array_equal(before, run(session_of(node, order), inputs))
+    np.testing.assert_array_equal(before, answer_of_body(node, order, inputs))
 
 
 @each_order
@@ -157,7 +147,7 @@ def test_large_scores_overflow_in_no_dtype(order: BlockOrder) -> None:
     for name in ("query", "key"):
         inputs[name][:] = 60.0
     # Measured 4.7e-4, the rounding of weights and values.
-    assert_close(run(session_of(node, order), inputs), exact_answer(node, inputs), atol=1e-3)
+    assert_close(answer_of_body(node, order, inputs), exact_answer(node, inputs), atol=1e-3)
 
 
 @each_order

@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
-from support.comparators import assert_as_accurate, assert_close, named_case
+from support.comparators import assert_close, named_case
 from support.disentangled_operator import NODES, Disentangled, inputs_of, wrong_inputs
-from support.exact_answers import exact_answer
+from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
 from support.sparse_operators import PADDINGS, token_kinds
 
@@ -29,23 +28,14 @@ each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
 @functools.cache
-def session_of(node: Disentangled, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(chain_of([node], order))
-
-
-@functools.cache
-def usual_error_of_pytorch(node: Disentangled) -> torch.Tensor:
-    """The largest error, [1], in a text that is long enough to show the effect of rounding."""
-    inputs = inputs_of(node, token_kinds("none", 211))
-    error = np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs))
-    return torch.tensor([error.max()])
+def usual_error_of_pytorch(node: Disentangled) -> float:
+    """The largest error in a text that is long enough to show the effect of rounding."""
+    return error_of_pytorch(node, inputs_of(node, token_kinds("none", 211)))
 
 
 def assert_right(node: Disentangled, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
-    exact = torch.from_numpy(exact_answer(node, inputs))
     # A few values are not enough to show the effect of rounding.
-    usual = (exact + usual_error_of_pytorch(node)).to(getattr(torch, node.dtype))
-    assert_as_accurate(torch.from_numpy(got), exact, usual)
+    assert_as_accurate_as(usual_error_of_pytorch(node), node, got, inputs)
     assert (got[~inputs["key_mask"].any(axis=1)] == 0).all()
 
 
@@ -103,7 +93,7 @@ def test_a_body_matches_the_definition_at_every_length(node: Disentangled) -> No
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
         for order in BlockOrder:
             with named_case(order.value, tokens, padding, batch):
-                assert_right(node, run(session_of(node, order), inputs), inputs)
+                assert_right(node, answer_of_body(node, order, inputs), inputs)
 
 
 def test_every_padding_meets_every_batch() -> None:
@@ -111,17 +101,17 @@ def test_every_padding_meets_every_batch() -> None:
         inputs = inputs_of(NODES[0], token_kinds(padding, 131, batch=batch))
         for order in BlockOrder:
             with named_case(order.value, padding, batch):
-                assert_right(NODES[0], run(session_of(NODES[0], order), inputs), inputs)
+                assert_right(NODES[0], answer_of_body(NODES[0], order, inputs), inputs)
 
 
 @each_order
 def test_content_of_padding_does_not_change_the_answer(order: BlockOrder) -> None:
     kinds = token_kinds("holes", 297)
     inputs = inputs_of(NODES[0], kinds)
-    before = run(session_of(NODES[0], order), inputs)
+    before = answer_of_body(NODES[0], order, inputs)
     for name in ("key", "value"):
         inputs[name].swapaxes(1, 2)[kinds == 0] = 50.0
-    np.testing.assert_array_equal(before, run(session_of(NODES[0], order), inputs))
+    np.testing.assert_array_equal(before, answer_of_body(NODES[0], order, inputs))
 
 
 @each_order
@@ -132,7 +122,7 @@ def test_large_scores_overflow_in_no_dtype(order: BlockOrder) -> None:
     for name in ("query", "key", "position_keys", "position_queries"):
         inputs[name][:] = 60.0
     # Measured 4.7e-4, the rounding of weights and values.
-    assert_close(run(session_of(node, order), inputs), exact_answer(node, inputs), atol=1e-3)
+    assert_close(answer_of_body(node, order, inputs), exact_answer(node, inputs), atol=1e-3)
 
 
 @each_order

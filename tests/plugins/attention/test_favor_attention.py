@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
@@ -20,8 +19,8 @@ from hdplugins.attention.favor.features import draw_projection
 from hdplugins.attention.favor.graph import CHUNK_TOKENS
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
-from support.comparators import assert_as_accurate, assert_close, named_case
-from support.exact_answers import exact_answer
+from support.comparators import assert_close, named_case
+from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer
 from support.favor_operator import NODES, Favor, by_hand, inputs_of, wrong_nodes
 from support.function_bodies import (
     growths_bytes,
@@ -43,24 +42,13 @@ each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
 @functools.cache
-def session_of(node: Favor, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(chain_of([node], order))
-
-
-@functools.cache
-def usual_error_of_pytorch(node: Favor) -> torch.Tensor:
-    """The largest error, [1], in several texts: the effect of rounding depends on the exponents of each text."""
-    errors = []
-    for tokens in LENGTHS:
-        inputs = inputs_of(node, token_kinds("none", tokens))
-        errors.append(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs))
-    return torch.tensor([max(np.abs(error).max() for error in errors)])
+def usual_error_of_pytorch(node: Favor) -> float:
+    """The largest error in several texts: the effect of rounding depends on the exponents of each text."""
+    return max(error_of_pytorch(node, inputs_of(node, token_kinds("none", tokens))) for tokens in LENGTHS)
 
 
 def assert_right(node: Favor, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
-    exact = torch.from_numpy(exact_answer(node, inputs))
-    usual = (exact + usual_error_of_pytorch(node)).to(getattr(torch, node.dtype))
-    assert_as_accurate(torch.from_numpy(got), exact, usual)
+    assert_as_accurate_as(usual_error_of_pytorch(node), node, got, inputs)
 
 
 # The definition.
@@ -151,7 +139,7 @@ def test_a_body_matches_the_definition_at_every_length(node: Favor) -> None:
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
         for order in BlockOrder:
             with named_case(order.value, tokens, padding, batch):
-                assert_right(node, run(session_of(node, order), inputs), inputs)
+                assert_right(node, answer_of_body(node, order, inputs), inputs)
 
 
 @pytest.mark.parametrize("node", [nightly_unless(node in NODES[:2], node) for node in NODES], ids=str)
@@ -160,7 +148,7 @@ def test_every_padding_meets_every_batch(node: Favor) -> None:
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
         for order in BlockOrder:
             with named_case(order.value, padding, tokens, batch):
-                got = run(session_of(node, order), inputs)
+                got = answer_of_body(node, order, inputs)
                 assert_right(node, got, inputs)
                 if padding == "all":
                     assert (got[0] == 0).all()
@@ -169,9 +157,9 @@ def test_every_padding_meets_every_batch(node: Favor) -> None:
 @each_order
 def test_padding_changes_nothing_of_a_text(order: BlockOrder) -> None:
     """Neither the amount nor the content of padding: keys that would be the highest by far, and huge values."""
-    session, tokens = session_of(NODES[0], order), 37
+    tokens = 37
     alone = inputs_of(NODES[0], token_kinds("none", tokens, batch=1))
-    before = run(session, alone)
+    before = answer_of_body(NODES[0], order, alone)
     for front, behind in ((0, 300), (300, 0), (11, 240)):
         padded = {
             name: np.pad(array, [(0, 0), (0, 0), (front, behind), (0, 0)], constant_values=50.0)
@@ -179,17 +167,16 @@ def test_padding_changes_nothing_of_a_text(order: BlockOrder) -> None:
             if name != "key_mask"
         }
         padded["key_mask"] = np.pad(alone["key_mask"], [(0, 0), (front, behind)])
-        got = run(session, padded)[:, :, front : front + tokens]
+        got = answer_of_body(NODES[0], order, padded)[:, :, front : front + tokens]
         assert_close(got, before.astype(np.float64), atol=4e-6)  # measured 1.2e-6
 
 
 @each_order
 def test_padding_counts_in_the_mode_that_is_compatible(order: BlockOrder) -> None:
-    session = session_of(NODES[1], order)
     inputs = inputs_of(NODES[1], token_kinds("right", 37, batch=1))
-    padded, real = run(session, inputs), int(inputs["key_mask"].sum())
+    padded, real = answer_of_body(NODES[1], order, inputs), int(inputs["key_mask"].sum())
     alone = {name: array[:, :real] if name == "key_mask" else array[:, :, :real] for name, array in inputs.items()}
-    assert np.abs(padded[:, :, :real] - run(session, alone)).max() > 0.1
+    assert np.abs(padded[:, :, :real] - answer_of_body(NODES[1], order, alone)).max() > 0.1
 
 
 @each_order
@@ -198,7 +185,7 @@ def test_padding_counts_in_the_mode_that_is_compatible(order: BlockOrder) -> Non
 def test_large_scores_overflow_in_no_dtype(node: Favor, size: float, order: BlockOrder) -> None:
     """Products of float16 states reach 7e8."""
     inputs = inputs_of(node, token_kinds("right", 40), size=size)
-    got = run(session_of(node, order), inputs)
+    got = answer_of_body(node, order, inputs)
     # Nearly all features are epsilon, and an exponential that is not has the rounding of a large exponent.
     assert_close(got, exact_answer(node, inputs), atol=2e-3)
 
@@ -264,7 +251,7 @@ def test_a_wrong_body_is_found(order: BlockOrder) -> None:
 def test_a_body_of_the_other_mode_is_found(counts: bool, order: BlockOrder) -> None:
     node = replace(NODES[0], compat=int(counts))
     inputs = inputs_of(node, token_kinds("holes", 331))
-    got = run(session_of(replace(node, compat=1 - node.compat), order), inputs)
+    got = answer_of_body(replace(node, compat=1 - node.compat), order, inputs)
     with pytest.raises(AssertionError):
         assert_right(node, got, inputs)
 

@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 from hdplugins.attention.local_global.pairs import pairs
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
-from support.comparators import assert_as_accurate, assert_close, named_case
-from support.exact_answers import exact_answer
+from support.comparators import assert_close, named_case
+from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
 from support.local_global_operator import NODES, LocalGlobal, inputs_of, wrong_nodes
 from support.sparse_operators import PADDINGS, token_kinds
@@ -27,25 +26,15 @@ each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
 @functools.cache
-def session_of(node: LocalGlobal, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(chain_of([node], order))
-
-
-def error_of_pytorch(node: LocalGlobal, inputs: Mapping[str, np.ndarray]) -> float:
-    return float(np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs)).max())
-
-
-@functools.cache
 def usual_error_of_pytorch(node: LocalGlobal) -> float:
     """The largest error in a text that is long enough to show the effect of rounding."""
     return error_of_pytorch(node, inputs_of(node, token_kinds("none", 211)))
 
 
 def assert_right(node: LocalGlobal, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
-    exact = torch.from_numpy(exact_answer(node, inputs))
     # A few values are not enough to show the effect of rounding.
     error = max(usual_error_of_pytorch(node), error_of_pytorch(node, inputs))
-    assert_as_accurate(torch.from_numpy(got), exact, (exact + error).to(getattr(torch, node.dtype)))
+    assert_as_accurate_as(error, node, got, inputs)
     assert (got.swapaxes(1, 2)[inputs["token_mask"] == 0] == 0).all()
 
 
@@ -115,7 +104,7 @@ def test_a_body_matches_the_definition_at_every_length(node: LocalGlobal) -> Non
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
         for order in BlockOrder:
             with named_case(order.value, tokens, padding, batch):
-                assert_right(node, run(session_of(node, order), inputs), inputs)
+                assert_right(node, answer_of_body(node, order, inputs), inputs)
 
 
 @pytest.mark.parametrize("node", [NODES[0], NODES[3], NODES[5]], ids=str)
@@ -125,7 +114,7 @@ def test_every_padding_meets_every_batch_and_length(node: LocalGlobal) -> None:
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
         for order in BlockOrder:
             with named_case(order.value, padding, tokens, batch):
-                assert_right(node, run(session_of(node, order), inputs), inputs)
+                assert_right(node, answer_of_body(node, order, inputs), inputs)
 
 
 def test_a_text_of_more_sides_than_the_reach_tells_apart() -> None:
@@ -134,7 +123,7 @@ def test_a_text_of_more_sides_than_the_reach_tells_apart() -> None:
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=1))
         for order in BlockOrder:
             with named_case(order.value, padding, tokens):
-                assert_right(node, run(session_of(node, order), inputs), inputs)
+                assert_right(node, answer_of_body(node, order, inputs), inputs)
 
 
 @each_order
@@ -143,14 +132,14 @@ def test_what_is_not_seen_does_not_change_the_answer(node: LocalGlobal, order: B
     """Padding, and sides behind the last whole one."""
     mask = token_kinds("right", 97)
     inputs = inputs_of(node, mask)
-    before = run(session_of(node, order), inputs)
+    before = answer_of_body(node, order, inputs)
     for name in ("key", "value"):
         inputs[name].swapaxes(1, 2)[mask == 0] = 50.0
     for name in ("side_key", "side_value"):
         if name in inputs:
             inputs[name][0, :, 49 // 16 :] = 50.0
             inputs[name][1:, :, 97 // 16 :] = 50.0
-    np.testing.assert_array_equal(before, run(session_of(node, order), inputs))
+    np.testing.assert_array_equal(before, answer_of_body(node, order, inputs))
 
 
 @each_order

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,8 +17,8 @@ from hypothesis import strategies as st
 from hdplugins.attention.operator import BlockOrder
 from hdplugins.attention.relative.pairs import pairs
 from support.attention_graphs import chain_of
-from support.comparators import assert_as_accurate, assert_close, named_case
-from support.exact_answers import exact_answer
+from support.comparators import assert_close, named_case
+from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
 from support.relative_operator import (
     MEMORIES,
@@ -39,23 +38,14 @@ each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
 @functools.cache
-def session_of(node: Relative, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(chain_of([node], order))
-
-
-@functools.cache
-def usual_error_of_pytorch(node: Relative) -> torch.Tensor:
-    """The largest error, [1], in a text that is long enough to show the effect of rounding."""
-    inputs = inputs_of(node, key_kinds("none", 211, 7), 211)
-    error = np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs))
-    return torch.tensor([error.max()])
+def usual_error_of_pytorch(node: Relative) -> float:
+    """The largest error in a text that is long enough to show the effect of rounding."""
+    return error_of_pytorch(node, inputs_of(node, key_kinds("none", 211, 7), 211))
 
 
 def assert_right(node: Relative, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
-    exact = torch.from_numpy(exact_answer(node, inputs))
     # A few values are not enough to show the effect of rounding.
-    usual = (exact + usual_error_of_pytorch(node)).to(getattr(torch, node.dtype))
-    assert_as_accurate(torch.from_numpy(got), exact, usual)
+    assert_as_accurate_as(usual_error_of_pytorch(node), node, got, inputs)
     tokens = got.shape[2]
     assert (got.swapaxes(1, 2)[inputs["key_kind"][:, -tokens:] == 0] == 0).all()
 
@@ -123,7 +113,7 @@ def test_a_body_matches_the_definition_at_every_length(node: Relative) -> None:
             inputs = inputs_of(node, key_kinds(padding, tokens, memory, batch=batch), tokens, spare=number % 4)
             for order in BlockOrder:
                 with named_case(order.value, tokens, memory, padding, batch):
-                    assert_right(node, run(session_of(node, order), inputs), inputs)
+                    assert_right(node, answer_of_body(node, order, inputs), inputs)
 
 
 @each_node
@@ -134,14 +124,14 @@ def test_every_padding_meets_every_batch_and_memory(node: Relative) -> None:
         inputs = inputs_of(node, key_kinds(padding, 131, memory, batch=batch), 131)
         for order in BlockOrder:
             with named_case(order.value, padding, memory, batch):
-                assert_right(node, run(session_of(node, order), inputs), inputs)
+                assert_right(node, answer_of_body(node, order, inputs), inputs)
 
 
 @each_order
 def test_a_memory_far_longer_than_the_text(order: BlockOrder) -> None:
     for tokens in (1, 3):
         inputs = inputs_of(NODES[0], key_kinds("none", tokens, 1021), tokens)
-        assert_right(NODES[0], run(session_of(NODES[0], order), inputs), inputs)
+        assert_right(NODES[0], answer_of_body(NODES[0], order, inputs), inputs)
 
 
 @each_order
@@ -150,10 +140,10 @@ def test_what_is_not_seen_does_not_change_the_answer(node: Relative, order: Bloc
     """Padding of the text and the part of the memory that is not there yet."""
     kinds = key_kinds("holes", 97, 40)
     inputs = inputs_of(node, kinds, 97)
-    before = run(session_of(node, order), inputs)
+    before = answer_of_body(node, order, inputs)
     for name in ("key", "value"):
         inputs[name].swapaxes(1, 2)[kinds == 0] = 50.0
-    np.testing.assert_array_equal(before, run(session_of(node, order), inputs))
+    np.testing.assert_array_equal(before, answer_of_body(node, order, inputs))
 
 
 @each_order
@@ -164,7 +154,7 @@ def test_large_scores_overflow_in_no_dtype(order: BlockOrder) -> None:
     for name in ("query", "key", "positions"):
         inputs[name][:] = 60.0
     # All scores of a query are equal: what is left is the rounding of weights and values. Measured 2.4e-4.
-    assert_close(run(session_of(node, order), inputs), exact_answer(node, inputs), atol=5e-4)
+    assert_close(answer_of_body(node, order, inputs), exact_answer(node, inputs), atol=5e-4)
 
 
 @each_order
