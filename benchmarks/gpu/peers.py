@@ -94,13 +94,13 @@ def _flex(case: Case, tensors: Sequence[Any], *, backend: str) -> Call:
     return functools.partial(flex, *states, score_mod=case.flex_score(tensors), block_mask=mask)
 
 
-def _sdpa(case: Case, tensors: Sequence[Any], *, backend: str | None = None) -> Call:
-    """Dense, by PyTorch's choice or by one of its backends."""
+def _sdpa(case: Case, tensors: Sequence[Any], *, backend: str) -> Call:
+    """Dense, by one of PyTorch's backends; on a CPU by its choice."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
     dense = functools.partial(scaled_dot_product_attention, *_states(case, tensors))
-    if backend is None or tensors[0].device.type == "cpu":
+    if tensors[0].device.type == "cpu":
         return dense
 
     def call() -> Any:
@@ -169,7 +169,6 @@ PEERS = {
     "flex flash": Peer(*_FLASH_ATTENTION, functools.partial(_flex, backend="FLASH")),
     "flash 4": Peer(*_FLASH_ATTENTION, _flash_attention_4),
     "cudnn window": Peer("cudnn", "pip install nvidia-cudnn-frontend", _cudnn_window),
-    "sdpa": Peer("", "", _sdpa),
     "sdpa cudnn": Peer("", "", functools.partial(_sdpa, backend="CUDNN_ATTENTION")),
     "sdpa flash": Peer("", "", functools.partial(_sdpa, backend="FLASH_ATTENTION")),
 }

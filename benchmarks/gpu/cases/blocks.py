@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.gpu.cases.case import Case
 from hdplugins import OPERATORS
-from hdplugins.kernels.attention_tiles import Tiles
 
 BLOCK_SIZE, RANDOM_BLOCKS = 64, 3
 """BigBird as it is published."""
@@ -34,8 +33,6 @@ class BlockCase(Case):
 
     OPERATOR = OPERATORS["BlockSparseAttention"]
     COMPILED = tuple({"block_size": size} for size in (16, 32, 64, 84, 128))
-    REHEARSED_TILES = Tiles(64, 64, 4, 2, 32)
-    REHEARSED_TOKENS = 100
 
     blocks: Mapping[str, int] = field(default_factory=lambda: HF_EVAL)
     listed: tuple[int, int] | None = None
@@ -73,15 +70,15 @@ class BlockCase(Case):
     def attributes(self) -> dict[str, Any]:
         return {**self.blocks, "scale": self.head_dim**-0.5}
 
-    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+    def masks(self, device: str) -> list[Any]:
         import torch
 
         token_mask = torch.ones(self.batch, self.tokens, dtype=torch.int32, device=device)
-        if is_ragged:
-            token_mask[0, self.tokens - self.tokens // 4 :] = 0
-            token_mask[1, 1 :: max(2, self.tokens // 4)] = 0
-            token_mask[2:, 90:] = 0
         return [token_mask, self.table(device)]
+
+    def make_ragged(self, mask: Any) -> None:
+        super().make_ragged(mask)
+        mask[2:, 90:] = 0
 
     def table(self, device: str) -> Any:
         """[heads, blocks - 2, RANDOM_BLOCKS], int32, one row at least; None for none."""

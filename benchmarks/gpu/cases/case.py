@@ -27,10 +27,10 @@ class Case(ABC):
     """
 
     OPERATOR: ClassVar[Operator]
-    COMPILED: ClassVar[Sequence[Mapping[str, Any]]]
+    COMPILED: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     IN_ROWS: ClassVar[tuple[str, ...]] = ()
-    REHEARSED_TILES: ClassVar[Tiles]
-    REHEARSED_TOKENS: ClassVar[int]
+    REHEARSED_TILES: ClassVar[Tiles] = Tiles(64, 64, 4, 2, 32)
+    REHEARSED_TOKENS: ClassVar[int] = 100
 
     batch: int
     heads: int
@@ -50,9 +50,9 @@ class Case(ABC):
         """What must be right before anything is timed, the short texts first."""
 
     @classmethod
-    @abstractmethod
     def shipped(cls) -> Case:
         """What kernels are checked with that were compiled ahead of time."""
+        return list(cls.checked(64, "float16"))[-1]
 
     @classmethod
     @abstractmethod
@@ -68,8 +68,13 @@ class Case(ABC):
         """All of the operator's."""
 
     @abstractmethod
-    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
-        """The inputs after the states; None for an optional one that is left out."""
+    def masks(self, device: str) -> list[Any]:
+        """The inputs after the states, a mask of the tokens first; None for an optional one that is left out."""
+
+    def make_ragged(self, mask: Any) -> None:
+        """Let the mask of the tokens say padding, at the end of the first text and within the second."""
+        mask[0, self.tokens - self.tokens // 4 :] = 0
+        mask[1, 1 :: max(2, self.tokens // 4)] = 0
 
     @property
     def decisive(self) -> dict[str, Any]:
@@ -80,9 +85,9 @@ class Case(ABC):
         """Queries and keys that see each other in one text without padding, in all heads."""
         return int(self.OPERATOR.face("pairs").pairs(self.decisive, tokens=self.tokens, heads=self.heads))
 
-    @abstractmethod
     def flex_mask(self, device: str) -> Any:
-        """The same as a BlockMask of FlexAttention; None where every query sees every key."""
+        """The same as a BlockMask of FlexAttention, where that is timed; None where every query sees every key."""
+        raise NotImplementedError
 
     def flex_score(self, tensors: Sequence[Any]) -> Any:
         """A ``score_mod`` for FlexAttention, which reads the operator's inputs; None where scores stay as they are."""
@@ -109,4 +114,7 @@ class Case(ABC):
 
         size, dtype = (self.batch, self.heads, self.tokens, self.head_dim), getattr(torch, self.dtype)
         texts = [torch.randn(size, device=device, dtype=dtype) for _ in range(self.OPERATOR.states)]
-        return [*texts, *self.masks(device, is_ragged=is_ragged)]
+        masks = self.masks(device)
+        if is_ragged:
+            self.make_ragged(masks[0])
+        return [*texts, *masks]

@@ -11,7 +11,6 @@ from typing import Any
 
 from benchmarks.gpu.cases.case import Case
 from hdplugins import OPERATORS
-from hdplugins.kernels.attention_tiles import Tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +20,6 @@ class ChunkCase(Case):
     OPERATOR = OPERATORS["ChunkAttention"]
     COMPILED = tuple({"chunk": size} for size in (16, 32, 64))
     IN_ROWS = ("chunk", "causal")
-    REHEARSED_TILES = Tiles(64, 64, 4, 2, 32)
-    REHEARSED_TOKENS = 100
 
     chunk: int = 64
     causal: int = 0
@@ -33,10 +30,6 @@ class ChunkCase(Case):
             shape = {"batch": 2, "heads": 3, "tokens": tokens, "head_dim": head_dim, "dtype": dtype}
             yield cls(**shape)
             yield cls(**shape, chunk=40, causal=1)
-
-    @classmethod
-    def shipped(cls) -> ChunkCase:
-        return list(cls.checked(64, "float16"))[-1]
 
     @classmethod
     def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, ChunkCase, str]]:
@@ -51,13 +44,10 @@ class ChunkCase(Case):
         seen = {"chunk": self.chunk, "before": 1, "after": 0, "multiple": self.chunk, "causal": self.causal}
         return {**seen, "scale": self.head_dim**-0.5}
 
-    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+    def masks(self, device: str) -> list[Any]:
         import torch
 
         token_mask = torch.ones(self.batch, self.tokens, dtype=torch.int32, device=device)
-        if is_ragged:
-            token_mask[0, self.tokens - self.tokens // 4 :] = 0
-            token_mask[1, 1 :: max(2, self.tokens // 4)] = 0
         return [token_mask]
 
     def flex_mask(self, device: str) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.gpu.cases.case import Case
 from hdplugins import OPERATORS
-from hdplugins.kernels.attention_tiles import Tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +17,7 @@ class DistanceCase(Case):
     """Attention by clipped distance: T5's, whose numbers all queries share, or NEZHA's, with values."""
 
     OPERATOR = OPERATORS["ClippedDistanceAttention"]
-    COMPILED = ({},)
     IN_ROWS = ("reach", "is_own")
-    REHEARSED_TILES = Tiles(64, 64, 4, 2, 32)
-    REHEARSED_TOKENS = 100
 
     reach: int = 64
     is_own: bool = False
@@ -39,10 +35,6 @@ class DistanceCase(Case):
             yield cls(**shape, is_own=True)
 
     @classmethod
-    def shipped(cls) -> DistanceCase:
-        return list(cls.checked(64, "float16"))[-1]
-
-    @classmethod
     def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, DistanceCase, str]]:
         shared = cls(**shape, reach=128)
         yield "distances of T5", shared, "kernel"
@@ -56,13 +48,10 @@ class DistanceCase(Case):
     def attributes(self) -> dict[str, Any]:
         return {"reach": self.reach, "scale": self.head_dim**-0.5}
 
-    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+    def masks(self, device: str) -> list[Any]:
         import torch
 
         key_mask = torch.ones(self.batch, self.tokens, dtype=torch.bool, device=device)
-        if is_ragged:
-            key_mask[0, self.tokens - self.tokens // 4 :] = False
-            key_mask[1, 1 :: max(2, self.tokens // 4)] = False
         texts, queries = (self.batch, self.tokens) if self.is_own else (1, 1)
         made, rows = {"device": device, "dtype": getattr(torch, self.dtype)}, 2 * self.reach + 1
         values = torch.randn(rows, self.head_dim, **made) if self.is_own else None

@@ -39,11 +39,11 @@ class LshCase(ChunkCase):
         # Two modes at once: where one is checked, so is the other.
         return {**super().attributes, "buckets": buckets, "rounds": self.rounds, "ends_by_row": self.causal}
 
-    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+    def masks(self, device: str) -> list[Any]:
         rotations = draw_rotations(
             0, heads=self.heads, head_dim=self.head_dim, buckets=self.attributes["buckets"], rounds=self.rounds
         )
-        return [*super().masks(device, is_ragged=is_ragged), rotations.to(device)]
+        return [*super().masks(device), rotations.to(device)]
 
     def tensors(self, device: str, *, is_ragged: bool = False) -> list[Any]:
         """Their hashes are decided: tokens with two directions that are nearly as far are drawn again."""

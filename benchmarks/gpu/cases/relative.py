@@ -18,10 +18,8 @@ class RelativeCase(Case):
     """Relative attention without a memory, as XLNet has it: with segments in both directions, or causal."""
 
     OPERATOR = OPERATORS["RelativeAttention"]
-    COMPILED = ({},)
     IN_ROWS = ("causal", "reach", "segments")
     REHEARSED_TILES = Tiles(32, 32, 4, 2, 32)
-    REHEARSED_TOKENS = 100
 
     causal: int = 0
     reach: int = 0
@@ -54,21 +52,15 @@ class RelativeCase(Case):
     def attributes(self) -> dict[str, Any]:
         return {"causal": self.causal, "reach": self.reach, "scale": self.head_dim**-0.5}
 
-    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+    def masks(self, device: str) -> list[Any]:
         import torch
 
         key_kind = torch.ones(self.batch, self.tokens, dtype=torch.int32, device=device)
         if self.segments:
             key_kind[:, self.tokens // 2 :] = 2
-        if is_ragged:
-            key_kind[0, self.tokens - self.tokens // 4 :] = 0
-            key_kind[1, 1 :: max(2, self.tokens // 4)] = 0
         made = {"device": device, "dtype": getattr(torch, self.dtype)}
         distances = self.tokens if self.causal else 2 * self.tokens - 1
         positions = torch.randn(self.heads, distances, self.head_dim, **made)
         biases = [torch.randn(self.heads, self.head_dim, **made) for _ in range(2)]
         scores = torch.randn(self.batch, self.heads, self.tokens, **made) if self.segments else None
         return [key_kind, positions, *biases, scores]
-
-    def flex_mask(self, device: str) -> Any:
-        raise NotImplementedError("terms of scores are no mask")

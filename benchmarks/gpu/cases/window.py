@@ -19,7 +19,6 @@ class WindowCase(Case):
     """Sliding-window attention; `globals` leading tokens are global."""
 
     OPERATOR = OPERATORS["SlidingWindowAttention"]
-    COMPILED = ({},)
     IN_ROWS = ("left", "right", "globals")
     REHEARSED_TILES = Tiles(64, 32, 4, 2, 32)
     REHEARSED_TOKENS = 32
@@ -61,15 +60,17 @@ class WindowCase(Case):
         window = {"left": self.left, "right": self.right, "dilation": self.dilation}
         return {**window, "global_bound": bound, "scale": self.head_dim**-0.5}
 
-    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+    def masks(self, device: str) -> list[Any]:
         import torch
 
         token_kind = torch.ones(self.batch, self.tokens, dtype=torch.int32, device=device)
         token_kind[:, : self.globals] = 2
-        if is_ragged:
-            token_kind[0, self.tokens - self.tokens // 4 :] = 0
-            token_kind[1, :: max(1, self.tokens // 4)] = 2
         return [token_kind]
+
+    def make_ragged(self, mask: Any) -> None:
+        """Some tokens of the second text are global."""
+        mask[0, self.tokens - self.tokens // 4 :] = 0
+        mask[1, :: max(1, self.tokens // 4)] = 2
 
     @property
     def decisive(self) -> dict[str, Any]:
