@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cpu.models import run_of_torch
+from benchmarks.cpu.models import build_bundle, load_bundle, run_of_torch
 from benchmarks.cpu.targets import Figure, Run, Target, figures_of, run_cases
 from hdexport.bench.peers.inputs import Texts
 from hdruntime.bundle.reader import open_bundle
@@ -52,16 +52,11 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _make_models(models: Path, tokens: int) -> None:
-    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
-    from hdexport.model.positions import DEFAULT_ALPHA
 
     source, _ = default_model()
-    # As the peers' model is extended.
-    positions: dict[str, Any] = {"max_len": tokens, "alpha": DEFAULT_ALPHA, "attention_scale": "none"}
     for precision in ("float32", "float16"):
-        output = models / f"bundle-{precision}"
-        build(BuildOptions(model=source, output=output, precision=precision, verify=None, **positions))
+        build_bundle(models, source=source, name=f"bundle-{precision}", max_len=tokens, precision=precision)
     write_plain_export(models / "plain.onnx", tokens)
 
 
@@ -98,10 +93,7 @@ def _load(case: str, models: Path, tokens: int) -> Run:
         return run_of_torch(torch_model(tokens))
     if case == "plain-export":
         return load_plain(models / "plain.onnx")
-    import hdruntime
-
-    session = hdruntime.load(models / case, backend="onnxruntime")
-    return lambda ids: session(input_ids=ids)["last_hidden_state"]
+    return load_bundle(models / case, "onnxruntime")
 
 
 def load_plain(path: Path) -> Run:

@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.models import VOCAB_SIZE, build_bundle, save_checkpoint
-from benchmarks.cpu.targets import Figure, Run, Target, child_arguments, figures_of, output_of, random_ids, run_cases
+from benchmarks.cpu.models import VOCAB_SIZE, build_bundle, load_bundle, save_checkpoint
+from benchmarks.cpu.targets import Figure, Target, child_arguments, figures_of, output_of, random_ids, run_cases
 from hdexport.bench.measure.calls import timed
 
 _MODULE = "benchmarks.cpu.ffn_chunk"
@@ -62,20 +62,14 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
     if options.case == _SHORT:
         return _short_figures(options)
     bundle, tokens = options.case.split()
-    return figures_of(_run_of(options, bundle), random_ids(int(tokens), VOCAB_SIZE), warm_up_tokens=512)
-
-
-def _run_of(options: argparse.Namespace, bundle: str) -> Run:
-    import hdruntime
-
-    session = hdruntime.load(options.models / bundle, backend="onnxruntime")
-    return lambda ids: session(input_ids=ids)["last_hidden_state"]
+    run = load_bundle(options.models / bundle, "onnxruntime")
+    return figures_of(run, random_ids(int(tokens), VOCAB_SIZE), warm_up_tokens=512)
 
 
 def _short_figures(options: argparse.Namespace) -> dict[str, Any]:
     """Figures of chunks, and how many times as much CPU time they take, by calls in turn with the whole networks'."""
     ids = random_ids(options.short, VOCAB_SIZE)
-    runs = {bundle: _run_of(options, bundle) for bundle in (_WHOLE, _CHUNKS)}
+    runs = {bundle: load_bundle(options.models / bundle, "onnxruntime") for bundle in (_WHOLE, _CHUNKS)}
     figures = {bundle: figures_of(run, ids) for bundle, run in runs.items()}
     cpu_ms: dict[str, list[float]] = {bundle: [] for bundle in runs}
     for _ in range(_SHORT_CALLS):

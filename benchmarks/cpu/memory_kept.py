@@ -1,6 +1,6 @@
 """Memory that a process keeps on a CPU: after a long text and 100 short ones.
 
-Usage: python -m benchmarks.cpu.memory_kept [--tokens 4096] [--calls N] [--only CASE ...] [--rounds 5] [--output FILE]
+Usage: python -m benchmarks.cpu.memory_kept [--tokens 4096] [--calls N] [--rounds 5] [--output FILE]
 
 A case runs 100 short texts, one long text and 100 short ones again. "MB kept" is the resident memory at the end, above
 the resident memory before the long text. "onnxruntime" is a plain export with ONNX Runtime's settings, "openvino" the
@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.cpu.dense import load_plain, write_plain_export
+from benchmarks.cpu.models import BUNDLE, build_bundle, load_bundle
 from benchmarks.cpu.openvino import load_openvino
 from benchmarks.cpu.targets import Figure, Run, Target, random_ids, run_cases
 from hdexport.bench.measure.calls import timed, with_growth
@@ -52,7 +52,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=4096, help="of the long text, or of the longest random one")
     parser.add_argument("--calls", type=int, help="of random lengths, in place of the long text")
-    parser.add_argument("--only", nargs="+", metavar="MODEL", help="first words of the cases that run (default: all)")
     return run_cases("benchmarks.cpu.memory_kept", parser, _case_figures, _comparison)
 
 
@@ -119,7 +118,7 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
     model, *tokens = options.case.split()
     if model == _RANDOM:
         attention, backend, precision = tokens
-        run = _load_bundle(options.models / attention, backend, precision=precision)
+        run = load_bundle(options.models / attention, backend, precision=precision)
         return grown_by(run, options.calls, options.tokens)
     return kept_by(_load(model, options.models), options.tokens)
 
@@ -128,31 +127,22 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.bench.measure.case import Subject
     from hdexport.bench.peers import PEERS
-    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
-    from hdexport.model.positions import DEFAULT_ALPHA
 
     source, _ = default_model()
     if options.calls:
         for attention, spec in _ATTENTIONS.items():
-            build(
-                BuildOptions(
-                    model=source, output=options.models / attention, openvino=True, verify=None, alpha=DEFAULT_ALPHA,
-                    max_len=options.tokens, attention_scale="none", attention=attention_from_spec(spec),
-                )
+            build_bundle(
+                options.models, source=source, name=attention, max_len=options.tokens, openvino=True,
+                attention=attention_from_spec(spec),
             )  # fmt: skip
-        chosen = _chosen(_random_cases(), flat_targets(), options.only)
-        return chosen | {"calls": options.calls, "tokens": options.tokens}
-    bundle = options.models / "bundle"
-    build(
-        BuildOptions(
-            model=source, output=bundle, openvino=True, verify=None,
-            max_len=options.tokens, alpha=DEFAULT_ALPHA, attention_scale="none",
-        )
-    )  # fmt: skip
-    PEERS["openvino"].prepare(Subject(bundle=bundle, checkpoint=str(source)), options.models, device="cpu")
+        about = {"calls": options.calls, "tokens": options.tokens}
+        return {"cases": _random_cases(), "targets": flat_targets(), **about}
+    build_bundle(options.models, source=source, max_len=options.tokens, openvino=True)
+    subject = Subject(bundle=options.models / BUNDLE, checkpoint=str(source))
+    PEERS["openvino"].prepare(subject, options.models, device="cpu")
     write_plain_export(options.models / "plain.onnx", options.tokens)
-    return _chosen(_KEEPERS, targets(), options.only) | {"tokens": options.tokens}
+    return {"cases": _KEEPERS, "targets": targets(), "tokens": options.tokens}
 
 
 def _random_cases() -> list[str]:
@@ -161,29 +151,13 @@ def _random_cases() -> list[str]:
     return [f"{_RANDOM} {attention} {way}" for attention in _ATTENTIONS for way in ways]
 
 
-def _chosen(cases: Sequence[str], targets: Sequence[Target], only: Sequence[str] | None) -> dict[str, Any]:
-    """The cases of these models, and the targets that are left."""
-    left = [case for case in cases if only is None or case.split()[0] in only]
-    return {
-        "cases": left,
-        "targets": [target for target in targets if target.case in left and target.against in (None, *left)],
-    }
-
-
 def _load(model: str, folder: Path) -> Run:
     if model == "onnxruntime":
         return load_plain(folder / "plain.onnx")
     if model == "openvino":
         return load_openvino(folder / "openvino", model)
     backend = "openvino" if model == "bundle-openvino" else "onnxruntime"
-    return _load_bundle(folder / "bundle", backend)
-
-
-def _load_bundle(bundle: Path, backend: str, *, precision: str = "float32") -> Run:
-    import hdruntime
-
-    session = hdruntime.load(bundle, backend, precision=precision)
-    return lambda ids: session(input_ids=ids)["last_hidden_state"]
+    return load_bundle(folder / BUNDLE, backend, precision="float32")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ __all__ = [
     "VOCAB_SIZE",
     "build_bundle",
     "load",
+    "load_bundle",
     "openvino_cases",
     "run_of_torch",
     "save_checkpoint",
@@ -21,7 +22,7 @@ from typing import Any
 
 from benchmarks.cpu.family_shapes import VOCAB_SIZE, base_config
 from benchmarks.cpu.targets import Ids, Run
-from hdruntime.optional import require
+from hdruntime.backends.openvino.devices import chosen_device, new_core
 
 BUNDLE, HUGGING_FACE = "bundle", "hugging-face"
 """The bundle in ONNX Runtime, and the library's own model, from which the bundle is built."""
@@ -50,18 +51,26 @@ def save_checkpoint(models: Path, model_type: str, *, layers: int, changes: Mapp
     model.save_pretrained(models / HUGGING_FACE)
 
 
-def build_bundle(models: Path, *, max_len: int, name: str = BUNDLE, **options: Any) -> None:
-    """Build a bundle of the library's model, whose answers are the model's own at all lengths."""
+def build_bundle(models: Path, *, max_len: int, name: str = BUNDLE, source: Path | None = None, **options: Any) -> None:
+    """Build a bundle whose answers are the model's own at all lengths.
+
+    Args:
+        models: the folder of models, which gets it.
+        max_len: of the bundle.
+        name: of the bundle.
+        source: its checkpoint; None for the library's model in the folder.
+        options: others of a build.
+    """
     from hdexport.build import BuildOptions, build
 
     own: dict[str, Any] = {"alpha": 0.4, "attention_scale": "none", "verify": None}
-    build(BuildOptions(model=models / HUGGING_FACE, output=models / name, max_len=max_len, **{**own, **options}))
+    model = source or models / HUGGING_FACE
+    build(BuildOptions(model=model, output=models / name, max_len=max_len, **{**own, **options}))
 
 
 def openvino_cases(*lengths: int) -> list[str]:
     """The cases that are timed through OpenVINO: bfloat16 where the CPU computes in it."""
-    has_bfloat16 = "BF16" in require("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    models = [OPENVINO, OPENVINO_BFLOAT16] if has_bfloat16 else [OPENVINO]
+    models = [OPENVINO, OPENVINO_BFLOAT16] if chosen_device(new_core(), None).has_bfloat16 else [OPENVINO]
     return [f"{model} {tokens}" for tokens in lengths for model in models]
 
 
@@ -69,11 +78,16 @@ def load(model: str, models: Path) -> Run:
     """Load the library's model, or its bundle in one of the three ways."""
     if model == HUGGING_FACE:
         return _load_reference(models)
-    import hdruntime
-
     backend = "onnxruntime" if model == BUNDLE else "openvino"
     precision = "bfloat16" if model == OPENVINO_BFLOAT16 else "float32"
-    session = hdruntime.load(models / BUNDLE, backend=backend, precision=precision)
+    return load_bundle(models / BUNDLE, backend, precision=precision)
+
+
+def load_bundle(bundle: Path, backend: str, *, precision: str = "auto") -> Run:
+    """Load a bundle as `hdruntime.load` does."""
+    import hdruntime
+
+    session = hdruntime.load(bundle, backend, precision=precision)
     return lambda ids: session(input_ids=ids)["last_hidden_state"]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.cpu.dense import load_plain, torch_model, write_plain_export
-from benchmarks.cpu.models import run_of_torch
+from benchmarks.cpu.models import build_bundle, load_bundle, run_of_torch
 from benchmarks.cpu.targets import Figure, Ids, Run, Target, cosines, figures_of, run_cases
 from benchmarks.texts import HELP, tokenizer_of
 
@@ -146,24 +146,17 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
 
     from hdexport.bench.measure.case import Subject
     from hdexport.bench.peers import PEERS
-    from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
-    from hdexport.model.positions import DEFAULT_ALPHA
 
     source, _ = default_model()
-    positions: dict[str, Any] = {"max_len": longest, "alpha": DEFAULT_ALPHA, "attention_scale": "none"}
     int8: dict[str, Any] = {}
     if any(precision == "int8" and model in models for model, (_, _, precision) in BUNDLES.items()):
         from hdexport.quantize.options import Int8Options
 
         int8 = {"int8": Int8Options()}
     for precision in ("float32", "bfloat16"):
-        build(
-            BuildOptions(
-                model=source, output=folder / precision, precision=precision, openvino=True, verify=None,
-                **(int8 if precision == "float32" else {}), **positions,
-            )
-        )  # fmt: skip
+        more = int8 if precision == "float32" else {}
+        build_bundle(folder, source=source, name=precision, max_len=longest, precision=precision, openvino=True, **more)
     subject = Subject(bundle=folder / "float32", checkpoint=str(source))
     for peer in OPENVINO:
         if peer in models:
@@ -199,11 +192,8 @@ def _load(model: str, folder: Path, longest: int) -> Run:
         return load_plain(folder / "int8.onnx")
     if model in OPENVINO:
         return load_openvino(folder / ("openvino-int8" if model == "openvino-int8" else "openvino"), model)
-    import hdruntime
-
     bundle, backend, precision = BUNDLES[model]
-    session = hdruntime.load(folder / bundle, backend=backend, precision=precision)
-    return lambda ids: session(input_ids=ids)["last_hidden_state"]
+    return load_bundle(folder / bundle, backend, precision=precision)
 
 
 def load_openvino(folder: Path, model: str) -> Run:
