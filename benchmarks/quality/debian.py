@@ -1,20 +1,16 @@
 """Debian's documentation as long texts: some packages to train with, others to measure with.
 
-Usage: python -m benchmarks.quality.debian FOLDER [--cache DIR]
-
-FOLDER receives the training texts, one .txt file per page of more than 2500 characters. Needs Debian 12 or a system
-whose apt-get offers its packages, and man-db; nothing is installed.
+Pages have more than 2500 characters. Needs Debian 12 or a system whose apt-get offers its packages, and man-db; nothing
+is installed.
 """
 
 from __future__ import annotations
 
-__all__ = ["HELD_OUT", "TRAINING", "Page", "held_out_pages", "page_of_html", "training_pages"]
+__all__ = ["HELD_OUT", "TRAINING", "Page", "cache_folder", "held_out_pages", "page_of_html", "training_pages"]
 
-import argparse
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -245,22 +241,3 @@ def _fenced(text: str) -> str:
 def cache_folder() -> Path:
     """The folder where packages are kept unless another one is named."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hdexport-benchmarks" / "debian"
-
-
-def main() -> int:
-    """Write the training texts."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="receives the training texts")
-    parser.add_argument("--cache", type=Path, default=cache_folder(), help="folder that keeps downloaded packages")
-    options = parser.parse_args()
-    pages, versions = training_pages(options.cache)
-    for page in pages:
-        file = options.folder / f"{page.name}.txt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{page.text}\n", encoding="utf-8")
-    print(f"{len(pages)} texts of {', '.join(f'{name} {version}' for name, version in versions.items())}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
