@@ -25,7 +25,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ from benchmarks.quality.results import PRECISIONS_RUNNER, Line, read_lines
 from benchmarks.record import append, command_line, now
 from benchmarks.texts import tokenizer_of
 from hdexport.bench.measure.calls import environment
+from hdexport.cli.progress import StatusLine
 from hdexport.quality.encoding import Way, similarities_of_ways, vectors_of
 from hdexport.quality.queries import Collection, collection_of, unread_from
 from hdexport.quality.ranking import CUTOFF, ranks_of
@@ -68,8 +69,6 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 """Precisions of sessions in OpenVINO, the baseline first."""
 
 _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "numpy", "python")
-_PAUSE_S = 30
-"""Between lines of progress."""
 
 
 @dataclass(frozen=True)
@@ -176,14 +175,12 @@ def _run_corpus(
     print(
         f"{name}: {len(lengths)} documents, median {lengths[len(lengths) // 2]} tokens; {len(missing)} variants to run"
     )
-    progress = _Progress(len(missing))
     for variant in missing:
-        progress.variant = variant.name
         began = time.perf_counter()
         bundle = _bundle_of(variant, checkpoint, folder, options)
-        with _session(bundle, variant, checkpoint, options) as session:
-            ranks = _ranks(session, variant, collection, trained, progress)
-        progress.finished(time.perf_counter() - began)
+        with StatusLine() as status, _session(bundle, variant, checkpoint, options) as session:
+            status.begin(variant.name)
+            ranks = _ranks(session, variant, collection, trained, status)
         line = {
             "benchmark": "quality",
             "date": now(),
@@ -262,16 +259,18 @@ def _session(bundle: Path, variant: Variant, checkpoint: Checkpoint, options: ar
 
 
 def _ranks(
-    session: Session, variant: Variant, collection: Collection, trained: int, progress: _Progress
+    session: Session, variant: Variant, collection: Collection, trained: int, status: StatusLine
 ) -> dict[str, list[list[int]]]:
     """Kind -> of each document that is asked for, the ranks of its queries; 0 after the cutoff."""
+
+    def begin(tokens: int) -> None:
+        status.begin(variant.name, total=tokens)
+
     if variant.reading in tuple(Way):
         way = Way(variant.reading)
-        found = similarities_of_ways(
-            session, collection, trained=trained, ways=[way], begin=progress.begin_tokens, line=progress
-        )[way]
+        found = similarities_of_ways(session, collection, trained=trained, ways=[way], begin=begin, line=status)[way]
     else:
-        found = _best_of_chunks(session, collection, variant.reading, progress)
+        found = _best_of_chunks(session, collection, variant.reading, begin, status)
     return {
         kind: _by_document(ranks_of(found[kind], queries.answers), queries.answers)
         for kind, queries in collection.queries.items()
@@ -279,7 +278,7 @@ def _ranks(
 
 
 def _best_of_chunks(
-    session: Session, collection: Collection, reading: str, progress: _Progress
+    session: Session, collection: Collection, reading: str, begin: Callable[[int], None], status: StatusLine
 ) -> dict[str, FloatingArray]:
     """Kind -> [queries, documents], the similarity of each document's best chunk."""
     if reading == "late":
@@ -292,7 +291,7 @@ def _best_of_chunks(
         splits = split_encodings(wholes, max_len=CHUNK + 2, stride=0, is_pair=False)
         counts = [len(split.pieces) for split in splits]
         pieces = [piece for split in splits for piece in split.pieces]
-        vectors = vectors_of(session, pieces, begin=progress.begin_tokens, line=progress)
+        vectors = vectors_of(session, pieces, begin=begin, line=status)
     starts = np.cumsum([0, *counts[:-1]])
     return {
         kind: np.maximum.reduceat(similarities("cosine", session.embed(queries.texts), vectors), starts, axis=1)
@@ -309,41 +308,6 @@ def _digest(collection: Collection) -> str:
     """Equal for equal documents and queries: only their ranks can be compared."""
     content = json.dumps([collection.documents, {kind: asdict(each) for kind, each in collection.queries.items()}])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-class _Progress:
-    """Lines on stderr with the time left of a variant and of all."""
-
-    def __init__(self, variants: int) -> None:
-        self.variant = ""
-        self._variants, self._seconds = variants, 0.0
-        self._done_variants = 0
-        self._total = self._done = 0.0
-        self._began = self._printed = time.perf_counter()
-
-    def begin_tokens(self, tokens: int) -> None:
-        self.begin("", total=tokens)
-
-    def begin(self, text: str, *, total: float | None = None) -> None:
-        self._total, self._done = total or 0, 0.0
-        self._began = self._printed = time.perf_counter()
-
-    def show(self, text: str) -> None:
-        pass
-
-    def did(self, amount: float) -> None:
-        self._done += amount
-        if time.perf_counter() - self._printed > _PAUSE_S:
-            self._printed = time.perf_counter()
-            left = (self._printed - self._began) * (self._total / self._done - 1)
-            print(f"{self.variant}: {self._done / self._total:.0%}, about {left:.0f} s to go", file=sys.stderr)
-
-    def finished(self, seconds: float) -> None:
-        self._seconds += seconds
-        self._done_variants += 1
-        left = self._variants - self._done_variants
-        each = self._seconds / self._done_variants
-        print(f"{self.variant}: {seconds:.0f} s; {left} left, about {left * each / 60:.0f} minutes", file=sys.stderr)
 
 
 def _options() -> argparse.Namespace:
