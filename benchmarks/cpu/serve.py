@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -32,6 +31,7 @@ import numpy as np
 
 import hdruntime
 from benchmarks.texts import HELP
+from hdexport.support.memory import resident_bytes_of
 
 _PEER = """
 import sys
@@ -138,15 +138,11 @@ async def _load(url: str, options: argparse.Namespace, pid: int) -> dict[str, An
         began = time.monotonic()
         asking = [asyncio.create_task(ask(number)) for number in range(options.clients)]
         await asyncio.sleep(options.seconds / 2)
-        middle = _resident(pid)
+        middle = resident_bytes_of([pid])
         await asyncio.gather(*asking)
         seconds = time.monotonic() - began
     found = {"statuses": statuses, "texts": texts, "waits": waits, "tokens": tokens, "seconds": seconds}
-    return found | {"middle": middle, "end": _resident(pid)}
-
-
-def _resident(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return found | {"middle": middle, "end": resident_bytes_of([pid])}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import string
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from benchmarks.record import show
 from benchmarks.texts import HELP, tokenizer_of
+from hdexport.bench.measure.calls import timed
 
 _MAX_LEN, _DIMENSIONS = 4096, 128
 
@@ -80,12 +80,10 @@ def _timed(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[st
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            run()
-            found[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+            found[name].append(timed(run)[1:])
     return {
         name: {
-            f"{kind}_ms": round(1000 * float(np.median([times[place] for times in each])), 1)
+            f"{kind}_ms": round(float(np.median([times[place] for times in each])), 1)
             for place, kind in enumerate(("latency", "cpu"))
         }
         for name, each in found.items()
