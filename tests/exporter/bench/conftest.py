@@ -43,19 +43,19 @@ class Workshop:
         inputs, expected = inputs_path(self.folder, batch, tokens), expected_path(self.folder, batch, tokens)
         return CaseSpec(
             runner=runner,
-            bundle=str(self.subject.bundle),
-            artefact=None if artefact is None else str(artefact),
-            inputs=str(inputs),
-            expected=str(expected),
+            bundle=self.subject.bundle,
+            artefact=artefact,
+            inputs=inputs,
+            expected=expected,
         )
 
     def error(self, runner: str, batch: int, tokens: int, artefact: Path | None = None) -> OutputError:
         """Open a case, run it once, and compare."""
         spec = self.spec(runner, batch, tokens, artefact)
         case = open_case(spec)
-        found = wrong_by(spec, case.call(), case)
+        assert spec.expected is not None
+        found = wrong_by(spec.expected, case.call(), case)
         case.close()
-        assert found is not None
         return found
 
 

@@ -69,7 +69,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(worker, "peak_resident_bytes", lambda: told.tell("peak", next(peaks)))
     monkeypatch.setattr(worker, "with_growth", lambda call: (call(), told.tell("growth", 50)))
     monkeypatch.setattr(worker, "warm_up", lambda call: told.tell("warm up", WarmUp(3, True)))
-    monkeypatch.setattr(worker, "wrong_by", lambda spec, outputs, case: told.tell("compare", error))
+    monkeypatch.setattr(worker, "wrong_by", lambda expected, outputs, case: told.tell("compare", error))
     return told
 
 

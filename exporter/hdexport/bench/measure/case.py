@@ -46,12 +46,12 @@ class CaseSpec:
     """
 
     runner: str
-    bundle: str
-    inputs: str
-    artefact: str | None = None
-    expected: str | None = None
+    bundle: Path
+    inputs: Path
+    artefact: Path | None = None
+    expected: Path | None = None
     device: str = "cpu"
-    precision: str = "auto"
+    precision: Precision = Precision.AUTO
     threads: int = 1
     least_runs: int = 1
     least_seconds: float = 0.0

@@ -44,7 +44,7 @@ class SentenceTransformers(Peer):
         import torch
 
         model = getattr(sentence_transformers, _CLASSES[manifest.task])(
-            spec.artefact,
+            str(spec.artefact),
             device=spec.device,
             local_files_only=True,
             trust_remote_code=True,

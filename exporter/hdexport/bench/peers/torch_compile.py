@@ -42,7 +42,7 @@ class TorchCompile(TorchEager):
 
         assert spec.artefact is not None
         half_precision = runs_in_half(spec.device, manifest)
-        module = load_module(Path(spec.artefact), manifest, half_precision=half_precision).to(spec.device)
+        module = load_module(spec.artefact, manifest, half_precision=half_precision).to(spec.device)
         compiled = torch.compile(module, dynamic=False)
         names = [output.name for output in manifest.answers]
 

@@ -34,7 +34,7 @@ class TorchEager(Peer):
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
         assert spec.artefact is not None
         half_precision = runs_in_half(spec.device, manifest)
-        module = load_module(Path(spec.artefact), manifest, half_precision=half_precision).to(spec.device)
+        module = load_module(spec.artefact, manifest, half_precision=half_precision).to(spec.device)
         names = [output.name for output in manifest.answers]
         return open_module(module, spec, manifest, inputs, lambda result: dict(zip(names, result, strict=True)))
 

@@ -30,31 +30,30 @@ def open_case(spec: CaseSpec) -> OpenCase:
         inputs = {name: file[name] for name in file.files}
     # A peer may have the name of a backend.
     if spec.artefact is not None:
-        manifest = open_bundle(Path(spec.bundle), check_files=False).manifest
+        manifest = open_bundle(spec.bundle, check_files=False).manifest
         # Peers run each text alone.
         of_text = {spec.name: inputs[spec.name] for spec in manifest.inputs if spec not in manifest.memories}
         return PEERS[spec.runner].open(spec, manifest, of_text)
     return _open_backend(spec, inputs)
 
 
-def wrong_by(spec: CaseSpec, outputs: Mapping[str, FloatArray], case: OpenCase) -> OutputError | None:
-    """How far outputs are from PyTorch's in float32; None where the case has nothing to compare with.
+def wrong_by(expected: Path, outputs: Mapping[str, FloatArray], case: OpenCase) -> OutputError:
+    """How far outputs are from PyTorch's in float32.
 
     Outputs that a peer does not have are named in the result's tolerance. An output of another shape is wrong.
 
     Args:
+        expected: a folder of the right outputs, as in `CaseSpec`.
         outputs: name -> array, of the manifest's names and shapes.
         case: the case that returned them; their tolerances depend on its precision.
 
     Returns:
         the worst of all outputs that PyTorch and the runner have.
     """
-    if spec.expected is None:
-        return None
-    expected = {file.stem: np.load(file, mmap_mode="r") for file in sorted(Path(spec.expected).iterdir())}
-    found = [_compared(name, outputs[name], values, case) for name, values in expected.items() if name in outputs]
+    right = {file.stem: np.load(file, mmap_mode="r") for file in sorted(expected.iterdir())}
+    found = [_compared(name, outputs[name], values, case) for name, values in right.items() if name in outputs]
     worst = joined(found or [_mismatch("any output")])
-    missing = ", ".join(name for name in expected if name not in outputs)
+    missing = ", ".join(name for name in right if name not in outputs)
     return OutputError(
         max_abs_error=worst.max_abs_error if np.isfinite(worst.max_abs_error) else None,
         min_cosine=worst.min_cosine,

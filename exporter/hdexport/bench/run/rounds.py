@@ -154,15 +154,15 @@ class Bench:
             record.rounds.append(figures)
 
     def _spec(self, planned: PlannedSeries, batch: int, tokens: int) -> CaseSpec:
-        expected, made = self._prepared.expected(planned, batch, tokens), self._prepared.made(planned)
+        made = self._prepared.made(planned)
         return CaseSpec(
             runner=planned.series.runner,
-            bundle=planned.series.bundle,
-            artefact=None if made is None else str(made.artefact),
-            inputs=str(self._prepared.inputs(planned, batch, tokens)),
-            expected=None if expected is None else str(expected),
+            bundle=planned.bundle.path,
+            artefact=None if made is None else made.artefact,
+            inputs=self._prepared.inputs(planned, batch, tokens),
+            expected=self._prepared.expected(planned, batch, tokens),
             device=planned.device,
-            precision=planned.precision.value,
+            precision=planned.precision,
             threads=self._plan.threads,
             least_runs=math.ceil(_LEAST_RUNS / self._options.rounds),
             least_seconds=_LEAST_SECONDS / self._options.rounds,

@@ -43,7 +43,7 @@ def measured(spec: CaseSpec) -> CaseFigures:
             engine_bytes=case.engine_bytes(),
         )
         # Last, and with outputs of a call of its own: the comparison and these outputs are not measured.
-        error = None if spec.expected is None else wrong_by(spec, case.call(), case)
+        error = None if spec.expected is None else wrong_by(spec.expected, case.call(), case)
     # On a GPU the graph, the engine or the weights say it.
     precision = case.precision if spec.device == "cpu" else Precision.AUTO
     return CaseFigures(
