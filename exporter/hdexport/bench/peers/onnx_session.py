@@ -6,13 +6,13 @@ __all__ = ["MODEL_FILE", "OnnxPeer", "check_provider", "staged_export"]
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, export_remark, runs_in_half
+from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, runs_in_half
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.constants import CUDA_PROVIDER
@@ -60,22 +60,14 @@ def check_provider(device: str) -> None:
 class OnnxPeer(Peer):
     """A peer whose artefact is an ONNX file, which ONNX Runtime runs with its own settings but the threads."""
 
-    example_tokens: ClassVar[int]
-    """Tokens of the texts that the model is exported with."""
-
-    def remark(self, manifest: Manifest) -> str | None:
-        return export_remark(manifest, self.example_tokens)
-
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
         """Load the file; the manifest's outputs are requested, and token types default to zeros.
 
         Raises:
-            BackendUnavailableError: there is no ONNX Runtime for the case's device.
             ExportError: the file has an unknown input, or no output of the manifest.
         """
         import onnxruntime
 
-        check_provider(spec.device)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = spec.threads
         options.log_severity_level = _ERRORS_ONLY

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from hdexport.bench.measure.case import CaseSpec, Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.inputs import Texts
-from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, Prepared, export_remark, first_cause, not_installed
+from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, Prepared, first_cause, not_installed
 from hdexport.bench.peers.torch_model import load_module
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
@@ -62,15 +62,13 @@ class OpenVino(Peer):
     """See `Peer`; the artefact is a file of OpenVINO's format, and products are in float32."""
 
     name = "openvino"
+    example_tokens = _EXAMPLE[1]
     precision: ClassVar[Precision] = Precision.FLOAT32
     """Precision that OpenVINO is asked for; ``auto`` leaves it to OpenVINO."""
 
     def unavailable(self, manifest: Manifest) -> str | None:
         packages = ("openvino", "torch", "transformers", "safetensors")
         return not_installed(*packages, install="pip install 'hdexport[export,openvino]'")
-
-    def remark(self, manifest: Manifest) -> str | None:
-        return export_remark(manifest, _EXAMPLE[1])
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """Convert the model, once for all peers of OpenVINO."""
@@ -83,7 +81,6 @@ class OpenVino(Peer):
         Arrays are given to OpenVINO and returned without copies, as its documentation advises: an answer is valid up
         to the next call.
         """
-        check_cpu(spec.device)
         settings: dict[str, object] = {"INFERENCE_NUM_THREADS": spec.threads}
         if self.precision is Precision.FLOAT32:
             settings["INFERENCE_PRECISION_HINT"] = "f32"

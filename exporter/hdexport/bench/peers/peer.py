@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 __all__ = [
-    "Call",
     "OpenCase",
     "Peer",
     "Prepared",
-    "attention_remark",
-    "export_remark",
     "first_cause",
     "not_installed",
     "runs_in_half",
@@ -33,16 +30,12 @@ from hdruntime.optional import is_installed
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 
-Call = Callable[[], dict[str, npt.NDArray[np.float32]]]
-"""One whole batch on the host, to name of an output of the manifest -> [batch, ...] array on the host."""
-
-
 @dataclass(frozen=True)
 class OpenCase:
     """A case that is ready to run.
 
     Attributes:
-        call: runs its batch.
+        call: runs its batch, from the host to the host: name of an output of the manifest -> [batch, ...] array.
         half_precision: whether it computes in half precision, or with weights that were rounded to it.
         precision: the precision that it computes in on a CPU.
         allocator_bytes: peak of PyTorch's allocator on the GPU since the process began; None elsewhere.
@@ -50,7 +43,7 @@ class OpenCase:
         close: gives memory back.
     """
 
-    call: Call
+    call: Callable[[], dict[str, npt.NDArray[np.float32]]]
     half_precision: bool
     precision: Precision = Precision.FLOAT32
     allocator_bytes: Callable[[], int | None] = lambda: None
@@ -72,6 +65,9 @@ class Peer(ABC):
     name: ClassVar[str]
     """The peer's name on the command line."""
 
+    example_tokens: ClassVar[int | None] = None
+    """Tokens of the texts that the model is exported with; None where it is not exported."""
+
     @abstractmethod
     def unavailable(self, manifest: Manifest) -> str | None:
         """Why it cannot run here, or not this model, with the command that installs it; None if it can."""
@@ -89,8 +85,20 @@ class Peer(ABC):
         """
 
     def remark(self, manifest: Manifest) -> str | None:
-        """The part of the bundle's attention that it does not know; else None."""
-        return attention_remark(manifest)
+        """The parts of the bundle's computation that it does not know, or else that its export lacks; None for none."""
+        items = attention_of(manifest)
+        remarks = [item.kind.peer_remark(item.record) for item in items]
+        positions = manifest.positions
+        if positions.form == "by_length":
+            remarks.append(f"stretches positions for {manifest.max_len} tokens: its answers to shorter texts differ")
+        if positions.rope_factor is not None:
+            remarks.append(f"has the checkpoint's rotary base, not {positions.rope_factor:g} times it: answers differ")
+        if manifest.adapter is not None:
+            remarks.append(f"runs without the adapter {manifest.adapter}: answers differ")
+        if not any(remarks) and self.example_tokens is not None:
+            of_export = [item.kind.export_remark(item.record, self.example_tokens) for item in items]
+            return next(filter(None, of_export), None)
+        return "; ".join(filter(None, remarks)) or None
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """Make the artefact: here, the checkpoint with the bundle's positions.
@@ -103,25 +111,6 @@ class Peer(ABC):
             HdexportError: the artefact could not be made; nothing is left half-written.
         """
         return Prepared(artefact=checkpoint_folder(subject, folder))
-
-
-def attention_remark(manifest: Manifest) -> str | None:
-    """Remark on peers that do not know the model's changed attention or positions; None where they compute the same."""
-    remarks = [item.kind.peer_remark(item.record) for item in attention_of(manifest)]
-    positions = manifest.positions
-    if positions.form == "by_length":
-        remarks.append(f"stretches positions for {manifest.max_len} tokens: its answers to shorter texts differ")
-    if positions.rope_factor is not None:
-        remarks.append(f"has the checkpoint's rotary base, not {positions.rope_factor:g} times it: answers differ")
-    if manifest.adapter is not None:
-        remarks.append(f"runs without the adapter {manifest.adapter}: answers differ")
-    return "; ".join(remark for remark in remarks if remark is not None) or None
-
-
-def export_remark(manifest: Manifest, tokens: int) -> str | None:
-    """The remark on peers that export the model with a text of so few tokens; else None."""
-    remarks = (item.kind.export_remark(item.record, tokens) for item in attention_of(manifest))
-    return attention_remark(manifest) or next((remark for remark in remarks if remark is not None), None)
 
 
 def runs_in_half(device: str, manifest: Manifest) -> bool:
