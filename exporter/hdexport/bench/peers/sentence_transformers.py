@@ -56,12 +56,11 @@ class SentenceTransformers(Peer):
         names = {output.name: _NAME_OF_OUTPUT.get(output.name, output.name) for output in manifest.answers}
         attended = manifest.input_of(Role.ATTENDED)
 
-        def run(**features: Any) -> Any:
+        def run(**features: Any) -> dict[str, Any]:
             if attended is not None:
                 # The library has one mask: whether a token that is not attended to has a vector is known by its place.
                 features["attention_mask"] = features["attention_mask"] * features.pop(attended.name)
-            return model(features)
+            result = model(features)
+            return {name: result[own] for name, own in names.items()}
 
-        return open_module(
-            run, spec, manifest, inputs, lambda result: {name: result[own] for name, own in names.items()}
-        )
+        return open_module(run, spec, manifest, inputs)

@@ -8,7 +8,6 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, first_cause, runs_in_half
@@ -46,12 +45,10 @@ class TorchCompile(TorchEager):
         compiled = torch.compile(module, dynamic=False)
         names = [output.name for output in manifest.answers]
 
-        def run(**tensors: torch.Tensor) -> Any:
+        def run(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
             try:
-                return compiled(**tensors)
+                return dict(zip(names, compiled(**tensors), strict=True))
             except (TorchDynamoException, InductorError) as error:
                 raise BackendError(f"torch.compile failed: {first_cause(error)}") from error
 
-        return open_module(
-            run, spec, manifest, inputs, lambda result: dict(zip(names, result, strict=True)), is_compiled=True
-        )
+        return open_module(run, spec, manifest, inputs, is_compiled=True)

@@ -6,7 +6,7 @@ __all__ = ["TorchEager", "load_module", "open_module", "scale_queries"]
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class TorchEager(Peer):
         half_precision = runs_in_half(spec.device, manifest)
         module = load_module(spec.artefact, manifest, half_precision=half_precision).to(spec.device)
         names = [output.name for output in manifest.answers]
-        return open_module(module, spec, manifest, inputs, lambda result: dict(zip(names, result, strict=True)))
+        return open_module(lambda **tensors: dict(zip(names, module(**tensors), strict=True)), spec, manifest, inputs)
 
 
 def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> GraphModule:
@@ -86,21 +86,19 @@ def scale_queries(model: PreTrainedModel, family: Family, manifest: Manifest) ->
 
 
 def open_module(
-    run: Callable[..., Any],
+    run: Callable[..., dict[str, torch.Tensor]],
     spec: CaseSpec,
     manifest: Manifest,
     inputs: Inputs,
-    outputs: Callable[[Any], dict[str, torch.Tensor]],
     *,
     is_compiled: bool = False,
 ) -> OpenCase:
     """A batch through a module, the copies to and from the GPU included.
 
     Args:
-        run: takes the inputs by name, tensors [batch, tokens] on the case's device.
+        run: from the inputs by name, tensors [batch, tokens] on the case's device, to tensors by the manifest's names.
         manifest: of the bundle whose model it is.
         inputs: name -> [batch, tokens].
-        outputs: from the result of `run` to tensors by the manifest's names.
         is_compiled: whether `run` compiles.
     """
     import torch
@@ -113,9 +111,9 @@ def open_module(
 
     def call() -> dict[str, npt.NDArray[np.float32]]:
         with without_gradients():
-            result = run(**{name: torch.from_numpy(ids).to(spec.device) for name, ids in inputs.items()})
+            outputs = run(**{name: torch.from_numpy(ids).to(spec.device) for name, ids in inputs.items()})
         # The copy to the host waits for the GPU.
-        return {name: values.float().cpu().numpy() for name, values in outputs(result).items()}
+        return {name: values.float().cpu().numpy() for name, values in outputs.items()}
 
     on_gpu = spec.device == "cuda"
     return OpenCase(
