@@ -16,8 +16,8 @@ import numpy.typing as npt
 from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.inputs import Texts
-from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider, staged_export
-from hdexport.bench.peers.peer import Prepared, first_cause, not_installed, runs_in_half
+from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider
+from hdexport.bench.peers.peer import Prepared, first_cause, not_installed, runs_in_half, staged_artefact
 from hdexport.bench.peers.torch_model import load_module
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
@@ -53,7 +53,7 @@ class OnnxPlain(OnnxPeer):
         texts, tokens = _EXAMPLE
         example = Texts(bundle).batch(texts, min(tokens, bundle.manifest.max_len))
         output = folder / self.name
-        with staged_export(output) as directory:
+        with staged_artefact(output, MODEL_FILE) as directory:
             remark = export_plainly(module, directory / MODEL_FILE, example)
         return Prepared(artefact=output / MODEL_FILE, remark=remark)
 

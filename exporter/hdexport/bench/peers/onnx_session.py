@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["MODEL_FILE", "OnnxPeer", "check_provider", "staged_export"]
+__all__ = ["MODEL_FILE", "OnnxPeer", "check_provider"]
 
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import numpy.typing as npt
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, runs_in_half
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.constants import CUDA_PROVIDER
 from hdruntime.errors import BackendUnavailableError, ExportError
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
@@ -29,18 +26,6 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": CUDA_PROVIDER}
 
 _OTHER_NAMES = {"last_hidden_state": "token_embeddings"}
 """The tokens' vectors have another name in sentence-transformers than in transformers."""
-
-_EXPORT = DirectoryKind(
-    name="peer's ONNX export",
-    marker=MODEL_FILE,
-    is_one=lambda directory: (directory / MODEL_FILE).is_file(),
-    foreign_files=lambda directory: [],
-)
-
-
-def staged_export(folder: Path) -> AbstractContextManager[Path]:
-    """A directory to export into, which takes the place of `folder` when the block ends cleanly."""
-    return staged_directory(folder, _EXPORT, force=True)
 
 
 def check_provider(device: str) -> None:

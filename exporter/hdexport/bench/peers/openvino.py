@@ -9,12 +9,9 @@ __all__ = [
     "check_cpu",
     "converted_model",
     "default_precision",
-    "staged_model",
-    "write_converted",
 ]
 
 import warnings
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,12 +21,11 @@ import numpy.typing as npt
 from hdexport.bench.measure.case import CaseSpec, Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.inputs import Texts
-from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, Prepared, first_cause, not_installed
+from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, Prepared, first_cause, not_installed, staged_artefact
 from hdexport.bench.peers.torch_model import load_module
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.errors import BackendUnavailableError, ExportError
 from hdruntime.optional import require
 
@@ -49,13 +45,6 @@ _PRECISION_OF_TYPE = {
     "float32": Precision.FLOAT32,
 }
 """OpenVINO's names of element types."""
-
-_MODEL = DirectoryKind(
-    name="peer's OpenVINO model",
-    marker=MODEL_FILE,
-    is_one=lambda directory: (directory / MODEL_FILE).is_file(),
-    foreign_files=lambda directory: [],
-)
 
 
 class OpenVino(Peer):
@@ -141,17 +130,12 @@ def converted_model(subject: Subject, folder: Path) -> Path:
         module = load_module(checkpoint_folder(subject, folder), bundle.manifest, half_precision=False)
         texts, tokens = _EXAMPLE
         example = Texts(bundle).batch(texts, min(tokens, bundle.manifest.max_len))
-        with staged_model(output) as directory:
-            write_converted(module, directory / MODEL_FILE, example)
+        with staged_artefact(output, MODEL_FILE) as directory:
+            _write_converted(module, directory / MODEL_FILE, example)
     return output / MODEL_FILE
 
 
-def staged_model(folder: Path) -> AbstractContextManager[Path]:
-    """A directory to write a model to, which takes the place of `folder` when the block ends cleanly."""
-    return staged_directory(folder, _MODEL, force=True)
-
-
-def write_converted(module: GraphModule, path: Path, example: Inputs) -> None:
+def _write_converted(module: GraphModule, path: Path, example: Inputs) -> None:
     """Write a model with dynamic batch and tokens, its inputs and outputs by the module's names.
 
     Args:

@@ -17,9 +17,8 @@ from hdexport.bench.peers.openvino import (
     check_cpu,
     converted_model,
     default_precision,
-    staged_model,
 )
-from hdexport.bench.peers.peer import Prepared, first_cause, not_installed
+from hdexport.bench.peers.peer import Prepared, first_cause, not_installed, staged_artefact
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
@@ -45,7 +44,7 @@ class OpenVinoInt8(OpenVino):
         check_cpu(device)
         model = converted_model(subject, folder)
         output = folder / self.name
-        with staged_model(output) as directory:
+        with staged_artefact(output, MODEL_FILE) as directory:
             _quantise(model, directory / MODEL_FILE, Texts(open_bundle(subject.bundle, check_files=False)))
         remark = f"int8 by NNCF, with scales of {_TEXTS} texts; the rest computes in {default_precision().value}"
         return Prepared(artefact=output / MODEL_FILE, remark=remark)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider, staged_export
-from hdexport.bench.peers.peer import Prepared, not_installed, runs_in_half
+from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider
+from hdexport.bench.peers.peer import Prepared, not_installed, runs_in_half, staged_artefact
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError
@@ -41,7 +41,7 @@ class Optimum(OnnxPeer):
         manifest = open_bundle(subject.bundle, check_files=False).manifest
         checkpoint = checkpoint_folder(subject, folder)
         output = folder / self.name
-        with staged_export(output) as directory:
+        with staged_artefact(output, MODEL_FILE) as directory:
             _export(checkpoint, manifest, directory, device=device)
         return Prepared(artefact=output / MODEL_FILE, remark=_remark(output / MODEL_FILE, manifest))
 

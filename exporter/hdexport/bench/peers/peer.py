@@ -9,10 +9,12 @@ __all__ = [
     "first_cause",
     "not_installed",
     "runs_in_half",
+    "staged_artefact",
 ]
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +27,7 @@ from hdexport.bench.measure.case import CaseSpec, Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.optional import is_installed
 
 Inputs = Mapping[str, npt.NDArray[Any]]
@@ -116,6 +119,14 @@ class Peer(ABC):
 def runs_in_half(device: str, manifest: Manifest) -> bool:
     """Whether a peer computes in half precision: on a GPU (``cuda``), where the bundle does."""
     return device == "cuda" and manifest.dtype != "float32"
+
+
+def staged_artefact(folder: Path, file: str) -> AbstractContextManager[Path]:
+    """A directory to make a file in, which takes the place of `folder` when the block ends cleanly."""
+    kind = DirectoryKind(
+        name="peer's model", marker=file, is_one=lambda directory: True, foreign_files=lambda directory: []
+    )
+    return staged_directory(folder, kind, force=True)
 
 
 def not_installed(*packages: str, install: str) -> str | None:
