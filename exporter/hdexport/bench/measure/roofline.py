@@ -18,7 +18,7 @@ from hdplugins import OPERATORS
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import PORTABLE_LOWERING
-from hdruntime.errors import BundleCorruptError, ExportError, InputError
+from hdruntime.errors import BundleCorruptError, ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -60,38 +60,33 @@ class Work:
     moved_bytes: int
 
 
-def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | None = None) -> Work:
+def work_of(bundle_path: Path, *, batch: int, tokens: int) -> Work:
     """Count the work of a bundle's portable graph for texts without padding; its weights are not read.
 
     Texts are alone: a model that remembers has as little memory as it takes.
 
     Every product counts as the graph has it: a head over one token counts one token, and Longformer's rows of global
     tokens count all the slots that the graph has for them. If the graph itself puts global tokens in front of each
-    text, the padding that completes the last block of global tokens counts as well.
+    text, the padding that completes the last block of global tokens counts as well. The global tokens are those
+    of a session by default: the leading ones of ``--attention window:...``, the first of a Longformer, none of other
+    models. The tokens of a question are not known here and count as one.
 
     Args:
         bundle_path: a bundle's directory.
-        global_tokens: leading tokens of each text that are global; None for a session's default:
-            those of ``--attention window:...``, the first token of a Longformer, none of other models. A question's
-            tokens are not known here and count as one.
+        batch: texts, 1 or more.
+        tokens: of each text, 1 to the most that the bundle takes.
 
     Raises:
         BundleError: there is no bundle, or it is damaged.
-        InputError: a text longer than the bundle takes, or no text.
         ExportError: the graph has a product that cannot be counted.
     """
     bundle = open_bundle(bundle_path, check_files=False)
     manifest = bundle.manifest
-    if batch < 1 or not 1 <= tokens <= manifest.max_len:
-        raise InputError(
-            f"{batch} x {tokens} tokens do not fit {bundle_path}.\n"
-            f"It takes one text or more, of 1 to {manifest.max_len} tokens."
-        )
     graphs = [graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING]
     if not graphs:
         raise BundleCorruptError(f"{bundle_path} has no portable graph to count.\nBuild the bundle again.")
     model = read_graph(bundle, graphs[0])
-    marked = min(tokens, _default_global_tokens(manifest) if global_tokens is None else global_tokens)
+    marked = min(tokens, _default_global_tokens(manifest))
     memory = manifest.least_memory
     # The operators lose their names below.
     attentions = [

@@ -56,11 +56,6 @@ class Texts:
         """
         return [self._inputs(self._text(row, tokens)[np.newaxis]) for row, tokens in enumerate(lengths)]
 
-    @property
-    def max_len(self) -> int:
-        """Tokens of the longest text that the bundle takes."""
-        return self._bundle.manifest.max_len
-
     def _inputs(self, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         tokens = rows.shape[1]
         # The runtime fills in the other inputs: masks of ones, token types of zeros, its default of global tokens.

@@ -21,7 +21,7 @@ from hdexport.bench.peers.openvino import (
 from hdexport.bench.peers.peer import Prepared, first_cause, not_installed, staged_artefact
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import ExportError
 from hdruntime.optional import require
 
@@ -45,19 +45,19 @@ class OpenVinoInt8(OpenVino):
         model = converted_model(subject, folder)
         output = folder / self.name
         with staged_artefact(output, MODEL_FILE) as directory:
-            _quantise(model, directory / MODEL_FILE, Texts(open_bundle(subject.bundle, check_files=False)))
+            _quantise(model, directory / MODEL_FILE, open_bundle(subject.bundle, check_files=False))
         remark = f"int8 by NNCF, with scales of {_TEXTS} texts; the rest computes in {default_precision().value}"
         return Prepared(artefact=output / MODEL_FILE, remark=remark)
 
 
-def _quantise(source: Path, path: Path, texts: Texts) -> None:
+def _quantise(source: Path, path: Path, bundle: Bundle) -> None:
     openvino, nncf = require("openvino"), require("nncf")
     nncf.set_log_level(logging.ERROR)
     model = openvino.Core().read_model(source)
     names = [value.any_name for value in model.inputs]
-    longest = min(_LONGEST_TEXT, texts.max_len)
+    longest = min(_LONGEST_TEXT, bundle.manifest.max_len)
     lengths = [max(1, longest * (number % 8 + 1) // 8) for number in range(_TEXTS)]
-    shown = [{name: rows[name] for name in names} for rows in texts.alone(lengths)]
+    shown = [{name: rows[name] for name in names} for rows in Texts(bundle).alone(lengths)]
     # NNCF draws its progress on stdout.
     with contextlib.redirect_stdout(io.StringIO()):
         try:
