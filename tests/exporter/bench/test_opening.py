@@ -19,8 +19,8 @@ from fakes.recording_runner import RecordingRunner
 from hdexport.bench.peers.openvino import default_precision
 from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError
-from hdexport.bench.run.expected import write_rows
 from hdexport.bench.run.opening import open_case, wrong_by
+from hdexport.bench.run.preparation import write_rows
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.session import Session

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["expected_path", "inputs_path", "make_artefact", "write_expected", "write_inputs"]
+__all__ = ["expected_path", "inputs_path", "make_artefact", "write_expected", "write_inputs", "write_rows"]
 
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.peer import Prepared
-from hdexport.bench.run.expected import write_rows
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.whole_files import whole_file
 
@@ -60,6 +61,29 @@ def write_expected(subject: Subject, folder: Path, shapes: Sequence[tuple[int, i
         with np.load(inputs_path(folder, batch, tokens)) as file:
             inputs = {name: file[name] for name in file.files}
         write_rows(expected_path(folder, batch, tokens), _answers(reference, inputs, batch), batch=batch)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: int) -> None:
+    """Write a folder of ``.npy`` files, one a name: float32 [batch, ...] arrays. It appears whole or not at all.
+
+    Memory does not grow with the batch.
+
+    Args:
+        rows: outputs of one text each, name -> array without the batch axis; `batch` of them.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as scratch:
+        folder = Path(scratch) / "rows"
+        folder.mkdir()
+        for number, row in enumerate(rows):
+            for name, values in row.items():
+                # Mapped again for each row: mapped pages count as memory of the process.
+                new = {"mode": "w+", "dtype": np.float32, "shape": (batch, *values.shape)}
+                array = np.lib.format.open_memmap(folder / f"{name}.npy", **({"mode": "r+"} if number else new))
+                array[number] = values
+        folder.rename(path)
 
 
 def make_artefact(subject: Subject, folder: Path, peer: str, device: str) -> Prepared:
