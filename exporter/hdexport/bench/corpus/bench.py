@@ -52,23 +52,6 @@ class CorpusOptions:
     batch_sizes: tuple[int, ...] = (1, 4, 16, 32, 64)
 
 
-@dataclass(frozen=True)
-class _Figures:
-    seconds: float
-    tokens: int
-    computed_tokens: int
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The end of a process: its figures, or the reason why there are none."""
-
-    figures: _Figures | None
-    peak_bytes: int
-    reason: str
-    seconds: dict[int, float] | None = None
-
-
 class CorpusBench:
     """One run.
 
@@ -106,7 +89,7 @@ class CorpusBench:
         )
 
     def _measured(
-        self, runs: Sequence[tuple[CorpusSeries, Callable[[Path], _Run] | None]], scratch: Path
+        self, runs: Sequence[tuple[CorpusSeries, Callable[[Path], Outcome] | None]], scratch: Path
     ) -> list[CorpusSeries]:
         found = [series for series, _ in runs]
         vectors: dict[int, Path] = {}
@@ -117,16 +100,16 @@ class CorpusBench:
                 self._say(f"{series.title}, round {number} of {self._options.bench.rounds}")
                 output = scratch / f"{place}.npy"
                 ended = run(output)
-                if ended.figures is None:
-                    found[place] = dataclasses.replace(found[place], unavailable=ended.reason)
+                if ended.output is None or ended.status is not Status.OK:
+                    found[place] = dataclasses.replace(found[place], unavailable=_reason(ended))
                     continue
                 vectors[place] = output
                 found[place] = dataclasses.replace(
                     found[place],
-                    seconds=(*found[place].seconds, ended.figures.seconds),
-                    tokens=ended.figures.tokens,
-                    computed_tokens=ended.figures.computed_tokens,
-                    peak_bytes=max(found[place].peak_bytes, ended.peak_bytes),
+                    seconds=(*found[place].seconds, ended.output["seconds"]),
+                    tokens=ended.output["tokens"],
+                    computed_tokens=ended.output["computed_tokens"],
+                    peak_bytes=max(found[place].peak_bytes, ended.peak_rss_bytes),
                 )
         reference = next((place for place in vectors if _is_reference(found[place])), None)
         if reference is None:
@@ -139,14 +122,14 @@ class CorpusBench:
             for place, series in enumerate(found)
         ]
 
-    def _bundle_runs(self, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], _Run] | None]]:
+    def _bundle_runs(self, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], Outcome] | None]]:
         for planned in self._plan.series:
             if planned.series.is_peer:
                 continue
             series = CorpusSeries(name=planned.series.name, is_peer=False, unavailable=planned.series.unavailable)
             yield series, functools.partial(self._run_bundle, planned, texts)
 
-    def _run_bundle(self, planned: PlannedSeries, texts: Path, output: Path) -> _Run:
+    def _run_bundle(self, planned: PlannedSeries, texts: Path, output: Path) -> Outcome:
         request = {
             "bundle": str(planned.bundle.path),
             "backend": planned.series.runner,
@@ -155,10 +138,7 @@ class CorpusBench:
             "texts": str(texts),
             "output": str(output),
         }
-        ended = self._run(embed_script, request, output.with_suffix(".json"))
-        if ended.output is None or ended.status is not Status.OK:
-            return _Run(None, ended.peak_rss_bytes, ended.reason or ended.status.value)
-        return _Run(_Figures(**ended.output), ended.peak_rss_bytes, "")
+        return self._run(embed_script, request, output.with_suffix(".json"))
 
     def _run(
         self,
@@ -174,7 +154,7 @@ class CorpusBench:
         limit_s = self._options.bench.time_limit_s * parts
         return run_process([str(script.__file__), str(file)], python=python, time_limit_s=limit_s)
 
-    def _peer_runs(self, scratch: Path, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], _Run] | None]]:
+    def _peer_runs(self, scratch: Path, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], Outcome] | None]]:
         if self._options.bench.peers == ():
             return
         first = self._plan.series[0]
@@ -199,10 +179,11 @@ class CorpusBench:
             if len(sizes) > 1:
                 self._say(f"{peer.name}: the best batch size")
                 searched = encode(sample, scratch / "searched.npy", sizes)
-                if searched.seconds is None:
-                    yield dataclasses.replace(series, unavailable=searched.reason), None
+                if searched.output is None or searched.status is not Status.OK:
+                    yield dataclasses.replace(series, unavailable=_reason(searched)), None
                     continue
-                sizes = tuple(sorted(searched.seconds, key=searched.seconds.__getitem__))
+                seconds = searched.output["seconds_by_size"]
+                sizes = tuple(map(int, sorted(seconds, key=seconds.__getitem__)))
             for size in dict.fromkeys((peer.batch_size, sizes[0])):
                 tuned = dataclasses.replace(series, batch_size=size, is_default=size == peer.batch_size)
                 yield tuned, functools.partial(encode, texts, sizes=(size,))
@@ -215,7 +196,7 @@ class CorpusBench:
         texts: Path,
         output: Path,
         sizes: Sequence[int],
-    ) -> _Run:
+    ) -> Outcome:
         request = {
             "model": str(model),
             "texts": str(texts),
@@ -228,12 +209,12 @@ class CorpusBench:
             "scaled_for": str(planned.bundle.path) if peer.python is None else None,
         }
         file = output.with_suffix(".json")
-        outcome = self._run(encode_script, request, file, python=peer.python, parts=len(sizes))
-        if outcome.status is not Status.OK or outcome.output is None:
-            return _Run(None, outcome.peak_rss_bytes, outcome.reason or outcome.status.value)
-        seconds = {int(size): float(each) for size, each in outcome.output["seconds"].items()}
-        figures = _Figures(list(seconds.values())[-1], outcome.output["tokens"], outcome.output["computed_tokens"])
-        return _Run(figures, outcome.peak_rss_bytes, "", seconds)
+        return self._run(encode_script, request, file, python=peer.python, parts=len(sizes))
+
+
+def _reason(ended: Outcome) -> str:
+    """Why a process has no figures."""
+    return ended.reason or ended.status.value
 
 
 def _checked_plan(options: CorpusOptions) -> Plan:

@@ -2,8 +2,8 @@
 
 ``python encode_script.py REQUEST``, a JSON file with the model's folder, the texts' JSON file, ``backend`` (``torch``
 or ``openvino`` of sentence-transformers, ``fastembed``), ``dtype``, ``threads``, ``max_length``, ``batch_sizes`` and
-``output``. It prints a line of JSON: the seconds of each batch size, and of the last one the tokens without and with
-padding. The vectors are in ``output``, a ``.npy`` file.
+``output``. It prints a line of JSON: the seconds of each batch size, and of the last one the seconds and the tokens
+without and with padding. The vectors are in ``output``, a ``.npy`` file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main(file: str) -> None:
         vectors = encode(texts, batch_size=size)
         seconds[size] = time.perf_counter() - began
     np.save(request["output"], np.asarray(vectors, np.float32))
-    print(json.dumps({"seconds": seconds, "tokens": count["real"], "computed_tokens": count["computed"]}))
+    last = {"seconds": seconds[size], "tokens": count["real"], "computed_tokens": count["computed"]}
+    print(json.dumps({**last, "seconds_by_size": seconds}))
 
 
 def _sentence_transformers(request: dict[str, Any], count: dict[str, int]) -> Callable[..., Any]:
