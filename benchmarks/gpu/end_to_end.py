@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["measure"]
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from typing import Any
 
 from benchmarks.gpu.job import Job, StepFailedError
 from benchmarks.gpu.kernels import LENGTHS
-from benchmarks.gpu.models import Model, Sizes, expected, prepare, sizes_of
+from benchmarks.gpu.models import Sizes, expected, prepare, sizes_of
 from hdexport.bench.measure.calls import latency_of, time_runs
 from hdexport.bench.measure.ceilings import times_ms
 from hdexport.support.gpu_memory import GpuMemoryWatch
@@ -50,9 +51,10 @@ def measure(job: Job, model: str, variant: str) -> None:
         is_capturable = True
         for batch, tokens in _shapes(job, variant):
             shape = {"batch": batch, "tokens": tokens}
-            job.write(case="latency", **about, **shape, **_latency(prepared, batch, tokens, job))
+            call = functools.partial(prepared, _ids(batch, tokens, sizes.vocab_size, job.device))
+            job.write(case="latency", **about, **shape, **_latency(call, job))
             if is_capturable:
-                row = _graph_latency(prepared, batch, tokens, job)
+                row = _graph_latency(call, job)
                 job.write(case="graph", **about, **shape, **row)
                 is_capturable = row["status"] != "failed"
 
@@ -63,7 +65,7 @@ def _checked(job: Job, model: str, variant: str, sizes: Sizes) -> Comparison:
     ids = _ids(2, _REHEARSED_TOKENS if job.rehearsal else _CHECKED_TOKENS, sizes.vocab_size, job.device)
     # Before the variant replaces the attention of this process.
     right = expected(model, variant, ids, sizes=one_layer, device=job.device)
-    found = prepare(model, variant, sizes=one_layer, device=job.device).call(ids)
+    found = prepare(model, variant, sizes=one_layer, device=job.device)(ids)
     return compare(found.float().cpu().numpy(), right.cpu().numpy(), half_precision=True)
 
 
@@ -78,9 +80,9 @@ def _shapes(job: Job, variant: str) -> Iterator[tuple[int, int]]:
         yield batch, tokens
 
 
-def _latency(model: Model, batch: int, tokens: int, job: Job) -> dict[str, Any]:
-    call = _finished(model, batch, tokens, job.device)
-    return _or_out_of_memory(lambda: _timed(call, GpuMemoryWatch(), job), job.device)
+def _latency(call: Callable[[], object], job: Job) -> dict[str, Any]:
+    finished = _finished(call, job.device)
+    return _or_out_of_memory(lambda: _timed(finished, GpuMemoryWatch(), job), job.device)
 
 
 def _timed(call: Callable[[], object], watch: GpuMemoryWatch, job: Job) -> dict[str, Any]:
@@ -98,12 +100,11 @@ def _timed(call: Callable[[], object], watch: GpuMemoryWatch, job: Job) -> dict[
     return {"status": "ok", **figures, **peaks, "vram_bytes": watch.peak_bytes}
 
 
-def _graph_latency(model: Model, batch: int, tokens: int, job: Job) -> dict[str, Any]:
-    ids = _ids(batch, tokens, model.sizes.vocab_size, job.device)
+def _graph_latency(call: Callable[[], object], job: Job) -> dict[str, Any]:
     some = {"least_s": 0.0} if job.times_nothing else {}
 
     def replayed() -> dict[str, Any]:
-        latency = latency_of([times_ms(lambda: model.call(ids), device=job.device, **some)], is_stable=True)
+        latency = latency_of([times_ms(call, device=job.device, **some)], is_stable=True)
         return {"status": "ok", "p50_ms": latency.p50_ms, "min_ms": latency.min_ms, "runs": latency.runs}
 
     try:
@@ -142,19 +143,17 @@ def _peaks(call: Callable[[], object], device: str) -> dict[str, int | None]:
     }
 
 
-def _finished(model: Model, batch: int, tokens: int, device: str) -> Callable[[], object]:
-    """A call that returns when the GPU is done."""
+def _finished(call: Callable[[], object], device: str) -> Callable[[], object]:
+    """The call, which then returns when the GPU is done."""
     import torch
 
-    ids = _ids(batch, tokens, model.sizes.vocab_size, device)
-
-    def call() -> object:
-        outputs = model.call(ids)
+    def finished() -> object:
+        outputs = call()
         if device == "cuda":
             torch.cuda.synchronize()
         return outputs
 
-    return call
+    return finished
 
 
 def _ids(batch: int, tokens: int, vocab_size: int, device: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Model", "Sizes", "expected", "prepare", "save_checkpoint", "sizes_of"]
+__all__ = ["Sizes", "expected", "prepare", "save_checkpoint", "sizes_of"]
 
 import functools
 from collections.abc import Callable
@@ -36,14 +36,6 @@ class Sizes:
     window: int
 
 
-@dataclass(frozen=True)
-class Model:
-    """What runs: ids [batch, tokens] in, hidden states [batch, tokens, hidden_size] out."""
-
-    call: Callable[[Any], Any]
-    sizes: Sizes
-
-
 _BASE = Sizes(hidden_size=768, layers=12, heads=12, intermediate_size=3072, vocab_size=30522, max_len=16384, window=256)
 _TINY = Sizes(hidden_size=64, layers=1, heads=2, intermediate_size=96, vocab_size=100, max_len=128, window=8)
 
@@ -60,8 +52,8 @@ def save_checkpoint(model: str, folder: Path, *, rehearsal: bool) -> Sizes:
     return sizes
 
 
-def prepare(model: str, variant: str, *, sizes: Sizes, device: str) -> Model:
-    """Make a model in float16 that runs as the variant says.
+def prepare(model: str, variant: str, *, sizes: Sizes, device: str) -> Callable[[Any], Any]:
+    """Make a model in float16 that runs as the variant says: ids [batch, tokens] in, hidden states out.
 
     Args:
         model: ``bert-base`` or ``longformer-base``.
@@ -81,7 +73,7 @@ def prepare(model: str, variant: str, *, sizes: Sizes, device: str) -> Model:
         # the compiler, which takes a minute on a CPU.
         for layer in module.encoder.layer:
             layer.compile(dynamic=False, backend="inductor" if device == "cuda" else "eager")
-    return Model(_call_of(model, module, is_windowed=is_windowed), sizes)
+    return _call_of(model, module, is_windowed=is_windowed)
 
 
 def expected(model: str, variant: str, ids: Any, *, sizes: Sizes, device: str) -> Any:
