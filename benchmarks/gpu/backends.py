@@ -175,7 +175,7 @@ def _run_lengths(job: Job, bundle: Bundle, session: Any, about: dict[str, Any]) 
             if not all(one.passed for one in found):
                 wrong.append(tokens)
             call = functools.partial(session, **feeds)
-            is_stable = True if job.times_nothing else warm_up(call).is_stable
+            is_stable = True if job.times_nothing else warm_up(call)
             times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=job.least_s(_LEAST_SECONDS))
             latency = latency_of([times], is_stable=is_stable)
             job.write(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench.measure.calls import WarmUp
 from hdexport.bench.measure.case import CaseFigures, CaseSpec
 from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.measure.remote import run_function
@@ -68,7 +67,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(worker, "open_case", lambda spec: told.tell("open", case))
     monkeypatch.setattr(worker, "peak_resident_bytes", lambda: told.tell("peak", next(peaks)))
     monkeypatch.setattr(worker, "with_growth", lambda call: (call(), told.tell("growth", 50)))
-    monkeypatch.setattr(worker, "warm_up", lambda call: told.tell("warm up", WarmUp(3, True)))
+    monkeypatch.setattr(worker, "warm_up", lambda call: told.tell("warm up", True))
     monkeypatch.setattr(worker, "wrong_by", lambda expected, outputs, case: told.tell("compare", error))
     return told
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["WarmUp", "environment", "latency_of", "time_runs", "timed", "warm_up", "with_growth"]
+__all__ = ["environment", "latency_of", "time_runs", "timed", "warm_up", "with_growth"]
 
 import contextlib
 import importlib.metadata
@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -53,13 +53,6 @@ _VARIABLES = (
 Result = TypeVar("Result")
 
 
-class WarmUp(NamedTuple):
-    """How many runs a warm-up took, and whether it ended because the latency was stable."""
-
-    runs: int
-    is_stable: bool
-
-
 def timed(call: Callable[[], Result]) -> tuple[Result, float, float]:
     """A call's result, its latency and its CPU time, both in milliseconds."""
     began, cpu_began = time.perf_counter(), time.process_time()
@@ -82,11 +75,14 @@ def with_growth(call: Callable[[], Result]) -> tuple[Result, int | None]:
     return result, peak_bytes - before_bytes
 
 
-def warm_up(call: Callable[[], object]) -> WarmUp:
+def warm_up(call: Callable[[], object]) -> bool:
     """Call until the latency is stable, at most `MOST_WARM_UP_S` and at least `STABLE_RUNS` times.
 
     Stable are three runs in a row, the slowest at most 5 % longer than the fastest: the work of a first call,
     such as compiling, touching pages and raising clocks, is over then. On a disturbed machine it may never be.
+
+    Returns:
+        whether the latency is stable.
     """
     latencies_ms: list[float] = []
     while True:
@@ -97,7 +93,7 @@ def warm_up(call: Callable[[], object]) -> WarmUp:
             continue
         is_stable = max(last) <= min(last) * (1 + STABLE_WITHIN)
         if (is_stable and seconds >= LEAST_WARM_UP_S) or seconds >= MOST_WARM_UP_S or runs >= MOST_WARM_UP_RUNS:
-            return WarmUp(runs, is_stable)
+            return is_stable
 
 
 def time_runs(call: Callable[[], object], *, least_runs: int, least_seconds: float) -> list[float]:

@@ -7,7 +7,7 @@ __all__ = ["measured"]
 import contextlib
 from collections.abc import Callable
 
-from hdexport.bench.measure.calls import WarmUp, time_runs, warm_up, with_growth
+from hdexport.bench.measure.calls import time_runs, warm_up, with_growth
 from hdexport.bench.measure.case import CaseFigures, CaseSpec
 from hdexport.bench.results.result import PeakMemory
 from hdexport.bench.run.opening import open_case, wrong_by
@@ -32,7 +32,7 @@ def measured(spec: CaseSpec) -> CaseFigures:
         case = open_case(spec)
         stack.callback(case.close)
         opening_peak_bytes = peak_resident_bytes()
-        (warmth, latencies_ms), growth_bytes = with_growth(lambda: _calls(case.call, spec, watch))
+        (is_stable, latencies_ms), growth_bytes = with_growth(lambda: _calls(case.call, spec, watch))
         peak_bytes = peak_resident_bytes()
         memory = PeakMemory(
             rss_bytes=None if peak_bytes is None else max(peak_bytes, opening_peak_bytes or 0),
@@ -47,17 +47,17 @@ def measured(spec: CaseSpec) -> CaseFigures:
     # On a GPU the graph, the engine or the weights say it.
     precision = case.precision if spec.device == "cpu" else Precision.AUTO
     return CaseFigures(
-        latencies_ms=tuple(latencies_ms), is_stable=warmth.is_stable, memory=memory, error=error, precision=precision
+        latencies_ms=tuple(latencies_ms), is_stable=is_stable, memory=memory, error=error, precision=precision
     )
 
 
-def _calls(call: Callable[[], object], spec: CaseSpec, watch: GpuMemoryWatch | None) -> tuple[WarmUp, list[float]]:
-    warmth = WarmUp(runs=0, is_stable=False)
+def _calls(call: Callable[[], object], spec: CaseSpec, watch: GpuMemoryWatch | None) -> tuple[bool, list[float]]:
+    is_stable = False
     if spec.least_seconds > 0:
-        warmth = warm_up(call)
+        is_stable = warm_up(call)
         if watch is not None:
             watch.rest()
-    return warmth, time_runs(call, least_runs=spec.least_runs, least_seconds=spec.least_seconds)
+    return is_stable, time_runs(call, least_runs=spec.least_runs, least_seconds=spec.least_seconds)
 
 
 def _vram_bytes(watch: GpuMemoryWatch | None) -> int | None:
