@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -54,7 +54,14 @@ def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
 
     backend = Backend(flavour)
     about = {"flavour": flavour, "windowed": is_windowed, "model": "engine"}
-    _require(lambda: load_flavour(backend), about, job)
+    try:
+        load_flavour(backend)
+    except MissingDependencyError as error:
+        raise SkippedError(str(error).partition("\n")[0]) from None
+    except HdexportError as error:
+        # That the package refuses to load here is a result.
+        job.write(case="engine", **about, status="refused", reason=str(error))
+        raise SkippedError(str(error).partition("\n")[0]) from None
     gpu = this_machine().gpu
     if gpu is not None and not builds_for(backend, gpu.architecture):
         # Before an engine is built, which takes the step's time.
@@ -191,17 +198,6 @@ def _run_lengths(job: Job, bundle: Bundle, session: Any, about: dict[str, Any]) 
             )
     if wrong:
         raise StepFailedError(f"wrong answers at {', '.join(map(str, wrong))} tokens")
-
-
-def _require(load: Callable[[], object], about: dict[str, Any], job: Job) -> None:
-    """A package that is missing skips the step; one that refuses to load or to build here is a result."""
-    try:
-        load()
-    except MissingDependencyError as error:
-        raise SkippedError(str(error).partition("\n")[0]) from None
-    except HdexportError as error:
-        job.write(case="engine", **about, status="refused", reason=str(error))
-        raise SkippedError(str(error).partition("\n")[0]) from None
 
 
 @contextmanager

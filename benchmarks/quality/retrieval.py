@@ -58,10 +58,9 @@ SCHEMES = (
 )
 """Scheme, and alpha of the hierarchical one."""
 
-WINDOWED = (("hierarchical", 0.05), ("tile", None), ("interpolate", None))
-"""Without log-n: a window of 256 on each side sees no more keys than were trained."""
+TRIED_FURTHER = (("hierarchical", 0.05), ("tile", None), ("interpolate", None))
+"""The schemes with windows and in chunks, too."""
 
-CHUNKED = (("hierarchical", 0.05), ("tile", None), ("interpolate", None))
 CHUNK = 256
 """Tokens of a chunk, of which the best counts for its document."""
 
@@ -140,8 +139,9 @@ def variants(options: argparse.Namespace) -> list[Variant]:
             for precision in PRECISIONS
         ]
     plain = [Variant(scheme=scheme, alpha=alpha, log_n=log_n) for scheme, alpha in SCHEMES for log_n in (False, True)]
-    windowed = [Variant(scheme=scheme, alpha=alpha, window=options.window) for scheme, alpha in WINDOWED]
-    late = [Variant("late", scheme=scheme, alpha=alpha, log_n=True) for scheme, alpha in CHUNKED]
+    # Without log-n: a window of 256 on each side sees no more keys than were trained.
+    windowed = [Variant(scheme=scheme, alpha=alpha, window=options.window) for scheme, alpha in TRIED_FURTHER]
+    late = [Variant("late", scheme=scheme, alpha=alpha, log_n=True) for scheme, alpha in TRIED_FURTHER]
     tuned = [Variant(reading, checkpoint=str(each)) for reading in ("whole", "late") for each in options.tuned]
     return [Variant("truncated"), Variant("split"), *plain, *windowed, Variant("chunks"), *late, *tuned]
 

@@ -82,10 +82,8 @@ class OpenVino(Peer):
             found = request.infer(feeds, share_inputs=True, share_outputs=True)
             return {output.name: found[outputs[output.name]] for output in manifest.answers}
 
-        return OpenCase(call, half_precision=False, precision=self._computes_in())
-
-    def _computes_in(self) -> Precision:
-        return default_precision() if self.precision is Precision.AUTO else self.precision
+        precision = default_precision() if self.precision is Precision.AUTO else self.precision
+        return OpenCase(call, half_precision=False, precision=precision)
 
 
 class OpenVinoDefault(OpenVino):

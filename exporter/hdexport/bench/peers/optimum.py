@@ -20,15 +20,13 @@ _COMMAND = "optimum-cli"
 
 _INSTALL = "pipx install 'optimum-onnx[onnxruntime]'"
 """optimum-onnx needs transformers 4, and hdexport 5: Optimum runs in an environment of its own."""
-_EXAMPLE_TOKENS = 16
-"""Tokens of the texts that Optimum exports models with by default."""
 
 
 class Optimum(OnnxPeer):
     """See `Peer`."""
 
     name = "optimum"
-    example_tokens = _EXAMPLE_TOKENS
+    example_tokens = 16  # the default of Optimum
 
     def unavailable(self, manifest: Manifest) -> str | None:
         if shutil.which(_COMMAND) is None:
