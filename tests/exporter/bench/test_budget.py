@@ -1,4 +1,4 @@
-"""The largest batch in a memory budget: on simulated curves of memory, and once for real."""
+"""The largest batch in a memory budget: on simulated curves of memory."""
 
 from __future__ import annotations
 
