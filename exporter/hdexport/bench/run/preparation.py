@@ -35,21 +35,16 @@ def expected_path(folder: Path, batch: int, tokens: int) -> Path:
 
 
 def write_inputs(subject: Subject, folder: Path, shapes: Sequence[tuple[int, int]]) -> None:
-    """Write the inputs of every (batch, tokens) that the folder lacks."""
+    """Write the inputs of every (batch, tokens)."""
     texts = Texts(open_bundle(subject.bundle, check_files=False))
     for batch, tokens in shapes:
-        path = inputs_path(folder, batch, tokens)
-        if not path.exists():
-            with whole_file(path) as file:
-                # Its type stub takes the names of arrays for its own options.
-                np.savez(file, **texts.batch(batch, tokens))  # type: ignore[arg-type]
+        with whole_file(inputs_path(folder, batch, tokens)) as file:
+            # Its type stub takes the names of arrays for its own options.
+            np.savez(file, **texts.batch(batch, tokens))  # type: ignore[arg-type]
 
 
 def write_expected(subject: Subject, folder: Path, shapes: Sequence[tuple[int, int]]) -> None:
     """Write PyTorch's outputs for those inputs, one shape after the other."""
-    missing = [(batch, tokens) for batch, tokens in shapes if not expected_path(folder, batch, tokens).exists()]
-    if not missing:
-        return
     from hdexport.checkpoint import find_checkpoint
     from hdexport.verify.pytorch_reference import reference_of
 
@@ -57,7 +52,7 @@ def write_expected(subject: Subject, folder: Path, shapes: Sequence[tuple[int, i
     bundle = open_bundle(subject.bundle, check_files=False)
     checkpoint = find_checkpoint(subject.checkpoint, trust=subject.trust)
     reference = reference_of(bundle, checkpoint)
-    for batch, tokens in missing:
+    for batch, tokens in shapes:
         with np.load(inputs_path(folder, batch, tokens)) as file:
             inputs = {name: file[name] for name in file.files}
         write_rows(expected_path(folder, batch, tokens), _answers(reference, inputs, batch), batch=batch)
