@@ -13,6 +13,7 @@ import json
 import shlex
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,8 +133,8 @@ def run(options: argparse.Namespace) -> int:
         staged_directory(options.output, BENCH_DIRECTORY, force=options.force) as folder,
     ):
         # In the directory that the next run removes if this one is killed.
-        scratch = folder / "scratch"
-        with BenchTable() as table, Bench(_bench_options(options), table, scratch) as bench:
+        with tempfile.TemporaryDirectory(dir=folder) as scratch, BenchTable() as table:
+            bench = Bench(_bench_options(options), table, Path(scratch))
             try:
                 bench.prepare()
                 bench.measure()

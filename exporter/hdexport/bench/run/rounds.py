@@ -9,7 +9,6 @@ import datetime
 import functools
 import itertools
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,10 +34,12 @@ _SEARCH_LIMITS = 3
 
 
 class Bench:
-    """One run; a context manager, which removes what it prepared.
+    """One run.
 
     Args:
-        scratch: a folder that is not there yet, for prepared files: checkpoints and exports, which may be large.
+        options: what is measured.
+        watcher: is told of progress.
+        scratch: an empty folder for prepared files: checkpoints and exports, which may be large.
 
     Raises:
         InputError: an option that does not fit, or nothing that could run.
@@ -57,15 +58,7 @@ class Bench:
         ]
         self._largest_batches: list[LargestBatch] = []
         self._notes: list[str] = []
-        self._scratch = scratch
         self._prepared = Preparation(self._plan, scratch, watcher)
-
-    def __enter__(self) -> Bench:
-        self._scratch.mkdir()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._scratch)
 
     @property
     def has_results(self) -> bool:
