@@ -106,7 +106,7 @@ def architecture_of(device: str) -> int:
     return 10 * int(major) + int(minor)
 
 
-def check(job: Job, family: str, head_dims: Sequence[int] = HEAD_DIMS, dtypes: Sequence[str] = DTYPES) -> None:
+def check(job: Job, family: str, head_dims: Sequence[int] = HEAD_DIMS) -> None:
     """The kernels' answers, against the operator's definition in float64; fails if any is wrong.
 
     Args:
@@ -115,7 +115,7 @@ def check(job: Job, family: str, head_dims: Sequence[int] = HEAD_DIMS, dtypes: S
     cases = FAMILIES[family]
     tiles = cases.REHEARSED_TILES if job.rehearsal else None
     for head_dim in (32,) if job.rehearsal else head_dims:
-        asked = itertools.chain.from_iterable(cases.checked(head_dim, dtype) for dtype in dtypes)
+        asked = itertools.chain.from_iterable(cases.checked(head_dim, dtype) for dtype in DTYPES)
         problems = [found for case in asked if (found := _problem(case, job.device, tiles))]
         job.write(case="answers", head_dim=head_dim, problems=problems)
         if problems:
