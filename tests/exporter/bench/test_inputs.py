@@ -15,7 +15,6 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from hdexport.bench.peers.inputs import Texts
 from hdexport.verify import sample_text
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import InputError
 from support.tiny_models import SEPARATOR_ID, VOCAB_SIZE
 
 CLS = 0
@@ -97,8 +96,3 @@ def test_ids_are_random_and_no_special_ones_without_a_tokenizer_that_knows_the_w
         assert not set(rows.ravel().tolist()) & {0, 1, 2, 3}
         np.testing.assert_array_equal(rows, again)
     assert len({row.tobytes() for row in rows}) == 4
-
-
-def test_more_tokens_than_the_bundle_takes_are_refused(bert: Bundle) -> None:
-    with pytest.raises(InputError, match=r"has 301 tokens; this bundle accepts 1 to 300\.\n.*--max-len 301"):
-        Texts(bert).batch(1, 301)
