@@ -138,13 +138,14 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     for group, subject in zip(groups, subjects, strict=True):
         series += _peer_series(_longest(group), subject, peers, device, is_only=len(groups) == 1)
     if not any(planned.is_available for planned in series):
-        raise InputError("\n".join(["None of these can run here:", *(_reason(planned) for planned in series)]))
+        reasons = [f"{planned.series.name}: {planned.series.unavailable}" for planned in series]
+        raise InputError("\n".join(["None of these can run here:", *reasons]))
     return Plan(
         series=tuple(series),
         lengths=lengths,
         batches=options.batches,
         threads=options.threads or len(os.sched_getaffinity(0)),
-        notes=tuple(_notes(groups, subjects, options)),
+        notes=tuple(_notes(groups, subjects)),
     )
 
 
@@ -275,13 +276,9 @@ def _missing_checkpoint(bundle: Bundle) -> str:
     return f"{bundle.path} was built from {source}, which is not here."
 
 
-def _notes(groups: Sequence[Sequence[Bundle]], subjects: Sequence[Subject], options: BenchOptions) -> list[str]:
+def _notes(groups: Sequence[Sequence[Bundle]], subjects: Sequence[Subject]) -> list[str]:
     return [
         f"{_missing_checkpoint(_longest(group))} So nothing was compared with PyTorch; name it with --model."
         for group, subject in zip(groups, subjects, strict=True)
         if subject.checkpoint is None
     ]
-
-
-def _reason(planned: PlannedSeries) -> str:
-    return f"{planned.series.name}: {planned.series.unavailable}"
