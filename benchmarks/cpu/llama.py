@@ -21,8 +21,8 @@ import numpy as np
 
 import hdruntime
 from benchmarks.record import show
-from hdexport.bench.corpus import SAMPLES, embed_script
-from hdexport.bench.corpus.samples import texts_of
+from hdexport.bench.corpus import embed_script
+from hdexport.bench.corpus.samples import SAMPLES, texts_of
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import run_process
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder

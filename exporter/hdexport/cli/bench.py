@@ -155,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _corpus(options: argparse.Namespace) -> int:
-    from hdexport.bench.corpus import CorpusBench, CorpusOptions
+    from hdexport.bench.corpus.bench import CorpusBench, CorpusOptions
     from hdexport.bench.corpus.result import CORPUS_DIRECTORY, write_corpus_result
     from hdexport.cli.corpus_table import print_corpus
     from hdexport.cli.progress import StatusLine

@@ -7,7 +7,8 @@ __all__ = ["print_corpus"]
 from rich.console import Console
 from rich.table import Table
 
-from hdexport.bench.corpus import SAMPLES, CorpusResult, CorpusSeries
+from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
+from hdexport.bench.corpus.samples import SAMPLES
 
 _PIPE_COLUMNS = 160
 """Width of the table where stdout is not a terminal."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdexport.bench.corpus import SAMPLES, CorpusBench, CorpusOptions, CorpusResult
-from hdexport.bench.corpus.bench import largest_difference
+from hdexport.bench.corpus.bench import CorpusBench, CorpusOptions, largest_difference
 from hdexport.bench.corpus.peers import python_of_optimum
-from hdexport.bench.corpus.samples import texts_of
+from hdexport.bench.corpus.result import CorpusResult
+from hdexport.bench.corpus.samples import SAMPLES, texts_of
 from hdexport.bench.run.plan import BenchOptions
 from hdruntime.bundle.checked_json import from_json
 from hdruntime.errors import InputError
