@@ -101,7 +101,7 @@ def expected_rows(
     shifted = case.padding == "left" and reference.positions_shift and not reference.takes_position_ids
     reads_first = case.padding == "left" and reference.reads_first
     if (by_batch and case.padding != "none") or shifted or reads_first:
-        return _expected_of_padded_rows(case, reference, samples, decisions)
+        return _expected_of_padded_rows(case, reference, manifest, samples, decisions)
     rows = []
     for row, length in enumerate(case.lengths):
         in_front = range(case.tokens)[case.real(length)].start
@@ -121,16 +121,16 @@ def _following(
 
 
 def _expected_of_padded_rows(
-    case: Case, reference: Reference, samples: IntArray | None, decisions: Sequence[IntArray]
+    case: Case, reference: Reference, manifest: Manifest, samples: IntArray | None, decisions: Sequence[IntArray]
 ) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row of the padded batch, which it is given one by one: memory is one row's."""
-    inputs, axes = padded_batch(case, reference), TASKS[reference.task.value].outputs
+    inputs, axes = padded_batch(case, reference), TASKS[manifest.task].outputs
+    left = {spec.fed_from for spec in manifest.memories}
     rows = []
     for row, length in enumerate(case.lengths):
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)]
         with _following(reference, decisions, row, slice(0, case.tokens)):
             outputs = reference.batch({name: array[row : row + 1] for name, array in inputs.items()}, samples=of_row)
-        left = {spec.fed_from for spec in reference.past.specs}
         rows.append({
             name: values[0]
             if name in left or _is_of_real_tokens(axes.get(name), of_row)

@@ -6,7 +6,7 @@ __all__ = ["Reference", "positions_of", "reference_of"]
 
 import copy
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,10 @@ from hdexport.families import Family
 from hdexport.graph.left_out_layers import layers_left_out_of_pytorch
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme
 from hdexport.model.task import Task
-from hdexport.verify.remembered import PastTexts, empty_memory
+from hdexport.verify.remembered import PastTexts
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ModelError
 
@@ -37,53 +38,53 @@ _ROWS_APART = 997
 _PAST_ROW = 1000
 """Number of the text that is remembered; no case has as many rows."""
 
+_SPECIAL_IDS = (0, 1, 2, 3)
+"""Ids that no text has, beside the padding's: of most vocabularies they are the special tokens'."""
+
 
 class Reference:
     """PyTorch's answers in float32. Nothing is kept: an answer may have gigabytes.
 
     Args:
         module: the model.
-        vocab_size: ids are below it.
-        pad_token_id: of padding on the left.
-        positions_shift: whether padding before a text shifts its positions.
-        classifies_first: whether a classifier reads the token at index 0, padding or not.
-        special_ids: that no text has.
-        facts: of its attention.
+        manifest: of the bundle.
         checkpoint: the checkpoint of the model.
+        facts: of its attention.
+        positions_shift: whether padding before a text shifts its positions.
+
+    Attributes:
+        pad_token_id: of padding on the left.
         is_changed: whether the model answers otherwise than the checkpoint's within the checkpoint's own positions.
-        longest: most tokens of a text and its memory in all; None for any number.
+        reads_first: whether a classifier reads the token at index 0, padding or not.
+        past: the memories of texts.
     """
 
     def __init__(
         self,
         module: GraphModule,
+        manifest: Manifest,
         *,
-        vocab_size: int,
-        pad_token_id: int,
-        positions_shift: bool,
-        classifies_first: bool = True,
-        special_ids: Sequence[int],
-        facts: ReferenceFacts,
         checkpoint: Checkpoint,
-        is_changed: bool,
-        longest: int | None = None,
+        facts: ReferenceFacts,
+        positions_shift: bool,
     ) -> None:
-        self._module, self.facts = module, facts
-        self.checkpoint, self.is_changed = checkpoint, is_changed
-        self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
+        self._module, self.checkpoint, self.facts = module, checkpoint, facts
+        self.positions_shift = positions_shift
+        self.pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
+        self.is_changed = (
+            facts.replaced
+            or manifest.adapter is not None
+            or manifest.positions.rope_factor is not None
+            or manifest.positions.attention_scale != "none"
+        )
         # The modules after a model pool real tokens.
-        self.reads_first = classifies_first and module.task is Task.TEXT_CLASSIFICATION and module.head is None
+        is_classifier = module.task is Task.TEXT_CLASSIFICATION and module.head is None
+        self.reads_first = checkpoint.family.classifies_first and is_classifier
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
-        self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
+        self._ids = np.setdiff1d(np.arange(manifest.vocab_size), [self.pad_token_id, *_SPECIAL_IDS])
         self._written: IntArray | None = None
         self._left_out: Collection[int] = ()
-        memories = [spec for spec in module.inputs if spec.role is Role.MEMORY]
-        self.past = PastTexts(memories, self._leaves, longest=longest)
-
-    @property
-    def task(self) -> Task:
-        """The model's task."""
-        return self._module.task
+        self.past = PastTexts(manifest, self._leaves)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -109,9 +110,10 @@ class Reference:
 
     def _leaves(self, tokens: int, memory: int) -> dict[str, FloatArray]:
         """The memory that a text of so many tokens leaves, of that size, [1, ...] each."""
-        empty = {spec.name: empty_memory(spec, 1, memory) for spec in self.past.specs}
+        memories = [spec for spec in self._module.inputs if spec.role is Role.MEMORY]
+        empty = {spec.name: memory_at_start(spec, rows=1, memory=memory) for spec in memories}
         left = self.unpadded(_PAST_ROW, tokens, memories=empty)
-        return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in self.past.specs}
+        return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in memories}
 
     def token_types(self, length: int) -> IntArray:
         """[length], the types of a text's tokens in a check: its second half is another text than its first."""
@@ -263,21 +265,12 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         head=task_head(checkpoint, task),
         memories=facts.memories,
     ).eval()
-    pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
     return Reference(
         module,
-        vocab_size=manifest.vocab_size,
-        pad_token_id=pad_token_id,
-        positions_shift=positions.first_row == 0 and positions.form != Form.BY_LENGTH.value,
-        classifies_first=checkpoint.family.classifies_first,
-        special_ids=[pad_token_id, 0, 1, 2, 3],
-        facts=facts,
+        manifest,
         checkpoint=checkpoint,
-        is_changed=facts.replaced
-        or manifest.adapter is not None
-        or manifest.positions.rope_factor is not None
-        or manifest.positions.attention_scale != "none",
-        longest=manifest.document_tokens,
+        facts=facts,
+        positions_shift=positions.first_row == 0 and positions.form != Form.BY_LENGTH.value,
     )
 
 

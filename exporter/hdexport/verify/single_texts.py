@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.verify.remembered import empty_memory
 from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import Role
+from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def single_text_runner(bundle: Bundle, graph: onnx_ir.Model | Path) -> Callable[
         first, real = (places == padding).astype(np.int64), (places >= padding).astype(np.int64)
         known = {Role.IDS: ids, Role.MASK: real, Role.MARKS: first, Role.POOLED: real, Role.ATTENDED: real}
         feeds = {
-            spec.name: empty_memory(spec, 1, bundle.manifest.least_memory)
+            spec.name: memory_at_start(spec, rows=1, memory=bundle.manifest.least_memory)
             if spec.role is Role.MEMORY
             else known.get(spec.role, np.zeros_like(first))
             for spec in bundle.manifest.inputs

@@ -28,8 +28,8 @@ from hdexport.model.task import Task
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of
-from hdexport.verify.remembered import empty_memory
 from hdruntime.bundle.manifest import Backend, Manifest
+from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from support.answers import ATOL, distance
@@ -74,7 +74,7 @@ def documents(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def first_memories(manifest: Manifest, *, rows: int, memory: int) -> Feeds:
-    return {spec.name: empty_memory(spec, rows, memory) for spec in manifest.memories}
+    return {spec.name: memory_at_start(spec, rows=rows, memory=memory) for spec in manifest.memories}
 
 
 def streamed(

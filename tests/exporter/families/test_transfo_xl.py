@@ -24,7 +24,7 @@ from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
-from hdexport.verify.remembered import empty_memory
+from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError, ModelError
 from hdruntime.jobs import JobOptions, plan_job
@@ -92,7 +92,8 @@ def streams(bundle: Any, rows: int) -> dict[str, Callable[..., dict[str, np.ndar
 
 
 def stream(bundle: Any, run: Callable[..., dict[str, np.ndarray]], rows: int) -> Callable[..., dict[str, np.ndarray]]:
-    memories = {spec.name: empty_memory(spec, rows, bundle.manifest.most_memory) for spec in bundle.manifest.memories}
+    manifest = bundle.manifest
+    memories = {spec.name: memory_at_start(spec, rows=rows, memory=manifest.most_memory) for spec in manifest.memories}
 
     def call(input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
