@@ -32,24 +32,10 @@ def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]
         if case.padding == "left"
         else reference.text(case.batch, case.tokens)
     )
-    input_ids = np.tile(filler, (case.batch, 1))
-    attention_mask, types, marks, pooled, attended = (np.zeros_like(input_ids) for _ in range(5))
+    of_role: dict[Role, IntArray] = {Role.IDS: np.tile(filler, (case.batch, 1))}
     for row, length in enumerate(case.lengths):
-        real = case.real(length)
-        input_ids[row, real] = reference.text(row, length)
-        attention_mask[row, real] = 1
-        types[row, real] = reference.token_types(length)
-        marks[row, real] = reference.marks(length)
-        pooled[row, real] = reference.pooled(length)
-        attended[row, real] = reference.attended(length)
-    of_role = {
-        Role.IDS: input_ids,
-        Role.MASK: attention_mask,
-        Role.TOKEN_TYPES: types,
-        Role.MARKS: marks,
-        Role.POOLED: pooled,
-        Role.ATTENDED: attended,
-    }
+        for role, values in reference.of_text(row, length).items():
+            of_role.setdefault(role, np.zeros_like(of_role[Role.IDS]))[row, case.real(length)] = values
     return reference.named(of_role, reference.past.of_case(case))
 
 

@@ -115,24 +115,24 @@ class Reference:
         left = self.unpadded(_PAST_ROW, tokens, memories=empty)
         return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in memories}
 
-    def token_types(self, length: int) -> IntArray:
-        """[length], the types of a text's tokens in a check: its second half is another text than its first."""
-        return (np.arange(length) >= (length + 1) // 2).astype(np.int64)
+    def of_text(self, row: int, length: int) -> dict[Role, IntArray]:
+        """Role -> [length], the inputs for the row's text in a check.
 
-    def marks(self, length: int) -> IntArray:
-        """[length], 1 for the tokens of a text that are marked in a check: the first, one inside and the last."""
+        The text's second half is another text than its first; the first token, one inside and the last are marked; the
+        first third is a prompt, which is not pooled; and others attend to all but the last quarter.
+        """
+        place = np.arange(length)
         bound = next((spec.bound for spec in self._module.inputs if spec.role is Role.MARKS), None)
         marked = np.zeros(length, np.int64)
         marked[[0, length // 3, length - 1][:bound]] = 1
-        return marked
-
-    def pooled(self, length: int) -> IntArray:
-        """[length], 1 for the tokens of a text that are pooled in a check: its first third is a prompt."""
-        return (np.arange(length) >= length // 3).astype(np.int64)
-
-    def attended(self, length: int) -> IntArray:
-        """[length], 1 for the tokens of a text that others attend to in a check: all but its last quarter."""
-        return (np.arange(length) < length - length // 4).astype(np.int64)
+        return {
+            Role.IDS: self.text(row, length),
+            Role.MASK: np.ones(length, np.int64),
+            Role.TOKEN_TYPES: (place >= (length + 1) // 2).astype(np.int64),
+            Role.MARKS: marked,
+            Role.POOLED: (place >= length // 3).astype(np.int64),
+            Role.ATTENDED: (place < length - length // 4).astype(np.int64),
+        }
 
     def reading(self, written: IntArray) -> Reference:
         """The same model, for checks on written text instead of random ids; each row's text begins elsewhere.
@@ -187,15 +187,7 @@ class Reference:
             shift: padding before it, which shifts the positions of models of BERT's kind.
             samples: as :meth:`batch` takes it.
         """
-        ids = self.text(row, length)[None]
-        of_role = {
-            Role.IDS: ids,
-            Role.MASK: np.ones_like(ids),
-            Role.TOKEN_TYPES: self.token_types(length)[None],
-            Role.MARKS: self.marks(length)[None],
-            Role.POOLED: self.pooled(length)[None],
-            Role.ATTENDED: self.attended(length)[None],
-        }
+        of_role = {role: values[None] for role, values in self.of_text(row, length).items()}
         inputs = self.named(of_role, memories or {})
         if shift and self.positions_shift and self.takes_position_ids:
             inputs["position_ids"] = np.arange(shift, shift + length)[None]
