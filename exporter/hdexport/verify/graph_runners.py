@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["Run", "repeated_layers", "runner", "sampled_runner"]
+__all__ = ["Run", "repeated_layers", "runner"]
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,37 +27,50 @@ from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_sessions import open_session, session_options
 from hdruntime.backends.openvino import is_unpadded
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
+from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendError, BundleError, HdexportError
 from hdruntime.optional import require
 
-if TYPE_CHECKING:
-    import onnx_ir
-
 _PROVIDER = "CPUExecutionProvider"
 
 
 Run = Callable[[Mapping[str, IntArray]], dict[str, FloatArray]]
-"""Inputs by name, [batch, tokens] each -> outputs by name. Token types that are not given are 0."""
+"""Inputs by name, all of the graph's -> outputs by name."""
 
 
 @contextlib.contextmanager
 def runner(
-    bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None, layers: LayerResults | None = None
-) -> Iterator[Run]:
+    bundle: Bundle,
+    graphs: GraphSet,
+    decisions: Decisions | None,
+    layers: LayerResults | None,
+    *,
+    is_sampled: bool,
+) -> Iterator[Run | None]:
     """Run graphs: lowered ones and engines as users do, through the runtime; the portable one as it is.
 
     A graph that cannot be loaded raises its error in every run, so that each case has a reason.
 
     A graph whose decisions are asked for gives them as further outputs, and runs as it is. So does a graph without
-    its repeated layers.
+    its repeated layers, and a sampled one: padding is not cut off as the runtime does.
 
     The threads of ONNX Runtime do not spin while they wait: spinning would keep the cores from PyTorch's, which runs
     between two cases.
+
+    Args:
+        bundle: the bundle.
+        graphs: of the bundle.
+        decisions: that PyTorch follows; None for none.
+        layers: whose repetitions are left out; None where all layers run.
+        is_sampled: whether logits are computed at a few tokens, which the graphs take as the input `SAMPLED_TOKENS`,
+            [samples]. None is yielded where their last projection is not found, and on a GPU.
     """
     if graphs.backend is not None:
+        if is_sampled:
+            yield None
+            return
         try:
             session = hdruntime.load(graphs.alone(bundle), graphs.backend)
         except (BackendError, BundleError) as error:
@@ -67,12 +80,9 @@ def runner(
             yield lambda feeds: session(**feeds)
         return
     graph = graphs.graphs[0]
-    if decisions is not None or layers is not None:
-        if graphs.is_for_openvino:
-            models = _models_of_openvino(bundle, graphs, decisions, layers)
-            yield _run_of_openvino(bundle.manifest, models, graphs.precision)
-        else:
-            yield _changed_run(bundle, _changed_graph(bundle, graph, decisions, layers))
+    if is_sampled or decisions is not None or layers is not None:
+        changed_run = _changed_openvino_run if graphs.is_for_openvino else _changed_run
+        yield changed_run(bundle, graphs, decisions, layers, is_sampled)
         return
     if graphs.lowering == PORTABLE_LOWERING:
         yield _plain_run(
@@ -87,28 +97,6 @@ def runner(
     opened = OnnxRuntimeRunner(bundle, spinning=False, precision=graphs.precision)
     with hdruntime.Session(bundle, opened) as session:
         yield lambda feeds: session(**feeds)
-
-
-@contextlib.contextmanager
-def sampled_runner(
-    bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None, layers: LayerResults | None = None
-) -> Iterator[Run | None]:
-    """Run graphs with logits at a few tokens, which they take as the input `SAMPLED_TOKENS`, [samples].
-
-    The graphs are the same except for the tokens that their last projection is given, and run as they are: padding is
-    not cut off as the runtime does. None where that projection is not found, and on a GPU.
-    """
-    if graphs.backend is not None:
-        yield None
-        return
-    logits, vocab_size = bundle.manifest.outputs[0].name, bundle.manifest.vocab_size
-    if graphs.is_for_openvino:
-        models = _models_of_openvino(bundle, graphs, decisions, layers)
-        are_sampled = [sampled_openvino_model(model, logits, vocab_size) for model in models]
-        yield _run_of_openvino(bundle.manifest, models, graphs.precision) if all(are_sampled) else None
-        return
-    model = _changed_graph(bundle, graphs.graphs[0], decisions, layers)
-    yield _changed_run(bundle, model) if sampled_graph(model, logits, vocab_size) else None
 
 
 def _refused(error: HdexportError, feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
@@ -131,46 +119,43 @@ def _without_repeated(bundle: Bundle, graphs: GraphSet, layers: LayerResults) ->
     return leave_layers_out_of_graph(read_graph(bundle, graphs.graphs[0]), layers)
 
 
-def _changed_graph(
-    bundle: Bundle, graph: GraphFile, decisions: Decisions | None, layers: LayerResults | None
-) -> onnx_ir.Model:
-    model = read_graph(bundle, graph)
+def _changed_run(
+    bundle: Bundle, graphs: GraphSet, decisions: Decisions | None, layers: LayerResults | None, is_sampled: bool
+) -> Run | None:
+    """Runs a changed graph, whose weights are in the bundle's files, in ONNX Runtime."""
+    import onnx_ir as ir
+    import onnxruntime
+
+    model = read_graph(bundle, graphs.graphs[0])
     if layers is not None:
         leave_layers_out_of_graph(model, layers)
     if decisions is not None:
         decisions.watch(model)
-    return model
-
-
-def _changed_run(bundle: Bundle, model: onnx_ir.Model) -> Run:
-    """Runs a graph whose weights are in the bundle's files."""
-    import onnx_ir as ir
-    import onnxruntime
-
+    if is_sampled and not sampled_graph(model, bundle.manifest.outputs[0].name, bundle.manifest.vocab_size):
+        return None
     options = session_options(None, spinning=False)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
     content = ir.to_proto(model).SerializeToString()
     return _plain_run(onnxruntime.InferenceSession(content, options, providers=[_PROVIDER]))
 
 
-def _models_of_openvino(
-    bundle: Bundle, graphs: GraphSet, decisions: Decisions | None, layers: LayerResults | None
-) -> list[Any]:
-    """To be changed there and not as ONNX: OpenVINO wants the weights in the directory of the graph."""
-    core = require("openvino").Core()
+def _changed_openvino_run(
+    bundle: Bundle, graphs: GraphSet, decisions: Decisions | None, layers: LayerResults | None, is_sampled: bool
+) -> Run | None:
+    """Runs the first graph, or, in batches without padding, the last, in OpenVINO and nothing of the runtime.
+
+    They are changed there and not as ONNX: OpenVINO wants the weights in the directory of the graph.
+    """
+    manifest, core = bundle.manifest, require("openvino").Core()
     models = [core.read_model(bundle.file(graph.file)) for graph in graphs.graphs]
     for model in models:
         if layers is not None:
             leave_layers_out_of_openvino(model, layers)
         if decisions is not None:
             decisions.watch_openvino(model)
-    return models
-
-
-def _run_of_openvino(manifest: Manifest, models: Sequence[Any], precision: Precision) -> Run:
-    """Runs the first model, or, in batches without padding, the last, in OpenVINO and nothing of the runtime."""
-    hint = {"INFERENCE_PRECISION_HINT": "bf16" if precision is Precision.BFLOAT16 else "f32"}
-    core = require("openvino").Core()
+        if is_sampled and not sampled_openvino_model(model, manifest.outputs[0].name, manifest.vocab_size):
+            return None
+    hint = {"INFERENCE_PRECISION_HINT": "bf16" if graphs.precision is Precision.BFLOAT16 else "f32"}
     compiled = [core.compile_model(model, "CPU", hint) for model in models]
 
     def run(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
@@ -184,11 +169,5 @@ def _run_of_openvino(manifest: Manifest, models: Sequence[Any], precision: Preci
 
 
 def _plain_run(session: Any) -> Run:
-    inputs = [value.name for value in session.get_inputs()]
     outputs = [value.name for value in session.get_outputs()]
-
-    def run(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
-        types = {name: np.zeros_like(feeds["input_ids"]) for name in inputs if name == "token_type_ids"}
-        return dict(zip(outputs, session.run(outputs, types | dict(feeds)), strict=True))
-
-    return run
+    return lambda feeds: dict(zip(outputs, session.run(outputs, dict(feeds)), strict=True))

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,18 +21,17 @@ from hdexport.support.memory import free_bytes
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
-from hdexport.verify.graph_runners import Run, repeated_layers, runner, sampled_runner
+from hdexport.verify.graph_runners import Run, repeated_layers, runner
 from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.sample_text import ENGLISH, sample_ids
 from hdruntime.arrays import FloatArray, IntArray
+from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, BundleError, NonFiniteOutputError
-
-_ON_GPU = (Backend.ONNXRUNTIME_CUDA, Backend.TENSORRT, Backend.TENSORRT_RTX, Backend.TENSORRT_LEAN)
 
 _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: the first touch of more takes seconds. With the
@@ -93,10 +91,10 @@ def verify_bundle(
     if reason is not None:
         found = [case for case in found if case.padding != "left"]
         outcomes.leave_out(f"padding left: not checked: {reason}")
-    sets = [] if backend in _ON_GPU else graph_sets(manifest, precisions, outcomes.leave_out)
+    sets = graph_sets(manifest, precisions, outcomes.leave_out) if backend in (None, *CPU_BACKENDS) else []
     if backend is not None:
         sets = [each for each in sets if each.is_for_openvino == (backend is Backend.OPENVINO)]
-    if precisions is None and (backend is None or backend in _ON_GPU):
+    if precisions is None and backend not in CPU_BACKENDS:
         sets += gpu_sets(bundle, backend, outcomes.leave_out)
     if reference.facts.decisions is not None:
         sets = list(_that_show_decisions(sets, outcomes))
@@ -110,7 +108,12 @@ def verify_bundle(
         for part in open_at_once(those, manifest, _free_bytes() // 2):
             for way, group in _by_way(found, manifest, limit_bytes, layers).items():
                 with contextlib.ExitStack() as stack:
-                    runs = {each: stack.enter_context(way.open(bundle, each, asked)) for each in part}
+                    runs = {
+                        each: stack.enter_context(
+                            runner(bundle, each, asked.facts.decisions, way.layers, is_sampled=way.is_sampled)
+                        )
+                        for each in part
+                    }
                     for case in group:
                         _check_case(bundle, way.answers_of(asked), case, runs, outcomes, limit_bytes, way)
     if manifest.max_len > longest:
@@ -139,16 +142,6 @@ class _Way:
     def is_as_users_run_it(self) -> bool:
         """Whether the runtime runs the graphs, which cuts padding off."""
         return not self.is_sampled and self.layers is None
-
-    def open(
-        self, bundle: Bundle, graphs: GraphSet, reference: Reference
-    ) -> contextlib.AbstractContextManager[Run | None]:
-        """Open a runner of the graphs."""
-        opener: Callable[..., Any] = sampled_runner if self.is_sampled else runner
-        opened: contextlib.AbstractContextManager[Run | None] = opener(
-            bundle, graphs, reference.facts.decisions, self.layers
-        )
-        return opened
 
     def answers_of(self, reference: Reference) -> Reference:
         """The reference whose answers the graphs are compared with."""
