@@ -42,13 +42,8 @@ _SENTENCE_CLASSES: Mapping[Task, str] = {
 }
 """Task -> the class of sentence-transformers that runs its checkpoints."""
 
-_OURS = {
-    "SentenceTransformer": "SentenceEncoder",
-    "SparseEncoder": "SparseEncoder",
-    "MultiVectorEncoder": "MultiVectorEncoder",
-    "CrossEncoder": "CrossEncoder",
-}
-"""Class of sentence-transformers -> the class of hdruntime with its interface."""
+_OURS = {"SentenceTransformer": "SentenceEncoder"}
+"""Class of sentence-transformers -> the class of hdruntime with its interface, where that has another name."""
 
 _LONGEST = 128
 """Tokens that the long text is cut to where the checkpoint takes more: how it is cut shows, and a build has time."""
@@ -201,7 +196,7 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
                 continue
             # As a batch: a single call takes an empty second text for none.
             batch = [[text] for text in each]
-            with _plain_call(name):
+            with _failures_of_library(f"its own call fails on the {name}"):
                 features = tokenizer(*batch, truncation=True, max_length=limit, return_tensors="pt")
             ids = features["input_ids"][0].numpy()
             if not len(ids):
@@ -212,7 +207,7 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
             if not np.array_equal(ids, ids_alone["input_ids"]):
                 yield _Answers(text=name, tokens=len(ids), wanted={"input_ids": ids}, got=ids_alone)
                 continue
-            with _plain_call(name), torch.inference_mode():
+            with _failures_of_library(f"its own call fails on the {name}"), torch.inference_mode():
                 answers = reference.model(**features)
             wanted = {spec.name: answers[spec.name][0].numpy() for spec in manifest.answers}
             got = _if_finite(functools.partial(session.infer, [encoding]))
@@ -233,7 +228,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
     manifest, checkpoint = bundle.manifest, reference.checkpoint
     # Where the modules lie as they were published, nothing that hdexport arranges is between.
     path = checkpoint.origin if (checkpoint.origin / "modules.json").is_file() else checkpoint.path
-    try:
+    with _failures_of_library(f"it does not load {path}"):
         library = getattr(sentence_transformers, theirs)(
             str(path),
             device="cpu",
@@ -241,10 +236,6 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
             trust_remote_code=checkpoint.trust.code,
             model_kwargs={"dtype": torch.float32},
         ).eval()
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise _LibraryError(f"it does not load {path}: {shown(error)}") from error
     # Attention of a kind of its own may answer by what the model was asked before. A bundle of a model with a decoder
     # holds the encoder alone.
     is_same = type(library[0].model) is type(reference.model)
@@ -253,7 +244,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
             raise _LibraryError("it scores by all logits of a generator, whose attention the bundle changes")
         library[0].model = reference.model
     length = "max_length" if theirs == "CrossEncoder" else "max_seq_length"
-    ours: BundleModel = getattr(hdruntime, _OURS[theirs])(
+    ours: BundleModel = getattr(hdruntime, _OURS.get(theirs, theirs))(
         bundle, backend=Backend.ONNXRUNTIME, precision=Precision.FLOAT32, **{length: "model"}
     )
     with ours, _cuts_unsaid():
@@ -273,25 +264,25 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
             except InputError:
                 # No model runs without a token, which an empty text lacks where there are no special tokens.
                 continue
-            with _plain_call(name):
+            with _failures_of_library(f"its own call fails on the {name}"):
                 (wanted,) = _answers(getattr(library, method), each, output)
             got = _if_finite(functools.partial(_answers, getattr(ours, method), each, output))
             yield _Answers(text=name, tokens=tokens, wanted=wanted, got=got)
 
 
 @contextlib.contextmanager
-def _plain_call(text: str) -> Iterator[None]:
-    """A call of the library, which may know no token for a letter, or fail in its own code: that is no bundle's fault.
+def _failures_of_library(failure: str) -> Iterator[None]:
+    """The library's own code, which may know no token for a letter, or fail in itself: that is no bundle's fault.
 
     Raises:
-        _LibraryError: the call fails.
+        _LibraryError: the code fails; the message begins with what failed.
     """
     try:
         yield
     except MemoryError:
         raise
     except Exception as error:
-        raise _LibraryError(f"its own call fails on the {text}: {shown(error)}") from error
+        raise _LibraryError(f"{failure}: {shown(error)}") from error
 
 
 @contextlib.contextmanager
