@@ -5,13 +5,13 @@ from __future__ import annotations
 __all__ = ["single_text_runner"]
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import IntArray
+from hdruntime.backends.onnxruntime_sessions import session_options
 from hdruntime.bundle.manifest import Role
 from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle
@@ -20,32 +20,25 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-_ERRORS_ONLY = 3
-"""ONNX Runtime's log level."""
-
-
-def single_text_runner(bundle: Bundle, graph: onnx_ir.Model | Path) -> Callable[..., dict[str, npt.NDArray[Any]]]:
+def single_text_runner(bundle: Bundle, graph: onnx_ir.Model) -> Callable[..., dict[str, npt.NDArray[Any]]]:
     """A function from names of outputs, a text's ids, [tokens], and inputs of this graph's own, to the outputs' values.
 
     Its `padding` is the number of tokens of padding that come before the text, and are in outputs as well.
 
     Args:
         bundle: in whose files the weights are.
-        graph: a changed graph, or the file of one.
+        graph: a changed graph.
     """
     import onnx_ir as ir
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
+    options = session_options(None, spinning=False)
     # The order of the nodes: the nodes that read a value come right after it, and the value is freed then.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-    options.enable_mem_pattern = False
-    options.log_severity_level = _ERRORS_ONLY
     # Int8 products by their definition, and not by this processor's kernels: a bundle runs on others, too.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
-    content = graph.read_bytes() if isinstance(graph, Path) else ir.to_proto(graph).SerializeToString()
+    content = ir.to_proto(graph).SerializeToString()
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(
