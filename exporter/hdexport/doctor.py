@@ -123,20 +123,20 @@ class Finding:
 def diagnose() -> tuple[Finding, ...]:
     """Check everything that hdexport can use. Missing and broken parts are findings and raise nothing."""
     codes = dict.fromkeys(_FLAVOURS, _LOAD) | {"onnxruntime": _LOAD_ONNXRUNTIME, "openvino": _LOAD_OPENVINO}
-    loading = {name: _Loading(code, name) for name, code in codes.items() if is_installed(name)}
+    loading = {name: _start_loading(code, name) for name, code in codes.items() if is_installed(name)}
     found = gpus()
     findings = [
         Finding("Python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
         Finding("hdexport", Status.OK, __version__),
         Finding("system", Status.INFO, platform.platform()),
-        Finding("processor", Status.INFO, _processor()),
+        Finding("processor", Status.INFO, f"{platform.machine()}, {os.cpu_count()} cores"),
         _driver(),
         _gpu(found),
         *(_package(name, _NEEDED, f"pip install {name}", Status.BROKEN) for name in _RUNTIME_PACKAGES),
         *(_package(name, _TO_BUILD, "pip install 'hdexport[export]'") for name in _EXPORT_PACKAGES),
         *(_package(name, purpose, fix) for name, (purpose, fix) in _OPTIONAL_PACKAGES.items()),
     ]
-    loaded = {name: process.result() for name, process in loading.items()}
+    loaded = {name: _loaded(process) for name, process in loading.items()}
     findings.append(_onnxruntime(loaded.get("onnxruntime"), has_gpu=bool(found)))
     findings.append(_openvino(loaded.get("openvino")))
     findings.extend(_flavour(name, loaded.get(name), found[0] if found else None) for name in _FLAVOURS)
@@ -155,30 +155,24 @@ class _Loaded:
     error: str | None = None
 
 
-class _Loading:
-    """A package being imported in a process of its own."""
-
-    def __init__(self, code: str, name: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def result(self) -> _Loaded:
-        try:
-            output, errors = self._process.communicate(timeout=_LOAD_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-            return _Loaded(error=f"did not load within {_LOAD_TIMEOUT_S} s")
-        if self._process.returncode != 0:
-            lines = errors.strip().splitlines()
-            return _Loaded(error=lines[-1] if lines else f"exit code {self._process.returncode}")
-        # The package may print before us.
-        return _Loaded(**json.loads(output.strip().splitlines()[-1]))
+def _start_loading(code: str, name: str) -> subprocess.Popen[str]:
+    """Import a package in a process of its own."""
+    command = [sys.executable, "-c", code, name]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _processor() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores"
+def _loaded(process: subprocess.Popen[str]) -> _Loaded:
+    try:
+        output, errors = process.communicate(timeout=_LOAD_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return _Loaded(error=f"did not load within {_LOAD_TIMEOUT_S} s")
+    if process.returncode != 0:
+        lines = errors.strip().splitlines()
+        return _Loaded(error=lines[-1] if lines else f"exit code {process.returncode}")
+    # The package may print before us.
+    return _Loaded(**json.loads(output.strip().splitlines()[-1]))
 
 
 def _driver() -> Finding:

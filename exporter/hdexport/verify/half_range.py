@@ -211,7 +211,7 @@ def _listed(tokens: Sequence[int]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _number(magnitude: float | None) -> str:
-    if magnitude is None or not math.isfinite(magnitude):
+def _number(magnitude: float) -> str:
+    if not math.isfinite(magnitude):
         return "infinity or NaN"
     return f"{magnitude:,.0f}" if magnitude >= 1000 else f"{magnitude:.4g}"
