@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Encoder", "Student", "make_student", "make_teacher", "training_device"]
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,6 @@ from hdexport.model.surgery import extend_positions
 from hdexport.model.task import Task
 from hdexport.support.progress import Progress
 from hdexport.tune.options import Trained, TuneOptions
-from hdexport.tune.rows import TunedRows
 from hdruntime.bundle.manifest import Positions
 from hdruntime.errors import InputError
 
@@ -90,6 +90,36 @@ class Encoder:
         """[batch, width], float32, of length 1."""
         states, mask = self.states(texts)
         return torch.nn.functional.normalize(self._pooling(states, mask)[-1], dim=-1)
+
+
+class TunedRows(torch.nn.Module):
+    """A position table whose rows after the checkpoint's are trained; it takes the place of the embedding.
+
+    A row is its start, plus a shift that all trained rows share, plus a difference of its own. Every long text moves
+    the shift, whereas a single row gets a thousandth of a text's gradient, and the last rows are seen by the longest
+    texts only.
+
+    Args:
+        table: [rows, width], float32, the start.
+        first: the first row that is trained.
+        all_rows: whether the rows before `first` are trained, too.
+    """
+
+    def __init__(self, table: torch.Tensor, *, first: int, all_rows: bool = False) -> None:
+        super().__init__()
+        count, width = len(table) - first, table.shape[1]
+        self.first = first
+        self.start = torch.nn.Parameter(table.clone(), requires_grad=all_rows)
+        self.shift = torch.nn.Parameter(torch.zeros(1, width))
+        self.own = torch.nn.Parameter(torch.zeros(count, width))
+
+    def table(self) -> torch.Tensor:
+        """[rows, width], float32, as it is now; rows before `first` are the start's, bit for bit, unless trained."""
+        return torch.cat([self.start[: self.first], self.start[self.first :] + self.shift + self.own])
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Look up rows: [1 or batch, tokens], int64, gives [1 or batch, tokens, width]."""
+        return torch.nn.functional.embedding(rows, self.table())
 
 
 class Student(Encoder):
@@ -205,14 +235,7 @@ def _tuned_rows(
     table[: len(before)] = before
     tuned = TunedRows(table, first=len(before), all_rows=options.train is Trained.ALL)
     embeddings.position_embeddings = tuned
-    return Positions(
-        scheme=positions.scheme,
-        alpha=positions.alpha,
-        base=positions.base,
-        rows=options.max_len,
-        first_row=positions.first_row,
-        form=positions.form,
-    ), tuned
+    return dataclasses.replace(positions, rows=options.max_len), tuned
 
 
 def _has_bfloat16(device: torch.device) -> bool:
