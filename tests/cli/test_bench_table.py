@@ -17,8 +17,7 @@ import pytest
 from rich.console import Console
 
 from hdexport.bench.results.result import BenchResult, Status
-from hdexport.cli.bench_summary import case_line, summary_parts
-from hdexport.cli.bench_table import BenchTable
+from hdexport.cli.bench_table import BenchTable, case_line, summary_parts
 from hdexport.cli.progress import duration_text
 from support.sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result
 
