@@ -98,7 +98,7 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
         outcome = train(student, objective, options, folder, progress)
         progress.step("Writing the checkpoint")
         extension = _extension(checkpoint, student, options, choice)
-        record = _record(checkpoint, corpus, options, loss, choice, outcome, identity)
+        record = _record(checkpoint, corpus, options, loss, choice, outcome)
         _write(checkpoint, student, extension, record, options)
         folder.remove()
     count = sum(weight.numel() for weight in student.trained().values())
@@ -162,7 +162,7 @@ def _objective(
 ) -> Objective:
     base, tokenizer = checkpoint.base_positions, checkpoint.tokenizer
     if loss is Loss.DISTILL:
-        teacher = make_teacher(checkpoint, _encoder_task(checkpoint), options, device)
+        teacher = make_teacher(checkpoint, _encoder_task(checkpoint), device)
         return Distill(corpus.long, tokenizer, teacher, base=base)
     if loss is Loss.MLM:
         if tokenizer.mask_token is None:
@@ -221,7 +221,6 @@ def _record(
     loss: Loss,
     choice: PositionChoice,
     outcome: Outcome,
-    identity: Identity,
 ) -> dict[str, object]:
     """Content of the record beside ``config.json``."""
     return {

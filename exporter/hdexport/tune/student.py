@@ -23,7 +23,7 @@ from hdexport.checkpoint.heads import ModuleChain, sentence_vectors
 from hdexport.checkpoint.position_choice import PositionChoice
 from hdexport.checkpoint.sentence_pooling import SENTENCE, Pooling
 from hdexport.checkpoint.tokenizer_files import first_special_id
-from hdexport.families import Family, convertible_model_types
+from hdexport.families import convertible_model_types
 from hdexport.model.positions import extend_table
 from hdexport.model.surgery import extend_positions
 from hdexport.model.task import Task
@@ -44,25 +44,17 @@ class Encoder:
 
     Args:
         model: in evaluation mode.
-        family: of the model.
+        checkpoint: that it is of.
+        task: whose vectors it gives.
         device: where it runs.
-        pad_token_id: fills shorter rows of a batch.
-        pooling: to vectors; None for the mean.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        family: Family,
-        device: torch.device,
-        *,
-        pad_token_id: int,
-        pooling: ModuleChain | None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint, task: Task, device: torch.device) -> None:
         self.model, self.device = model.to(device), device
-        self._pad_token_id = pad_token_id
-        self._pooling = ModuleChain([Pooling(("mean",))], (SENTENCE,)) if pooling is None else pooling.to(device)
-        self._half = family.own is None and _has_bfloat16(device)
+        # Fills shorter rows of a batch.
+        self._pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
+        self._pooling = _pooling(checkpoint, task).to(device)
+        self._half = checkpoint.family.own is None and _has_bfloat16(device)
         if self._half:
             _cast_frozen_layers(model)
 
@@ -193,28 +185,22 @@ def make_student(
         use_query_scale(model, family, query_scale)
     if options.gradient_checkpointing:
         _checkpoint_layers(model)
-    student = Student(
-        model,
-        family,
-        device,
-        pad_token_id=max(0, checkpoint.config.get("pad_token_id") or 0),
-        pooling=_pooling(checkpoint, task),
-    )
+    student = Student(model, checkpoint, task, device)
     student.rows, student.positions = rows, positions
     return student
 
 
-def make_teacher(checkpoint: Checkpoint, task: Task, options: TuneOptions, device: torch.device) -> Encoder:
+def make_teacher(checkpoint: Checkpoint, task: Task, device: torch.device) -> Encoder:
     """The checkpoint's own model, which learns nothing."""
     model = checkpoint.load(task).requires_grad_(False)
     checkpoint.family.as_trained(model)
-    pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
-    return Encoder(model, checkpoint.family, device, pad_token_id=pad_token_id, pooling=_pooling(checkpoint, task))
+    return Encoder(model, checkpoint, task, device)
 
 
-def _pooling(checkpoint: Checkpoint, task: Task) -> ModuleChain | None:
+def _pooling(checkpoint: Checkpoint, task: Task) -> ModuleChain:
+    """The modules that make vectors of token states: the checkpoint's own, else their mean."""
     if task is not Task.SENTENCE_SIMILARITY:
-        return None
+        return ModuleChain([Pooling(("mean",))], (SENTENCE,))
     hidden_size = checkpoint.family.token_width(checkpoint.settings())
     return sentence_vectors(checkpoint.path, hidden_size=hidden_size, trust=checkpoint.trust).requires_grad_(False)
 
