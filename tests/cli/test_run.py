@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import pty
@@ -20,6 +19,7 @@ from hdruntime.gpu.driver import gpus, why_no_gpu
 from hdruntime.jobs import VectorOptions, windows
 from hdruntime.optional import is_installed
 from hdruntime.text.embeddings import EmbeddingPrecision
+from support.every_key import resealed
 from support.job_runs import run as run_job
 from support.job_runs import stop_at, write_rows
 from support.tiny_bundle import make_bundle
@@ -147,7 +147,7 @@ def test_a_row_that_cannot_be_used_says_why_and_its_neighbours_are_done(
     tokenizer = json.loads((bundle / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["beyond"] = 99  # an id that the model has no row for
     (bundle / "tokenizer.json").write_text(json.dumps(tokenizer))
-    _seal_again(bundle)
+    resealed(bundle, json.loads((bundle / "manifest.json").read_text()))
     (tmp_path / "rows.jsonl").write_bytes(b"".join(b'{"text": "long"}\n' + row + b"\n" for row, _ in UNUSABLE))
     done = run(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
@@ -157,13 +157,6 @@ def test_a_row_that_cannot_be_used_says_why_and_its_neighbours_are_done(
         assert re.search(message, str(failed["error"])), failed["error"]
         assert failed["embedding"] is None
     assert all(row["embedding"] and row["error"] is None for row in rows[::2])
-
-
-def _seal_again(bundle: Path) -> None:
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    data = (bundle / "tokenizer.json").read_bytes()
-    manifest["files"]["tokenizer.json"] = {"sha256": hashlib.sha256(data).hexdigest(), "size_bytes": len(data)}
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(

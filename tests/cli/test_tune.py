@@ -1,4 +1,4 @@
-"""`hdexport tune`: what it says, what it keeps when it is interrupted, and what it refuses."""
+"""`hdexport tune`: what it says, and what it keeps when it is interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from hdexport.tune import state
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -68,18 +67,3 @@ def test_an_interrupted_run_says_what_is_kept(
     kept = state.kept_steps(tmp_path / "tuned")
     assert done.stderr.endswith(f"interrupted: {kept} steps are kept; the same command continues after them\n")
     assert not (tmp_path / "tuned").exists()
-
-
-REFUSED = [
-    (["--max-len", "64"], r"--max-len 64 adds no position to the checkpoint's 64"),
-    (["--max-len", "150", "--lr", "0"], r"--lr 0 is not a number above 0"),
-]
-"""Options -> what is said of them."""
-
-
-def test_an_option_that_does_not_fit_is_explained(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.csv"
-    rows.write_text("text\n" + "\n".join(" ".join(f"w{number}" for number in range(100)) for _ in range(9)) + "\n")
-    for options, message in REFUSED:
-        refused("tune", checkpoint, "--texts", rows, *options, "-o", tmp_path / "out", message=message)
-        assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"], options
