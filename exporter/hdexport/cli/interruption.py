@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["READER_GONE", "exit_code", "stopped_like_interrupted", "whole_or_nothing"]
+__all__ = ["READER_GONE", "exit_code", "interruption_explained", "stopped_like_interrupted", "whole_or_nothing"]
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -87,18 +87,24 @@ def exit_code(stop: KeyboardInterrupt) -> int:
 
 
 @contextlib.contextmanager
-def whole_or_nothing(output: Path) -> Iterator[None]:
-    """Tell the state of ``output`` if the block is interrupted: the block writes it whole or not at all."""
-    before = _identity(output)
+def interruption_explained(kept: Callable[[], str]) -> Iterator[None]:
+    """Say what is kept, in the words that ``kept`` returns, if the block is interrupted."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        after = _identity(output)
-        if after != before:
-            kept = f"{output} is complete"
-        else:
-            kept = "nothing was kept" if before is None else f"{output} is unchanged"
-        raise KeyboardInterrupt(stop.args[0] if stop.args else signal.SIGINT, kept) from None
+        raise KeyboardInterrupt(exit_code(stop) - _SIGNALLED, kept()) from None
+
+
+def whole_or_nothing(output: Path) -> contextlib.AbstractContextManager[None]:
+    """Tell the state of ``output`` if the block is interrupted: the block writes it whole or not at all."""
+    before = _identity(output)
+
+    def kept() -> str:
+        if _identity(output) != before:
+            return f"{output} is complete"
+        return "nothing was kept" if before is None else f"{output} is unchanged"
+
+    return interruption_explained(kept)
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:

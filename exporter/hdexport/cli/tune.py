@@ -7,8 +7,6 @@ beside the output until it is complete, and the same command continues after a k
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from hdexport.cli.arguments import (
@@ -20,6 +18,7 @@ from hdexport.cli.arguments import (
     trust_of,
     whole_number,
 )
+from hdexport.cli.interruption import interruption_explained
 from hdexport.cli.streams import outlive_readers
 
 SUMMARY = "learn longer positions from long texts without labels"
@@ -111,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.progress import TerminalProgress
 
     outlive_readers()
-    with _interruption_explained(options.output), TerminalProgress() as progress:
+    with interruption_explained(lambda: _kept(options.output)), TerminalProgress() as progress:
         progress.step("Starting")
         from hdexport.model.positions import Scheme
         from hdexport.tune.options import Loss, Trained, TuneOptions
@@ -159,16 +158,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _interruption_explained(output: Path) -> Iterator[None]:
-    """Say where the trained state is kept if the block is interrupted."""
-    import signal
+def _kept(output: Path) -> str:
+    from hdexport.tune.state import kept_steps
 
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        from hdexport.tune.state import kept_steps
-
-        steps = kept_steps(output)
-        kept = "nothing was kept" if steps is None else f"{steps} steps are kept; the same command continues after them"
-        raise KeyboardInterrupt(stop.args[0] if stop.args else signal.SIGINT, kept) from None
+    steps = kept_steps(output)
+    return "nothing was kept" if steps is None else f"{steps} steps are kept; the same command continues after them"
