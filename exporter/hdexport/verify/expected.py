@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.graph.vocabulary_head import HEAD_INPUT
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
-from hdruntime.bundle.task_formats import TASKS
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared besides the tokens at boundaries."""
@@ -110,25 +110,19 @@ def _expected_of_padded_rows(
     case: Case, reference: Reference, manifest: Manifest, samples: IntArray | None, decisions: Sequence[IntArray]
 ) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row of the padded batch, which it is given one by one: memory is one row's."""
-    inputs, axes = padded_batch(case, reference), TASKS[manifest.task].outputs
-    left = {spec.fed_from for spec in manifest.memories}
+    inputs = padded_batch(case, reference)
+    # Padding has no values among samples, nor where an output has no tokens or is a memory.
+    with_padding = {spec.name for spec in manifest.answers if "tokens" in spec.shape and samples is None} | {HEAD_INPUT}
     rows = []
     for row, length in enumerate(case.lengths):
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)]
         with _following(reference, decisions, row, slice(0, case.tokens)):
             outputs = reference.batch({name: array[row : row + 1] for name, array in inputs.items()}, samples=of_row)
         rows.append({
-            name: values[0]
-            if name in left or _is_of_real_tokens(axes.get(name), of_row)
-            else values[0, case.real(length)]
+            name: values[0, case.real(length)] if name in with_padding else values[0]
             for name, values in outputs.items()
         })  # fmt: skip
     return rows
-
-
-def _is_of_real_tokens(axes: tuple[str, ...] | None, samples: IntArray | None) -> bool:
-    """Whether an output has no values for padding: it has no tokens, or samples in their place."""
-    return axes is not None and ("tokens" not in axes or samples is not None)
 
 
 def why_not_left(manifest: Manifest, reference: Reference) -> str | None:
