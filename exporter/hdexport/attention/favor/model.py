@@ -19,7 +19,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hdexport.attention.favor.record import FavorAttention
 from hdexport.attention.query_scale import scaled
 from hdexport.attention.symbolic import operator_node
-from hdplugins.attention.favor.reference import favor_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +34,7 @@ def favor_node(
     record: FavorAttention,
     scale: float,
 ) -> torch.Tensor:
-    """One ``FavorAttention`` node while a graph is exported, its reference otherwise.
+    """One ``FavorAttention`` node; see `operator_node`.
 
     Args:
         query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
@@ -44,12 +43,12 @@ def favor_node(
         record: the attention.
         scale: factor of the products of queries and keys.
     """
-    features, epsilon, compat = projection.shape[0], record.epsilon, int(record.compat)
-    if not torch.compiler.is_exporting():
-        return favor_attention(
-            query, key, value, key_mask, projection, features=features, scale=scale, epsilon=epsilon, compat=compat
-        )
-    attributes = {"features": features, "scale": float(scale), "epsilon": epsilon, "compat": compat}
+    attributes = {
+        "features": projection.shape[0],
+        "scale": float(scale),
+        "epsilon": record.epsilon,
+        "compat": int(record.compat),
+    }
     return operator_node("FavorAttention", (query, key, value, key_mask, projection), attributes)
 
 

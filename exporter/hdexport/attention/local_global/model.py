@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from hdexport.attention.symbolic import operator_node
-from hdplugins.attention.local_global.reference import local_global_attention
 from hdplugins.attention.local_global.sides import number_of_sides, whole_sides
 
 
@@ -26,7 +25,7 @@ def local_global_node(
     side_tokens: int,
     scale: float,
 ) -> torch.Tensor:
-    """One ``LocalGlobalAttention`` node while a graph is exported, its reference otherwise.
+    """One ``LocalGlobalAttention`` node; see `operator_node`.
 
     Args:
         query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
@@ -45,8 +44,6 @@ def local_global_node(
     }
     inputs = [query, key, value, token_mask, local_bias]
     inputs += [each for each in (side_key, side_value, side_bias) if each is not None]
-    if not torch.compiler.is_exporting():
-        return local_global_attention(*inputs, **attributes)  # type: ignore[arg-type]
     return operator_node("LocalGlobalAttention", inputs, attributes)
 
 

@@ -23,8 +23,6 @@ from hdexport.attention.lsh.decisions import HashDecisions
 from hdexport.attention.lsh.record import Chunks, LshAttention
 from hdexport.attention.model_parts import wrap_layers
 from hdexport.attention.symbolic import operator_node
-from hdplugins.attention.chunks.reference import chunk_attention
-from hdplugins.attention.lsh.reference import lsh_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +39,7 @@ def lsh_node(
     record: LshAttention,
     scale: float,
 ) -> torch.Tensor:
-    """One ``LSHAttention`` node while a graph is exported, its reference otherwise.
+    """One ``LSHAttention`` node; see `operator_node`.
 
     Args:
         query_key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
@@ -57,8 +55,6 @@ def lsh_node(
         "rounds": record.hashes.rounds,
         "ends_by_row": int(record.converted),
     }
-    if not torch.compiler.is_exporting():
-        return lsh_attention(query_key, value, token_mask, rotations, **attributes)
     return operator_node("LSHAttention", (query_key, value, token_mask, rotations), attributes)
 
 
@@ -71,11 +67,9 @@ def chunk_node(
     record: LshAttention,
     scale: float,
 ) -> torch.Tensor:
-    """One ``ChunkAttention`` node while a graph is exported, its reference otherwise; see `lsh_node`."""
+    """One ``ChunkAttention`` node; see `lsh_node`."""
     assert record.local is not None
     attributes = _attributes(record, record.local, scale)
-    if not torch.compiler.is_exporting():
-        return chunk_attention(query, key, value, token_mask, **attributes)
     return operator_node("ChunkAttention", (query, key, value, token_mask), attributes)
 
 

@@ -10,7 +10,6 @@ import torch
 
 from hdexport.attention.relative.kind import RelativeAttention
 from hdexport.attention.symbolic import operator_node
-from hdplugins.attention.relative.reference import relative_attention
 
 
 def relative_node(
@@ -26,7 +25,7 @@ def relative_node(
     record: RelativeAttention,
     scale: float,
 ) -> torch.Tensor:
-    """One ``RelativeAttention`` node while a graph is exported, its reference otherwise.
+    """One ``RelativeAttention`` node; see `operator_node`.
 
     Args:
         query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
@@ -42,8 +41,6 @@ def relative_node(
     inputs = [query, key, value, key_kind, positions, content_bias, position_bias]
     if segment_scores is not None:
         inputs.append(segment_scores)
-    if not torch.compiler.is_exporting():
-        return relative_attention(*inputs, **attributes)  # type: ignore[arg-type]
     return operator_node("RelativeAttention", inputs, attributes)
 
 

@@ -22,7 +22,6 @@ from hdexport.attention.symbolic import operator_node
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
 from hdexport.attention.window.record import Window
 from hdexport.model.memories import MASK, Memories, remembered, text_ends
-from hdplugins.attention.window.reference import sliding_window_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,7 +112,7 @@ def sliding_window_node(
     global_bound: int,
     scale: float,
 ) -> torch.Tensor:
-    """One ``SlidingWindowAttention`` node while a graph is exported, its reference otherwise.
+    """One ``SlidingWindowAttention`` node; see `operator_node`.
 
     Args:
         query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
@@ -132,8 +131,6 @@ def sliding_window_node(
         "global_bound": int(global_bound),
         "scale": float(scale),
     }
-    if not torch.compiler.is_exporting():
-        return sliding_window_attention(query, key, value, token_kind, **attributes)  # type: ignore[arg-type]
     return operator_node("SlidingWindowAttention", (query, key, value, token_kind), attributes)
 
 
