@@ -16,6 +16,7 @@ from __future__ import annotations
 
 __all__ = [
     "DECISION",
+    "DENSE_PEER",
     "NOT_TRAINED",
     "AttentionKind",
     "Boundaries",
@@ -60,6 +61,9 @@ NOT_TRAINED = (
     "against PyTorch with the same {}."
 )
 """The remark on a model whose attention is replaced; {} is its replacement, "windows"."""
+
+DENSE_PEER = "does not use {}: its attention is dense, and its answers are those of the model before --attention"
+"""The remark on a peer's model, which has no such attention; {} is the attention, "windows"."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,8 @@ class Setup:
         padding: how far rows may be padded; None for any length.
         remark: to the user; None for nothing.
         memories: of the model that was adapted; their specs are among the inputs. None where it remembers nothing.
+        record: the manifest's record of it; None where the kind makes the record of the graph's nodes.
+        query_scale: factor of the queries; None for none.
     """
 
     is_own: bool
@@ -160,10 +166,13 @@ class Setup:
     padding: PaddingRule | None = None
     remark: str | None = None
     memories: Memories | None = None
+    record: Any = None
+    query_scale: LogScale | None = None
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
-        """Make the model attend so while it is traced, in place."""
-        raise NotImplementedError
+        """Make the model attend so while it is traced, in place; by default as the family's own attention does."""
+        assert family.own is not None
+        family.own.adapt(model, self)
 
     def write(self, directory: Path) -> None:
         """Write the files of a bundle that `AttentionKind.read` reads; most kinds have none."""
@@ -301,7 +310,7 @@ class AttentionKind:
             setup: the setup that the graph was traced with.
             nodes: of our operators in the portable graph, in its order.
         """
-        return None
+        return None if setup is None else setup.record
 
     def problems(self, record: Any, manifest: Manifest) -> Iterator[str]:
         """Contradictions within a record, or to the manifest; each begins with a key, ``.mode``."""
@@ -313,7 +322,7 @@ class AttentionKind:
         Raises:
             BundleCorruptError: a file that it needs is missing or damaged, or contradicts the manifest.
         """
-        return Setup(is_own=True)
+        return Setup(is_own=True, record=record)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """Make the library's own model the bundle's reference, in place, with nothing of our operators."""

@@ -107,7 +107,7 @@ def forget_short_texts(model: PreTrainedModel) -> None:
 def own_blocks(model: Any, setup: BlockSetup | None) -> tuple[BlockSparse | None, Sequence[torch.Tensor | None]]:
     """The attention, None where it is dense, and the table of each layer, if any."""
     layers = model.config.num_hidden_layers
-    return (None, [None] * layers) if setup is None else (setup.spec, setup.tables(layers))
+    return (None, [None] * layers) if setup is None else (setup.record, setup.tables(layers))
 
 
 def run_layers(

@@ -22,7 +22,7 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.local_global.kind import LocalGlobalSetup
+    from hdexport.attention.kind import Setup
 
 
 class _Attention(torch.nn.Module):
@@ -87,9 +87,9 @@ def _table(attention: Any, embedding: torch.nn.Embedding, reach: int) -> torch.n
     return torch.nn.Parameter(embedding.weight.detach()[buckets].T.contiguous())
 
 
-def _adapt(model: PreTrainedModel, setup: LocalGlobalSetup) -> None:
+def _adapt(model: PreTrainedModel, setup: Setup) -> None:
     stack: Any = model.base_model.encoder
-    record = setup.record
+    record: LocalGlobalAttention = setup.record
     name = "TransientGlobalSelfAttention" if record.side_tokens else "LocalSelfAttention"
     attentions = [getattr(layer.layer[0], name) for layer in stack.block]
     # All layers use the first one's.

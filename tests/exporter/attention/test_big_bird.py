@@ -206,7 +206,7 @@ def test_question_answering_stays_finite_in_float16_whose_range_ends_before_a_mi
     save_tiny_model(tmp_path, "big_bird", Task.QUESTION_ANSWERING)
     model, family = find_checkpoint(tmp_path).load(Task.QUESTION_ANSWERING), family_of("big_bird")
     cast_model(model, WeightType.FLOAT16)
-    BlockSetup(is_own=True, spec=family.own_attention("blocks", model.config)).adapt(model, family)
+    BlockSetup(is_own=True, record=family.own_attention("blocks", model.config)).adapt(model, family)
     ids = ids_of(LIMIT + 5).clamp(min=SEPARATOR_ID + 1)
     ids[0, 9] = SEPARATOR_ID
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=ids % 2).start_logits

@@ -84,7 +84,7 @@ def big_bird(**changes: object) -> BlockSparse:
 def test_big_birds_own_sizes_are_the_default(setup_of) -> None:
     setup = setup_of("bert", "bigbird")
     assert setup == BlockSetup(
-        is_own=False, spec=big_bird(), padding=PaddingRule(multiple_of=64, free_up_to=704), remark=setup.remark
+        is_own=False, record=big_bird(), padding=PaddingRule(multiple_of=64, free_up_to=704), remark=setup.remark
     )
     assert setup.remark.startswith("Attention is cut to blocks of 64 tokens, which the model was not trained with")
 
@@ -99,20 +99,20 @@ def test_the_description_is_that_of_the_request(setup_of) -> None:
         ("bigbird:block=4,seed=1", {}, {"block_size": 4, "mode": Mode.TABLE, "dense_tokens": 44}),
         ("etc:global=6,block=84", {}, etc),
     ):
-        assert setup_of("bert", spec, **options).spec == big_bird(**expected), spec
+        assert setup_of("bert", spec, **options).record == big_bird(**expected), spec
 
 
 def test_a_big_bird_has_its_own_and_may_choose_its_random_blocks(setup_of) -> None:
     own = {"block_size": 4, "random_blocks": 3, "dense_tokens": 44, "converted": False}
     config = {"block_size": 4, "num_random_blocks": 3}
     padding = PaddingRule(multiple_of=4, free_up_to=44)
-    expected = BlockSetup(is_own=True, spec=big_bird(**own), padding=padding, remark=None)
+    expected = BlockSetup(is_own=True, record=big_bird(**own), padding=padding, remark=None)
     assert setup_of("big_bird", None, config=config) == expected
     by_row = setup_of("big_bird", None, config=config, **ROW)
-    assert by_row.spec == big_bird(**own, last_block=LastBlock.ROW)
+    assert by_row.record == big_bird(**own, last_block=LastBlock.ROW)
     assert by_row.padding is None
     drawn = setup_of("big_bird", "bigbird:mode=table", config=config)
-    assert drawn.spec == big_bird(**own, mode=Mode.TABLE)
+    assert drawn.record == big_bird(**own, mode=Mode.TABLE)
     assert drawn.listed_blocks.shape == (2, 4, 73, 3)
     assert setup_of("bert", None) is None
     assert setup_of("big_bird", None, config={"attention_type": "original_full"}) is None
@@ -207,7 +207,7 @@ def test_a_bundle_holds_what_its_attention_was_made_of(tiny_bundles) -> None:
         assert {name for name in bundle.manifest.files if name.endswith(".npy")} == names
         record = recorded(bundle.manifest, "blocks")
         setup = read_setup(record, bundle)
-        assert (setup.spec, setup.is_own, setup.padding) == (record, False, bundle.manifest.padding)
+        assert (setup.record, setup.is_own, setup.padding) == (record, False, bundle.manifest.padding)
         assert (setup.listed_blocks is None, setup.global_embeddings is None) == (
             "listed_blocks.npy" not in names,
             "global_embeddings.npy" not in names,

@@ -79,7 +79,7 @@ def test_a_model_in_training_answers_as_ours_does_with_those_tables() -> None:
     for mode, tables in ((Mode.TABLE, own_seeds), (Mode.TABLE, one_seed), (Mode.HF_EVAL, None)):
         ours = transformers.BigBirdModel(trained.config).eval()
         ours.load_state_dict(trained.state_dict())
-        setup = BlockSetup(is_own=True, spec=dataclasses.replace(spec, mode=mode), listed_blocks=tables)
+        setup = BlockSetup(is_own=True, record=dataclasses.replace(spec, mode=mode), listed_blocks=tables)
         setup.adapt(ours, family)
         with torch.inference_mode():
             answers.append(ours(input_ids=input_ids, attention_mask=mask).last_hidden_state[mask == 1].numpy())

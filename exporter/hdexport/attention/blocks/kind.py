@@ -6,7 +6,7 @@ __all__ = ["BlocksKind"]
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from hdexport.attention.blocks.record import (
     Mode,
     Pattern,
 )
-from hdexport.attention.kind import AttentionKind, Boundaries, Form, OperatorNode, ReferenceFacts, Setup, Subject
+from hdexport.attention.kind import DENSE_PEER, AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
 from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
@@ -116,12 +116,6 @@ class BlocksKind(AttentionKind):
 
         return block_setup(request, subject)
 
-    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> BlockSparse | None:
-        """The record that the graph was traced with."""
-        from hdexport.attention.blocks.setup import BlockSetup
-
-        return setup.spec if isinstance(setup, BlockSetup) else None
-
     def problems(self, record: BlockSparse, manifest: Manifest) -> Iterator[str]:
         """Each pattern has modes of its own."""
         modes = _MODES_OF_PATTERN[record.pattern]
@@ -141,19 +135,9 @@ class BlocksKind(AttentionKind):
 
         assert isinstance(setup, BlockSetup)
         if not setup.is_own:
-            import torch
-
             from hdexport.attention.blocks.model import use_block_masks
-            from hdexport.attention.model_parts import attention_modules
 
-            embeddings = setup.global_embeddings
-            use_block_masks(
-                model,
-                setup.spec,
-                tables=setup.tables(len(attention_modules(model))),
-                global_embeddings=None if embeddings is None else torch.from_numpy(embeddings),
-                ordinary_keys=setup.ordinary_keys,
-            )
+            use_block_masks(model, setup)
         elif setup.listed_blocks is not None:
             # Hugging Face has tables in training only: the operator's definition in PyTorch, which tests hold to that.
             setup.adapt(model, family)
@@ -185,10 +169,7 @@ class BlocksKind(AttentionKind):
     def peer_remark(self, record: BlockSparse) -> str | None:
         """PyTorch's model is dense where blocks took that place, and has no tables."""
         if record.converted:
-            return (
-                "does not use block-sparse attention: its attention is dense, and its answers are those of the model "
-                "before --attention"
-            )
+            return DENSE_PEER.format("block-sparse attention")
         is_as_trained = record.mode is Mode.HF_EVAL
         return (
             None if is_as_trained else "does not use the table of random blocks: all of its random blocks are block 0"

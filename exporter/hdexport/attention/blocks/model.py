@@ -12,6 +12,7 @@ __all__ = [
     "BlockMask",
     "block_query_factors",
     "block_sparse_node",
+    "give_tables",
     "through_blocks",
     "use_block_masks",
 ]
@@ -32,8 +33,10 @@ from hdplugins.attention.blocks.reference import block_sparse_attention
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hdexport.attention.blocks.setup import BlockSetup
+
 LISTED_BLOCKS = "listed_blocks"
-"""Buffer of a layer's attention: the operator's table."""
+"""Buffer of a layer's attention: the operator's table, or None."""
 
 
 def block_sparse_node(
@@ -87,7 +90,7 @@ class BlockMask:
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
-        listed = getattr(module, LISTED_BLOCKS, None)
+        listed = getattr(module, LISTED_BLOCKS)
         query = scaled(query, self.query_scale)
         sparse = block_sparse_node(query, key, value, self.token_mask, listed, spec=self.spec, scale=scale)
         return sparse.transpose(1, 2).contiguous()
@@ -213,10 +216,6 @@ def _attributes(spec: BlockSparse) -> dict[str, int]:
     }
 
 
-_TABLE = "block_table"
-"""Buffer of a layer's attention: its table, or None."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Text:
     """How often the blocks of one text see each other; the last of each axis stands for tokens of no block.
@@ -269,7 +268,7 @@ class _Pairs(PairCounts):
 
     def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
         """[batch, 1 or heads, queries, tokens]; see :class:`PairCounts`."""
-        table = getattr(module, _TABLE)
+        table = getattr(module, LISTED_BLOCKS)
         return torch.stack([text.of_queries(table, queries) for text in self.texts])
 
     def keys(self) -> torch.Tensor:
@@ -277,33 +276,34 @@ class _Pairs(PairCounts):
         return torch.tensor([text.keys for text in self.texts])[:, None, None, None]
 
 
-def use_block_masks(
-    model: PreTrainedModel,
-    spec: BlockSparse,
-    *,
-    tables: Sequence[torch.Tensor | None],
-    global_embeddings: torch.Tensor | None,
-    ordinary_keys: int,
-) -> None:
+def give_tables(model: PreTrainedModel, setup: BlockSetup) -> None:
+    """Give each attention of a model its table, as the buffer `LISTED_BLOCKS`.
+
+    Args:
+        model: whose attention is reached through the library's attention interface.
+        setup: with the tables.
+    """
+    modules = attention_modules(model)
+    for module, table in zip(modules, setup.tables(len(modules)), strict=True):
+        module.register_buffer(LISTED_BLOCKS, table, persistent=False)
+
+
+def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
     """Make a model's own attention block-sparse, in place.
 
     Args:
         model: whose attention is reached through the library's attention interface.
-        spec: the bundle's.
-        tables: [layers], each [1 or heads, rows, listed], int32, or None.
-        global_embeddings: [global tokens, width], float32, the layers' inputs for ETC's global tokens, or None.
-        ordinary_keys: tokens of a text that a query of an ordinary block sees, at most.
+        setup: the bundle's.
     """
-    for module, table in zip(attention_modules(model), tables, strict=True):
-        module.register_buffer(_TABLE, table, persistent=False)
-    rows = global_embeddings
+    give_tables(model, setup)
+    rows = None if setup.global_embeddings is None else torch.from_numpy(setup.global_embeddings)
 
     def around(hidden_states: torch.Tensor, attention_mask: torch.Tensor, layers: Layers) -> torch.Tensor:
         extra = 0 if rows is None else len(rows)
         if rows is not None:
             hidden_states = torch.cat([rows.expand(len(hidden_states), -1, -1), hidden_states], dim=1)
-        pairs = _Pairs([_text(spec, real, extra, ordinary_keys) for real in attention_mask.bool()])
-        return layers(hidden_states, pairs)[:, extra:]
+        texts = [_text(setup.record, real, extra, setup.ordinary_keys) for real in attention_mask.bool()]
+        return layers(hidden_states, _Pairs(texts))[:, extra:]
 
     use_pair_counts(model)
     wrap_layers(model, around)
@@ -316,7 +316,7 @@ def _text(spec: BlockSparse, real: torch.Tensor, extra: int, ordinary_keys: int)
         spec: the attention.
         real: [tokens], bool, without the global tokens in front.
         extra: global tokens in front.
-        ordinary_keys: as of `use_block_masks`.
+        ordinary_keys: tokens of a text that a query of an ordinary block sees, at most.
     """
     tokens = len(real)
     places = real.nonzero().flatten().tolist() or [0]

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from hdexport.attention.query_scale import LogScale
-
 logger = logging.getLogger(__name__)
 
 _DEFAULT_BLOCK_SIZE, _DEFAULT_RANDOM_BLOCKS = 64, 3
@@ -48,16 +46,14 @@ class BlockSetup(Setup):
     """Block-sparse attention with all that it needs.
 
     Attributes:
-        spec: the manifest's record of it.
+        record: the manifest's record of it.
         listed_blocks: [layers, 1 or heads, rows, listed], int32, the operator's table of each layer, or None.
         global_embeddings: [global tokens, width], float32, the layers' inputs for ETC's global tokens, or None.
-        query_scale: factor of the queries; None for none.
     """
 
-    spec: BlockSparse
+    record: BlockSparse
     listed_blocks: npt.NDArray[np.int32] | None = None
     global_embeddings: npt.NDArray[np.float32] | None = None
-    query_scale: LogScale | None = None
 
     @property
     def ordinary_keys(self) -> int:
@@ -65,18 +61,18 @@ class BlockSetup(Setup):
 
         Random blocks are counted as if they were no others. Among lists, the one with a middling number is ordinary.
         """
-        if self.spec.pattern is Pattern.BLOCKS:
+        if self.record.pattern is Pattern.BLOCKS:
             assert self.listed_blocks is not None
             blocks = int(np.median((self.listed_blocks >= 0).sum(-1)))
         else:
-            blocks = 5 if self.spec.pattern is Pattern.BIGBIRD else 3
-            blocks += self.spec.random_blocks if self.spec.mode is Mode.TABLE else 0
-        return blocks * self.spec.block_size
+            blocks = 5 if self.record.pattern is Pattern.BIGBIRD else 3
+            blocks += self.record.random_blocks if self.record.mode is Mode.TABLE else 0
+        return blocks * self.record.block_size
 
     @property
     def most_keys(self) -> int:
         """The most tokens of a text that a query of an ordinary block sees."""
-        return max(self.ordinary_keys, self.spec.dense_tokens)
+        return max(self.ordinary_keys, self.record.dense_tokens)
 
     def tables(self, layers: int) -> list[torch.Tensor | None]:
         """The table of each layer, as a tensor.
@@ -98,8 +94,7 @@ class BlockSetup(Setup):
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """The family's own, or blocks around the layers."""
         if self.is_own:
-            assert family.own is not None
-            family.own.adapt(model, self)
+            super().adapt(model, family)
         else:
             _wrap_in_blocks(model, self)
 
@@ -163,7 +158,7 @@ def _setup(
         is_own=not spec.converted,
         padding=padding,
         remark=remark,
-        spec=spec,
+        record=spec,
         listed_blocks=tables,
         global_embeddings=embeddings,
     )
@@ -234,13 +229,11 @@ def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
     """Give each attention its table, and the stack of layers the order of tokens that blocks count."""
     import torch
 
-    from hdexport.attention.blocks.model import LISTED_BLOCKS, BlockMask, block_query_factors, through_blocks
-    from hdexport.attention.model_parts import Layers, attention_modules, wrap_layers
+    from hdexport.attention.blocks.model import BlockMask, block_query_factors, give_tables, through_blocks
+    from hdexport.attention.model_parts import Layers, wrap_layers
 
-    if setup.listed_blocks is not None:
-        for module, table in zip(attention_modules(model), setup.listed_blocks, strict=True):
-            module.register_buffer(LISTED_BLOCKS, torch.from_numpy(table), persistent=False)
-    spec, query_scale, global_embeddings = setup.spec, setup.query_scale, None
+    give_tables(model, setup)
+    spec, query_scale, global_embeddings = setup.record, setup.query_scale, None
     if setup.global_embeddings is not None:
         # A parameter of the model, so that it is a weight of the graph.
         global_embeddings = torch.nn.Parameter(torch.from_numpy(setup.global_embeddings).to(model.dtype))

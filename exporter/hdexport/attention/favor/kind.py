@@ -5,18 +5,18 @@ from __future__ import annotations
 __all__ = ["FavorKind", "FavorSetup"]
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.favor.record import FavorAttention, FavorRequest
 from hdexport.attention.kind import (
+    DENSE_PEER,
     NOT_TRAINED,
     AttentionKind,
     Boundaries,
     Form,
-    OperatorNode,
     ReferenceFacts,
     Setup,
     Subject,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from hdexport.attention.query_scale import LogScale
-
 
 @dataclass(frozen=True, kw_only=True)
 class FavorSetup(Setup):
@@ -40,11 +38,9 @@ class FavorSetup(Setup):
 
     Attributes:
         record: the manifest's record of it.
-        query_scale: factor of the queries; None for none.
     """
 
     record: FavorAttention
-    query_scale: LogScale | None = None
 
     def projection(self, model: PreTrainedModel) -> torch.Tensor:
         """[features, head_dim], float32, one for all layers, of a model that was converted."""
@@ -58,8 +54,7 @@ class FavorSetup(Setup):
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """The family's own, or features around the layers."""
         if self.is_own:
-            assert family.own is not None
-            family.own.adapt(model, self)
+            super().adapt(model, family)
             return
         from hdexport.attention.favor.model import FavorMask
         from hdexport.attention.model_parts import Layers, wrap_layers
@@ -135,10 +130,6 @@ class FavorKind(AttentionKind):
         )
         return dataclasses.replace(_setup(record, is_own=False), remark=remark, query_scale=subject.query_scale)
 
-    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> FavorAttention | None:
-        """The record that the graph was traced with."""
-        return setup.record if isinstance(setup, FavorSetup) else None
-
     def problems(self, record: FavorAttention, manifest: Manifest) -> Iterator[str]:
         """No feature is below a number that is not above 0."""
         if not 0 < record.epsilon < 1:
@@ -173,12 +164,7 @@ class FavorKind(AttentionKind):
 
     def peer_remark(self, record: FavorAttention) -> str | None:
         """PyTorch's model is dense where features took that place."""
-        if not record.converted:
-            return None
-        return (
-            "does not use random features: its attention is dense, and its answers are those of the model before "
-            "--attention"
-        )
+        return DENSE_PEER.format("random features") if record.converted else None
 
     def describe(self, record: FavorAttention) -> Iterator[tuple[str, str]]:
         """Layers and features."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["LocalGlobalAttention", "LocalGlobalKind", "LocalGlobalSetup"]
+__all__ = ["LocalGlobalAttention", "LocalGlobalKind"]
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hdexport.attention.kind import AttentionKind, Boundaries, OperatorNode, ReferenceFacts, Setup, Subject
+from hdexport.attention.kind import AttentionKind, Boundaries, ReferenceFacts, Setup, Subject
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.value_types import Size, TokenCount
 
 if TYPE_CHECKING:
@@ -39,22 +38,6 @@ _SIDE_COPIES = 10
 MB for 8192 tokens, 12 heads and sides of 16."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalGlobalSetup(Setup):
-    """Local attention with sides in a model.
-
-    Attributes:
-        record: the manifest's record of it.
-    """
-
-    record: LocalGlobalAttention
-
-    def adapt(self, model: PreTrainedModel, family: Family) -> None:
-        """The family's own."""
-        assert family.own is not None
-        family.own.adapt(model, self)
-
-
 class LocalGlobalKind(AttentionKind):
     """Tokens around each token, with learned numbers of their distances, and sums of blocks of the text."""
 
@@ -62,18 +45,10 @@ class LocalGlobalKind(AttentionKind):
     record_type = LocalGlobalAttention
     holds_scores = False
 
-    def setup(self, request: None, subject: Subject) -> LocalGlobalSetup | None:
+    def setup(self, request: None, subject: Subject) -> Setup | None:
         """A family's own."""
         record: LocalGlobalAttention | None = subject.family.own_attention(self.name, subject.model.config)
-        return None if record is None else LocalGlobalSetup(is_own=True, record=record)
-
-    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> LocalGlobalAttention | None:
-        """The record that the graph was traced with."""
-        return setup.record if isinstance(setup, LocalGlobalSetup) else None
-
-    def read(self, record: LocalGlobalAttention, bundle: Bundle) -> LocalGlobalSetup:
-        """The setup from the record, which holds all of it."""
-        return LocalGlobalSetup(is_own=True, record=record)
+        return None if record is None else Setup(is_own=True, record=record)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """The library's own model, as it is. Padding there sees all keys alike, where ours is 0."""

@@ -8,17 +8,17 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.kind import (
+    DENSE_PEER,
     NOT_TRAINED,
     AttentionKind,
     Boundaries,
     Form,
-    OperatorNode,
     ReferenceFacts,
     Setup,
     Subject,
@@ -61,8 +61,7 @@ class LshSetup(Setup):
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """The family's own, or hashes around the layers."""
         if self.is_own:
-            assert family.own is not None
-            family.own.adapt(model, self)
+            super().adapt(model, family)
             return
         from hdexport.attention.lsh.model import LshMask
         from hdexport.attention.model_parts import wrap_layers
@@ -123,10 +122,6 @@ class LshKind(AttentionKind):
         _warn_if_dense(record, max_len)
         return dataclasses.replace(_own(record), remark=frozen)
 
-    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> LshAttention | None:
-        """The record that the graph was traced with."""
-        return setup.record if isinstance(setup, LshSetup) else None
-
     def problems(self, record: LshAttention, manifest: Manifest) -> Iterator[str]:
         """Layers need their parts, and chunks are whole."""
         for layer, parts in (("lsh", (record.hashes, record.hashed)), ("local", (record.local,))):
@@ -180,7 +175,7 @@ class LshKind(AttentionKind):
         """PyTorch's model is dense where hashes took that place, and may draw others where they are its own."""
         if not record.converted:
             return "draws its hashes by config.json, anew in each call where that has no hash_seed"
-        return "does not use hashes: its attention is dense, and its answers are those of the model before --attention"
+        return DENSE_PEER.format("hashes")
 
     def export_remark(self, record: LshAttention, tokens: int) -> str | None:
         """PyTorch's exporters trace the code's choices for one length."""

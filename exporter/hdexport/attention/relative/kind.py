@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hdexport.attention.kind import AttentionKind, Boundaries, OperatorNode, ReferenceFacts, Setup, Subject
+from hdexport.attention.kind import AttentionKind, Boundaries, ReferenceFacts, Setup, Subject
 from hdexport.model.family import Family
 from hdexport.model.memories import MASK, Memories, tokens_memory
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest
@@ -59,11 +59,6 @@ class RelativeSetup(Setup):
     record: RelativeAttention
     max_len: int
 
-    def adapt(self, model: PreTrainedModel, family: Family) -> None:
-        """The family's own."""
-        assert family.own is not None
-        family.own.adapt(model, self)
-
 
 class RelativeKind(AttentionKind):
     """Scores by content and by distance, over the text and the memory before it."""
@@ -85,10 +80,6 @@ class RelativeKind(AttentionKind):
         if memories and own is not None:
             memories = (*memories, *own.memories(config, subject.task))
         return _setup(record, memories, subject.max_len)
-
-    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> RelativeAttention | None:
-        """The record that the graph was traced with."""
-        return setup.record if isinstance(setup, RelativeSetup) else None
 
     def problems(self, record: RelativeAttention, manifest: Manifest) -> Iterator[str]:
         """The memory among the inputs."""

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.kind import (
+    DENSE_PEER,
     NOT_TRAINED,
     AttentionKind,
     Boundaries,
@@ -34,8 +35,6 @@ from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from hdexport.attention.query_scale import LogScale
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +75,9 @@ class WindowSetup(Setup):
 
     Attributes:
         window: in place of dense attention; None where the model was trained with windows.
-        query_scale: factor of the queries; None for none.
     """
 
     window: Window | None = None
-    query_scale: LogScale | None = None
 
     @property
     def bound(self) -> int:
@@ -90,8 +87,7 @@ class WindowSetup(Setup):
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """Windows around the layers, or the family's own."""
         if self.window is None:
-            assert family.own is not None
-            family.own.adapt(model, self)
+            super().adapt(model, family)
             return
         from hdexport.attention.model_parts import wrap_layers
         from hdexport.attention.window.carried import carried_mask
@@ -231,9 +227,7 @@ class WindowKind(AttentionKind):
 
     def peer_remark(self, record: WindowAttention) -> str | None:
         """PyTorch's model is dense where windows took that place."""
-        if record.converted is None:
-            return None
-        return "does not use windows: its attention is dense, and its answers are those of the model before --attention"
+        return None if record.converted is None else DENSE_PEER.format("windows")
 
     def describe(self, record: WindowAttention) -> Iterator[tuple[str, str]]:
         """Windows, and the attention that they replaced."""
