@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
-from hdexport.attention.blocks.model import block_sparse_node, through_blocks
+from hdexport.attention.blocks.model import LISTED_BLOCKS, BlockMask, through_blocks
 from hdexport.attention.blocks.record import BlockSparse
 from hdexport.attention.blocks.setup import bigbird
-from hdexport.attention.dense.model import dense_attention_node
+from hdexport.attention.dense.model import DenseMask
+from hdexport.attention.interface import LayerMask
+from hdexport.families import rembert
 from hdexport.model.family import Family, OwnAttention
 from hdexport.model.task import Task
 from hdruntime.errors import ModelError
@@ -25,44 +27,18 @@ if TYPE_CHECKING:
     from hdexport.attention.blocks.setup import BlockSetup
 
 
-class SelfAttention(torch.nn.Module):
-    """The projections of the original module around our operators.
+class SelfAttention(rembert.SelfAttention):
+    """The original's projections around our operators, and the layer's table of blocks.
 
     Args:
         original: one of the library's two attention modules of a BigBird, or BigBird-Pegasus'.
-        spec: the attention; None where it is dense.
-        listed_blocks: int32, [1 or heads, rows, listed], for the mode ``table``.
+        listed_blocks: int32, [1 or heads, rows, listed], for the mode ``table``; None for none.
     """
 
-    listed_blocks: torch.Tensor | None
-
-    def __init__(
-        self, original: Any, spec: BlockSparse | None = None, listed_blocks: torch.Tensor | None = None
-    ) -> None:
-        super().__init__()
-        self.query, self.key, self.value = original.query, original.key, original.value
-        self.head_dim, self.spec = int(original.attention_head_size), spec
+    def __init__(self, original: Any, listed_blocks: torch.Tensor | None) -> None:
+        super().__init__(original)
         # Not a constant: each layer has its own, and layers that differ in nothing else are traced once.
-        self.register_buffer("listed_blocks", listed_blocks)
-
-    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
-        """Attend.
-
-        Args:
-            hidden_states: [batch, tokens, hidden_size]; the result has the same shape.
-            token_mask: [batch, tokens], 0 for padding: int32 where the attention is sparse, bool where it is dense.
-        """
-        query, key, value = (self._split(project(hidden_states)) for project in (self.query, self.key, self.value))
-        scale = self.head_dim**-0.5
-        if self.spec is None:
-            attended = dense_attention_node(query, key, value, token_mask, scale=scale)
-        else:
-            attended = block_sparse_node(query, key, value, token_mask, self.listed_blocks, spec=self.spec, scale=scale)
-        return attended.transpose(1, 2).flatten(2)
-
-    def _split(self, merged: torch.Tensor) -> torch.Tensor:
-        """[batch, tokens, hidden_size] as [batch, heads, tokens, head_dim]."""
-        return merged.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        self.register_buffer(LISTED_BLOCKS, listed_blocks)
 
 
 def block_sparse(config: Any) -> BlockSparse | None:
@@ -114,12 +90,16 @@ def run_layers(
     spec: BlockSparse | None,
     hidden_states: torch.Tensor,
     attention_mask: torch.Tensor,
-    layers: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    layers: Callable[[torch.Tensor, LayerMask], torch.Tensor],
 ) -> torch.Tensor:
     """`through_blocks`, or, where the attention is dense, the layers as they are."""
     if spec is None:
-        return layers(hidden_states, attention_mask.bool())
-    return through_blocks(spec, hidden_states, attention_mask, layers)
+        return layers(hidden_states, DenseMask(attention_mask.bool()))
+
+    def sparse(states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
+        return layers(states, BlockMask(spec, token_mask))
+
+    return through_blocks(spec, hidden_states, attention_mask, sparse)
 
 
 class _Attention(torch.nn.Module):
@@ -127,17 +107,17 @@ class _Attention(torch.nn.Module):
 
     Args:
         original: a ``BigBirdAttention``.
-        spec: the attention; None where it is dense.
         listed_blocks: as `SelfAttention` takes it.
     """
 
-    def __init__(self, original: Any, spec: BlockSparse | None, listed_blocks: torch.Tensor | None) -> None:
+    def __init__(self, original: Any, listed_blocks: torch.Tensor | None) -> None:
         super().__init__()
-        self.self, self.output = SelfAttention(original.self, spec, listed_blocks), original.output
+        self.self, self.output = SelfAttention(original.self, listed_blocks), original.output
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+    def forward(self, hidden_states: torch.Tensor, attention_mask: LayerMask, **_: Any) -> tuple[torch.Tensor, None]:
         """Attend; the arguments are named as the layer around names them."""
-        return self.output(self.self(hidden_states, attention_mask), hidden_states), None
+        attended, _ = self.self(hidden_states, attention_mask)
+        return self.output(attended, hidden_states), None
 
 
 def _forward(
@@ -152,7 +132,7 @@ def _forward(
     """The model's forward without steps for Hugging Face's attention: padding to blocks, masks, a switch by length."""
     hidden_states = model.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
 
-    def layers(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def layers(states: torch.Tensor, mask: LayerMask) -> torch.Tensor:
         for layer in model.encoder.layer:
             states = layer(states, attention_mask=mask)
         return states
@@ -169,7 +149,7 @@ def _adapt(model: Any, setup: BlockSetup | None = None) -> None:
         )
     base, (spec, tables) = model.base_model, own_blocks(model, setup)
     for layer, table in zip(base.encoder.layer, tables, strict=True):
-        layer.attention = _Attention(layer.attention, spec, table)
+        layer.attention = _Attention(layer.attention, table)
     base.forward = functools.partial(_forward, base, spec)
 
 

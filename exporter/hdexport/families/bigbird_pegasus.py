@@ -11,6 +11,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from hdexport.attention.blocks.record import BlockSparse
+from hdexport.attention.interface import LayerMask
 from hdexport.families.big_bird import SelfAttention, block_sparse, forget_short_texts, own_blocks, run_layers
 from hdexport.families.led import encoder_of
 from hdexport.model.family import Family, OwnAttention
@@ -34,14 +35,14 @@ class _Layer(torch.nn.Module):
         self.self_attn_layer_norm, self.final_layer_norm = original.self_attn_layer_norm, original.final_layer_norm
         self.fc1, self.fc2, self.activation_fn = original.fc1, original.fc2, original.activation_fn
 
-    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, mask: LayerMask) -> torch.Tensor:
         """Run the layer.
 
         Args:
             hidden_states: [batch, tokens, hidden_size]; the result has the same shape.
-            token_mask: [batch, tokens], as the attention wants it.
+            mask: for the attention.
         """
-        attended = self.self_attn(self.self_attn_layer_norm(hidden_states), token_mask)
+        attended, _ = self.self_attn(self.self_attn_layer_norm(hidden_states), mask)
         hidden_states = hidden_states + self.output(attended)
         expanded = self.activation_fn(self.fc1(self.final_layer_norm(hidden_states)))
         hidden_states = hidden_states + self.fc2(expanded)
@@ -58,7 +59,7 @@ def _forward(
     """The encoder's forward without steps for Hugging Face's attention; see `hdexport.families.big_bird`."""
     hidden_states = encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape)
 
-    def layers(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def layers(states: torch.Tensor, mask: LayerMask) -> torch.Tensor:
         for layer in encoder.layers:
             states = layer(states, mask)
         return states
@@ -70,7 +71,7 @@ def _forward(
 def _adapt(encoder: Any, setup: BlockSetup | None = None) -> None:
     spec, tables = own_blocks(encoder, setup)
     encoder.layers = torch.nn.ModuleList(
-        _Layer(layer, SelfAttention(layer.self_attn.self, spec, table))
+        _Layer(layer, SelfAttention(layer.self_attn.self, table))
         for layer, table in zip(encoder.layers, tables, strict=True)
     )
     encoder.forward = functools.partial(_forward, encoder, spec)

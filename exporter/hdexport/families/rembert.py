@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.dense.model import DenseMask
+from hdexport.attention.interface import LayerMask
 from hdexport.model.family import Family
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SelfAttention(torch.nn.Module):
         self.query, self.key, self.value = original.query, original.key, original.value
         self.head_dim = int(original.attention_head_size)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: DenseMask, **_: Any) -> tuple[torch.Tensor, None]:
+    def forward(self, hidden_states: torch.Tensor, attention_mask: LayerMask, **_: Any) -> tuple[torch.Tensor, None]:
         """[batch, tokens, width], and no weights."""
         query, key, value = (
             project(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.attention.dense.model import DenseMask
+from hdexport.families.rembert import WHY_NOT_CONVERTED, query_projections
 from hdexport.model.family import Family
 from hdexport.model.rotary_tables import RotaryTable, turned
 
@@ -103,9 +104,7 @@ FAMILY = Family(
     adapt=_adapt,
     as_trained=_as_trained,
     has_sdpa=False,
-    query_projections=lambda model: [
-        (layer.attention.self, layer.attention.self.query) for layer in model.base_model.encoder.layer
-    ],
-    why_not_converted="transformers has code of its own for its attention, with which no other could be compared",
+    query_projections=query_projections,
+    why_not_converted=WHY_NOT_CONVERTED,
     why_not_tuned="its positions are computed, and none is learned",
 )

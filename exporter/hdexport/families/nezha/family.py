@@ -19,6 +19,7 @@ from hdexport.families.nezha.model import (
     NezhaModel,
     NezhaSelfAttention,
 )
+from hdexport.families.rembert import query_projections
 from hdexport.model.family import Family, ModelClasses
 from hdexport.model.task import Task
 
@@ -67,9 +68,7 @@ FAMILY = Family(
     counts_distances=True,
     adapt=_adapt,
     has_sdpa=False,
-    query_projections=lambda model: [
-        (layer.attention.self, layer.attention.self.query) for layer in model.base_model.encoder.layer
-    ],
+    query_projections=query_projections,
     why_not_converted="its attention is by distance, in scores and in values",
     why_not_tuned="its positions are distances, and none is learned",
 )
