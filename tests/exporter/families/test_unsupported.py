@@ -6,8 +6,7 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.families.census import is_text_encoder, what_it_is
-from hdexport.families.unsupported import UNSUPPORTED
+from hdexport.families.unsupported import UNSUPPORTED, is_text_encoder, what_it_is
 from hdruntime.errors import ModelError
 
 OTHERWISE_FOUND = {
