@@ -141,7 +141,6 @@ class FavorKind(AttentionKind):
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """FAVOR+ of plain PyTorch in the place of dense attention; a Performer's module has it."""
-        from hdexport.attention.favor.estimate import estimate_error
         from hdexport.attention.favor.model import use_features
 
         assert isinstance(setup, FavorSetup)
@@ -149,7 +148,7 @@ class FavorKind(AttentionKind):
             model.base_model.compat = setup.record.compat
             return ReferenceFacts()
         attention = use_features(model, setup.projection(model), setup.record)
-        return ReferenceFacts(replaced=True, information=lambda ids: estimate_error(model, attention, ids))
+        return ReferenceFacts(replaced=True, information=lambda ids: attention.estimate_error(model, ids))
 
     def boundaries(self, record: FavorAttention) -> Boundaries:
         """Around the chunks in which a CPU computes."""
