@@ -1,84 +1,88 @@
-"""Functions of standard operators that lowerings write as ONNX text; they are inlined in the end."""
+"""Functions of standard operators, written as `hdplugins.attention.body_maker` has them, and inlined in the end."""
 
 from __future__ import annotations
 
-__all__ = ["DOMAIN", "OPSET", "SharedTables", "add_function"]
+__all__ = ["OPSET", "SharedFunctions"]
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import onnx_ir
 
     from hdexport.lowering.multi_head_attention import Insertion
 
-DOMAIN = "hdexport.openvino"
+_DOMAIN = "hdexport.openvino"
 """Of these functions, which are no operators of ours."""
 
 OPSET = 24
 """Of the operator ``Attention``, which OpenVINO fuses."""
 
+Body = Callable[..., Any]
+"""Takes `op`, inputs, and Python's numbers by name; returns a value or a tuple of values."""
 
-def add_function(model: onnx_ir.Model, text: str) -> None:
-    """Give a graph a function of that opset.
+
+class SharedFunctions:
+    """The functions of one graph, each once for the same numbers, and the results that layers alike share.
 
     Args:
         model: the graph; its other functions may be of another opset until all are inlined.
-        text: name, attributes, inputs, outputs and body, in ONNX's textual syntax.
     """
-    import onnx
-    import onnx_ir as ir
 
-    header = f'<domain: "{DOMAIN}", opset_import: ["" : {OPSET}, "{DOMAIN}" : 1]>'
-    function = ir.serde.deserialize_function(onnx.parser.parse_function(header + text))
-    model.functions[function.identifier()] = function
+    def __init__(self, model: onnx_ir.Model) -> None:
+        self._model = model
+        self._functions: dict[tuple[object, ...], tuple[str, int]] = {}
+        self._made: dict[tuple[object, ...], Sequence[onnx_ir.Value]] = {}
 
-
-@dataclass
-class SharedTables:
-    """The tables that layers alike share: nodes of the graph, made where the first layer needs them."""
-
-    model: onnx_ir.Model
-    _made: dict[tuple[object, ...], Sequence[onnx_ir.Value]] = field(default_factory=dict)
-    _real: dict[onnx_ir.Value, onnx_ir.Value] = field(default_factory=dict)
-
-    def of(
-        self,
-        insertion: Insertion,
-        text: str,
-        inputs: Sequence[onnx_ir.Value],
-        *,
-        outputs: int,
-        attributes: Mapping[str, int] | None = None,
+    def call(
+        self, insertion: Insertion, body: Body, inputs: Sequence[onnx_ir.Value], **numbers: Any
     ) -> Sequence[onnx_ir.Value]:
-        """The outputs of a function, which is called once for the same inputs and attributes.
+        """The outputs of a new node that calls a function.
 
         Args:
             insertion: before the layer that needs them.
-            text: the function, which begins with its name; another text needs another name.
+            body: of the function.
             inputs: of the function.
-            outputs: how many it has.
-            attributes: of the function.
+            numbers: that the body takes by name.
         """
         import onnx_ir as ir
 
-        attributes = attributes or {}
-        wanted = (text, *inputs, *attributes.items())
-        if wanted not in self._made:
-            add_function(self.model, text)
-            name = text.split(maxsplit=1)[0]
-            node = ir.node(name, inputs, attributes=attributes, domain=DOMAIN, num_outputs=outputs)
-            insertion.insert(node)
-            self._made[wanted] = tuple(node.outputs)
-        return self._made[wanted]
+        key = (body, len(inputs), *numbers.items())
+        if key not in self._functions:
+            self._functions[key] = self._add(body, len(inputs), numbers)
+        name, outputs = self._functions[key]
+        node = ir.node(name, inputs, domain=_DOMAIN, num_outputs=outputs)
+        insertion.insert(node)
+        return node.outputs
 
-    def real(self, insertion: Insertion, token_kind: onnx_ir.Value) -> onnx_ir.Value:
-        """[batch, tokens, 1, 1], float32, 0 for padding."""
+    def shared(
+        self, insertion: Insertion, body: Body, inputs: Sequence[onnx_ir.Value], **numbers: Any
+    ) -> Sequence[onnx_ir.Value]:
+        """The outputs of a function, which is called once for the same inputs and numbers; arguments as of `call`."""
+        key = (body, *inputs, *numbers.items())
+        if key not in self._made:
+            self._made[key] = self.call(insertion, body, inputs, **numbers)
+        return self._made[key]
+
+    def _add(self, body: Body, inputs: int, numbers: dict[str, Any]) -> tuple[str, int]:
+        """Give the graph a function; returns its name, and how many outputs it has."""
+        import onnx
         import onnx_ir as ir
 
-        if token_kind not in self._real:
-            kinds = insertion.op("Cast", [token_kind], {"to": int(ir.DataType.BOOL)})
-            numbers = insertion.op("Cast", [kinds], {"to": int(ir.DataType.FLOAT)})
-            self._real[token_kind] = insertion.op("Unsqueeze", [numbers, insertion.integers([2, 3])])
-        return self._real[token_kind]
+        from hdplugins.attention.body_maker import Op, Value
+
+        _, *names = inspect.signature(body).parameters
+        proto = onnx.FunctionProto(
+            domain=_DOMAIN,
+            name=f"{body.__name__}_{len(self._functions)}",
+            input=names[:inputs],
+            opset_import=[onnx.helper.make_opsetid("", OPSET)],
+        )
+        returned = body(Op(proto.node, itertools.count(), OPSET), *map(Value, proto.input), **numbers)
+        outputs = [returned] if isinstance(returned, Value) else returned
+        proto.output.extend(output.name for output in outputs)
+        function = ir.serde.deserialize_function(proto)
+        self._model.functions[function.identifier()] = function
+        return proto.name, len(outputs)

@@ -49,7 +49,7 @@ class Value:
 
 
 class Op:
-    """Appends nodes to a graph. Each operator of ONNX is a method.
+    """Appends nodes to a graph. Each operator of ONNX in an opset is a method.
 
     A method takes the inputs in order, None for one that is left out, and the attributes by name. `_outputs` is the
     number of outputs, where a node has several. `_name` is the name of the output, by which others find the value; by
@@ -60,8 +60,8 @@ class Op:
         TypeError: the operator has no such attribute, or another number of inputs.
     """
 
-    def __init__(self, nodes: Any, numbers: Iterator[int]) -> None:
-        self._nodes, self._numbers = nodes, numbers
+    def __init__(self, nodes: Any, numbers: Iterator[int], opset: int = ONNX_OPSET) -> None:
+        self._nodes, self._numbers, self._opset = nodes, numbers, opset
         self._constants: dict[str, Value] = {}
 
     def new_name(self, beginning: str) -> str:
@@ -74,13 +74,13 @@ class Op:
         The graph has constants of its own. ONNX Runtime merges equal nodes of several layers, but not nodes whose
         constants are read inside a loop.
         """
-        return Op(graph.node, self._numbers)
+        return Op(graph.node, self._numbers, self._opset)
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         return functools.partial(self._append, op_type)
 
     def _append(self, op_type: str, *inputs: Any, _outputs: int = 1, _name: str = "", **attributes: Any) -> Any:
-        known, least, most = _signature(op_type)
+        known, least, most = _signature(op_type, self._opset)
         if not known.issuperset(attributes):
             raise TypeError(f"{op_type} has the attributes {sorted(known)}, not {sorted(attributes)}.")
         if not least <= len(inputs) <= most:
@@ -109,9 +109,9 @@ class Op:
 
 
 @functools.cache
-def _signature(op_type: str) -> tuple[frozenset[str], int, int]:
+def _signature(op_type: str, opset: int) -> tuple[frozenset[str], int, int]:
     """Return the names of an operator's attributes, and its least and largest number of inputs."""
-    schema = onnx.defs.get_schema(op_type, ONNX_OPSET)
+    schema = onnx.defs.get_schema(op_type, opset)
     return frozenset(schema.attributes), schema.min_input, schema.max_input
 
 
