@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hdexport.families.modernbert import mean
 from hdexport.model.family import Family
 from hdexport.model.norms import use_root_mean_squares
 from hdexport.model.rotary_tables import use_rotary_tables
@@ -32,18 +33,12 @@ def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor)
     states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     if model.classifier_pooling == "late":
         logits = model.classifier(model.activation(model.dense(states)))
-        return SequenceClassifierOutput(logits=_mean(logits, attention_mask))
+        return SequenceClassifierOutput(logits=mean(logits, attention_mask))
     pooled = attention_mask
     if model.classifier_pooling == "bos":
         pooled = attention_mask * (attention_mask.cumsum(1) == 1)
-    mean = _mean(states, pooled).to(states.dtype)
-    return SequenceClassifierOutput(logits=model.classifier(model.activation(model.dense(mean))))
-
-
-def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean of the tokens of [batch, tokens, width] with 1 in a mask [batch, tokens]: [batch, width], float32."""
-    weights = mask[..., None].float()
-    return (states.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
+    pooled_states = mean(states, pooled).to(states.dtype)
+    return SequenceClassifierOutput(logits=model.classifier(model.activation(model.dense(pooled_states))))
 
 
 def _adapt(model: PreTrainedModel) -> None:

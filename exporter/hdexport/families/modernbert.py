@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "classify"]
+__all__ = ["FAMILY", "classify", "mean"]
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,14 @@ def classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) 
     pooled = attention_mask
     if model.config.classifier_pooling == "cls":
         pooled = attention_mask * (attention_mask.cumsum(1) == 1)
-    weights = pooled[..., None].float()  # [batch, tokens, 1]
-    mean = (hidden_states.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
-    return SequenceClassifierOutput(logits=model.classifier(model.head(mean.to(hidden_states.dtype))))
+    pooled_states = mean(hidden_states, pooled).to(hidden_states.dtype)
+    return SequenceClassifierOutput(logits=model.classifier(model.head(pooled_states)))
+
+
+def mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean of the tokens of [batch, tokens, width] with 1 in a mask [batch, tokens]: [batch, width], float32."""
+    weights = mask[..., None].float()
+    return (states.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def _adapt(model: PreTrainedModel) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["random_table", "read_block_lists", "read_table"]
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +146,11 @@ def _check_count(random_blocks: int, most: int, max_tokens: int, block_size: int
 def _read_arrays(path: Path) -> dict[str, Integers]:
     """The arrays of a file of lists, integers."""
     arrays: dict[str, Integers] = {}
-    with reading(path, _SAVE_LISTS), contextlib.ExitStack() as stack:
+    with reading(path, _SAVE_LISTS):
         archive = load_arrays(path)
         if isinstance(archive, np.lib.npyio.NpzFile):
-            stack.enter_context(archive)
-            arrays = {name: archive[name] for name in (_COUNTS, _INDICES, _PARTIAL_COUNTS) if name in archive}
+            with archive:
+                arrays = {name: archive[name] for name in (_COUNTS, _INDICES, _PARTIAL_COUNTS) if name in archive}
     missing = [name for name in (_COUNTS, _INDICES) if name not in arrays]
     if missing:
         raise InputError(f"{path} holds no {' and no '.join(missing)}.\nWrite it with {_SAVE_LISTS}.")

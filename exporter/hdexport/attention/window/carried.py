@@ -6,7 +6,7 @@ cut off. That costs (memory + tokens) / tokens of the attention itself, and noth
 
 from __future__ import annotations
 
-__all__ = ["CarriedMask", "carried_mask", "carried_memories"]
+__all__ = ["CarriedMask", "carried_mask"]
 
 import itertools
 from collections.abc import Iterator
@@ -17,21 +17,7 @@ import torch
 
 from hdexport.attention.window.model import asking_kinds, sliding_window_node
 from hdexport.attention.window.record import Window
-from hdexport.model.memories import MASK, POSITION, Memories, remembered, state_memory, text_ends, tokens_memory
-
-
-def carried_memories(*, layers: int, width: int, tokens: int, document_tokens: int) -> Memories:
-    """The memories of a model with windows.
-
-    Args:
-        layers: calls of an attention.
-        width: of a token's keys in all heads.
-        tokens: the most that are remembered.
-        document_tokens: of the longest document, for which there are positions.
-    """
-    of_layers = (tokens_memory(layer, 2 * width, bound=tokens) for layer in range(layers))
-    position = state_memory(POSITION, 1, bound=document_tokens)
-    return Memories((*of_layers, tokens_memory(MASK, bound=tokens), position))
+from hdexport.model.memories import MASK, Memories, remembered, text_ends
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from hdexport.attention.spec import SpecReader
 from hdexport.attention.window.lower import LOWERING
 from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.model.family import Family
-from hdexport.model.memories import Memories
+from hdexport.model.memories import MASK, POSITION, Memories, state_memory, tokens_memory
 from hdexport.model.task import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.reader import Bundle
@@ -252,7 +252,6 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
         InputError: something in the model or its window is about a whole text.
     """
     from hdexport.attention.model_parts import attention_calls
-    from hdexport.attention.window.carried import carried_memories
     from hdexport.model.surgery import PositionsByLength
 
     config, family = subject.model.config, subject.family
@@ -292,9 +291,11 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
             tokens,
             max(2, reach),
         )
-    layers = len(attention_calls(subject.model))
-    width = int(config.hidden_size)
-    return carried_memories(layers=layers, width=width, tokens=tokens, document_tokens=subject.max_len)
+    # Of each call of an attention, keys and values in all heads.
+    layers = range(len(attention_calls(subject.model)))
+    states = (tokens_memory(layer, 2 * int(config.hidden_size), bound=tokens) for layer in layers)
+    position = state_memory(POSITION, 1, bound=subject.max_len)
+    return Memories((*states, tokens_memory(MASK, bound=tokens), position))
 
 
 def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
