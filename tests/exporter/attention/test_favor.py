@@ -27,6 +27,7 @@ from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.needs import needs_rtx
 from support.tiny_models import save_tiny_model
+from support.verified import verified
 
 SPEC = "favor:features=48,seed=3"
 OURS = {"attention": SPEC, "attention_scale": "logn"}
@@ -80,7 +81,7 @@ def test_padding_that_counts_is_never_added() -> None:
     ],
 )
 def test_bundles_are_verified_and_say_how_far_they_are_from_a_softmax(tiny_bundles, model_type, changes) -> None:
-    found = verified(tiny_bundles(model_type, attention=SPEC, **changes), Grid.QUICK)
+    found = verified(tiny_bundles(model_type, attention=SPEC, **changes))
     assert found.passed, found.summary()
     (line,) = found.information
     pattern = r"FAVOR\+ with 48 features is off softmax attention by (\d+)% of its length; by layer (\d+)% to (\d+)%"
@@ -94,7 +95,7 @@ def test_padding_counts_if_it_is_asked_for_and_is_verified_so(tiny_bundles) -> N
     bundle, right = tiny_bundles("performer", attention="favor:compat"), tiny_bundles("performer")
     (record,) = bundle.manifest.attention
     assert (record["seed"], record["compat"], record["features"], record["epsilon"]) == (None, True, 16, 1e-4)
-    found = verified(bundle, Grid.QUICK)
+    found = verified(bundle)
     assert found.passed, found.summary()
     assert any(check.case.padding == "right" for check in found.checks)
     ids, mask = padded_ids()
@@ -128,11 +129,6 @@ def feeds_of(bundle, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]
     if "token_type_ids" in {spec.name for spec in bundle.manifest.inputs}:
         feeds["token_type_ids"] = np.zeros_like(ids)
     return feeds
-
-
-def verified(bundle, grid: Grid):
-    opened = open_bundle(bundle.path)
-    return verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=grid)
 
 
 def test_the_command_builds_verifies_and_informs(tmp_path: Path) -> None:

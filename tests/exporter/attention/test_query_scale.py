@@ -47,6 +47,7 @@ from support.log_scaled import LogScaled, Pairs, bigbird, dense, window
 from support.needs import needs_rtx
 from support.padded_batches import batches, cases
 from support.tiny_models import BASE, VOCAB_SIZE, save_tiny_model
+from support.verified import verified
 
 AROUND_BASE = (BASE - 1, BASE, BASE + 1, 2 * BASE)
 
@@ -189,8 +190,7 @@ def test_gradients_are_the_same_with_checkpointing(bert: transformers.PreTrained
 )
 def test_the_full_grid_is_verified(tiny_bundles, model_type: str, precision: str, spec: str | None) -> None:
     bundle = tiny_bundles(model_type, precision=precision, attention=spec, attention_scale="logn")
-    opened = open_bundle(bundle.path)
-    found = verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=Grid.FULL)
+    found = verified(bundle, grid=Grid.FULL)
     assert found.passed, "\n".join(found.summary())
     assert {BASE + 1, 2 * BASE, 300} <= {check.case.tokens for check in found.checks}
 

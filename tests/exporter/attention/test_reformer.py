@@ -10,9 +10,7 @@ import pytest
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.model.task import Task
-from hdexport.verify import Grid, Verification, verify_bundle
-from hdexport.verify.pytorch_reference import reference_of
-from hdruntime.bundle.reader import open_bundle
+from hdexport.verify import Grid
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.attention_records import recorded
@@ -21,6 +19,7 @@ from support.grids import nightly_unless
 from support.padded_batches import batches, cases
 from support.tampered_bundles import tampered
 from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
+from support.verified import verified
 
 LENGTHS = (7, 8, 9, 15, 16, 17, 24, 33, 211)
 """Around chunks of both sizes, and whole chunks; a prime."""
@@ -141,11 +140,6 @@ CONVERSIONS = (
 )
 
 
-def verified(path, bundle, grid: Grid = Grid.QUICK) -> Verification:
-    reference = reference_of(open_bundle(bundle.path), find_checkpoint(bundle.checkpoint))
-    return verify_bundle(open_bundle(path), reference, grid=grid)
-
-
 @pytest.mark.parametrize(
     ("model_type", "spec", "grid"),
     [
@@ -161,7 +155,7 @@ def test_a_bert_with_hashes_is_that_with_the_librarys_attention(
     tiny_bundles, model_type: str, spec: str, grid: Grid
 ) -> None:
     bundle = tiny_bundles(model_type, attention=spec)
-    found = verified(bundle.path, bundle, grid)
+    found = verified(bundle, grid=grid)
     assert found.passed, found.summary()
     assert {check.graph for check in found.checks} == {"model.onnx", "onnxruntime_cpu.onnx"}
     (line,) = found.information
@@ -194,7 +188,7 @@ def test_padding_changes_nothing_where_chunks_are_each_texts_own(tiny_bundles) -
 def test_half_precision_is_right_for_the_hashes_that_it_decides(tiny_bundles, precision: str, graphs: set[str]) -> None:
     # The bundle of test_sparse_engine.py.
     bundle = tiny_bundles("reformer", precision=precision, max_len=1000, attention_head_size=32)
-    found = verified(bundle.path, bundle)
+    found = verified(bundle)
     assert found.passed, found.summary()
     assert {check.graph for check in found.checks} == graphs
 
@@ -227,7 +221,7 @@ def test_a_wrong_graph_fails_and_wrong_hashes_are_named(
     tiny_bundles, tmp_path, change: Any, decides: bool, spec: str | None, file: str
 ) -> None:
     bundle = tiny_bundles("bert" if spec else "reformer", attention=spec)
-    found = verified(tampered(bundle, tmp_path / "wrong", change, file), bundle)
+    found = verified(bundle, tampered(bundle, tmp_path / "wrong", change, file))
     assert all(check.passed for check in found.checks if check.graph != file)
     failed = [check for check in found.checks if not check.passed]
     assert failed

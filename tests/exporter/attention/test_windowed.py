@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from hdexport.attention.window.record import Window, WindowAttention
-from hdexport.checkpoint import find_checkpoint
-from hdexport.verify import Grid, verify_bundle
-from hdexport.verify.pytorch_reference import reference_of
+from hdexport.verify import Grid
 from hdruntime.bundle.reader import open_bundle
 from support.answers import ATOL, assert_answers, distance, inputs_of
 from support.attention_records import recorded
 from support.grids import nightly_unless
 from support.padded_batches import batches, cases
+from support.verified import verified
 from support.windowed import WINDOWED_TYPES, expected_of, pair_mask
 
 # Around the window and its span, the checkpoint's 64 positions, a prime, the longest.
@@ -110,7 +109,6 @@ def test_the_manifest_says_what_became_of_the_attention(tiny_bundles) -> None:
 def test_verification_passes_a_right_window_around_its_edges(tiny_bundles) -> None:
     """A wrong one fails in tests/exporter/verify/test_wrong_graphs.py."""
     bundle = tiny_bundles("roberta", attention=MORE_AFTER_DILATED_BY_HEAD)
-    reference = reference_of(open_bundle(bundle.path), find_checkpoint(bundle.checkpoint))
-    checks = verify_bundle(open_bundle(bundle.path), reference, grid=Grid.FULL).checks
+    checks = verified(bundle, grid=Grid.FULL).checks
     assert all(check.passed for check in checks)
     assert {16, 17, 18} <= {check.case.tokens for check in checks}

@@ -16,9 +16,6 @@ import torch
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.model.task import Task
-from hdexport.verify import Grid, verify_bundle
-from hdexport.verify.pytorch_reference import reference_of
-from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.task_formats import TASKS
 from hdruntime.errors import ModelError
 from support.attention_records import recorded
@@ -26,6 +23,7 @@ from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
 from support.tampered_bundles import tampered
 from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
+from support.verified import verified
 
 MEMORY, LONG_MEMORY = 20, 100
 SEGMENTS = (33, 7, 1, 64, 20)
@@ -248,12 +246,6 @@ def test_masks_cannot_be_filled(tiny_bundles) -> None:
     checkpoint = find_checkpoint(tiny_bundles("xlnet").checkpoint)
     with pytest.raises(ModelError, match=r"fill-mask of a xlnet needs a second stream(.|\n)*--task feature"):
         checkpoint.load(Task.FILL_MASK)
-
-
-def verified(bundle: Any, directory: Any = None) -> Any:
-    opened = open_bundle(directory or bundle.path)
-    reference = reference_of(opened, find_checkpoint(bundle.checkpoint))
-    return verify_bundle(opened, reference, grid=Grid.QUICK)
 
 
 def test_a_verification_remembers_texts_and_compares_what_is_left(tiny_bundles) -> None:

@@ -15,16 +15,13 @@ from transformers.models.longt5 import modeling_longt5
 
 from hdexport.attention.local_global.kind import LocalGlobalAttention, LocalGlobalKind
 from hdexport.attention.local_global.model import LocalTokens
-from hdexport.checkpoint import find_checkpoint
-from hdexport.verify import Grid, verify_bundle
-from hdexport.verify.pytorch_reference import reference_of
-from hdruntime.bundle.reader import open_bundle
 from support.answers import assert_as_hugging_face, inputs_of
 from support.attention_records import recorded
 from support.comparators import assert_close, named_case
 from support.padded_batches import batches
 from support.sparse_operators import PADDINGS, token_kinds
 from support.tampered_bundles import tampered
+from support.verified import verified
 
 RADIUS, SIDE = 7, 16
 BLOCK = RADIUS + 1
@@ -114,8 +111,6 @@ def test_a_verification_finds_a_wrong_graph(tiny_bundles, tmp_path: Path, wrong:
             WRONG[wrong](last)
 
     bundle = tiny_bundles("longt5")
-    path = tampered(bundle, tmp_path / "copy", change, "model.onnx")
-    reference = reference_of(open_bundle(bundle.path), find_checkpoint(bundle.checkpoint))
-    found = verify_bundle(open_bundle(path), reference, grid=Grid.QUICK)
+    found = verified(bundle, tampered(bundle, tmp_path / "copy", change, "model.onnx"))
     assert found.passed is (wrong is None), found.summary()
     assert {check.case.padding for check in found.checks} == {"none", "right", "left"}

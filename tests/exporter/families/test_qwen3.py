@@ -14,15 +14,13 @@ from safetensors.torch import load_file, save_file
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.model.task import Task
-from hdexport.verify import Grid, verify_bundle
-from hdexport.verify.pytorch_reference import reference_of
-from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, ModelError
 from support.answers import ATOL
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.needs import needs_openvino
 from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, change_json, save_tiny_model
+from support.verified import verified
 
 
 def text_of(tokens: int) -> np.ndarray:
@@ -33,8 +31,7 @@ def text_of(tokens: int) -> np.ndarray:
 @pytest.mark.parametrize("model_type", ["qwen3", nightly_unless(False, "eurobert")])
 def test_openvino_answers_as_pytorch_in_every_precision(openvino_bundles, model_type: str) -> None:
     bundle = openvino_bundles(model_type)
-    opened = open_bundle(bundle.path)
-    found = verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=Grid.QUICK)
+    found = verified(bundle)
     assert found.passed
     assert {check.case.padding for check in found.checks if check.graph.startswith("openvino")} == {
         "none",

@@ -20,15 +20,13 @@ from hdexport.model.activations import fuse_gelu
 from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.task import Task
 from hdexport.model.weight_type import WeightType, cast_model
-from hdexport.verify import Grid, verify_bundle
-from hdexport.verify.pytorch_reference import reference_of
-from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ModelError
 from support.answers import assert_as_hugging_face
 from support.comparators import assert_close, assert_same_directions
 from support.padded_batches import batches
 from support.tampered_bundles import tampered
 from support.tiny_models import save_tiny_model
+from support.verified import verified
 
 REACH = 20
 """Of the tiny T5."""
@@ -109,11 +107,8 @@ def _shift(model: ir.Model) -> None:
 
 def test_a_wrong_table_is_found(tiny_bundles, tmp_path) -> None:
     bundle = tiny_bundles("t5")
-    wrong = open_bundle(tampered(bundle, tmp_path / "wrong", _shift, "model.onnx"))
-    reference = reference_of(wrong, find_checkpoint(bundle.checkpoint))
-    assert not verify_bundle(wrong, reference, grid=Grid.QUICK).passed
-    right = open_bundle(bundle.path)
-    assert verify_bundle(right, reference, grid=Grid.QUICK).passed
+    assert not verified(bundle, tampered(bundle, tmp_path / "wrong", _shift, "model.onnx")).passed
+    assert verified(bundle).passed
 
 
 # Half precision

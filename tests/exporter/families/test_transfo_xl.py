@@ -22,10 +22,8 @@ from hdexport.families import family_of
 from hdexport.families.transfo_xl.adaptive import AdaptiveSoftmax
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.model.task import Task
-from hdexport.verify import Grid, verify_bundle
-from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.memory_start import memory_at_start
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, ModelError
 from hdruntime.jobs import JobOptions, plan_job
 from hdruntime.jobs.rows import Columns
@@ -34,6 +32,7 @@ from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
 from support.job_runs import read, run
 from support.tiny_models import change_json, save_tiny_model
+from support.verified import verified
 
 DATA = Path(__file__).parents[2] / "data" / "transfo_xl"
 VARIANTS = ("clusters", "pre_lnorm", "shared_biases", "untied")
@@ -267,11 +266,6 @@ def test_a_token_that_would_see_none_is_refused(tiny_bundles) -> None:
 def test_another_memory_than_in_training_is_asked_for(traced_models) -> None:
     model = traced_models("transfo-xl", "text-scoring", recurrence=12, same_length=True)
     assert model.manifest.most_memory == 12
-
-
-def verified(bundle: Any) -> Any:
-    opened = open_bundle(bundle.path)
-    return verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=Grid.QUICK)
 
 
 def test_scores_are_verified_against_pytorch(stored_bundles) -> None:
