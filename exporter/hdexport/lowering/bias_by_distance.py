@@ -12,6 +12,8 @@ from hdplugins import ONNX_DOMAIN
 if TYPE_CHECKING:
     import onnx_ir
 
+    from hdplugins.attention.body_maker import Op, Value
+
 _KEY_MASK, _SCORES = 3, 4
 """Positions of these inputs of the operator."""
 
@@ -64,69 +66,56 @@ class BiasesByDistance:
         return self._biases[scores, is_short]
 
     def _add_function(self) -> None:
-        import onnx
         import onnx_ir as ir
 
+        from hdplugins.attention.body_maker import function_of_body
+
         # Its operators mean the same from opset 18 on, and onnx refuses a function of another opset than the graph's.
-        opset = self._model.graph.opset_imports[""]
-        body = _COPIED if self._by_rows else _LOOKED_UP
-        text = _FUNCTION.format(domain=ONNX_DOMAIN, opset=opset, name=_NAME, body=body)
-        function = ir.serde.deserialize_function(onnx.parser.parse_function(text))
+        opset, body = self._model.graph.opset_imports[""], _copied if self._by_rows else _looked_up
+        proto = function_of_body(body, domain=ONNX_DOMAIN, name=_NAME, opset=opset)
+        function = ir.serde.deserialize_function(proto)
         self._model.functions[function.identifier()] = function
 
 
-_FUNCTION = """
-<domain: "{domain}", opset_import: ["" : {opset}]>
-{name} (scores_by_distance, key_mask) => (bias)
-{{
-    zero_1d = Constant <value_ints = [0]> ()
-    one_1d = Constant <value_ints = [1]> ()
-    two_1d = Constant <value_ints = [2]> ()
-    tokens_1d = Shape <start = 1, end = 2> (key_mask)
-    distances_1d = Shape <start = 3, end = 4> (scores_by_distance)
-    twice_reach_1d = Sub (distances_1d, one_1d)
-    reach_1d = Div (twice_reach_1d, two_1d)
-    {body}
-}}
-"""
+def _copied(op: Op, scores_by_distance: Value, key_mask: Value) -> Value:
+    """The biases, each row of a head copied at once.
 
-# A head after another: in a row of two texts' length, from the farthest key before a query on. Its copies are as many
-# as queries, and flattened, each row begins one number less than a row after the one before it.
-_COPIED = """
-    last_1d = Sub (tokens_1d, one_1d)
-    before_1d = Sub (last_1d, reach_1d)
-    behind_1d = Sub (tokens_1d, reach_1d)
-    around = Concat <axis = 0> (zero_1d, before_1d, zero_1d, behind_1d)
-    width_1d = Add (tokens_1d, tokens_1d)
-    copies_shape = Concat <axis = 0> (tokens_1d, width_1d)
-    flat_shape = Constant <value_ints = [-1]> ()
-    shorter_1d = Sub (width_1d, one_1d)
-    kept_1d = Mul (tokens_1d, shorter_1d)
-    kept_end_1d = Add (kept_1d, last_1d)
-    rows_shape = Concat <axis = 0> (tokens_1d, shorter_1d)
-    numbers = Squeeze (scores_by_distance, zero_1d)
-    biases = Scan <num_scan_inputs = 1, body = spread (float[1, distances] head_numbers) => (float[q, k] head_bias) {
-        row = Pad <mode = "edge"> (head_numbers, around)
-        copies = Expand (row, copies_shape)
-        flat = Reshape (copies, flat_shape)
-        kept = Slice (flat, last_1d, kept_end_1d, zero_1d)
-        rows = Reshape (kept, rows_shape)
-        head_bias = Slice (rows, zero_1d, tokens_1d, one_1d)
-    }> (numbers)
-    bias = Unsqueeze (biases, zero_1d)
-"""
+    A head after another: in a row of two texts' length, from the farthest key before a query on. Its copies are as many
+    as queries, and flattened, each row begins one number less than a row after the one before it.
+    """
+    from hdplugins.attention.body_maker import scan
 
-_LOOKED_UP = """
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    tokens = Squeeze (tokens_1d)
-    places = Range (zero, tokens, one)
-    key_row = Unsqueeze (places, zero_1d)
-    query_column = Unsqueeze (places, one_1d)
-    distance = Sub (key_row, query_column)
-    row_or_beyond = Add (distance, reach_1d)
-    row_or_above = Max (row_or_beyond, zero_1d)
-    row = Min (row_or_above, twice_reach_1d)
-    biases = Gather <axis = 3> (scores_by_distance, row)
-    bias = Squeeze (biases, two_1d)
-"""
+    tokens_1d, reach_1d = op.Shape(key_mask, start=1, end=2), _reach(op, scores_by_distance)
+    last_1d = op.Sub(tokens_1d, [1])
+    around = op.Concat([0], op.Sub(last_1d, reach_1d), [0], op.Sub(tokens_1d, reach_1d), axis=0)
+    width_1d = op.Add(tokens_1d, tokens_1d)
+    shorter_1d = op.Sub(width_1d, [1])
+    copies_shape, rows_shape = op.Concat(tokens_1d, width_1d, axis=0), op.Concat(tokens_1d, shorter_1d, axis=0)
+    kept_end_1d = op.Add(op.Mul(tokens_1d, shorter_1d), last_1d)
+
+    def spread(op: Op, head_numbers: Value) -> Value:
+        row = op.Pad(head_numbers, around, mode="edge")
+        kept = op.Slice(op.Reshape(op.Expand(row, copies_shape), [-1]), last_1d, kept_end_1d, [0])
+        head_bias: Value = op.Slice(op.Reshape(kept, rows_shape), [0], tokens_1d, [1])
+        return head_bias
+
+    numbers = op.Squeeze(scores_by_distance, [0])
+    bias: Value = op.Unsqueeze(scan(op, spread, numbers, shapes=[("queries", "keys")]), [0])
+    return bias
+
+
+def _looked_up(op: Op, scores_by_distance: Value, key_mask: Value) -> Value:
+    """The biases, each number looked up."""
+    tokens, reach_1d = op.Squeeze(op.Shape(key_mask, start=1, end=2)), _reach(op, scores_by_distance)
+    places = op.Range(0, tokens, 1)
+    distance = op.Sub(op.Unsqueeze(places, [0]), op.Unsqueeze(places, [1]))  # [queries, keys]
+    row = op.Min(op.Max(op.Add(distance, reach_1d), [0]), op.Add(reach_1d, reach_1d))
+    bias: Value = op.Squeeze(op.Gather(scores_by_distance, row, axis=3), [2])
+    return bias
+
+
+def _reach(op: Op, scores_by_distance: Value) -> Value:
+    """[1], the largest distance that has a number of its own."""
+    distances_1d = op.Shape(scores_by_distance, start=3, end=4)
+    reach_1d: Value = op.Div(op.Sub(distances_1d, [1]), [2])
+    return reach_1d

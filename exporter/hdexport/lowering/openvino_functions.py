@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ["OPSET", "SharedFunctions"]
 
+import functools
 import inspect
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,21 +68,18 @@ class SharedFunctions:
 
     def _add(self, body: Body, inputs: int, numbers: dict[str, Any]) -> tuple[str, int]:
         """Give the graph a function; returns its name, and how many outputs it has."""
-        import onnx
         import onnx_ir as ir
 
-        from hdplugins.attention.body_maker import Op, Value
+        from hdplugins.attention.body_maker import function_of_body
 
         _, *names = inspect.signature(body).parameters
-        proto = onnx.FunctionProto(
+        proto = function_of_body(
+            functools.partial(body, **numbers),
             domain=_DOMAIN,
             name=f"{body.__name__}_{len(self._functions)}",
-            input=names[:inputs],
-            opset_import=[onnx.helper.make_opsetid("", OPSET)],
+            inputs=names[:inputs],
+            opset=OPSET,
         )
-        returned = body(Op(proto.node, itertools.count(), OPSET), *map(Value, proto.input), **numbers)
-        outputs = [returned] if isinstance(returned, Value) else returned
-        proto.output.extend(output.name for output in outputs)
         function = ir.serde.deserialize_function(proto)
         self._model.functions[function.identifier()] = function
-        return proto.name, len(outputs)
+        return function.name, len(function.outputs)

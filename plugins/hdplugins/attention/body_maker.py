@@ -15,6 +15,7 @@ __all__ = [
     "choose",
     "float_attribute",
     "function",
+    "function_of_body",
     "function_of_node",
     "integer_attribute",
     "scan",
@@ -60,7 +61,7 @@ class Op:
         TypeError: the operator has no such attribute, or another number of inputs.
     """
 
-    def __init__(self, nodes: Any, numbers: Iterator[int], opset: int = ONNX_OPSET) -> None:
+    def __init__(self, nodes: Any, numbers: Iterator[int], opset: int) -> None:
         self._nodes, self._numbers, self._opset = nodes, numbers, opset
         self._constants: dict[str, Value] = {}
 
@@ -183,16 +184,37 @@ def function(operator: Operator, body: Callable[..., Value], *, inputs: int, suf
     Raises:
         onnx.checker.ValidationError: a loop appends a node to the graph around the loop.
     """
-    proto = onnx.FunctionProto(
-        domain=ONNX_DOMAIN,
-        name=operator.name + suffix,
-        input=operator.inputs[:inputs],
-        attribute=operator.attributes,
-        opset_import=[helper.make_opsetid("", ONNX_OPSET)],
-    )
-    attended = body(Op(proto.node, itertools.count()), *map(Value, proto.input))
-    proto.output.append(attended.name)
+    name, names = operator.name + suffix, operator.inputs[:inputs]
+    proto = function_of_body(body, domain=ONNX_DOMAIN, name=name, inputs=names, attributes=operator.attributes)
     onnx.checker.check_function(proto)
+    return proto
+
+
+def function_of_body(
+    body: Callable[..., Any],
+    *,
+    domain: str,
+    name: str,
+    inputs: Sequence[str] | None = None,
+    attributes: Sequence[str] = (),
+    opset: int = ONNX_OPSET,
+) -> onnx.FunctionProto:
+    """Build a function.
+
+    Args:
+        body: a function that takes `op` and the inputs, and returns a value or a tuple of values.
+        domain: the domain of the function.
+        name: the name of the function.
+        inputs: the names of the inputs; None for the names that the body gives to its parameters.
+        attributes: the names of the attributes that the nodes have.
+        opset: of the operators of ONNX.
+    """
+    if inputs is None:
+        _, *inputs = inspect.signature(body).parameters
+    opsets = [helper.make_opsetid("", opset)]
+    proto = onnx.FunctionProto(domain=domain, name=name, input=inputs, attribute=attributes, opset_import=opsets)
+    outputs = _outputs_of(body(Op(proto.node, itertools.count(), opset), *map(Value, proto.input)))
+    proto.output.extend(output.name for output in outputs)
     return proto
 
 

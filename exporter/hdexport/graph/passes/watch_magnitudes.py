@@ -12,10 +12,12 @@ from hdexport.attention.kinds import lowering_of
 from hdexport.graph.passes.module_names import module_names
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.nodes import operator_nodes, operator_of
-from hdplugins import ONNX_DOMAIN, ONNX_OPSET
+from hdplugins import ONNX_DOMAIN
 
 if TYPE_CHECKING:
     import onnx_ir
+
+    from hdplugins.attention.body_maker import Op, Value
 
 _DENSE = "DenseAttention"
 
@@ -54,40 +56,6 @@ _SCORES_DOMAIN, _SCORES = "hdexport.range", "LargestScore"
 _MOST_QUERIES = 512
 """Queries of a text whose scores are looked at, evenly spread: all scores of a long text take longer than the model."""
 
-# One head of keys after another, so that little is held. The query is scaled, as in the body of dense attention: these
-# are the products that a runtime without a fused attention writes out in float16.
-_SCORES_BODY = f"""
-<domain: "{_SCORES_DOMAIN}", opset_import: ["" : {ONNX_OPSET}]>
-{_SCORES} <scale> (query, key) => (largest)
-{{
-    first = Constant <value_ints = [0]> ()
-    token_axis = Constant <value_ints = [2]> ()
-    most_queries = Constant <value_ints = [{_MOST_QUERIES}]> ()
-    all_but_one = Constant <value_ints = [{_MOST_QUERIES - 1}]> ()
-    tokens = Shape <start = 2, end = 3> (query)
-    rounded_up = Add (tokens, all_but_one)
-    step = Div (rounded_up, most_queries)
-    some_queries = Slice (query, first, tokens, token_axis, step)
-    scale_value = Constant <value_float: float = @scale> ()
-    scaled_query = Mul (some_queries, scale_value)
-    kv_heads = Shape <start = 1, end = 2> (key)
-    row_axes = Constant <value_ints = [-1, 0]> ()
-    grouped_shape = Concat <axis = 0> (first, kv_heads, row_axes)
-    grouped_query = Reshape (scaled_query, grouped_shape)
-    of_heads = Scan <num_scan_inputs = 2, scan_input_axes = [1, 1], body = of_head (
-        float[batch, queries, head_dim] head_query, float[batch, keys, head_dim] head_key
-    ) => (float[] largest_of_head) {{
-        turned_key = Transpose <perm = [0, 2, 1]> (head_key)
-        products = MatMul (head_query, turned_key)
-        highest = ReduceMax <keepdims = 0> (products)
-        lowest = ReduceMin <keepdims = 0> (products)
-        depth = Neg (lowest)
-        largest_of_head = Max (highest, depth)
-    }}> (grouped_query, key)
-    largest = ReduceMax <keepdims = 0> (of_heads)
-}}
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
@@ -121,12 +89,12 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
         The watched values, in graph order, and the names of outputs that hold, for each of the graph's own, the sum of
         its magnitudes: NaN where there is NaN in it.
     """
-    import onnx.parser
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     from hdexport.graph.passes.widen_to_float32 import widen_to_float32
     from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN
+    from hdplugins.attention.body_maker import function_of_body
 
     graph = model.graph
     half = {output for node in graph for output in node.outputs if output.dtype is ir.DataType.FLOAT16}
@@ -137,7 +105,8 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     sums = [watcher.sum_of_magnitudes(graph, output) for output in graph.outputs]
     graph.outputs[:] = [*(value for value, _ in magnitudes), *sums]
     widen_to_float32(model)
-    scores = ir.serde.deserialize_function(onnx.parser.parse_function(_SCORES_BODY))
+    body = function_of_body(_largest_score, domain=_SCORES_DOMAIN, name=_SCORES, attributes=["scale"])
+    scores = ir.serde.deserialize_function(body)
     model.functions[scores.identifier()] = scores
     parts = SharedParts(model)
     for node in operator_nodes(model, _DENSE):
@@ -151,6 +120,29 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
         names = {"node": of_node[_NODE], "operator": of_node[_OPERATOR], "module": of_node[_MODULE]}
         watched.append(Watched(output=str(value.name), **names))
     return watched, [str(value.name) for value in sums]
+
+
+def _largest_score(op: Op, query: Value, key: Value) -> Value:
+    """The largest magnitude of some queries' scores.
+
+    One head of keys after another, so that little is held. The query is scaled, as in the body of dense attention:
+    these are the products that a runtime without a fused attention writes out in float16.
+    """
+    from hdplugins.attention.body_maker import float_attribute, scan
+
+    tokens_1d = op.Shape(query, start=2, end=3)
+    step_1d = op.Div(op.Add(tokens_1d, [_MOST_QUERIES - 1]), [_MOST_QUERIES])
+    some_queries = op.Mul(op.Slice(query, [0], tokens_1d, [2], step_1d), float_attribute(op, "scale"))
+    grouped = op.Reshape(some_queries, op.Concat([0], op.Shape(key, start=1, end=2), [-1, 0], axis=0))
+
+    def of_head(op: Op, head_query: Value, head_key: Value) -> Value:
+        products = op.MatMul(head_query, op.Transpose(head_key, perm=[0, 2, 1]))
+        largest: Value = op.Max(op.ReduceMax(products, keepdims=0), op.Neg(op.ReduceMin(products, keepdims=0)))
+        return largest
+
+    heads_first = [op.Transpose(states, perm=[1, 0, 2, 3]) for states in (grouped, key)]
+    largest: Value = op.ReduceMax(scan(op, of_head, *heads_first, shapes=[()]), keepdims=0)
+    return largest
 
 
 def _label(graph: onnx_ir.Graph) -> None:
