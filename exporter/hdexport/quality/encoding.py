@@ -14,7 +14,7 @@ import numpy as np
 from hdexport.quality.queries import Collection
 from hdruntime.arrays import FloatingArray
 from hdruntime.session import Session
-from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
+from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled_text
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.similarity import similarities
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
@@ -109,13 +109,15 @@ def vectors_of(
     """
     output = embedding_output(session.manifest)
     unique = {tuple(encoding.input_ids): encoding for encoding in encodings}
+    texts = list(unique.values())
     places = {ids: place for place, ids in enumerate(unique)}
     begin(sum(map(len, unique)))
     vectors = np.empty((len(unique), embedding_size(session.manifest)), np.float32)
-    for result in session.run_batches(list(unique.values()), outputs=[output.name]):
+    for result in session.run_batches(texts, outputs=[output.name]):
         if result.errors:
             raise next(iter(result.errors.values()))
-        values = result.outputs[output.name]
-        vectors[result.rows] = mean_over_tokens(values, result.attention_mask) if output.has_tokens_axis else values
+        for index, row in enumerate(result.rows):
+            values = session.outputs_of_row(result, index, len(texts[row]))[output.name]
+            vectors[row] = pooled_text(values, Pooling.MEAN) if output.has_tokens_axis else values
         line.did(int(result.attention_mask.sum()))
     return vectors[[places[tuple(encoding.input_ids)] for encoding in encodings]]
