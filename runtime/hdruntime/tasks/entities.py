@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.tasks.task import Outputs, Task, Text, Values
-from hdruntime.text.entities import Aggregation, Entity, EntityFinder
+from hdruntime.text.classes import labels_of
+from hdruntime.text.entities import Aggregation, Entity, entities
 from hdruntime.text.tokenization import Encoding
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Entities(Task):
 
     def __init__(self, manifest: Manifest, tokenizer: Any, aggregation: Aggregation) -> None:
         super().__init__(manifest)
-        self._find = EntityFinder(manifest, tokenizer, aggregation)
+        self._labels, self._tokenizer, self._aggregation = labels_of(manifest), tokenizer, aggregation
 
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
@@ -42,4 +43,11 @@ class Entities(Task):
         return {"entities": [dataclasses.asdict(entity) for entity in answer]}
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> list[Entity]:
-        return self._find(outputs["logits"], text=text.text, encoding=encoding)
+        return entities(
+            outputs["logits"],
+            self._labels,
+            text=text.text,
+            encoding=encoding,
+            aggregation=self._aggregation,
+            tokenizer=self._tokenizer,
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Aggregation", "Entity", "EntityFinder", "continued_words", "entities"]
+__all__ = ["Aggregation", "Entity", "entities"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.bundle.manifest import Manifest
-from hdruntime.text.classes import labels_of
 from hdruntime.text.scores import shortest, softmax
 from hdruntime.text.tokenization import Encoding
 
@@ -46,44 +44,14 @@ class Entity:
     score: float
 
 
-class EntityFinder:
-    """Entities by a bundle's labels and tokenizer.
-
-    Args:
-        manifest: of the bundle.
-        tokenizer: a ``tokenizers.Tokenizer``, the bundle's.
-        aggregation: how tokens are grouped.
-    """
-
-    def __init__(self, manifest: Manifest, tokenizer: Any, aggregation: Aggregation) -> None:
-        self._labels, self._tokenizer, self._aggregation = labels_of(manifest), tokenizer, aggregation
-
-    def __call__(self, logits: np.ndarray, *, text: str, encoding: Encoding) -> list[Entity]:
-        """The entities of a text; see :func:`entities`.
-
-        Args:
-            logits: [tokens, labels], float32.
-            text: the tokenised text, of any length.
-            encoding: all its tokens.
-        """
-        return entities(
-            logits,
-            self._labels,
-            text=text,
-            encoding=encoding,
-            aggregation=self._aggregation,
-            continues=continued_words(self._tokenizer, encoding, text),
-        )
-
-
 def entities(
     logits: np.ndarray,
     labels: Sequence[str],
     *,
     text: str,
     encoding: Encoding,
-    aggregation: Aggregation = Aggregation.NONE,
-    continues: Sequence[bool] = (),
+    aggregation: Aggregation,
+    tokenizer: Any,
 ) -> list[Entity]:
     """The parts of a text that have a label other than `OUTSIDE_LABEL`, in order; special tokens have none.
 
@@ -95,11 +63,12 @@ def entities(
         text: the tokenised text.
         encoding: its tokens.
         aggregation: how tokens are grouped.
-        continues: [tokens], whether a token continues the previous word; used only to find words.
+        tokenizer: a ``tokenizers.Tokenizer``, which tells words apart.
     """
     scores = softmax(logits)
     words: list[list[int]] = []
     by_word = aggregation not in (Aggregation.NONE, Aggregation.SIMPLE)
+    continues = _continued_words(tokenizer, encoding, text) if by_word else []
     for token, sequence in enumerate(encoding.sequence_ids):
         if sequence is None:
             continue
@@ -122,7 +91,7 @@ def entities(
     ]
 
 
-def continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool]:
+def _continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool]:
     """[tokens], whether each continues the previous word, as in transformers' pipeline.
 
     Args:

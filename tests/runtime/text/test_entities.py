@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast, TokenClassificationPipeline
 
 from hdruntime.errors import InputError, OutputExistsError
-from hdruntime.text.entities import Aggregation, continued_words, entities
+from hdruntime.text.entities import Aggregation, entities
 from hdruntime.text.tokenization import TextTokenizer
 from support.job_runs import VOCABULARY, gather_bundle, read, run, write_rows
 
@@ -79,8 +79,8 @@ def ours(model: Any, path: Path, text: str, aggregation: Aggregation) -> list[tu
     (encoding,) = tokenizer.encode([text])
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([encoding.input_ids])).logits[0].numpy()
-    continues = continued_words(tokenizer.whole, encoding, text)
-    found = entities(logits, LABELS, text=text, encoding=encoding, aggregation=aggregation, continues=continues)
+    options = {"aggregation": aggregation, "tokenizer": tokenizer.whole}
+    found = entities(logits, LABELS, text=text, encoding=encoding, **options)
     assert all(entity.text == text[entity.start : entity.end] for entity in found)
     return [(entity.start, entity.end, entity.label, pytest.approx(entity.score, rel=1e-5)) for entity in found]
 
