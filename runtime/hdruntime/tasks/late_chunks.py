@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError
-from hdruntime.tasks.task import Outputs, Pending, Task, Text, Values
-from hdruntime.text.chunking import SENTENCES, LateChunking, LateChunks, TextChunks, tokens_per_chunk
+from hdruntime.tasks.task import Pending, Task, Text, Values
+from hdruntime.text.chunking import SENTENCES, LateChunking, TextChunks, tokens_per_chunk
 from hdruntime.text.splitting import SplitEncoding, SplitPooling
 
 if TYPE_CHECKING:
@@ -54,18 +54,7 @@ class ChunkEmbeddings(Task):
         begun = self._chunking.begin(split, text.text, self._rule or spans, prompt=prompt)
         if self._some and not len(begun):
             raise InputError("The text has no chunk: it has no token, or no chunk is given for it.\nLeave it out.")
-        return _Chunks(begun, self.outputs[0])
-
-
-class _Chunks:
-    def __init__(self, begun: LateChunks, output: str) -> None:
-        self._begun, self._output = begun, output
-
-    def add(self, piece: int, outputs: Outputs) -> None:
-        self._begun.add(piece, outputs[self._output])
-
-    def finished(self) -> TextChunks:
-        return self._begun.finished()
+        return begun
 
 
 def column_of_spans(late_chunking: str) -> str | None:

@@ -13,7 +13,7 @@ __all__ = ["SENTENCES", "LateChunking", "LateChunks", "Spans", "TextChunks", "ov
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,7 +142,7 @@ class LateChunking:
             spans=spans,
             tokens=last - first,
             pooled=np.stack([pooled_first, pooled_last], axis=1),
-            dimensions=int(self.output.shape[-1]),
+            output=self.output,
             normalizes=self._normalizes,
         )
 
@@ -157,7 +157,7 @@ class LateChunks:
         spans: int64 [chunks, 2], in characters.
         tokens: int64 [chunks], number of the text's own tokens.
         pooled: int64 [chunks, 2], first token and the one after the last, special tokens and the prompt counted.
-        dimensions: of a state.
+        output: the states of tokens.
         normalizes: whether vectors have length 1.
     """
 
@@ -168,24 +168,25 @@ class LateChunks:
         spans: IntArray,
         tokens: IntArray,
         pooled: IntArray,
-        dimensions: int,
+        output: TensorSpec,
         normalizes: bool,
     ) -> None:
         self._split, self._spans, self._tokens, self._pooled = split, spans, tokens, pooled
-        self._sums = np.zeros((len(spans), dimensions), np.float64)
-        self._normalizes = normalizes
+        self._sums = np.zeros((len(spans), int(output.shape[-1])), np.float64)
+        self._output, self._normalizes = output.name, normalizes
 
     def __len__(self) -> int:
         """Number of chunks."""
         return len(self._spans)
 
-    def add(self, piece: int, states: FloatArray) -> None:
+    def add(self, piece: int, outputs: Mapping[str, FloatArray]) -> None:
         """Add the states of a macro chunk's tokens; each macro chunk is added once, in any order.
 
         Args:
             piece: its number.
-            states: float32 [tokens of the macro chunk, dimensions].
+            outputs: its outputs; the states are float32 [tokens of the macro chunk, dimensions].
         """
+        states = outputs[self._output]
         low, high = self._split.cuts[piece], self._split.cuts[piece + 1]
         offset = piece * self._split.step
         first, last = self._pooled.clip(low, high).T - offset
