@@ -8,7 +8,6 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from hdruntime.backends.cpu_choice import CPU_BACKENDS
@@ -127,12 +126,7 @@ class BundleModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _tokenizer_for(self, tokens: int | str | None, *, own_length: int | None = None) -> TextTokenizer:
@@ -207,9 +201,6 @@ class BundleModel:
     def _check_call(self, batch_size: int | None, device: object) -> None:
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for the fastest.")
-        self._check_device(device)
-
-    def _check_device(self, device: object) -> None:
         here = "cpu" if self._session.backend in CPU_BACKENDS else "cuda"
         if device is not None and str(device).partition(":")[0] != here:
             raise InputError(
