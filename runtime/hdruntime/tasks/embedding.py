@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.tasks.task import Outputs, Pairs, Task, Text, Values
-from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled_text
-from hdruntime.text.streamed import SENTENCE_EMBEDDING
+from hdruntime.text.pooling import SENTENCE_EMBEDDING, Pooling, embedding_output, embedding_size, pooled_text
 from hdruntime.text.tokenization import Encoding
 
 if TYPE_CHECKING:

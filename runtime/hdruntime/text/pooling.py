@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Pooling", "embedding_output", "embedding_size", "pooled_text"]
+__all__ = ["SENTENCE_EMBEDDING", "Pooling", "embedding_output", "embedding_size", "pooled_text"]
 
 from collections.abc import Callable
 from enum import Enum
@@ -13,6 +13,9 @@ import numpy.typing as npt
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, TensorSpec
 from hdruntime.errors import InputError
+
+SENTENCE_EMBEDDING = "sentence_embedding"
+"""Output with a vector for each text: [batch, embedding_size], float32."""
 
 
 class Pooling(str, Enum):
@@ -33,7 +36,7 @@ def embedding_output(manifest: Manifest) -> TensorSpec:
         InputError: the bundle's task has no embeddings.
     """
     outputs = {spec.name: spec for spec in manifest.outputs}
-    for name in ("sentence_embedding", "last_hidden_state"):
+    for name in (SENTENCE_EMBEDDING, "last_hidden_state"):
         if name in outputs:
             return outputs[name]
     advice = "Rebuild it with --task feature-extraction or --task sentence-similarity."

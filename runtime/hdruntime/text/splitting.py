@@ -35,9 +35,8 @@ import numpy as np
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.errors import InputError
+from hdruntime.text.pooling import SENTENCE_EMBEDDING
 from hdruntime.text.tokenization import Encoding
-
-_SENTENCE_EMBEDDING = "sentence_embedding"
 
 _UNIT_TOLERANCE = 1e-3
 """How far from 1 the length of a normalised vector may be: float16 has it within 5e-4."""
@@ -124,14 +123,14 @@ def merged(
     """
     if len(split.pieces) == 1:
         return dict(outputs[0])
-    with_tokens = {spec.name for spec in specs if spec.shape[1:2] == ("tokens",)}
+    with_tokens = {spec.name for spec in specs if spec.has_tokens_axis}
     whole = {}
     for name in outputs[0]:
         values = [of_piece[name] for of_piece in outputs]
         if name in with_tokens:
             whole[name] = _stitched(split, values)
         else:
-            pool = pooled_embedding if name == _SENTENCE_EMBEDDING else pooled_logits
+            pool = pooled_embedding if name == SENTENCE_EMBEDDING else pooled_logits
             whole[name] = pool(split, values, pooling)
     return whole
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SENTENCE_EMBEDDING", "StreamedOutputs"]
+__all__ = ["StreamedOutputs"]
 
 from collections.abc import Mapping, Sequence
 
@@ -13,10 +13,8 @@ from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.errors import InputError
 from hdruntime.text.embeddings import normalized
-from hdruntime.text.pooling import embedding_output
+from hdruntime.text.pooling import SENTENCE_EMBEDDING, embedding_output
 from hdruntime.text.tokenization import Encoding
-
-SENTENCE_EMBEDDING = "sentence_embedding"
 
 _POOLINGS = ("mean", "max", "lasttoken")
 """Poolings that a document's segments determine, from its tokens' vectors, one after the other."""
