@@ -21,7 +21,6 @@ __all__ = [
     "in_one_piece",
     "merged",
     "pooled_embedding",
-    "pooled_logits",
     "split_encodings",
 ]
 
@@ -130,7 +129,7 @@ def merged(
         if name in with_tokens:
             whole[name] = _stitched(split, values)
         else:
-            pool = pooled_embedding if name == SENTENCE_EMBEDDING else pooled_logits
+            pool = pooled_embedding if name == SENTENCE_EMBEDDING else _pooled_logits
             whole[name] = pool(split, values, pooling)
     return whole
 
@@ -151,7 +150,7 @@ def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], poolin
     """
     if len(split.pieces) == 1:
         return vectors[0]
-    pooled = pooled_logits(split, vectors, pooling)
+    pooled = _pooled_logits(split, vectors, pooling)
     lengths = np.linalg.norm(np.stack(vectors).astype(np.float64), axis=1)
     if (np.abs(lengths - 1) > _UNIT_TOLERANCE).any():
         return pooled
@@ -160,19 +159,8 @@ def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], poolin
     return (pooled / max(length, np.finfo(np.float32).tiny)).astype(np.float32)
 
 
-def pooled_logits(split: SplitEncoding, logits: Sequence[FloatArray], pooling: PiecePooling) -> FloatArray:
-    """A text's row of logits from its pieces' rows.
-
-    Args:
-        split: the text.
-        logits: [pieces], each float32 [labels].
-        pooling: how.
-
-    Returns:
-        float32 [labels].
-    """
-    if len(split.pieces) == 1:
-        return logits[0]
+def _pooled_logits(split: SplitEncoding, logits: Sequence[FloatArray], pooling: PiecePooling) -> FloatArray:
+    """A text's row of logits from its pieces' rows, [pieces], each float32 [labels]."""
     stacked = np.stack(logits)
     if pooling is SplitPooling.MAX:
         return stacked.max(axis=0)
@@ -189,9 +177,9 @@ def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool)
     # The room beside a first text is its own; that beside special tokens alone is every text's.
     if stride < 0 or (stride >= room and not (fits and is_pair)):
         raise _room_error(name, max_len, stride, room)
-    step = max(1, room - stride)
     if fits:
-        return SplitEncoding(whole=whole, pieces=[whole], step=step, cuts=[0, len(whole)])
+        return in_one_piece(whole)
+    step = room - stride
     # A piece starts wherever the one before it does not reach the end.
     starts = range(start, end - stride, step)
     pieces = [_piece(whole, start, first, min(first + room, end), end) for first in starts]
