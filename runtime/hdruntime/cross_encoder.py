@@ -37,9 +37,8 @@ from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text
 from hdruntime.text.checks import checked_choice, checked_texts, listed
 from hdruntime.text.classes import check_classifier, check_reranker
-from hdruntime.text.logits import Activation, activated
+from hdruntime.text.logits import Activation, activated, softmax
 from hdruntime.text.prompts import chosen_prompt
-from hdruntime.text.scores import softmax
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from hdruntime.arrays import FloatArray
+from hdruntime.arrays import FloatArray, WideArray
 from hdruntime.errors import InputError
-from hdruntime.text.scores import shortest
+from hdruntime.text.logits import shortest
 from hdruntime.text.splitting import SplitEncoding
 from hdruntime.text.tokenization import Encoding
 
@@ -29,8 +28,6 @@ MAX_ANSWER_TOKENS = 30
 
 _SPARE_SPANS = 10
 """Spans of a piece beside twice the asked number, since tokens that are parts of one character have the same place."""
-
-LogShares = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -129,17 +126,17 @@ def best_answers(
     return best or [Answer("", 0, 0, 0.0)]
 
 
-def _log_shares(logits: FloatArray) -> LogShares:
+def _log_shares(logits: FloatArray) -> WideArray:
     """Log-probabilities, float64 [candidates]."""
     if not len(logits):
         return np.zeros(0)
     shifted = logits.astype(np.float64) - float(logits.max())
-    shares: LogShares = shifted - np.log(np.exp(shifted).sum())
+    shares: WideArray = shifted - np.log(np.exp(shifted).sum())
     return shares
 
 
 def _best_spans(
-    starts: LogShares, ends: LogShares, piece: Encoding, inside: Sequence[int], options: AnswerOptions
+    starts: WideArray, ends: WideArray, piece: Encoding, inside: Sequence[int], options: AnswerOptions
 ) -> Iterator[_Span]:
     """The best spans of the context's tokens in a piece, `inside`; enough for all answers that are asked for."""
     tokens = len(inside)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.text.scores import shortest, softmax
+from hdruntime.text.logits import shortest, softmax
 from hdruntime.text.tokenization import Encoding
 
 OUTSIDE_LABEL = "O"

@@ -11,17 +11,19 @@ __all__ = [
     "activated",
     "classification",
     "fillings",
+    "shortest",
+    "softmax",
     "text_score",
 ]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
 from hdruntime.errors import InputError
-from hdruntime.text.scores import shortest, softmax
 from hdruntime.text.tokenization import Encoding
 
 FILL_MASK_CHOICES = 5
@@ -127,6 +129,20 @@ def text_score(log_probabilities: np.ndarray) -> TextScore:
 def activated(logits: np.ndarray, activation: Activation) -> np.ndarray:
     """The scores of logits [..., labels], float32; of `Activation.IDENTITY` the logits themselves."""
     return _ACTIVATIONS[activation](logits)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Softmax over the last axis, in float32: no logit is too large, since the largest is subtracted first."""
+    # A logit so far below the largest that the difference overflows has a share of zero, as it should.
+    with np.errstate(over="ignore"):
+        shifted = logits.astype(np.float32) - logits.max(axis=-1, keepdims=True).astype(np.float32)
+    exponentials = np.exp(shifted)
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def shortest(value: np.floating[Any]) -> float:
+    """The float with the fewest digits that is this float32; 0.1 rather than 0.10000000149011612."""
+    return float(str(np.float32(value)))
 
 
 def _sigmoid(logits: np.ndarray) -> np.ndarray:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from hdruntime.errors import InputError
-from hdruntime.text.logits import Activation, classification, fillings, text_score
-from hdruntime.text.scores import softmax
+from hdruntime.text.logits import Activation, classification, fillings, softmax, text_score
 from hdruntime.text.tokenization import Encoding
 
 LN2, LN3, LN4 = math.log(2), math.log(3), math.log(4)
