@@ -137,11 +137,19 @@ def test_few_texts_are_tokenised_at_a_time(encoder: SentenceEncoder, monkeypatch
     expected = encoder.encode(SENTENCES)
     monkeypatch.setattr(text_inference, "_WINDOW_CHARACTERS", 20)
     monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 3)
-    windows = list(text_inference._windows([Text(text=text) for text in SENTENCES]))
-    assert sorted(index for window in windows for index in window) == list(range(len(SENTENCES)))
-    assert [[len(SENTENCES[index]) for index in window] for window in windows] == [[23], [15], [15], [13], [9, 4, 0]]
-    assert [len(window) for window in text_inference._windows([Text(text="a")] * 7)] == [3, 3, 1]
+    windows: list[list[int]] = []
+    encode = text_inference.TextInference.encode
+
+    def spy(inference: text_inference.TextInference, texts: list[Text]) -> list[text_inference.TextItem]:
+        windows.append([len(text.text) for text in texts])
+        return encode(inference, texts)
+
+    monkeypatch.setattr(text_inference.TextInference, "encode", spy)
     assert (encoder.encode(SENTENCES) == expected).all()
+    assert windows == [[23], [15], [15], [13], [9, 4, 0]]
+    windows.clear()
+    encoder.encode(["a"] * 7)
+    assert [len(window) for window in windows] == [3, 3, 1]
 
 
 @pytest.mark.parametrize(

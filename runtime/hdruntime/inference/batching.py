@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["pack_by_tokens", "padded"]
+__all__ = ["grouped", "pack_by_tokens", "padded"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,24 @@ def pack_by_tokens(
                 most = min(most, most_rows(longest))
         batches[-1].append(row)
     return batches
+
+
+def grouped(sizes: Sequence[int], *, most: int, most_in_all: int) -> Iterator[slice]:
+    """Cut items into groups of neighbours; an item that is larger than a group goes alone.
+
+    Args:
+        sizes: of the items.
+        most: items of a group.
+        most_in_all: size of a group's items together.
+    """
+    first = size = 0
+    for place, of_item in enumerate(sizes):
+        if place > first and (place - first == most or size + of_item > most_in_all):
+            yield slice(first, place)
+            first, size = place, 0
+        size += of_item
+    if sizes:
+        yield slice(first, len(sizes))
 
 
 def padded(rows: Sequence[Sequence[int]], *, value: int) -> npt.NDArray[np.int64]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 __all__ = ["TextEncoder", "size_of"]
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from hdruntime.batch_session import BatchSession
 from hdruntime.errors import InputError
+from hdruntime.inference.batching import grouped
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.streaming import check_document_length
@@ -60,7 +61,10 @@ class TextEncoder:
 
     def encode(self, texts: Sequence[Text]) -> list[SplitEncoding | InputError]:
         """For each text, in order: its pieces (one unless it was split), or its error."""
-        return [encoded for chunk in _chunks(texts) for encoded in self._encode(chunk)]
+        # A very long text is encoded alone: if it is too long, no other is encoded twice.
+        sizes = [size_of(text) for text in texts]
+        chunks = grouped(sizes, most=_CHUNK_TEXTS, most_in_all=_CHUNK_CHARACTERS)
+        return [encoded for chunk in chunks for encoded in self._encode(texts[chunk])]
 
     def _encode(self, texts: Sequence[Text]) -> list[SplitEncoding | InputError]:
         try:
@@ -114,17 +118,3 @@ class TextEncoder:
         if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
             checked_inputs({manifest.ids: [ids]}, manifest, max_len=len(ids), memory=0)
         check_texts_for_marks([ids], manifest)
-
-
-def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    chunk: list[Text] = []
-    size = 0
-    for text in texts:
-        # A very long text is encoded alone: if it is too long, no other is encoded twice.
-        if chunk and (len(chunk) == _CHUNK_TEXTS or size + size_of(text) > _CHUNK_CHARACTERS):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(text)
-        size += size_of(text)
-    if chunk:
-        yield chunk

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError
+from hdruntime.inference.batching import grouped
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.inference.streaming import checked_segment
 from hdruntime.tasks.reading import Reading
@@ -268,7 +269,10 @@ def answers_of(
     """
     inference = TextInference(session, task, reading, prompt=prompt, tokenizer=tokenizer, on_done=on_done)
     answers: Any = [None] * len(texts) if into is None else into
-    for window in _windows(texts):
+    sizes = [size_of(text) for text in texts]
+    by_size = sorted(range(len(texts)), key=lambda index: -sizes[index])
+    for some in grouped([sizes[index] for index in by_size], most=_WINDOW_TEXTS, most_in_all=_WINDOW_CHARACTERS):
+        window = by_size[some]
         items = inference.encode([texts[index] for index in window])
         _raise_first(items, window, name, alone=len(texts) == 1)
         on_encoded([item.encoding.whole for item in items if item.encoding is not None])
@@ -297,21 +301,6 @@ def checked_streaming(manifest: Manifest, task: Task) -> StreamedOutputs:
             "Cut the texts: --overflow truncate"
         )
     return StreamedOutputs(manifest, task.outputs)
-
-
-def _windows(texts: Sequence[Text]) -> Iterator[list[int]]:
-    """Indices of texts, the longest first, as many at a time as are tokenised together."""
-    window: list[int] = []
-    characters = 0
-    sizes = [size_of(text) for text in texts]
-    for index in sorted(range(len(texts)), key=lambda index: -sizes[index]):
-        characters += sizes[index]
-        if window and (len(window) == _WINDOW_TEXTS or characters > _WINDOW_CHARACTERS):
-            yield window
-            window, characters = [], sizes[index]
-        window.append(index)
-    if window:
-        yield window
 
 
 def _raise_first(items: Sequence[TextItem], numbers: Sequence[int], name: str, *, alone: bool) -> None:
