@@ -14,10 +14,11 @@ import numpy as np
 from fakes.simulated_device import SimulatedDevice
 from fakes.simulated_tensorrt import SimulatedTensorRt
 from hdruntime.backends.tensorrt import TensorRtRunner
-from hdruntime.bundle.manifest import ProfileShape
+from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.bundle.reader import Bundle
 from hdruntime.gpu.device_arrays import DeviceArray
 from hdruntime.gpu.dlpack import CUDA, DlTensor, capsule_of
+from hdruntime.gpu.options import GpuOptions
 from hdruntime.session import Session
 from support.comparators import assert_close
 from support.tiny_bundle import NAN_ID, hidden_states
@@ -121,9 +122,10 @@ class Machine:
     opened: list[TensorRtRunner] = field(default_factory=list)
     uploaded: list[OnGpu] = field(default_factory=list)
 
-    def runner(self, **options: Any) -> TensorRtRunner:
+    def runner(self, backend: Backend | None = None, **options: Any) -> TensorRtRunner:
         """A runner of the bundle's engine."""
-        self.opened.append(TensorRtRunner(self.bundle, self.bundle.manifest.engines[0], **options))
+        engine, gpu = self.bundle.manifest.engines[0], GpuOptions(**options)
+        self.opened.append(TensorRtRunner(self.bundle, engine, backend=backend or Backend(engine.flavour), gpu=gpu))
         return self.opened[-1]
 
     def session(self, **options: Any) -> Session:

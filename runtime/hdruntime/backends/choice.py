@@ -248,12 +248,10 @@ def _gpu_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: Gpu
 
 
 def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions) -> Runner:
-    options = dataclasses.asdict(gpu)
-    limit_bytes = options.pop("memory_limit_bytes")
-    if limit_bytes is not None:
+    if gpu.memory_limit_bytes is not None:
         raise BackendUnavailableError(
-            f"{backend.value} holds no memory_limit_bytes ({limit_bytes}): an engine's memory was planned when it was "
-            "built.\nLeave it out, or use the backend onnxruntime_cuda."
+            f"{backend.value} holds no memory_limit_bytes ({gpu.memory_limit_bytes}): an engine's memory was planned when "
+            "it was built.\nLeave it out, or use the backend onnxruntime_cuda."
         )
     engine, _ = _best_engine(bundle, backend, machine)
     assert engine is not None
@@ -262,7 +260,7 @@ def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: 
         logger.warning("%s: %s", engine.file, remark)
     from hdruntime.backends.tensorrt import TensorRtRunner
 
-    return TensorRtRunner(bundle, engine, backend=backend, **options)
+    return TensorRtRunner(bundle, engine, backend=backend, gpu=gpu)
 
 
 def _reasons_against(bundle: Bundle, backend: Backend, machine: ThisMachine) -> tuple[str, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GraphMode", "KernelSpecialization", "TensorRtRunner"]
+__all__ = ["TensorRtRunner"]
 
-from hdruntime.backends.tensorrt.engine import KernelSpecialization
-from hdruntime.backends.tensorrt.graph_policy import GraphMode
 from hdruntime.backends.tensorrt.runner import TensorRtRunner

@@ -49,12 +49,8 @@ class TensorRtRunner:
     Args:
         bundle: lists the engine; our plugins launch its kernels.
         engine: one that this machine can run (`hdruntime.bundle.passport.differences`).
-        backend: runs the engine; None for the flavour that built it. ``Backend.TENSORRT_LEAN`` runs version-compatible
-            engines.
-        device: number of the GPU among those that CUDA offers.
-        graphs: when to use CUDA graphs.
-        most_graphs: most graphs to keep, 1 or more.
-        kernel_specialization: for TensorRT-RTX; None for its default, ``lazy``, which excludes graphs.
+        backend: runs the engine: the flavour that built it; ``Backend.TENSORRT_LEAN`` runs version-compatible engines.
+        gpu: the GPU, and the options of engines.
 
     Raises:
         InputError: an option is invalid, or options contradict each other.
@@ -72,19 +68,9 @@ class TensorRtRunner:
     """The value of text-embeddings-inference; not measured on a GPU yet."""
     most_in_flight = 2
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        engine: EngineFile,
-        *,
-        backend: Backend | None = None,
-        device: int = GpuOptions.device,
-        graphs: GraphMode | str = GpuOptions.graphs,
-        most_graphs: int = GpuOptions.most_graphs,
-        kernel_specialization: KernelSpecialization | str | None = GpuOptions.kernel_specialization,
-    ) -> None:
-        self.backend = backend or Backend(engine.flavour)
-        mode, specialization = _checked_options(self.backend, graphs, most_graphs, kernel_specialization)
+    def __init__(self, bundle: Bundle, engine: EngineFile, *, backend: Backend, gpu: GpuOptions) -> None:
+        self.backend = backend
+        mode, specialization = _checked_options(backend, gpu)
         self.max_len = min(bundle.manifest.max_len, longest(engine.profiles))
         self._profiles = engine.profiles
         self._limit = bundle.manifest.padding_limit
@@ -92,13 +78,13 @@ class TensorRtRunner:
         self._lock = threading.Lock()
         self._turn = 0
         self._closed = False
-        self._device = open_device(device)
+        self._device = open_device(gpu.device)
         with self._device.current():
             self._cache_file = self._runtime_cache_file(bundle, engine)
             cached = self._cache_file.read() if self._cache_file else None
             self._loaded = load_engine(bundle, engine, self.backend, specialization=specialization, cached=cached)
             policy = GraphPolicy(mode)
-            machine = Machine(self._device, self._loaded, policy, most_graphs=most_graphs)
+            machine = Machine(self._device, self._loaded, policy, most_graphs=gpu.most_graphs)
         self._manifest = bundle.manifest
         self._memories = [spec.name for spec in bundle.manifest.memories if spec.has_memory_axis]
         tokenizer, self._mask = bundle.manifest.tokenizer, bundle.manifest.mask
@@ -108,7 +94,7 @@ class TensorRtRunner:
         self._shapes_unsaved = False
         self._shapes: set[Choice] = set()
         self._saved = time.monotonic()
-        logger.info("%s runs %s on GPU %d", self.backend.value, engine.file, device)
+        logger.info("%s runs %s on GPU %d", self.backend.value, engine.file, gpu.device)
 
     def engine_bytes(self) -> int | None:
         """Weights and scratch memory on the GPU; see :class:`hdruntime.backends.DeviceRunner`."""
@@ -273,18 +259,16 @@ class TensorRtRunner:
         self._shapes_unsaved, self._saved = False, time.monotonic()
 
 
-def _checked_options(
-    backend: Backend, graphs: GraphMode | str, most_graphs: int, specialization: KernelSpecialization | str | None
-) -> tuple[GraphMode, KernelSpecialization]:
-    mode = checked_choice(GraphMode, graphs, option="graphs")
-    if most_graphs < 1:
-        raise InputError(f"most_graphs is {most_graphs}; it must be 1 or more. graphs='off' uses none.")
+def _checked_options(backend: Backend, gpu: GpuOptions) -> tuple[GraphMode, KernelSpecialization]:
+    mode = checked_choice(GraphMode, gpu.graphs, option="graphs")
+    if gpu.most_graphs < 1:
+        raise InputError(f"most_graphs is {gpu.most_graphs}; it must be 1 or more. graphs='off' uses none.")
     if backend is not Backend.TENSORRT_RTX:
-        if specialization is not None:
+        if gpu.kernel_specialization is not None:
             raise InputError(f"kernel_specialization is for tensorrt_rtx, not {backend.value}. Leave it out.")
         return mode, KernelSpecialization.LAZY
     lazy = KernelSpecialization.LAZY
-    wanted = checked_choice(KernelSpecialization, specialization or lazy, option="kernel_specialization")
+    wanted = checked_choice(KernelSpecialization, gpu.kernel_specialization or lazy, option="kernel_specialization")
     if wanted is not lazy or mode is GraphMode.OFF:
         return mode, wanted
     if mode is GraphMode.ON:

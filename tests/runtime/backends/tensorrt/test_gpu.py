@@ -16,6 +16,7 @@ from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import OutOfMemoryError
 from hdruntime.gpu.driver import gpus
+from hdruntime.gpu.options import GpuOptions
 from support.comparators import assert_same_directions
 
 pytestmark = pytest.mark.gpu
@@ -100,7 +101,8 @@ def new_runner(bundle: Bundle, flavour: Backend) -> Iterator[RunnerMaker]:
     def make(graphs: str | None) -> TensorRtRunner:
         eager = flavour is Backend.TENSORRT_RTX and graphs == "on"
         options = {"graphs": graphs, "kernel_specialization": "eager" if eager else None} if graphs else {}
-        opened.append(TensorRtRunner(bundle, bundle.manifest.engines[0], **options))
+        gpu = GpuOptions(**options)
+        opened.append(TensorRtRunner(bundle, bundle.manifest.engines[0], backend=flavour, gpu=gpu))
         return opened[-1]
 
     yield make

@@ -23,7 +23,9 @@ from fakes.machine import HIDDEN, LONG, SHORT, new_batch
 from fakes.simulated_tensorrt import add_engine
 from fakes.tensorrt_on_gpu import TensorRtOnGpu, compute
 from hdruntime.backends.tensorrt import TensorRtRunner
+from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
+from hdruntime.gpu.options import GpuOptions
 from support.comparators import assert_close, named_case
 from support.tiny_bundle import HIDDEN_SIZE, TABLE, hidden_states, make_bundle
 
@@ -59,7 +61,8 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bundle]:
 
 
 def runner_of(bundle: Bundle, **options: Any) -> TensorRtRunner:
-    return TensorRtRunner(bundle, bundle.manifest.engines[0], **options)
+    engine = bundle.manifest.engines[0]
+    return TensorRtRunner(bundle, engine, backend=Backend(engine.flavour), gpu=GpuOptions(**options))
 
 
 def check(batch: dict[str, np.ndarray], found: Any) -> None:
