@@ -122,29 +122,13 @@ class TensorRtRunner:
             InputError: no profile accepts so many rows or tokens.
         """
         memory = next((inputs[name].shape[1] for name in self._memories), 0)
-        return self._start(self._choice(*inputs[self._mask].shape, memory=memory), inputs, outputs)
+        return self._start(inputs, outputs, memory=memory)
 
     def open_memories(self, rows: int) -> EngineMemories:
         """Memories on the GPU; see :class:`hdruntime.backends.Runner`."""
         with self._slot() as (machine, _):
             carried = Carried(self._device, self._manifest, machine.computing, rows=rows)
         return EngineMemories(self, carried)
-
-    def run_carried(
-        self, carried: Carried, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
-    ) -> FloatArrays:
-        """Run a batch on memories that are on the GPU, and replace them there; see `hdruntime.backends.Memories.run`.
-
-        Raises:
-            InputError: no profile accepts so many rows or tokens, or the memories.
-        """
-        choice = self._choice(*inputs[self._mask].shape, memory=carried.tokens)
-        return self._start(choice, inputs, outputs, carried)()
-
-    def reset(self, carried: Carried, rows: Sequence[int]) -> None:
-        """Set rows of memories to their defaults; see `hdruntime.backends.Memories.reset`."""
-        with self._slot():
-            carried.reset(rows)
 
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
         """Begin a batch that is in GPU memory, and leave its results there; see `Session.run_on_device`.
@@ -189,11 +173,13 @@ class TensorRtRunner:
 
     def _start(
         self,
-        choice: Choice,
         inputs: Mapping[str, npt.NDArray[Any]],
         outputs: Sequence[str],
+        *,
+        memory: int,
         carried: Carried | None = None,
     ) -> Callable[[], FloatArrays]:
+        choice = self._choice(*inputs[self._mask].shape, memory=memory)
         with self._slot() as (machine, slot):
             collect = self._with_memory(
                 machine, lambda: self._batches.start(slot, choice, inputs, list(outputs), carried=carried)
@@ -299,7 +285,7 @@ class EngineMemories:
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
         """Run one segment of each row; see `hdruntime.backends.Memories.run`."""
-        return self._runner.run_carried(self._carried, inputs, outputs)
+        return self._runner._start(inputs, outputs, memory=self._carried.tokens, carried=self._carried)()
 
     def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
         """See `hdruntime.backends.Memories.computed_tokens`."""
@@ -307,4 +293,5 @@ class EngineMemories:
 
     def reset(self, rows: Sequence[int]) -> None:
         """Forget what rows remember; see `hdruntime.backends.Memories.reset`."""
-        self._runner.reset(self._carried, rows)
+        with self._runner._slot():
+            self._carried.reset(rows)
