@@ -39,13 +39,9 @@ class Gpu:
     memory_bytes: int
 
 
-def gpus(cuda: Any = None) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA offers this process, respecting ``CUDA_VISIBLE_DEVICES``; none without a driver.
-
-    Args:
-        cuda: the CUDA driver's library, whose functions return 0 on success; by default the installed one.
-    """
-    cuda = cuda or _load(_CUDA_LIBRARY)
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA offers this process, respecting ``CUDA_VISIBLE_DEVICES``; none without a driver."""
+    cuda = _load(_CUDA_LIBRARY)
     if cuda is None or cuda.cuInit(0) != _SUCCESS:
         return ()
     count = ctypes.c_int(0)
@@ -54,13 +50,9 @@ def gpus(cuda: Any = None) -> tuple[Gpu, ...]:
     return tuple(_gpu(cuda, index) for index in range(count.value))
 
 
-def driver_version(management: Any = None) -> str | None:
-    """Version of the NVIDIA driver, e.g. ``580.65.06``; None without a driver.
-
-    Args:
-        management: the driver's management library, likewise.
-    """
-    management = management or _load(_MANAGEMENT_LIBRARY)
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver, e.g. ``580.65.06``; None without a driver."""
+    management = _load(_MANAGEMENT_LIBRARY)
     if management is None or management.nvmlInit_v2() != _SUCCESS:
         return _kernel_module_version()
     text = ctypes.create_string_buffer(_NAME_BYTES)
@@ -69,13 +61,9 @@ def driver_version(management: Any = None) -> str | None:
     return text.value.decode() if status == _SUCCESS else None
 
 
-def listed_gpus(management: Any = None) -> tuple[str, ...]:
-    """Names of the GPUs that the driver's management library lists, whether or not CUDA offers them to this process.
-
-    Args:
-        management: that library, by default the installed one.
-    """
-    management = management or _load(_MANAGEMENT_LIBRARY)
+def listed_gpus() -> tuple[str, ...]:
+    """Names of the GPUs that the driver's management library lists, whether or not CUDA offers them to this process."""
+    management = _load(_MANAGEMENT_LIBRARY)
     if management is None or management.nvmlInit_v2() != _SUCCESS:
         return ()
     count = ctypes.c_uint(0)

@@ -69,23 +69,27 @@ class _Management:
 
 
 def test_every_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpus(_Cuda()) == (
+    monkeypatch.setattr(gpu, "_CUDA_LIBRARY", "libhdexport-no-such-library.so")
+    assert gpus() == ()
+    monkeypatch.setattr(gpu, "_load", lambda name: _Cuda())
+    assert gpus() == (
         Gpu(name="NVIDIA H100 80GB HBM3", architecture="sm90", memory_bytes=80 * 2**30),
         Gpu(name="NVIDIA GeForce RTX 5090", architecture="sm120", memory_bytes=32 * 2**30),
     )
-    assert gpus(_Cuda(status=100)) == (), "a driver that does not start"
-    monkeypatch.setattr(gpu, "_CUDA_LIBRARY", "libhdexport-no-such-library.so")
-    assert gpus() == ()
+    monkeypatch.setattr(gpu, "_load", lambda name: _Cuda(status=100))
+    assert gpus() == (), "a driver that does not start"
 
 
-def test_the_version_comes_from_the_driver() -> None:
-    assert driver_version(_Management()) == "580.65.06"
+def test_the_version_comes_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_load", lambda name: _Management())
+    assert driver_version() == "580.65.06"
 
 
 def test_the_driver_lists_gpus_that_cuda_does_not_offer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listed_gpus(_Management()) == ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 5090")
     monkeypatch.setattr(gpu, "_MANAGEMENT_LIBRARY", "libhdexport-no-such-library.so")
     assert listed_gpus() == ()
+    monkeypatch.setattr(gpu, "_load", lambda name: _Management())
+    assert listed_gpus() == ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 5090")
 
 
 def test_without_the_management_library_the_version_comes_from_the_kernel_module(
