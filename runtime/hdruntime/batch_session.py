@@ -5,7 +5,8 @@ from __future__ import annotations
 __all__ = ["BatchSession"]
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING
 
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from hdruntime.inference.failures import non_finite_error, raise_failures
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler
-from hdruntime.inference.streaming import Document, DocumentStream, Segment, Streams
+from hdruntime.inference.streaming import Columns, Document, DocumentStream, Lanes, Segment, columns_of
 from hdruntime.inference.text_inputs import inputs_of_texts
 from hdruntime.text.checks import check_text_lengths
 from hdruntime.text.splitting import SplitEncoding, split_encodings
@@ -50,12 +51,6 @@ class BatchSession:
         self._with_tokens = {spec.name for spec in bundle.manifest.outputs if spec.has_tokens_axis}
         has_tokenizer, template = bundle.manifest.tokenizer is not None, bundle.manifest.pair_template
         self._tokenizer = TextTokenizer.of(bundle, max_len=self._max_len, template=template) if has_tokenizer else None
-        self._streams = Streams(
-            self._scheduler,
-            bundle.manifest,
-            max_len=self._max_len,
-            encode=lambda text: self.tokenize([text], overflow=Overflow.RECUR)[0],
-        )
 
     @property
     def manifest(self) -> Manifest:
@@ -186,7 +181,7 @@ class BatchSession:
             NonFiniteOutputError: of the iterator: a result is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        return self._streams.of_document(document, segment=segment, outputs=self._checked_outputs(outputs))
+        return DocumentStream(self._lanes(segment, 1, outputs, documents=1), self._columns(document))
 
     def stream_all(
         self,
@@ -214,8 +209,9 @@ class BatchSession:
             InputError: as :meth:`stream`; the message has the document's number. Or ``rows`` does not fit.
             BackendError: as :meth:`stream`.
         """
-        names = self._checked_outputs(outputs)
-        return self._streams.of_documents(documents, segment=segment, rows=rows, outputs=names)
+        known = len(documents) if isinstance(documents, Sized) else sys.maxsize
+        lanes = self._lanes(segment, rows, outputs, documents=known)
+        return lanes.run(self._columns(document, number) for number, document in enumerate(documents))
 
     def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
         """Run one batch that is in GPU memory, and leave its results there.
@@ -373,6 +369,25 @@ class BatchSession:
             name: values[index, :tokens] if name in self._with_tokens else values[index]
             for name, values in batch.outputs.items()
         }
+
+    def _lanes(self, segment: int | None, rows: int | None, outputs: Sequence[str] | None, *, documents: int) -> Lanes:
+        return Lanes(
+            self._scheduler,
+            self.manifest,
+            max_len=self._max_len,
+            segment=segment,
+            rows=rows,
+            documents=documents,
+            outputs=self._checked_outputs(outputs),
+        )
+
+    def _columns(self, document: Document, number: int | None = None) -> Columns:
+        try:
+            if isinstance(document, str):
+                (document,) = self.tokenize([document], overflow=Overflow.RECUR)
+            return columns_of(document, self.manifest)
+        except InputError as error:
+            raise InputError(str(error) if number is None else f"Document {number}: {error}") from None
 
     def _checked_outputs(self, names: Sequence[str] | None) -> list[str]:
         """Names of requested outputs, by default all but a recurrent model's memories."""

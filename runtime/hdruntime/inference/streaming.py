@@ -8,15 +8,15 @@ __all__ = [
     "DocumentStream",
     "Lanes",
     "Segment",
-    "Streams",
     "check_document_length",
     "checked_segment",
+    "columns_of",
 ]
 
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,18 +125,34 @@ class Lanes:
     Args:
         scheduler: of the session.
         manifest: of the bundle.
-        rows: of the batches.
-        segment: tokens of a segment.
+        max_len: most tokens that a call accepts.
+        segment, rows: as of :meth:`hdruntime.Session.stream_all`.
+        documents: how many there are at most; rows are no more by default.
         outputs: names of the requested outputs.
 
     Raises:
+        InputError: the segment or the rows do not fit.
         BackendError: the session is closed.
         OutOfMemoryError: there is too little memory for so many rows.
     """
 
     def __init__(
-        self, scheduler: Scheduler, manifest: Manifest, *, rows: int, segment: int, outputs: Sequence[str]
+        self,
+        scheduler: Scheduler,
+        manifest: Manifest,
+        *,
+        max_len: int,
+        segment: int | None,
+        rows: int | None,
+        documents: int,
+        outputs: Sequence[str],
     ) -> None:
+        segment = checked_segment(segment, manifest, max_len=max_len)
+        if rows is None:
+            most = min(scheduler.runner.batch_tokens // segment, scheduler.most_rows(segment))
+            rows = max(1, min(documents, most))
+        if rows < 1:
+            raise InputError(f"rows is {rows}; it must be 1 or more, or None for the backend's default.")
         self._scheduler, self._manifest = scheduler, manifest
         self._rows, self._segment, self._outputs = rows, segment, outputs
         self._with_tokens = {spec.name for spec in manifest.outputs if spec.has_tokens_axis}
@@ -199,63 +215,6 @@ class Lanes:
         )
 
 
-class Streams:
-    """Streams of a session.
-
-    Args:
-        scheduler: of the session.
-        manifest: of the bundle.
-        max_len: most tokens that a call accepts.
-        encode: text -> its encoding, of any number of tokens.
-    """
-
-    def __init__(
-        self, scheduler: Scheduler, manifest: Manifest, *, max_len: int, encode: Callable[[str], Encoding]
-    ) -> None:
-        self._scheduler, self._manifest, self._max_len, self._encode = scheduler, manifest, max_len, encode
-
-    def of_document(self, document: Document, *, segment: int | None, outputs: Sequence[str]) -> DocumentStream:
-        """See :meth:`hdruntime.Session.stream`."""
-        lanes = self._lanes(segment, 1, outputs)
-        return DocumentStream(lanes, self._columns(document))
-
-    def of_documents(
-        self, documents: Iterable[Document], *, segment: int | None, rows: int | None, outputs: Sequence[str]
-    ) -> Iterator[Segment]:
-        """See :meth:`hdruntime.Session.stream_all`."""
-        if rows is None and isinstance(documents, Sized):
-            rows = max(1, min(len(documents), self.rows_of(segment)))
-        lanes = self._lanes(segment, rows, outputs)
-        return lanes.run(self._columns(document, number) for number, document in enumerate(documents))
-
-    def rows_of(self, segment: int | None) -> int:
-        """Rows of the backend's preferred batch, as far as the backend has room; 1 or more."""
-        segment = checked_segment(segment, self._manifest, max_len=self._max_len)
-        return max(1, min(self._scheduler.runner.batch_tokens // segment, self._scheduler.most_rows(segment)))
-
-    def _lanes(self, segment: int | None, rows: int | None, outputs: Sequence[str]) -> Lanes:
-        segment = checked_segment(segment, self._manifest, max_len=self._max_len)
-        if rows is None:
-            rows = self.rows_of(segment)
-        if rows < 1:
-            raise InputError(f"rows is {rows}; it must be 1 or more, or None for the backend's default.")
-        return Lanes(self._scheduler, self._manifest, rows=rows, segment=segment, outputs=outputs)
-
-    def _columns(self, document: Document, number: int | None = None) -> Columns:
-        manifest = self._manifest
-        try:
-            if isinstance(document, str):
-                document = self._encode(document)
-            elif not isinstance(document, Encoding):
-                document = Encoding.of_ids(_ids(document))
-            check_document_length(len(document), manifest)
-            check_texts_for_marks([document.input_ids], manifest)
-            inputs = inputs_of_texts([document], manifest, memory=0)
-        except InputError as error:
-            raise InputError(str(error) if number is None else f"Document {number}: {error}") from None
-        return {spec.name: inputs[spec.name][0] for spec in manifest.inputs if spec.role is not Role.MEMORY}
-
-
 class DocumentStream:
     """The segments of one document, made by :meth:`hdruntime.Session.stream`; an iterator and a context manager.
 
@@ -309,6 +268,20 @@ class DocumentStream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def columns_of(document: Encoding | Sequence[int], manifest: Manifest) -> Columns:
+    """The inputs of a document.
+
+    Raises:
+        InputError: the document is empty, too long or of another type, or has an id outside of the vocabulary.
+    """
+    if not isinstance(document, Encoding):
+        document = Encoding.of_ids(_ids(document))
+    check_document_length(len(document), manifest)
+    check_texts_for_marks([document.input_ids], manifest)
+    inputs = inputs_of_texts([document], manifest, memory=0)
+    return {spec.name: inputs[spec.name][0] for spec in manifest.inputs if spec.role is not Role.MEMORY}
 
 
 def _ids(document: object) -> list[int]:
