@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["BatchSession"]
 
-import functools
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING
@@ -16,11 +15,10 @@ from hdruntime.backends import DeviceRunner, Runner
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendError, InputError
-from hdruntime.inference.failures import non_finite_error, raise_failures
+from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.inference.marks import check_texts_for_marks
-from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler
+from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.inference.streaming import Columns, Document, DocumentStream, Lanes, Segment, columns_of
 from hdruntime.inference.text_inputs import inputs_of_texts
 from hdruntime.text.checks import check_text_lengths
@@ -43,7 +41,7 @@ class BatchSession:
             runner,
             mask=bundle.manifest.mask,
             padding_limit=bundle.manifest.padding_limit,
-            non_finite_error=functools.partial(non_finite_error, bundle),
+            non_finite_error=self._non_finite_error,
         )
         self._backend, self._backend_reason = runner.backend, backend_reason
         self._precision = runner.precision
@@ -150,7 +148,7 @@ class BatchSession:
         """
         arrays = checked_inputs(inputs, self.manifest, max_len=self._max_len)
         result = self._scheduler.run_batch(arrays, outputs=self._output_names)
-        raise_failures(self._bundle, result, result.rows)
+        self._raise_failures(result, result.rows)
         return result.outputs
 
     def stream(
@@ -311,7 +309,7 @@ class BatchSession:
         """
         results: list[dict[str, FloatArray]] = [{} for _ in encodings]
         for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=outputs):
-            raise_failures(self._bundle, result, range(len(encodings)))
+            self._raise_failures(result, range(len(encodings)))
             for index, row in enumerate(result.rows):
                 results[row] = self.outputs_of_row(result, index, len(encodings[row]))
         return results
@@ -395,6 +393,26 @@ class BatchSession:
             if name not in self._output_names:
                 raise InputError(f"No output {name!r}; this bundle has {', '.join(self._output_names)}.")
         return [spec.name for spec in self.manifest.answers] if names is None else list(names)
+
+    def _non_finite_error(self, name: str, rows: Sequence[int]) -> NonFiniteOutputError:
+        """The error of an output with NaN or infinity in these rows; none are named if ``rows`` is empty."""
+        shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
+        where = f" in rows {shown}" if rows else ""
+        advice = (
+            "float16 may overflow in this model: rebuild with --bf16, or without --fp16."
+            if self.manifest.dtype == "float16"
+            else f"Compare the bundle with its checkpoint: hdexport verify {self._bundle.path}"
+        )
+        return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.\n{advice}")
+
+    def _raise_failures(self, result: BatchResult, numbers: Sequence[int]) -> None:
+        """Raise for a batch with failed rows, named by the caller's numbers, ascending, if there is more than one."""
+        if not result.errors:
+            return
+        for name, wrong in non_finite_rows(result.outputs).items():
+            named = sorted({numbers[result.rows[index]] for index in wrong}) if numbers[-1] > 0 else []
+            raise self._non_finite_error(name, named)
+        raise next(iter(result.errors.values()))
 
     def close(self) -> None:
         """Free the backend's memory; later calls, and calls running in other threads, raise BackendError."""
