@@ -28,8 +28,7 @@ class BundleRunner(abc.ABC):
         bundle: an opened bundle.
 
     Attributes:
-        memories: inputs that outputs of the previous call feed.
-        most_memory: the most tokens of their axis ``memory``.
+        manifest: of the bundle.
         mask: name of the input that tells real tokens from padding.
     """
 
@@ -39,12 +38,9 @@ class BundleRunner(abc.ABC):
     """A run waits for its results; a second one would only share the same cores or memory."""
 
     def __init__(self, bundle: Bundle) -> None:
-        manifest = bundle.manifest
-        self._ids, self.mask = manifest.ids, manifest.mask
+        self.manifest = manifest = bundle.manifest
+        self.mask, self.max_len = manifest.mask, manifest.max_len
         self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in (*manifest.inputs, *manifest.outputs)}
-        self._keeps_padding = manifest.padding is not None
-        self.memories, self.most_memory = manifest.memories, manifest.most_memory
-        self.max_len = manifest.max_len
 
     def most_rows(self, tokens: int) -> int:
         """Any number of rows; see :class:`hdruntime.backends.Runner`."""

@@ -250,8 +250,8 @@ def _gpu_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: Gpu
 def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions) -> Runner:
     if gpu.memory_limit_bytes is not None:
         raise BackendUnavailableError(
-            f"{backend.value} holds no memory_limit_bytes ({gpu.memory_limit_bytes}): an engine's memory was planned when "
-            "it was built.\nLeave it out, or use the backend onnxruntime_cuda."
+            f"{backend.value} holds no memory_limit_bytes ({gpu.memory_limit_bytes}): an engine's memory was planned "
+            "when it was built.\nLeave it out, or use the backend onnxruntime_cuda."
         )
     engine, _ = _best_engine(bundle, backend, machine)
     assert engine is not None

@@ -31,7 +31,7 @@ class EqualLengthRunner(BundleRunner):
 
     def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
         """Only the real tokens of rows that run without padding; see :class:`hdruntime.backends.Runner`."""
-        if self._keeps_padding or attention_mask.all():
+        if self.manifest.padding is not None or attention_mask.all():
             return attention_mask.size
         whole = ~right_padded_rows(attention_mask)
         return int(attention_mask[~whole].sum()) + attention_mask[whole].size
@@ -65,7 +65,9 @@ class EqualLengthRunner(BundleRunner):
 
     def _groups(self, attention_mask: npt.NDArray[np.int64]) -> Iterable[_Group]:
         """Rows that run together, and how many of their tokens do; None for all."""
-        return [(np.arange(len(attention_mask)), None)] if self._keeps_padding else equal_length_groups(attention_mask)
+        if self.manifest.padding is not None:
+            return [(np.arange(len(attention_mask)), None)]
+        return equal_length_groups(attention_mask)
 
     @abc.abstractmethod
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:

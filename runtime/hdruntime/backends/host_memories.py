@@ -25,11 +25,13 @@ class HostMemories:
     """
 
     def __init__(self, runner: BundleRunner, rows: int) -> None:
-        self._runner = runner
-        self._starts = {spec.name: memory_at_start(spec, rows=1, memory=runner.most_memory) for spec in runner.memories}
+        self._runner, manifest = runner, runner.manifest
+        self._starts = {
+            spec.name: memory_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories
+        }
         self._read = {name: np.repeat(start, rows, axis=0) for name, start in self._starts.items()}
         self._written = {name: np.empty_like(array) for name, array in self._read.items()}
-        self._fed_from = {spec.name: str(spec.fed_from) for spec in runner.memories}
+        self._fed_from = {spec.name: str(spec.fed_from) for spec in manifest.memories}
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         """Run one segment of each row; see `hdruntime.backends.Memories.run`."""

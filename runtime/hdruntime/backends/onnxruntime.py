@@ -104,14 +104,14 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
             yield session
         if self._gives_back(inputs):
             give_memory_back()
-        self._was_large = _is_large(inputs[self._ids])
+        self._was_large = _is_large(inputs[self.mask])
 
     def _run_options(self, inputs: Inputs) -> Any:
         return self._shrinking if self._gives_back(inputs) else None
 
     def _gives_back(self, inputs: Inputs) -> bool:
         # A large run's answers are in the arena when the run ends, and keep all that is around them.
-        return self._was_large or _is_large(inputs[self._ids])
+        return self._was_large or _is_large(inputs[self.mask])
 
 
 def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
@@ -131,8 +131,8 @@ def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
     return chosen_graph(bundle, (CPU_LOWERING, PORTABLE_LOWERING), where="the CPU")
 
 
-def _is_large(ids: npt.NDArray[Any]) -> bool:
-    return ids.size > _LARGE_RUN_TOKENS
+def _is_large(mask: npt.NDArray[Any]) -> bool:
+    return mask.size > _LARGE_RUN_TOKENS
 
 
 def _shrinking_options() -> Any:

@@ -109,14 +109,14 @@ class DeviceMemories:
     """
 
     def __init__(self, runner: GraphRunner, rows: int) -> None:
-        self._runner = runner
-        starts = {spec.name: memory_at_start(spec, rows=1, memory=runner.most_memory) for spec in runner.memories}
+        self._runner, manifest = runner, runner.manifest
+        starts = {spec.name: memory_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories}
         # A copy each, also where the device is the CPU.
         self._read, self._written = (
             {name: runner.on_device(np.repeat(start, rows, axis=0)) for name, start in starts.items()} for _ in range(2)
         )
         self._starts = {name: runner.on_device(start) for name, start in starts.items()}
-        self._fed_from = {spec.name: str(spec.fed_from) for spec in runner.memories}
+        self._fed_from = {spec.name: str(spec.fed_from) for spec in manifest.memories}
         self._fresh = True
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:

@@ -101,7 +101,7 @@ class GraphRunner(BundleRunner):
         try:
             yield session
         except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-            raise run_error(error, *inputs[self._ids].shape) from error
+            raise run_error(error, *inputs[self.mask].shape) from error
 
 
 def session_options(threads: int | None, *, spinning: bool = True) -> Any:

@@ -87,7 +87,6 @@ class OpenVinoRunner(EqualLengthRunner):
         device: str | None = None,
     ) -> None:
         super().__init__(bundle)
-        self._manifest = bundle.manifest
         core = new_core()
         found = chosen_device(core, device)
         self.precision = chosen_precision(found, precision, bundle.manifest)
@@ -121,7 +120,7 @@ class OpenVinoRunner(EqualLengthRunner):
         self._unpadded.close()
 
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        model = self._unpadded if is_unpadded(self._manifest, inputs) else self._padded
+        model = self._unpadded if is_unpadded(self.manifest, inputs) else self._padded
         return model.run(inputs, outputs, shape=inputs[self.mask].shape)
 
 
