@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Encoding", "Session", "load"]
+__all__ = ["Session", "load"]
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ from hdruntime.text.logits import activated
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.sparse import SparseVector
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Encoding, Overflow
+from hdruntime.text.tokenization import Overflow
 
 _MOST_THREADS = 1024
 """More than the cores of any machine; a backend would try to start any number of threads."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BUILD_WITH_MEMORY", "AnyArray", "checked_inputs", "filled_inputs"]
+__all__ = ["BUILD_WITH_MEMORY", "checked_inputs", "filled_inputs"]
 
 from collections.abc import Mapping
 

@@ -6,9 +6,10 @@ __all__ = ["inputs_of_texts"]
 
 from collections.abc import Sequence
 
+from hdruntime.arrays import AnyArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.inference.batching import padded
-from hdruntime.inference.inputs import AnyArray, filled_inputs
+from hdruntime.inference.inputs import filled_inputs
 from hdruntime.text.tokenization import Encoding
 
 
