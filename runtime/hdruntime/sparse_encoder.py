@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import AnyArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
@@ -271,8 +271,8 @@ def _blocks(count: int) -> Iterator[slice]:
 def _tensor(vectors: Sequence[SparseVector], dimensions: int, torch: Any) -> Any:
     """A sparse COO tensor [vectors, dimensions]."""
     rows = np.repeat(np.arange(len(vectors)), [len(vector) for vector in vectors])
-    columns: npt.NDArray[Any] = np.concatenate([np.empty(0, np.int32), *(vector.indices for vector in vectors)])
-    values: npt.NDArray[Any] = np.concatenate([np.empty(0, np.float32), *(vector.values for vector in vectors)])
+    columns: AnyArray = np.concatenate([np.empty(0, np.int32), *(vector.indices for vector in vectors)])
+    values: AnyArray = np.concatenate([np.empty(0, np.float32), *(vector.values for vector in vectors)])
     places = torch.from_numpy(np.stack([rows, columns.astype(np.int64)]))
     options = {"size": (len(vectors), dimensions), "is_coalesced": True, "check_invariants": True}
     return torch.sparse_coo_tensor(places, torch.from_numpy(values), **options)

@@ -5,16 +5,14 @@ from __future__ import annotations
 __all__ = ["DeviceRunner", "Memories", "Runner"]
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 
 if TYPE_CHECKING:
     # The command line names precisions, and starts without NumPy.
-    import numpy as np
-    import numpy.typing as npt
-
+    from hdruntime.arrays import AnyArray, FloatArray, IntArray
     from hdruntime.gpu.device_arrays import DeviceArray
 
 
@@ -24,7 +22,7 @@ class Memories(Protocol):
     For one thread at a time. It is freed with the last reference to it.
     """
 
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
+    def run(self, inputs: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, FloatArray]:
         """Run one segment of each row, and remember it. A failed run ends the use of these memories.
 
         Args:
@@ -40,7 +38,7 @@ class Memories(Protocol):
             BackendError, OutOfMemoryError: as :meth:`Runner.start`.
         """
 
-    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+    def computed_tokens(self, attention_mask: IntArray) -> int:
         """Tokens computed for segments with this mask, int64 [batch, tokens], including all padding."""
 
     def reset(self, rows: Sequence[int]) -> None:
@@ -75,12 +73,10 @@ class Runner(Protocol):
     def most_rows(self, tokens: int) -> int:
         """Most rows of a batch padded to this many tokens; ``sys.maxsize`` without a limit."""
 
-    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+    def computed_tokens(self, attention_mask: IntArray) -> int:
         """Tokens computed for a batch with this mask, int64 [batch, tokens], including all padding."""
 
-    def start(
-        self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
-    ) -> Callable[[], dict[str, npt.NDArray[np.float32]]]:
+    def start(self, inputs: Mapping[str, AnyArray], outputs: Sequence[str]) -> Callable[[], dict[str, FloatArray]]:
         """Begin a batch.
 
         Args:

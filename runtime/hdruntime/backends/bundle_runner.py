@@ -10,15 +10,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import OutOfMemoryError
 
-Inputs = Mapping[str, npt.NDArray[Any]]
-Outputs = dict[str, npt.NDArray[np.float32]]
+Inputs = Mapping[str, AnyArray]
+Outputs = dict[str, FloatArray]
 
 
 class BundleRunner(abc.ABC):
@@ -46,7 +44,7 @@ class BundleRunner(abc.ABC):
         """Any number of rows; see :class:`hdruntime.backends.Runner`."""
         return sys.maxsize
 
-    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+    def computed_tokens(self, attention_mask: IntArray) -> int:
         """All tokens of the batch; see :class:`hdruntime.backends.Runner`."""
         return attention_mask.size
 

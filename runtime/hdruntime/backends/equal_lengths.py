@@ -9,11 +9,11 @@ import ctypes
 import functools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import AnyArray, IntArray
 from hdruntime.backends.bundle_runner import BundleRunner, Inputs, Outputs
 
 _Group = tuple[npt.NDArray[np.intp], int | None]
@@ -29,7 +29,7 @@ class EqualLengthRunner(BundleRunner):
 
     prefers_equal_lengths = True
 
-    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+    def computed_tokens(self, attention_mask: IntArray) -> int:
         """Only the real tokens of rows that run without padding; see :class:`hdruntime.backends.Runner`."""
         if self.manifest.padding is not None or attention_mask.all():
             return attention_mask.size
@@ -58,12 +58,10 @@ class EqualLengthRunner(BundleRunner):
                 whole.setdefault(name, np.zeros(shape, values.dtype))[rows, :length] = values
         return whole
 
-    def _part(
-        self, name: str, array: npt.NDArray[Any], rows: npt.NDArray[np.intp], length: int | None
-    ) -> npt.NDArray[Any]:
+    def _part(self, name: str, array: AnyArray, rows: npt.NDArray[np.intp], length: int | None) -> AnyArray:
         return np.ascontiguousarray(array[rows, :length] if self._has_tokens_axis[name] else array[rows])
 
-    def _groups(self, attention_mask: npt.NDArray[np.int64]) -> Iterable[_Group]:
+    def _groups(self, attention_mask: IntArray) -> Iterable[_Group]:
         """Rows that run together, and how many of their tokens do; None for all."""
         if self.manifest.padding is not None:
             return [(np.arange(len(attention_mask)), None)]
@@ -74,7 +72,7 @@ class EqualLengthRunner(BundleRunner):
         """Run a batch with its mask."""
 
 
-def equal_length_groups(attention_mask: npt.NDArray[np.int64]) -> Iterator[_Group]:
+def equal_length_groups(attention_mask: IntArray) -> Iterator[_Group]:
     """Group the rows of a batch with padding only on the right by their length.
 
     Args:
@@ -92,7 +90,7 @@ def equal_length_groups(attention_mask: npt.NDArray[np.int64]) -> Iterator[_Grou
         yield np.flatnonzero(~right_padded), None
 
 
-def right_padded_rows(attention_mask: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def right_padded_rows(attention_mask: IntArray) -> npt.NDArray[np.bool_]:
     """[batch]: which rows begin with at least one real token and have all their padding after the real tokens."""
     # The mask never rises along such a row, and starts with a one.
     return (np.diff(attention_mask, axis=1) <= 0).all(axis=1) & (attention_mask[:, 0] == 1)

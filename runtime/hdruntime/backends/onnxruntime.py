@@ -9,9 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from hdruntime.arrays import AnyArray, FloatArray
 from hdruntime.backends.bundle_graphs import chosen_graph
 from hdruntime.backends.bundle_runner import Inputs, Outputs
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
@@ -88,7 +86,7 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
 
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         with self._open_session(inputs) as session:
-            arrays: list[npt.NDArray[np.float32]] = session.run(outputs, dict(inputs), self._run_options(inputs))
+            arrays: list[FloatArray] = session.run(outputs, dict(inputs), self._run_options(inputs))
             return dict(zip(outputs, arrays, strict=True))
 
     def run_bound(
@@ -131,7 +129,7 @@ def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
     return chosen_graph(bundle, (CPU_LOWERING, PORTABLE_LOWERING), where="the CPU")
 
 
-def _is_large(mask: npt.NDArray[Any]) -> bool:
+def _is_large(mask: AnyArray) -> bool:
     return mask.size > _LARGE_RUN_TOKENS
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import AnyArray
 from hdruntime.backends.bundle_runner import BundleRunner, Inputs, Outputs, out_of_memory
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import GraphFile
@@ -56,7 +56,7 @@ class GraphRunner(BundleRunner):
         """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""
         self._session = None
 
-    def on_device(self, array: npt.NDArray[Any]) -> Any:
+    def on_device(self, array: AnyArray) -> Any:
         """An ``OrtValue`` of the array: a copy on a GPU, the array itself on the CPU."""
         import onnxruntime
 

@@ -8,8 +8,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.errors import InputError
 from hdruntime.gpu.dlpack import CUDA, DlTensor, capsule_of, contiguous_strides
 
@@ -112,7 +112,7 @@ class DeviceArray:
         )
         return capsule_of(tensor, self)
 
-    def to_numpy(self) -> npt.NDArray[np.float32]:
+    def to_numpy(self) -> FloatArray:
         """A copy in the memory of the CPU."""
         self._wait()
         whole = np.empty(self._padded, _DTYPE)

@@ -7,8 +7,8 @@ __all__ = ["grouped", "pack_by_tokens", "padded"]
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import IntArray
 from hdruntime.errors import InputError
 
 
@@ -69,7 +69,7 @@ def grouped(sizes: Sequence[int], *, most: int, most_in_all: int) -> Iterator[sl
         yield slice(first, len(sizes))
 
 
-def padded(rows: Sequence[Sequence[int]], *, value: int) -> npt.NDArray[np.int64]:
+def padded(rows: Sequence[Sequence[int]], *, value: int) -> IntArray:
     """Rows of ids as one array, shorter rows filled up on the right.
 
     Returns:

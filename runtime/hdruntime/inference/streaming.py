@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.inference.inputs import BUILD_WITH_MEMORY
@@ -37,7 +37,7 @@ SEGMENT_TOKENS = 512
 Document = str | Encoding | Sequence[int]
 """A text, its encoding, or its ids with special tokens."""
 
-Columns = Mapping[str, npt.NDArray[np.int64]]
+Columns = Mapping[str, IntArray]
 """A document: name of each input but the memories -> [tokens]."""
 
 
@@ -57,7 +57,7 @@ class Segment:
     document: int
     tokens: slice
     is_last: bool
-    outputs: dict[str, npt.NDArray[np.float32]]
+    outputs: dict[str, FloatArray]
     error: HdexportError | None = None
 
 
@@ -183,7 +183,7 @@ class Lanes:
                     lanes[row] = None if segment.is_last else lane
                     yield segment
 
-    def _batch(self, lanes: Sequence[_Lane | None]) -> dict[str, npt.NDArray[np.int64]]:
+    def _batch(self, lanes: Sequence[_Lane | None]) -> dict[str, IntArray]:
         """The next segment of each lane, int64 [rows, segment] for each input."""
         tokenizer, manifest = self._manifest.tokenizer, self._manifest
         fill = {manifest.ids: tokenizer.pad_token_id} if tokenizer else {}

@@ -5,12 +5,10 @@ from __future__ import annotations
 __all__ = ["EmbeddingPrecision", "normalized", "quantized", "truncated"]
 
 from enum import Enum
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hdruntime.arrays import FloatingArray
+from hdruntime.arrays import AnyArray, FloatingArray
 from hdruntime.errors import InputError
 from hdruntime.text.checks import checked_choice
 
@@ -77,7 +75,7 @@ def normalized(embeddings: FloatingArray) -> FloatingArray:
 
 def quantized(
     embeddings: FloatingArray, precision: EmbeddingPrecision | str, ranges: FloatingArray | None = None
-) -> npt.NDArray[Any]:
+) -> AnyArray:
     """Embeddings in fewer bytes, equal to sentence-transformers' ``quantize_embeddings``.
 
     Args:

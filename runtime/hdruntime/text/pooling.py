@@ -8,9 +8,8 @@ from collections.abc import Callable
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
-from hdruntime.arrays import FloatArray
+from hdruntime.arrays import FloatArray, WideArray
 from hdruntime.bundle.manifest import Manifest, TensorSpec
 from hdruntime.errors import InputError
 
@@ -71,7 +70,7 @@ def pooled_text(states: FloatArray, pooling: Pooling) -> FloatArray:
 
 def _mean(states: FloatArray) -> FloatArray:
     # A float32 sum over thousands of tokens loses digits.
-    total: npt.NDArray[np.float64] = np.add.reduce(states, axis=0, dtype=np.float64)
+    total: WideArray = np.add.reduce(states, axis=0, dtype=np.float64)
     return (total / len(states)).astype(np.float32)
 
 

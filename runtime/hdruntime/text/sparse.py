@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError
 from hdruntime.text.splitting import SUM, PiecePooling, SplitPooling
@@ -29,14 +30,14 @@ class SparseVector:
     """
 
     indices: npt.NDArray[np.int32]
-    values: npt.NDArray[np.float32]
+    values: FloatArray
     dimensions: int
 
     def __len__(self) -> int:
         """The number of values that are not 0."""
         return len(self.indices)
 
-    def dense(self) -> npt.NDArray[np.float32]:
+    def dense(self) -> FloatArray:
         """float32 [dimensions], with its zeros."""
         whole = np.zeros(self.dimensions, np.float32)
         whole[self.indices] = self.values
@@ -63,7 +64,7 @@ def pooling_of_pieces(manifest: Manifest) -> PiecePooling:
     return SUM if own is not None and own.pooling == ("sum",) else SplitPooling.MAX
 
 
-def sparse_vector(weights: npt.NDArray[np.float32], *, max_active_dims: int | None = None) -> SparseVector:
+def sparse_vector(weights: FloatArray, *, max_active_dims: int | None = None) -> SparseVector:
     """The values of a dense vector that are not 0.
 
     Args:
@@ -78,7 +79,7 @@ def sparse_vector(weights: npt.NDArray[np.float32], *, max_active_dims: int | No
     return SparseVector(indices.astype(np.int32), weights[indices].astype(np.float32), len(weights))
 
 
-def stacked(vectors: Sequence[SparseVector]) -> npt.NDArray[np.float32]:
+def stacked(vectors: Sequence[SparseVector]) -> FloatArray:
     """float32 [vectors, dimensions], with their zeros.
 
     Raises:

@@ -7,9 +7,8 @@ __all__ = ["StreamedOutputs"]
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from hdruntime.arrays import FloatArray
+from hdruntime.arrays import FloatArray, WideArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.errors import InputError
 from hdruntime.text.embeddings import normalized
@@ -108,7 +107,7 @@ class _Vector:
 
     def __init__(self, name: str, pooling: str, skipped: int, *, normalizes: bool) -> None:
         self._name, self._pooling, self._skipped, self._normalizes = name, pooling, skipped, normalizes
-        self._pooled: npt.NDArray[np.float64] | None = None
+        self._pooled: WideArray | None = None
         self._tokens = 0
 
     def add(self, start: int, outputs: Outputs) -> None:

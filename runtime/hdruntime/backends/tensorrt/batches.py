@@ -6,11 +6,11 @@ __all__ = ["Batches"]
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.backends.bundle_runner import Inputs, Outputs
 from hdruntime.backends.tensorrt.carried import Carried
 from hdruntime.backends.tensorrt.device_inputs import DeviceInput, copy_to_device, values_of
 from hdruntime.backends.tensorrt.engine import LoadedEngine
@@ -18,7 +18,7 @@ from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
 from hdruntime.backends.tensorrt.layout import Layout, padding_ranges
 from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.shapes import Choice
-from hdruntime.backends.tensorrt.slots import FloatArrays, Slot
+from hdruntime.backends.tensorrt.slots import Slot
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.device_arrays import DeviceArray
 
@@ -52,11 +52,11 @@ class Batches:
         self,
         slot: Slot,
         choice: Choice,
-        inputs: Mapping[str, npt.NDArray[Any]],
+        inputs: Inputs,
         outputs: list[str],
         *,
         carried: Carried | None = None,
-    ) -> Callable[[], FloatArrays]:
+    ) -> Callable[[], Outputs]:
         """Begin a batch.
 
         Args:
@@ -99,7 +99,7 @@ class Batches:
 
     def start_on_device(
         self, slot: Slot, choice: Choice, inputs: Mapping[str, DeviceInput], outputs: list[str]
-    ) -> tuple[dict[str, DeviceArray], Callable[[], FloatArrays]]:
+    ) -> tuple[dict[str, DeviceArray], Callable[[], Outputs]]:
         """Begin a batch that is on the GPU; its inputs have been read on return.
 
         Args:
@@ -135,7 +135,7 @@ class Batches:
             result.mark_ready(self._machine.computing)
         return results, lambda: self._computed(slot, choice, enqueue_ms)
 
-    def _computed(self, slot: Slot, choice: Choice, enqueue_ms: float | None) -> FloatArrays:
+    def _computed(self, slot: Slot, choice: Choice, enqueue_ms: float | None) -> Outputs:
         """Wait until a batch is computed, and record its times."""
         with self._device.current():
             self._device.call("cuEventSynchronize", slot.computed)
@@ -151,7 +151,7 @@ class Batches:
         outputs: list[str],
         padding: npt.NDArray[np.bool_],
         enqueue_ms: float | None,
-    ) -> FloatArrays:
+    ) -> Outputs:
         """Wait for a batch and copy its results out of the staging memory."""
         with self._device.current():
             self._device.call("cuEventSynchronize", slot.copied_out)
@@ -195,9 +195,7 @@ class Batches:
         call("cuEventSynchronize", slot.copied_in)
         return padding_ranges(staged[self._mask][: inputs[self._mask].shape[0]])
 
-    def _stage(
-        self, slot: Slot, layout: Layout, inputs: Mapping[str, npt.NDArray[Any]], but: Collection[str] = ()
-    ) -> None:
+    def _stage(self, slot: Slot, layout: Layout, inputs: Inputs, but: Collection[str] = ()) -> None:
         """Write all inputs but some, padded to the shape of the layout, to the slot's staging memory."""
         for name, staged in slot.staged_inputs.arrays(layout).items():
             if name in but:

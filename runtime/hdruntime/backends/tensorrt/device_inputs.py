@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import AnyArray
 from hdruntime.backends.tensorrt.layout import Place
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.errors import BackendError, InputError
@@ -102,7 +102,7 @@ def copy_to_device(device: Device, source: DeviceInput, target: int, place: Plac
         device.call("cuMemcpyDtoDAsync", target + part * wanted, source.address + part * size, size, stream)
 
 
-def values_of(device: Device, source: DeviceInput, stream: Any) -> npt.NDArray[Any]:
+def values_of(device: Device, source: DeviceInput, stream: Any) -> AnyArray:
     """The values of an array, [batch, tokens], in the memory of the CPU.
 
     Args:

@@ -12,9 +12,7 @@ __all__ = ["BatchGraph", "CaptureError"]
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from hdruntime.arrays import FloatArray
 from hdruntime.backends.tensorrt.contexts import ExecutionContext
 from hdruntime.backends.tensorrt.graph_policy import same_answers
 from hdruntime.backends.tensorrt.layout import Layout
@@ -126,7 +124,7 @@ class BatchGraph:
             if graph is not None and int(graph):
                 self._device.call("cuGraphDestroy", graph)
 
-    def _downloaded(self, staging: Block) -> dict[str, npt.NDArray[np.float32]]:
+    def _downloaded(self, staging: Block) -> dict[str, FloatArray]:
         layout = self._layouts[1]
         self._device.call("cuMemcpyDtoHAsync", staging.address, self._outputs.address, layout.size, self._stream)
         self._wait()

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hdruntime.arrays import AnyArray
 from hdruntime.backends.tensorrt.layout import Layout, rounded_up
 from hdruntime.errors import OutOfMemoryError
 from hdruntime.gpu.cuda import Device
@@ -58,7 +58,7 @@ class Block:
         self.moves += 1
         self._device.call("cuMemFreeHost" if self._pinned else "cuMemFree", address)
 
-    def arrays(self, layout: Layout) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self, layout: Layout) -> dict[str, AnyArray]:
         """The tensors of a layout, in place; for pinned memory only."""
         assert self._pinned
         assert layout.size <= self.size

@@ -9,11 +9,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
+from hdruntime.arrays import IntArray
+from hdruntime.backends.bundle_runner import Inputs, Outputs
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.tensorrt.batches import Batches
 from hdruntime.backends.tensorrt.carried import Carried
@@ -23,7 +22,7 @@ from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
 from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
 from hdruntime.backends.tensorrt.shapes import Choice, check_limits, choose_profile, longest, most_rows
-from hdruntime.backends.tensorrt.slots import FloatArrays, Pending, Slot
+from hdruntime.backends.tensorrt.slots import Pending, Slot
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
@@ -108,14 +107,12 @@ class TensorRtRunner:
         """Most rows of a batch of this length; 0 if no profile accepts the length."""
         return most_rows(self._profiles, tokens, limit=self._limit(tokens))
 
-    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+    def computed_tokens(self, attention_mask: IntArray) -> int:
         """Tokens of the shape that the batch is padded to; see :class:`hdruntime.backends.Runner`."""
         shape = self._choice(*attention_mask.shape).shape
         return shape.batch * shape.tokens
 
-    def start(
-        self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
-    ) -> Callable[[], dict[str, npt.NDArray[np.float32]]]:
+    def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
         """Begin a batch; see :class:`hdruntime.backends.Runner`.
 
         Raises:
@@ -173,12 +170,12 @@ class TensorRtRunner:
 
     def _start(
         self,
-        inputs: Mapping[str, npt.NDArray[Any]],
+        inputs: Inputs,
         outputs: Sequence[str],
         *,
         memory: int,
         carried: Carried | None = None,
-    ) -> Callable[[], FloatArrays]:
+    ) -> Callable[[], Outputs]:
         choice = self._choice(*inputs[self._mask].shape, memory=memory)
         with self._slot() as (machine, slot):
             collect = self._with_memory(
@@ -188,7 +185,7 @@ class TensorRtRunner:
             self._note_shape(choice)
         return lambda: self._results(pending)
 
-    def _results(self, pending: Pending) -> FloatArrays:
+    def _results(self, pending: Pending) -> Outputs:
         results = pending.results()
         if self._closed:
             raise _closed_error()
@@ -283,11 +280,11 @@ class EngineMemories:
     def __init__(self, runner: TensorRtRunner, carried: Carried) -> None:
         self._runner, self._carried = runner, carried
 
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
+    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         """Run one segment of each row; see `hdruntime.backends.Memories.run`."""
         return self._runner._start(inputs, outputs, memory=self._carried.tokens, carried=self._carried)()
 
-    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+    def computed_tokens(self, attention_mask: IntArray) -> int:
         """See `hdruntime.backends.Memories.computed_tokens`."""
         return self._runner.computed_tokens(attention_mask)
 

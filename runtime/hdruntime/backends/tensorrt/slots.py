@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["FloatArrays", "Pending", "Slot"]
+__all__ = ["Pending", "Slot"]
 
 import threading
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
-
+from hdruntime.backends.bundle_runner import Outputs
 from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.backends.tensorrt.memory import Block
 from hdruntime.gpu.cuda import Device
-
-FloatArrays = dict[str, npt.NDArray[np.float32]]
 
 _WITHOUT_TIMES = 2
 """``CU_EVENT_DISABLE_TIMING``."""
@@ -30,9 +26,9 @@ class Pending:
         done: the batch no longer needs the slot.
     """
 
-    def __init__(self, collect: Callable[[], FloatArrays]) -> None:
-        self._collect: Callable[[], FloatArrays] | None = collect
-        self._results: FloatArrays = {}
+    def __init__(self, collect: Callable[[], Outputs]) -> None:
+        self._collect: Callable[[], Outputs] | None = collect
+        self._results: Outputs = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self.done = False
@@ -53,7 +49,7 @@ class Pending:
             finally:
                 self.done = True
 
-    def results(self) -> FloatArrays:
+    def results(self) -> Outputs:
         """Wait for the results.
 
         Raises:
