@@ -87,10 +87,5 @@ def same_answers(first: npt.NDArray[np.floating], second: npt.NDArray[np.floatin
         first: outputs of one run.
         second: outputs of the other run, of the same shape.
     """
-    finite = np.isfinite(first)
-    if not np.array_equal(finite, np.isfinite(second)):
-        return False
-    if not np.array_equal(first[~finite], second[~finite], equal_nan=True):
-        return False
-    largest = float(np.abs(first[finite]).max(initial=0.0))
-    return bool((np.abs(first[finite] - second[finite]) <= _SAME * largest).all())
+    largest = float(np.abs(first[np.isfinite(first)]).max(initial=0.0))
+    return np.allclose(first, second, rtol=0, atol=_SAME * largest, equal_nan=True)
