@@ -27,7 +27,7 @@ from benchmarks.texts import HELP
 from hdruntime.jobs import LocalPool, job, plan_job, run_job
 from hdruntime.jobs.folder import JobFolder
 from hdruntime.jobs.writers import ResultEncoding
-from hdruntime.tasks.text_encoding import TextEncoder
+from hdruntime.tasks.text_inference import TextInference
 
 _LEAST_TOKENS = 8
 _TOKENS_OF_A_WORD = 1.9
@@ -53,7 +53,7 @@ def main() -> int:
             # The first array of Arrow imports pandas where that is installed: half a second of each process.
             pa.array([0])
             runner = next(each for each in type(session._scheduler.runner).mro() if "run" in vars(each))
-            parts = ((runner, "run", "computing"), (TextEncoder, "encode", "tokenizing"))
+            parts = ((runner, "run", "computing"), (TextInference, "encode", "tokenizing"))
             parts += ((ResultEncoding, "encode", "writing"), (JobFolder, "append", "writing"))
             parts += ((JobFolder, "commit_if_due", "writing"), (JobFolder, "publish", "making the file"))
             for owner, name, part in parts:

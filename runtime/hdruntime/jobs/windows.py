@@ -20,7 +20,7 @@ from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import Position, Row
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Task, TaskOptions
-from hdruntime.tasks.text_encoding import size_of
+from hdruntime.tasks.text_inference import size_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow
 

@@ -6,23 +6,25 @@ answer is made when the last of its pieces has run, so that little is held.
 
 from __future__ import annotations
 
-__all__ = ["TextInference", "TextItem", "answers_of", "checked_streaming"]
+__all__ = ["TextInference", "TextItem", "answers_of", "checked_streaming", "size_of"]
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.batching import grouped
+from hdruntime.inference.inputs import checked_inputs
+from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult
-from hdruntime.inference.streaming import checked_segment
+from hdruntime.inference.streaming import check_document_length, checked_segment
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Outputs, Pending, Task, Text
-from hdruntime.tasks.text_encoding import TextEncoder, size_of
-from hdruntime.text.splitting import SplitEncoding
+from hdruntime.text.checks import check_text_lengths
+from hdruntime.text.splitting import SplitEncoding, in_one_piece, split_encodings
 from hdruntime.text.streamed import StreamedOutputs
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -33,8 +35,17 @@ _WINDOW_TEXTS = 4096
 _WINDOW_CHARACTERS = 2**17
 """Texts that are tokenised at a time: 32,000 tokens are about 6 MB as lists of ids and offsets."""
 
+_CHARACTERS_PER_TOKEN = 4
+"""Characters of a token in English; only the size of windows depends on it."""
 
-@dataclass(kw_only=True, slots=True)
+_CHUNK_TEXTS = 512
+"""Texts tokenised together."""
+
+_CHUNK_CHARACTERS = 2**16
+"""Upper bound on characters of a chunk of several texts."""
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
 class TextItem:
     """A text in progress: it gets an encoding, then its answer, or an error at any step.
 
@@ -89,8 +100,7 @@ class TextInference:
         on_done: Callable[[int], None] = lambda texts: None,
     ) -> None:
         self._session, self._task, self._reading, self._prompt = session, task, reading, prompt
-        self._encoder = TextEncoder(session, task, reading, prompt=prompt, tokenizer=tokenizer)
-        self._on_done = on_done
+        self._tokenizer, self._on_done = tokenizer, on_done
         self._streamed, self._segment, self.lanes = None, 0, 0
         outputs: Sequence[str] = task.outputs
         if reading.overflow is Overflow.RECUR:
@@ -107,17 +117,10 @@ class TextInference:
     def encode(self, texts: Sequence[Text]) -> list[TextItem]:
         """The texts with their tokens, in order, or with their errors."""
         items = [TextItem(text=text) for text in texts]
-        for item, encoded in zip(items, self._encoder.encode(texts), strict=True):
-            if isinstance(encoded, InputError):
-                item.error = encoded
-                continue
-            try:
-                item.pending = self._task.begin(
-                    encoded, item.text, prompt=self._prompt, pooling=self._reading.split_pooling
-                )
-                item.encoding, item.missing = encoded, len(encoded.pieces)
-            except InputError as error:
-                item.error = error
+        # A very long text is encoded alone: if it is too long, no other is encoded twice.
+        sizes = [size_of(text) for text in texts]
+        for chunk in grouped(sizes, most=_CHUNK_TEXTS, most_in_all=_CHUNK_CHARACTERS):
+            self._encode(items[chunk])
         return items
 
     def run(self, items: Sequence[TextItem]) -> None:
@@ -131,6 +134,72 @@ class TextInference:
             self._run_pieces(encoded)
         else:
             self._stream(encoded)
+
+    def _encode(self, items: Sequence[TextItem]) -> None:
+        try:
+            encoded = self._encoded([item.text for item in items])
+        except InputError as error:
+            if len(items) == 1:
+                items[0].error = error
+                return
+            encoded = []
+        if not encoded:
+            # A text does not fit: try each alone.
+            for item in items:
+                self._encode([item])
+            return
+        for item, split in zip(items, encoded, strict=True):
+            try:
+                item.pending = self._task.begin(
+                    split, item.text, prompt=self._prompt, pooling=self._reading.split_pooling
+                )
+                item.encoding, item.missing = split, len(split.pieces)
+            except InputError as error:
+                item.error = error
+
+    def _encoded(self, texts: Sequence[Text]) -> list[SplitEncoding]:
+        reading = self._reading
+        if texts[0].input_ids is not None:
+            splits = [in_one_piece(self._from_ids(text.input_ids or [])) for text in texts]
+        else:
+            splits = self._tokenized(texts)
+        for split in splits:
+            for piece in split.pieces:
+                if reading.overflow is Overflow.RECUR:
+                    check_document_length(len(piece), self._session.manifest)
+                self._check(piece.input_ids)
+        return splits
+
+    def _tokenized(self, texts: Sequence[Text]) -> list[SplitEncoding]:
+        reading = self._reading
+        tokenizer = self._tokenizer or self._session.tokenizer
+        pairs = [text.text_pair for text in texts if text.text_pair is not None] or None
+        encodings = self._task.encode(
+            tokenizer, [text.text for text in texts], pairs, overflow=reading.overflow, prompt=self._prompt
+        )
+        if reading.overflow is Overflow.SPLIT:
+            return split_encodings(
+                encodings, max_len=tokenizer.max_len, stride=reading.stride, is_pair=pairs is not None
+            )
+        if reading.overflow is not Overflow.RECUR:
+            check_text_lengths([len(encoding) for encoding in encodings], self._session.max_len)
+        return [in_one_piece(encoding) for encoding in encodings]
+
+    def _from_ids(self, ids: list[int]) -> Encoding:
+        overflow, most = self._reading.overflow, self._session.max_len
+        is_cut = overflow is Overflow.TRUNCATE and len(ids) > most
+        if is_cut:
+            ids = ids[:most]
+        if overflow is not Overflow.RECUR:
+            check_text_lengths([len(ids)], most)
+        return dataclasses.replace(Encoding.of_ids(ids), is_cut=is_cut)
+
+    def _check(self, ids: Sequence[int]) -> None:
+        """Refuse texts that would fail a whole batch: an id beyond the vocabulary, no question where it is marked."""
+        manifest = self._session.manifest
+        if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
+            checked_inputs({manifest.ids: [ids]}, manifest, max_len=len(ids), memory=0)
+        check_texts_for_marks([ids], manifest)
 
     def _run_pieces(self, items: Sequence[TextItem]) -> None:
         pieces = [
@@ -233,6 +302,13 @@ class TextInference:
         """Raise the failure if the session fails on texts that it ran before, or never ran any."""
         if self._known_good is None or any(batch.errors for batch in self._batches([self._known_good])):
             raise failure
+
+
+def size_of(text: Text) -> int:
+    """Characters of a text, or of both; an id counts as four."""
+    if text.input_ids is not None:
+        return _CHARACTERS_PER_TOKEN * len(text.input_ids)
+    return len(text.text) + len(text.text_pair or "")
 
 
 def answers_of(
