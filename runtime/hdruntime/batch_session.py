@@ -16,11 +16,10 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
-from hdruntime.inference.inputs import checked_inputs
+from hdruntime.inference.inputs import checked_inputs, inputs_of_texts
 from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.inference.streaming import Columns, Document, DocumentStream, Lanes, Segment, columns_of
-from hdruntime.inference.text_inputs import inputs_of_texts
 from hdruntime.text.checks import check_text_lengths
 from hdruntime.text.splitting import SplitEncoding, split_encodings
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer

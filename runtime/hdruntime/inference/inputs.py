@@ -1,10 +1,10 @@
-"""Checks of a caller's inputs before a backend runs them."""
+"""The inputs of a bundle's graphs: those of a caller, checked, and those of texts."""
 
 from __future__ import annotations
 
-__all__ = ["BUILD_WITH_MEMORY", "checked_inputs", "filled_inputs"]
+__all__ = ["BUILD_WITH_MEMORY", "checked_inputs", "inputs_of_texts"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.errors import InputError
+from hdruntime.inference.batching import padded
 from hdruntime.inference.marks import check_marks, default_marks
 from hdruntime.text.checks import length_error
+from hdruntime.text.tokenization import Encoding
 
 _INT64_MAX = np.iinfo(np.int64).max
 
@@ -72,16 +74,16 @@ def checked_inputs(
             if spec.role in _MEANINGS:
                 _check_range(spec.name, read[spec.name], *_MEANINGS[spec.role])
     memory = _size_of_memory(read, manifest, manifest.most_memory if memory is None else memory)
-    return filled_inputs(read, manifest, memory=memory)
+    return _filled_inputs(read, manifest, memory=memory)
 
 
-def filled_inputs(given: Mapping[str, AnyArray], manifest: Manifest, *, memory: int) -> dict[str, AnyArray]:
-    """The inputs of the bundle's graphs, from arrays that are as the manifest has them.
+def inputs_of_texts(encodings: Sequence[Encoding], manifest: Manifest, *, memory: int) -> dict[str, AnyArray]:
+    """A batch of texts, shorter ones padded on the right.
 
     Args:
-        given: name -> int64 [batch, tokens], or, for a memory, float32; the ids, and others that are not the default.
+        encodings: of the texts, with a token each, and no more tokens than the bundle takes.
         manifest: of the bundle.
-        memory: size of the axis ``memory`` of memories that are not given.
+        memory: size of the axis ``memory``; memories hold their defaults.
 
     Returns:
         As :func:`checked_inputs`.
@@ -89,6 +91,24 @@ def filled_inputs(given: Mapping[str, AnyArray], manifest: Manifest, *, memory: 
     Raises:
         InputError: an id is not in the vocabulary, too many tokens are marked, or a document is too long.
     """
+    tokenizer = manifest.tokenizer
+    values = {
+        Role.IDS: padded(
+            [encoding.input_ids for encoding in encodings], value=tokenizer.pad_token_id if tokenizer else 0
+        ),
+        Role.MASK: padded([[1] * len(encoding) for encoding in encodings], value=0),
+        Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
+        Role.POOLED: padded([_pooled_tokens(encoding) for encoding in encodings], value=0),
+        Role.ATTENDED: padded([_attended_tokens(encoding) for encoding in encodings], value=0),
+    }
+    if tokenizer and not tokenizer.token_types:
+        del values[Role.TOKEN_TYPES]
+    given = {spec.name: values[spec.role] for spec in manifest.inputs if spec.role in values}
+    return _filled_inputs(given, manifest, memory=memory)
+
+
+def _filled_inputs(given: Mapping[str, AnyArray], manifest: Manifest, *, memory: int) -> dict[str, AnyArray]:
+    """The inputs of the bundle's graphs, from arrays that are as the manifest has them; ids alone are required."""
     ids = given[manifest.ids]
     _check_ids(ids, manifest.ids, manifest.vocab_size)
     mask = given[manifest.mask] if manifest.mask in given else np.ones_like(ids)
@@ -101,6 +121,14 @@ def filled_inputs(given: Mapping[str, AnyArray], manifest: Manifest, *, memory: 
         elif spec.role is Role.MEMORY and not spec.has_memory_axis and spec.bound is not None:
             _check_document(spec.name, filled[spec.name], mask, spec.bound)
     return filled
+
+
+def _pooled_tokens(encoding: Encoding) -> list[int]:
+    return [0] * encoding.prompt_tokens + [1] * (len(encoding) - encoding.prompt_tokens)
+
+
+def _attended_tokens(encoding: Encoding) -> list[int]:
+    return [1] * (len(encoding) - encoding.unattended_tokens) + [0] * encoding.unattended_tokens
 
 
 def _unknown_input(name: str, manifest: Manifest) -> InputError:

@@ -24,10 +24,9 @@ import numpy as np
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.errors import HdexportError, InputError
-from hdruntime.inference.inputs import BUILD_WITH_MEMORY
+from hdruntime.inference.inputs import BUILD_WITH_MEMORY, inputs_of_texts
 from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, Scheduler
-from hdruntime.inference.text_inputs import inputs_of_texts
 from hdruntime.text.checks import check_text_lengths
 from hdruntime.text.tokenization import Encoding
 
