@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["HEADROOM", "ActivationScale", "Int8Weight", "Statistics", "activation_scale", "round_weight"]
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -138,13 +138,11 @@ class Int8Weight:
         scale: [outputs], float32.
         bias: [outputs], float32: added to the products of uint8 and int8, it takes away what zero points put in and
             the mean of the rounding errors.
-        error: variance of the rounding errors over the variance of the product.
     """
 
     values: npt.NDArray[np.int8]
     scale: FloatArray
     bias: FloatArray
-    error: float = field(compare=False)
 
 
 def activation_scale(
@@ -216,13 +214,10 @@ def round_weight(statistics: Statistics, activation: ActivationScale, weight: Fl
     difference = exact - values * steps
     zero = activation.zero_point.astype(np.float64)
     bias = (statistics.mean / scale) @ difference - zero @ (values * steps)
-    noise = (difference * (together @ difference)).sum() + (exact**2).sum() / 12
-    signal = (exact * (together @ exact)).sum()
     return Int8Weight(
         values=values.astype(np.int8),
         scale=steps.astype(np.float32),
         bias=bias.astype(np.float32),
-        error=float(noise / max(signal, _SMALLEST)),
     )
 
 

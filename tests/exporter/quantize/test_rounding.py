@@ -60,8 +60,6 @@ def test_every_output_of_an_int8_product_is_near_the_exact_one(activation, weigh
     rounded = round_weight(statistics, scale, weight)
     errors = relative_errors(product(activation, scale, rounded), activation @ weight)
     assert errors.max() < 0.03
-    # What is estimated is what came.
-    assert rounded.error == pytest.approx(float((errors**2).mean()), rel=5)
 
 
 def test_the_bias_takes_away_the_mean_of_the_errors_of_weights(activation, weight, statistics) -> None:
