@@ -7,10 +7,11 @@ __all__ = ["quantize_bundle"]
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.quantize.calibration import CalibratedProduct, calibrate
-from hdexport.quantize.insert import StoredProduct, quantize_products
+from hdexport.quantize.insert import quantize_products
 from hdexport.quantize.options import Int8Options
 from hdexport.quantize.selection import float_graph, kept_float
 from hdexport.quantize.texts import calibration_texts
@@ -20,6 +21,9 @@ from hdruntime.bundle.manifest import GraphFile, Int8Calibration, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx_ir
 
 _WEIGHTS_FILE = "int8.onnx.data"
 _LOWERINGS = (CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
@@ -62,9 +66,10 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
             "Build without --int8."
         )
     kept, cosine = kept_float(bundle, products, texts.checked, progress)
-    used = _stored({name: product for name, product in products.items() if name not in kept}, bundle.path)
+    used = {name: product for name, product in products.items() if name not in kept}
+    stored = _stored(used, bundle.path)
     written = [
-        _write(bundle, graph, used)
+        _write(bundle, graph, used, stored)
         for graph in bundle.manifest.graphs
         if graph.lowering in _LOWERINGS and graph.dtype != "int8"
     ]
@@ -84,7 +89,7 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
     return seal(bundle.path, dataclasses.replace(bundle.manifest, graphs=graphs, int8=record))
 
 
-def _stored(products: Mapping[str, CalibratedProduct], directory: Path) -> dict[str, StoredProduct]:
+def _stored(products: Mapping[str, CalibratedProduct], directory: Path) -> dict[str, onnx_ir.ExternalTensor]:
     """Write the int8 values to a file that all graphs read."""
     import onnx_ir as ir
 
@@ -93,7 +98,7 @@ def _stored(products: Mapping[str, CalibratedProduct], directory: Path) -> dict[
         for name, product in products.items():
             file.write(b"\0" * (-file.tell() % _ALIGNMENT))
             values = product.weight.values
-            tensor = ir.ExternalTensor(
+            stored[name] = ir.ExternalTensor(
                 _WEIGHTS_FILE,
                 file.tell(),
                 values.nbytes,
@@ -103,17 +108,19 @@ def _stored(products: Mapping[str, CalibratedProduct], directory: Path) -> dict[
                 base_dir=directory,
             )
             file.write(values.tobytes())
-            stored[name] = StoredProduct(
-                activation=product.activation, values=tensor, scale=product.weight.scale, bias=product.weight.bias
-            )
     return stored
 
 
-def _write(bundle: Bundle, graph: GraphFile, stored: Mapping[str, StoredProduct]) -> GraphFile:
+def _write(
+    bundle: Bundle,
+    graph: GraphFile,
+    products: Mapping[str, CalibratedProduct],
+    stored: Mapping[str, onnx_ir.ExternalTensor],
+) -> GraphFile:
     import onnx_ir as ir
 
     model = read_graph(bundle, graph)
-    quantize_products(model, stored)
+    quantize_products(model, products, stored)
     file = f"{graph.lowering}_int8.onnx"
     ir.save(model, bundle.path / file)
     return GraphFile(file=file, lowering=graph.lowering, dtype="int8")

@@ -9,10 +9,9 @@ takes them and rounds value by value (1.31.1, an Intel Xeon with VNNI, one threa
 
 from __future__ import annotations
 
-__all__ = ["StoredProduct", "quantize_products"]
+__all__ = ["quantize_products"]
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,43 +23,30 @@ from hdexport.quantize.splitting import widening
 if TYPE_CHECKING:
     import onnx_ir
 
+    from hdexport.quantize.calibration import CalibratedProduct
     from hdexport.quantize.rounding import ActivationScale
     from hdexport.quantize.splitting import Split
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredProduct:
-    """The nodes that take a product's place.
-
-    Attributes:
-        activation: how the activation is rounded.
-        values: [channels, outputs], int8; see `hdexport.quantize.rounding.Int8Weight`.
-        scale: [outputs], float32.
-        bias: [outputs], float32.
-    """
-
-    activation: ActivationScale
-    values: onnx_ir.TensorProtocol
-    scale: npt.NDArray[np.float32]
-    bias: npt.NDArray[np.float32]
-
-
-def quantize_products(model: onnx_ir.Model, stored: Mapping[str, StoredProduct]) -> list[str]:
+def quantize_products(
+    model: onnx_ir.Model, rounded: Mapping[str, CalibratedProduct], values: Mapping[str, onnx_ir.TensorProtocol]
+) -> list[str]:
     """Replace the products of a lowered graph, in place.
 
     Args:
         model: the graph.
-        stored: name of a weight -> the replacement of its products; others stay.
+        rounded: name of a weight -> its products, rounded; other products stay.
+        values: name of a weight -> its int8 values, [channels, outputs], where they are stored.
 
     Returns:
         The names of the replaced products' weights, one for each product.
     """
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-    products = [product for product in weight_products(model) if product.weight in stored]
+    products = [product for product in weight_products(model) if product.weight in rounded]
     insertion = _Insertion(model)
     for product in products:
-        insertion.replace(product, stored[product.weight])
+        insertion.replace(product, rounded[product.weight], values[product.weight])
     RemoveUnusedNodesPass()(model)
     return [product.weight for product in products]
 
@@ -72,22 +58,22 @@ class _Insertion:
         self._one = self._constant("int8.one", np.float32(1))
         self._zero = self._constant("int8.zero", np.uint8(0))
 
-    def replace(self, product: WeightProduct, stored: StoredProduct) -> None:
+    def replace(self, product: WeightProduct, rounded: CalibratedProduct, values: onnx_ir.TensorProtocol) -> None:
         import onnx_ir as ir
 
-        node = product.node
-        key = (product.source, id(node.graph), id(stored.activation))
+        node, activation = product.node, rounded.activation
+        key = (product.source, id(node.graph), id(activation))
         if key not in self._activations:
-            if stored.activation.split is not None:
-                self._widen(product, stored.activation.split)
-            self._activations[key] = self._rounded(node, product.source, stored.activation)
+            if activation.split is not None:
+                self._widen(product, activation.split)
+            self._activations[key] = self._rounded(node, product.source, activation)
         node.replace_input_with(0, self._activations[key])
-        values = self._initializer(f"{product.weight}.int8", stored.values)
-        scale = self._constant(f"{product.weight}.int8_scale", stored.scale)
-        weight = self._op(node, "DequantizeLinear", [values, scale], {"axis": 1})
-        weight.dtype, weight.shape = ir.DataType.FLOAT, stored.values.shape
+        stored = self._initializer(f"{product.weight}.int8", values)
+        scale = self._constant(f"{product.weight}.int8_scale", rounded.weight.scale)
+        weight = self._op(node, "DequantizeLinear", [stored, scale], {"axis": 1})
+        weight.dtype, weight.shape = ir.DataType.FLOAT, values.shape
         node.replace_input_with(1, weight)
-        self._add_bias(node, f"{product.weight}.int8_bias", stored.bias)
+        self._add_bias(node, f"{product.weight}.int8_bias", rounded.weight.bias)
 
     def _widen(self, product: WeightProduct, split: Split) -> None:
         """Make the channels of a product's activation as often as they have parts; runtimes compute the constants when

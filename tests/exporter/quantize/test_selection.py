@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from hdexport.quantize.calibration import CalibratedProduct, calibrate
-from hdexport.quantize.insert import StoredProduct, quantize_products
+from hdexport.quantize.insert import quantize_products
 from hdexport.quantize.selection import _by_loss, float_graph, kept_float
 from hdexport.quantize.switches import SwitchedGraph
 from hdexport.quantize.texts import CalibrationTexts
@@ -92,11 +92,8 @@ def test_switched_products_compute_what_the_int8_graph_is_defined_to(calibrated,
     values = np.full_like(weight.values, 127)
     large = dataclasses.replace(products[name], weight=dataclasses.replace(weight, values=values))
     graph = SwitchedGraph(bundle, float_graph(bundle), {**products, name: large})
-    stored = StoredProduct(
-        activation=large.activation, values=ir.tensor(values, name="values"), scale=weight.scale, bias=weight.bias
-    )
     model = float_graph(bundle)
-    assert quantize_products(model, {name: stored}) == [name]
+    assert quantize_products(model, {name: large}, {name: ir.tensor(values, name="values")}) == [name]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))

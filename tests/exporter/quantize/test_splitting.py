@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from hdexport.quantize.calibration import calibrate
-from hdexport.quantize.insert import StoredProduct, quantize_products
+from hdexport.quantize.insert import quantize_products
 from hdexport.quantize.products import weight_products
 from hdexport.quantize.rounding import HEADROOM, Statistics, activation_scale, round_weight
 from hdexport.quantize.selection import float_graph
@@ -100,18 +100,10 @@ def test_a_graph_with_a_split_product_is_near_the_float_one(tiny_bundles, made_o
     products = calibrate(bundle, float_graph(bundle), calibrating)
     split = {name for name, product in products.items() if product.activation.split is not None}
     assert split
-    stored = {
-        name: StoredProduct(
-            activation=product.activation,
-            values=ir.tensor(product.weight.values, name=f"{name}.int8"),
-            scale=product.weight.scale,
-            bias=product.weight.bias,
-        )
-        for name, product in products.items()
-        if name in split or made_of_int8
-    }
+    rounded = {name: product for name, product in products.items() if name in split or made_of_int8}
+    stored = {name: ir.tensor(product.weight.values, name=f"{name}.int8") for name, product in rounded.items()}
     model = float_graph(bundle)
-    quantize_products(model, stored)
+    quantize_products(model, rounded, stored)
     names = [spec.name for spec in bundle.manifest.answers]
     run, exact = single_text_runner(bundle, model), single_text_runner(bundle, float_graph(bundle))
     for text in texts:
