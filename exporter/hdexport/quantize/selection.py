@@ -6,7 +6,6 @@ __all__ = ["float_graph", "kept_float"]
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,8 +84,11 @@ def kept_float(
     exact = graph.answers((), texts)
     order = list(range(len(texts)))
 
-    def judged(kept: Sequence[str], *, is_last: bool) -> _Judgement:
-        """Judge the graph without those int8 products; texts after the first that does not hold are left out."""
+    def judged(kept: Sequence[str], *, is_last: bool) -> tuple[bool, dict[int, float]]:
+        """Whether all texts are near enough without those int8 products, and by number their cosines to exact answers.
+
+        Texts after the first that does not hold are left out.
+        """
         used = [name for name in products if name not in kept]
         cosines: dict[int, float] = {}
         holds = True
@@ -100,18 +102,18 @@ def kept_float(
                 if not is_last:
                     order.insert(0, order.pop(place))  # The text that fails first tells soonest.
                     break
-        return _Judgement(holds, cosines)
+        return holds, cosines
 
     kept: Sequence[str] = ()
-    found = judged(kept, is_last=False)
-    if not found.holds:
+    holds, cosines = judged(kept, is_last=False)
+    if not holds:
         stages = _stages(_by_loss(graph, products, texts, tokens_in_memory(bundle)), products) or [()]
         for number, kept in enumerate(stages, 1):
-            found = judged(kept, is_last=number == len(stages))
-            if found.holds:
+            holds, cosines = judged(kept, is_last=number == len(stages))
+            if holds:
                 break
     logger.info("int8: %d are left float: %s", len(kept), list(kept))
-    cosine = min((found.cosines[number] for number in order if len(texts[number]) >= _FEW_TOKENS), default=1.0)
+    cosine = min((cosines[number] for number in order if len(texts[number]) >= _FEW_TOKENS), default=1.0)
     if cosine < _WARNED_COSINE:
         logger.warning(
             "The int8 graphs' worst cosine to float32 is %.4f, on texts that were not calibrated with, although %d "
@@ -119,20 +121,7 @@ def kept_float(
             cosine,
             len(kept),
         )
-    return set(kept), min(found.cosines.values())
-
-
-@dataclass(frozen=True)
-class _Judgement:
-    """A finding about texts.
-
-    Attributes:
-        holds: whether all are near enough.
-        cosines: number of a text -> its answers' cosine to the exact ones.
-    """
-
-    holds: bool
-    cosines: Mapping[int, float]
+    return set(kept), min(cosines.values())
 
 
 def _stages(ranked: Sequence[str], products: Mapping[str, CalibratedProduct]) -> list[Sequence[str]]:
