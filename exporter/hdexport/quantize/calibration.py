@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["CalibratedProduct", "calibrate"]
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -75,7 +76,7 @@ def calibrate(
     """
     # Values that a body computes cannot be outputs of the graph.
     products = [product for product in weight_products(model) if product.node.graph is model.graph]
-    groups = [_group(products, sources, names) for sources, names in _groups(products).items()]
+    groups = [_group(sharing) for sharing in _sharing_a_scale(products)]
     calibrated = {}
     for group, found in zip(groups, _statistics(bundle, model, groups, texts, did), strict=True):
         split = group.split
@@ -104,32 +105,29 @@ class _Group:
     split: Split | None = None
 
 
-def _group(products: Sequence[WeightProduct], sources: Sequence[onnx_ir.Value], names: Sequence[str]) -> _Group:
-    arrays = {name: constant_array(_product(products, name).node.inputs[1]) for name in names}
-    readers = [product for product in products if product.source in sources]
+def _group(products: Sequence[WeightProduct]) -> _Group:
+    by_weight = {product.weight: product for product in products}
+    arrays = {name: constant_array(by_weight[name].node.inputs[1]) for name in sorted(by_weight)}
     return _Group(
-        sources=sources,
+        sources=list(dict.fromkeys(product.source for product in products)),
         weights={name: array for name, array in arrays.items() if array is not None},
-        may_split=all(widening(product) is not None for product in readers),
+        may_split=all(widening(product) is not None for product in products),
     )
 
 
-def _product(products: Sequence[WeightProduct], name: str) -> WeightProduct:
-    return next(product for product in products if product.weight == name)
-
-
-def _groups(products: Sequence[WeightProduct]) -> dict[tuple[onnx_ir.Value, ...], list[str]]:
-    """Activations that share a scale -> the weights that they are multiplied with."""
-    groups: list[tuple[list[onnx_ir.Value], list[str]]] = []
+def _sharing_a_scale(products: Sequence[WeightProduct]) -> list[list[WeightProduct]]:
+    """Lists of products that share a scale: the products of an activation, and the products of a weight."""
+    groups: list[list[WeightProduct]] = []
     for product in products:
-        joined = [group for group in groups if product.source in group[0] or product.weight in group[1]]
-        merged = ([product.source], [product.weight])
+        joined = [
+            group
+            for group in groups
+            if any(product.source is each.source or product.weight == each.weight for each in group)
+        ]
         for group in joined:
             groups.remove(group)
-            merged[0].extend(group[0])
-            merged[1].extend(group[1])
-        groups.append((list(dict.fromkeys(merged[0])), list(dict.fromkeys(merged[1]))))
-    return {tuple(sources): sorted(names) for sources, names in groups}
+        groups.append([product, *itertools.chain(*joined)])
+    return groups
 
 
 def _statistics(
@@ -152,7 +150,8 @@ def _statistics(
     of_rare = _RARE_SHARE / (1 - _RARE_SHARE) * _tokens(usual) / max(_tokens(rare), 1)
     first = [(ids, 1.0) for ids in texts.ids[::_EVERY_SEEN_FIRST]]
     first += [(ids, of_rare) for ids in texts.rare[::_EVERY_SEEN_FIRST]]
-    _choose_splits(groups, numbers, [(run(_splittable(groups, numbers), ids), weight) for ids, weight in first])
+    splittable = [name for name, number in numbers.items() if groups[number].may_split]
+    _choose_splits(groups, numbers, [(run(splittable, ids), weight) for ids, weight in first])
     found: dict[int, Statistics] = {}
     for weight, kind in ((1.0, usual), (of_rare, rare)):
         for together in _together(kind):
@@ -196,10 +195,6 @@ def _rows(activation: FloatArray, padding: int, tokens: int) -> list[FloatArray]
             return []
         activation = activation[:, padding:]
     return [activation.reshape(-1, activation.shape[-1])]
-
-
-def _splittable(groups: Sequence[_Group], numbers: Mapping[str, int]) -> list[str]:
-    return [name for name, number in numbers.items() if groups[number].may_split]
 
 
 def _choose_splits(
