@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ENGINES_FOLDER", "EngineBuilder", "EngineOptions"]
+__all__ = ["EngineBuilder", "EngineOptions"]
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,14 @@ from hdexport.engines.profiles import default_profiles, with_memory
 from hdexport.engines.targets import EngineTarget
 from hdexport.graph.targets.tensorrt import AttentionImpl
 from hdexport.support.progress import Progress
-from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Manifest, ProfileShape
+from hdruntime.bundle.manifest import Backend, EngineFile, Manifest, ProfileShape
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     import onnx_ir
 
-ENGINES_FOLDER = "engines"
+_ENGINES_FOLDER = "engines"
 """Folder of a bundle with one engine for each flavour, and its passport."""
 
 _LOWERED_FILE = "tensorrt.onnx"
@@ -84,6 +84,7 @@ class EngineBuilder:
         import onnx_ir as ir
 
         from hdexport.engines.kernels import write_kernels
+        from hdexport.engines.tensorrt_builder import build_engine
         from hdexport.graph.targets.tensorrt import tensorrt_graph
 
         dtype = manifest.dtype
@@ -96,37 +97,21 @@ class EngineBuilder:
         # The lowered graph shares the weights beside it. TensorRT reads it once; the bundle does not keep it.
         lowered = directory / _LOWERED_FILE
         ir.save(graph, lowered)
-        (directory / ENGINES_FOLDER).mkdir(exist_ok=True)
-        kernels = directory / KERNELS_FOLDER if has_kernels else None
-        engines = tuple(
-            self._build_one(target, lowered, kernels, profiles, dtype=dtype, progress=progress)
-            for target in self._targets
-        )
+        engines = []
+        for target in self._targets:
+            flavour = target.flavour
+            progress.step(f"Building the {flavour.value} engine, {len(profiles)} profiles")
+            engine = build_engine(
+                lowered,
+                directory / _ENGINES_FOLDER / f"{flavour.value}.engine",
+                target,
+                bundle=directory,
+                kernels=directory / KERNELS_FOLDER if has_kernels else None,
+                profiles=profiles,
+                precision=dtype,
+                version_compatible=self._options.version_compatible and flavour is Backend.TENSORRT,
+                progress=progress.detail,
+            )
+            engines.append(engine)
         lowered.unlink()
-        return engines
-
-    def _build_one(
-        self,
-        target: EngineTarget,
-        lowered: Path,
-        kernels: Path | None,
-        profiles: tuple[ProfileShape, ...],
-        *,
-        dtype: Dtype,
-        progress: Progress,
-    ) -> EngineFile:
-        from hdexport.engines.tensorrt_builder import build_engine
-
-        progress.step(f"Building the {target.flavour.value} engine, {len(profiles)} profiles")
-        directory = lowered.parent
-        return build_engine(
-            lowered,
-            directory / ENGINES_FOLDER / f"{target.flavour.value}.engine",
-            target,
-            bundle=directory,
-            kernels=kernels,
-            profiles=profiles,
-            precision=dtype,
-            version_compatible=self._options.version_compatible and target.flavour is Backend.TENSORRT,
-            progress=progress.detail,
-        )
+        return tuple(engines)

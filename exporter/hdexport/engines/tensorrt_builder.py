@@ -71,8 +71,6 @@ def build_engine(
         KeyboardInterrupt: Ctrl-C was pressed; nothing was written.
     """
     assert profiles, "an engine needs a profile"
-    if not onnx_path.is_file():
-        raise EngineError(f"There is no ONNX file at {onnx_path}.\nExport it first: hdexport build")
     watch = BuildWatch(progress)
     with watch.guard():
         serialize = functools.partial(
