@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,9 +16,9 @@ from hdexport.attention.kinds import kinds
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.lowering.lowering import Lowering
 from hdexport.model.task import Task
-from hdexport.model.weight_type import WeightType
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
+from hdruntime.bundle.manifest import Dtype
 from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from support.commands import run_here
 from support.pages import ROOT, code_blocks, page
@@ -39,7 +40,7 @@ def support_table() -> str:
     lowerings = {lowering.operator: lowering for kind in kinds() for lowering in kind.lowerings}
     for name, operator in OPERATORS.items():
         lowering = lowerings.get(name, Lowering())
-        function = ", ".join(WeightType) if operator.has_face("graph") else "-"
+        function = ", ".join(get_args(Dtype)) if operator.has_face("graph") else "-"
         fused = lowering.fused.get(CPU_LOWERING)
         cpu = f"fused in {', '.join(fused)}" if fused else "linear function"
         cpu += ", fused for short texts" * lowering.fuses_short_texts

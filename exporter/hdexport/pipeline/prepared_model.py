@@ -41,8 +41,9 @@ def extended_positions(
         InputError: the options do not fit the model's positions.
         ModelError: rotary positions are computed in a way that cannot be stretched.
     """
+    import torch
+
     from hdexport.model.surgery import extend_positions
-    from hdexport.model.weight_type import WeightType
 
     if checkpoint.family.learned_positions:
         progress.step(f"Extending positions to {options.max_len} ({choice.describe()})")
@@ -56,7 +57,7 @@ def extended_positions(
         max_len=options.max_len,
         scheme=choice.scheme,
         alpha=choice.alpha,
-        itemsize=WeightType(options.precision).bytes_per_value,
+        itemsize=getattr(torch, options.precision).itemsize,
     )
     _stretch(model, checkpoint, positions, options)
     return dataclasses.replace(
@@ -151,7 +152,7 @@ def graph_module(
     from hdexport.model.activations import fuse_gelu
     from hdexport.model.graph_module import GraphModule, graph_inputs
     from hdexport.model.surgery import continue_positions, fold_positions, fold_token_types
-    from hdexport.model.weight_type import WeightType, cast_model
+    from hdexport.model.weight_type import cast_model
 
     family, run_as = checkpoint.family, checkpoint.run_as(task)
     memories = next((setup.memories for setup in setups.values() if setup.memories is not None), None)
@@ -165,7 +166,7 @@ def graph_module(
     if memories is not None and counts_tokens(memories.specs):
         continue_positions(model, family, memories)
     folded_positions = fold_positions(model, family)
-    cast_model(model, WeightType(options.precision))
+    cast_model(model, options.precision)
     fuse_gelu(model)
     if not any(setup.is_own for setup in setups.values()):
         family.adapt(model)

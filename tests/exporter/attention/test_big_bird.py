@@ -18,7 +18,7 @@ from hdexport.families import family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
 from hdexport.model.task import Task
-from hdexport.model.weight_type import WeightType, cast_model
+from hdexport.model.weight_type import cast_model
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, distance, inputs_of
@@ -205,7 +205,7 @@ def test_types_that_a_caller_leaves_out_are_those_that_hugging_face_finds(tiny_b
 def test_question_answering_stays_finite_in_float16_whose_range_ends_before_a_million(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "big_bird", Task.QUESTION_ANSWERING)
     model, family = find_checkpoint(tmp_path).load(Task.QUESTION_ANSWERING), family_of("big_bird")
-    cast_model(model, WeightType.FLOAT16)
+    cast_model(model, "float16")
     BlockSetup(is_own=True, record=family.own_attention("blocks", model.config)).adapt(model, family)
     ids = ids_of(LIMIT + 5).clamp(min=SEPARATOR_ID + 1)
     ids[0, 9] = SEPARATOR_ID

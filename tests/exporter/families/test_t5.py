@@ -19,7 +19,8 @@ from hdexport.families import family_of, t5
 from hdexport.model.activations import fuse_gelu
 from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.task import Task
-from hdexport.model.weight_type import WeightType, cast_model
+from hdexport.model.weight_type import cast_model
+from hdruntime.bundle.manifest import Dtype
 from hdruntime.errors import ModelError
 from support.answers import assert_as_hugging_face
 from support.comparators import assert_close, assert_same_directions
@@ -123,7 +124,7 @@ def _with_large_states(path: Path, model_type: str, factor: float = 60_000.0) ->
     return path
 
 
-def _in_half(path: Path, model_type: str, precision: WeightType) -> Any:
+def _in_half(path: Path, model_type: str, precision: Dtype) -> Any:
     """The model as it is traced, all of whose products PyTorch rounds to half precision."""
     family, model = family_of(model_type), find_checkpoint(path).load(Task.FEATURE_EXTRACTION)
     cast_model(model, precision)
@@ -144,7 +145,7 @@ def test_states_beyond_float16_are_right(tmp_path: Path) -> None:
     feeds = {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask)}
     with torch.inference_mode():
         expected = original(**feeds).last_hidden_state.numpy()
-        found = _in_half(path, model_type, WeightType.FLOAT16)(**feeds).last_hidden_state
+        found = _in_half(path, model_type, "float16")(**feeds).last_hidden_state
         cast = original.half()(**feeds).last_hidden_state.float().numpy()
     assert max(largest) > 65504
     assert found.dtype is torch.float16
@@ -154,15 +155,15 @@ def test_states_beyond_float16_are_right(tmp_path: Path) -> None:
         assert_same_directions(cast[mask == 1], expected[mask == 1], cosine=0.999)
 
 
-@pytest.mark.parametrize("precision", [WeightType.FLOAT16, WeightType.BFLOAT16])
-def test_a_text_of_padding_alone_is_finite_in_half_precision(precision: WeightType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_a_text_of_padding_alone_is_finite_in_half_precision(precision: Dtype, tmp_path: Path) -> None:
     model = _in_half(_with_large_states(tmp_path, "umt5"), "umt5", precision)
     ids, mask = torch.arange(46).reshape(2, 23), torch.ones(2, 23, dtype=torch.int64)
     mask[0] = 0
     with torch.inference_mode():
         both = model(input_ids=ids, attention_mask=mask).last_hidden_state
         alone = model(input_ids=ids[1:], attention_mask=mask[1:]).last_hidden_state
-    assert both.dtype is precision.torch_dtype
+    assert both.dtype is getattr(torch, precision)
     assert both.isfinite().all()
     assert_close(both[1:].float().numpy(), alone.float().numpy(), atol=1e-2)
 
@@ -180,7 +181,7 @@ def test_norms_are_the_librarys_in_float32(dtype: torch.dtype) -> None:
         found, original(states.float()).to(dtype), atol=1e-6, rtol=1e-6 if dtype is torch.float32 else 4e-3
     )
     holder = torch.nn.ModuleList([original, torch.nn.Linear(6, 6)])
-    cast_model(holder, WeightType.FLOAT16)
+    cast_model(holder, "float16")
     assert isinstance(holder[0], RootMeanSquareNorm)
     assert {holder[0].weight.dtype, holder[1].weight.dtype} == {torch.float32, torch.float16}
 

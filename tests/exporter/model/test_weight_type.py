@@ -11,7 +11,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from hdexport.model.weight_type import WeightType, cast_model
+from hdexport.model.weight_type import cast_model
+from hdruntime.bundle.manifest import Dtype
 from hdruntime.errors import ExportError
 from support.function_bodies import nodes_within
 from support.grids import nightly_unless
@@ -142,8 +143,8 @@ def test_a_weight_outside_float16_is_named_and_fits_bfloat16() -> None:
         layer[0].weight[0, 0] = 1e5
     message = r"1 weights? do(es)? not fit float16.*0\.weight .*100000.*\n.*--bf16"
     with pytest.raises(ExportError, match=message):
-        cast_model(layer, WeightType.FLOAT16)
-    cast_model(layer, WeightType.BFLOAT16)
+        cast_model(layer, "float16")
+    cast_model(layer, "bfloat16")
     assert layer[0].weight[0, 0] == torch.tensor(1e5, dtype=torch.bfloat16)
 
 
@@ -152,30 +153,30 @@ def test_a_weight_that_is_not_finite_fits_no_half_precision() -> None:
     with torch.no_grad():
         layer[0].weight[1, 2] = float("nan")
     with pytest.raises(ExportError, match=r"0\.weight"):
-        cast_model(layer, WeightType.BFLOAT16)
+        cast_model(layer, "bfloat16")
 
 
-@pytest.mark.parametrize("precision", [WeightType.FLOAT16, WeightType.BFLOAT16])
-def test_a_cast_layer_normalisation_keeps_float32_weights_and_the_neighbours_type(precision: WeightType) -> None:
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_a_cast_layer_normalisation_keeps_float32_weights_and_the_neighbours_type(precision: Dtype) -> None:
+    dtype = getattr(torch, precision)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
     weights = model[1].weight.detach().clone()
     cast_model(model, precision)
-    assert model[0].weight.dtype == precision.torch_dtype
+    assert model[0].weight.dtype == dtype
     assert model[1].weight.dtype == torch.float32
     assert torch.equal(model[1].weight, weights)
-    hidden_states = torch.full((1, 8), 300.0, dtype=precision.torch_dtype) + torch.arange(8)
-    normalised = model[1](hidden_states.to(precision.torch_dtype))
-    assert normalised.dtype == precision.torch_dtype
+    hidden_states = torch.full((1, 8), 300.0, dtype=dtype) + torch.arange(8)
+    normalised = model[1](hidden_states.to(dtype))
+    assert normalised.dtype == dtype
     # The squares of 300 are outside float16: computed in float32 they do not matter.
     assert normalised.isfinite().all()
 
 
 def test_what_is_computed_and_not_learned_keeps_its_type_and_bits() -> None:
-    precision = WeightType.FLOAT16
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Identity())
     model[1].register_buffer("frequencies", torch.tensor([1 / 3, 1e-7]), persistent=False)
     model[1].register_buffer("ids", torch.arange(3))
-    cast_model(model, precision)
-    assert model[0].weight.dtype == precision.torch_dtype
+    cast_model(model, "float16")
+    assert model[0].weight.dtype == torch.float16
     assert torch.equal(model[1].frequencies, torch.tensor([1 / 3, 1e-7]))
     assert model[1].ids.dtype == torch.int64
