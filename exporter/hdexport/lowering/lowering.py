@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hdexport.lowering.multi_head_attention import Insertion, merge_heads, replace_by_merged, states_tokens_first
-from hdexport.lowering.sequential_bodies import sequential_node
+from hdexport.lowering.nodes import sequential_node
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["attributes_of", "body_of", "group_of", "is_causal", "operator_nodes", "operator_of"]
+__all__ = [
+    "attributes_of",
+    "body_of",
+    "group_of",
+    "is_causal",
+    "operator_nodes",
+    "operator_of",
+    "sequential_node",
+]
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hdplugins import ONNX_DOMAIN, OPERATORS, Operator
@@ -52,6 +61,23 @@ def body_of(node: onnx_ir.Node, order: BlockOrder = BlockOrder.PARALLEL) -> onnx
     return function_of_node(
         operator, inputs=len(node.inputs), attributes=attributes_of(node), grouped=grouped, order=order
     )
+
+
+def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequence[onnx_ir.Value]) -> onnx_ir.Node:
+    """Return a node that computes the same as the given node from [batch, tokens, heads, head_dim], in no graph yet.
+
+    Args:
+        model: the model that receives the body.
+        node: a node of an operator whose sequential body has such a form: it reads states as projections leave them.
+        tokens_first: the states of the node, [batch, tokens, heads, head_dim]; the result has that shape, too.
+    """
+    import onnx_ir as ir
+
+    body = body_of(node, BlockOrder.SEQUENTIAL)
+    function = ir.serde.deserialize_function(body)
+    model.functions[function.identifier()] = function
+    inputs = [*tokens_first, *node.inputs[len(tokens_first) :]]
+    return ir.node(body.name, inputs, attributes=node.attributes, domain=node.domain)
 
 
 def group_of(node: onnx_ir.Node) -> int:

@@ -26,9 +26,8 @@ from hdexport.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import attributes_of
+from hdexport.lowering.nodes import attributes_of, sequential_node
 from hdexport.lowering.openvino_functions import SharedFunctions
-from hdexport.lowering.sequential_bodies import sequential_node
 from hdexport.lowering.short_texts import ShortTexts
 from hdruntime.constants import OPENVINO_LOWERING
 

@@ -36,8 +36,7 @@ from hdexport.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import operator_nodes
-from hdexport.lowering.sequential_bodies import sequential_node
+from hdexport.lowering.nodes import operator_nodes, sequential_node
 
 if TYPE_CHECKING:
     import onnx_ir
