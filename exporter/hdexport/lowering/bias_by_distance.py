@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["BiasesByDistance", "has_shared_numbers"]
+__all__ = ["bias_by_distance", "has_shared_numbers"]
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hdexport.lowering.multi_head_attention import Insertion, choice
+from hdexport.lowering.nodes import token_mask_of
 from hdplugins import ONNX_DOMAIN
 
 if TYPE_CHECKING:
     import onnx_ir
 
+    from hdexport.lowering.lowering import SharedParts
     from hdplugins.attention.body_maker import Op, Value
 
-_KEY_MASK, _SCORES = 3, 4
-"""Positions of these inputs of the operator."""
+_SCORES = 4
+"""Position of that input of the operator."""
 
 _NAME = "ClippedDistanceAttention_bias"
 
@@ -28,53 +31,53 @@ def has_shared_numbers(node: onnx_ir.Node) -> bool:
     return len(node.inputs) == _SCORES + 1 and shape is not None and (shape[0], shape[2]) == (1, 1)
 
 
-class BiasesByDistance:
-    """Gives attentions the biases of their numbers by distance; what layers share is made once.
+def bias_by_distance(
+    insertion: Insertion,
+    node: onnx_ir.Node,
+    parts: SharedParts,
+    *,
+    by_rows: bool,
+    is_short: onnx_ir.Value | None = None,
+) -> onnx_ir.Value:
+    """[1, heads, tokens, tokens], in the dtype of the numbers; layers with the same numbers share it.
 
     Args:
-        model: receives the function that makes them.
+        insertion: before the node.
+        node: ``ClippedDistanceAttention`` with shared numbers.
+        parts: of the node's graph, which receives the function that makes the bias.
         by_rows: whether the numbers of a row are copied together, as is fast on a CPU, or looked up one by one.
+        is_short: [], bool; where it is false, the bias is empty. None for always.
     """
+    import numpy as np
+    import onnx_ir as ir
 
-    def __init__(self, model: onnx_ir.Model, *, by_rows: bool) -> None:
-        self._model, self._by_rows = model, by_rows
-        self._biases: dict[tuple[onnx_ir.Value, onnx_ir.Value | None], onnx_ir.Value] = {}
+    scores = node.inputs[_SCORES]
+    assert scores is not None
+    assert scores.dtype is not None
+    dtype = scores.dtype
 
-    def of(self, insertion: Insertion, node: onnx_ir.Node, is_short: onnx_ir.Value | None = None) -> onnx_ir.Value:
-        """[1, heads, tokens, tokens], in the dtype of the numbers.
+    def made() -> onnx_ir.Value:
+        _add_function(parts.model, _copied if by_rows else _looked_up)
+        bias = ir.node(_NAME, [scores, token_mask_of(node)], domain=ONNX_DOMAIN)
+        if is_short is None:
+            return insertion.insert(bias)
+        nothing = ir.tensor(np.zeros((1, 1, 0, 0), dtype.numpy()), dtype=dtype)
+        none = ir.node("Constant", [], {"value": nothing})
+        name = parts.new_name("bias_by_distance")
+        return insertion.insert(choice(is_short, then=[bias], otherwise=[none], name=name, dtype=dtype))
 
-        Args:
-            insertion: before the node.
-            node: ``ClippedDistanceAttention`` with shared numbers.
-            is_short: [], bool; where it is false, the bias is empty. None for always.
-        """
-        import numpy as np
-        import onnx_ir as ir
+    return parts.once((bias_by_distance, scores, is_short), made)
 
-        scores, key_mask = node.inputs[_SCORES], node.inputs[_KEY_MASK]
-        assert scores is not None
-        if (scores, is_short) not in self._biases:
-            self._add_function()
-            made = ir.node(_NAME, [scores, key_mask], domain=ONNX_DOMAIN)
-            assert scores.dtype is not None
-            if is_short is not None:
-                nothing = np.zeros((1, 1, 0, 0), scores.dtype.numpy())
-                none = ir.node("Constant", [], {"value": ir.tensor(nothing, dtype=scores.dtype)})
-                name = f"bias_by_distance_{len(self._biases)}"
-                made = choice(is_short, then=[made], otherwise=[none], name=name, dtype=scores.dtype)
-            self._biases[scores, is_short] = insertion.insert(made)
-        return self._biases[scores, is_short]
 
-    def _add_function(self) -> None:
-        import onnx_ir as ir
+def _add_function(model: onnx_ir.Model, body: Callable[..., Value]) -> None:
+    import onnx_ir as ir
 
-        from hdplugins.attention.body_maker import function_of_body
+    from hdplugins.attention.body_maker import function_of_body
 
-        # Its operators mean the same from opset 18 on, and onnx refuses a function of another opset than the graph's.
-        opset, body = self._model.graph.opset_imports[""], _copied if self._by_rows else _looked_up
-        proto = function_of_body(body, domain=ONNX_DOMAIN, name=_NAME, opset=opset)
-        function = ir.serde.deserialize_function(proto)
-        self._model.functions[function.identifier()] = function
+    # Its operators mean the same from opset 18 on, and onnx refuses a function of another opset than the graph's.
+    proto = function_of_body(body, domain=ONNX_DOMAIN, name=_NAME, opset=model.graph.opset_imports[""])
+    function = ir.serde.deserialize_function(proto)
+    model.functions[function.identifier()] = function
 
 
 def _copied(op: Op, scores_by_distance: Value, key_mask: Value) -> Value:

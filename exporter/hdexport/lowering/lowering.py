@@ -69,7 +69,7 @@ class Lowering:
         return False
 
     def has_bias(self, node: onnx_ir.Node) -> bool:
-        """Return whether a dense node has a bias that all texts share; `BiasesByDistance` makes the bias."""
+        """Return whether a dense node has a bias that all texts share; `bias_by_distance` makes the bias."""
         return False
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:

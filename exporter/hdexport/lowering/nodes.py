@@ -10,6 +10,7 @@ __all__ = [
     "operator_nodes",
     "operator_of",
     "sequential_node",
+    "token_mask_of",
 ]
 
 from collections.abc import Sequence
@@ -78,6 +79,13 @@ def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequ
     model.functions[function.identifier()] = function
     inputs = [*tokens_first, *node.inputs[len(tokens_first) :]]
     return ir.node(body.name, inputs, attributes=node.attributes, domain=node.domain)
+
+
+def token_mask_of(node: onnx_ir.Node) -> onnx_ir.Value:
+    """The input after a node's states, [batch, tokens]: which tokens are real, or of which kind each is."""
+    mask = node.inputs[operator_of(node).states]
+    assert mask is not None
+    return mask
 
 
 def group_of(node: onnx_ir.Node) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OPSET", "SharedFunctions"]
+__all__ = ["OPSET", "call_function", "call_once"]
 
 import functools
 import inspect
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx_ir
 
+    from hdexport.lowering.lowering import SharedParts
     from hdexport.lowering.multi_head_attention import Insertion
 
 _DOMAIN = "hdexport.openvino"
@@ -24,62 +25,48 @@ Body = Callable[..., Any]
 """Takes `op`, inputs, and Python's numbers by name; returns a value or a tuple of values."""
 
 
-class SharedFunctions:
-    """The functions of one graph, each once for the same numbers, and the results that layers alike share.
+def call_function(
+    insertion: Insertion, parts: SharedParts, body: Body, inputs: Sequence[onnx_ir.Value], /, **numbers: Any
+) -> Sequence[onnx_ir.Value]:
+    """The outputs of a new node that calls a function, which the graph has once for the same numbers.
 
     Args:
-        model: the graph; its other functions may be of another opset until all are inlined.
+        insertion: before the layer that needs them.
+        parts: of the layer's graph, whose other functions may be of another opset until all are inlined.
+        body: of the function.
+        inputs: of the function.
+        numbers: that the body takes by name.
     """
+    import onnx_ir as ir
 
-    def __init__(self, model: onnx_ir.Model) -> None:
-        self._model = model
-        self._functions: dict[tuple[object, ...], tuple[str, int]] = {}
-        self._made: dict[tuple[object, ...], Sequence[onnx_ir.Value]] = {}
+    key = (call_function, body, len(inputs), *numbers.items())
+    function = parts.once(key, lambda: _add_function(parts, body, len(inputs), numbers))
+    node = ir.node(function.name, inputs, domain=_DOMAIN, num_outputs=len(function.outputs))
+    insertion.insert(node)
+    return node.outputs
 
-    def call(
-        self, insertion: Insertion, body: Body, inputs: Sequence[onnx_ir.Value], **numbers: Any
-    ) -> Sequence[onnx_ir.Value]:
-        """The outputs of a new node that calls a function.
 
-        Args:
-            insertion: before the layer that needs them.
-            body: of the function.
-            inputs: of the function.
-            numbers: that the body takes by name.
-        """
-        import onnx_ir as ir
+def call_once(
+    insertion: Insertion, parts: SharedParts, body: Body, inputs: Sequence[onnx_ir.Value], /, **numbers: Any
+) -> Sequence[onnx_ir.Value]:
+    """The outputs of a function, which is called once for the same inputs and numbers; see `call_function`."""
+    key = (call_once, body, *inputs, *numbers.items())
+    return parts.once(key, lambda: call_function(insertion, parts, body, inputs, **numbers))
 
-        key = (body, len(inputs), *numbers.items())
-        if key not in self._functions:
-            self._functions[key] = self._add(body, len(inputs), numbers)
-        name, outputs = self._functions[key]
-        node = ir.node(name, inputs, domain=_DOMAIN, num_outputs=outputs)
-        insertion.insert(node)
-        return node.outputs
 
-    def shared(
-        self, insertion: Insertion, body: Body, inputs: Sequence[onnx_ir.Value], **numbers: Any
-    ) -> Sequence[onnx_ir.Value]:
-        """The outputs of a function, which is called once for the same inputs and numbers; arguments as of `call`."""
-        key = (body, *inputs, *numbers.items())
-        if key not in self._made:
-            self._made[key] = self.call(insertion, body, inputs, **numbers)
-        return self._made[key]
+def _add_function(parts: SharedParts, body: Body, inputs: int, numbers: dict[str, Any]) -> onnx_ir.Function:
+    import onnx_ir as ir
 
-    def _add(self, body: Body, inputs: int, numbers: dict[str, Any]) -> tuple[str, int]:
-        """Give the graph a function; returns its name, and how many outputs it has."""
-        import onnx_ir as ir
+    from hdplugins.attention.body_maker import function_of_body
 
-        from hdplugins.attention.body_maker import function_of_body
-
-        _, *names = inspect.signature(body).parameters
-        proto = function_of_body(
-            functools.partial(body, **numbers),
-            domain=_DOMAIN,
-            name=f"{body.__name__}_{len(self._functions)}",
-            inputs=names[:inputs],
-            opset=OPSET,
-        )
-        function = ir.serde.deserialize_function(proto)
-        self._model.functions[function.identifier()] = function
-        return function.name, len(function.outputs)
+    _, *names = inspect.signature(body).parameters
+    proto = function_of_body(
+        functools.partial(body, **numbers),
+        domain=_DOMAIN,
+        name=parts.new_name(body.__name__),
+        inputs=names[:inputs],
+        opset=OPSET,
+    )
+    function = ir.serde.deserialize_function(proto)
+    parts.model.functions[function.identifier()] = function
+    return function

@@ -5,7 +5,7 @@ Longer texts are not for it: its time is quadratic, and with the mask that they 
 
 from __future__ import annotations
 
-__all__ = ["ShortTexts"]
+__all__ = ["are_dense", "fuse_short_texts"]
 
 from typing import TYPE_CHECKING
 
@@ -16,54 +16,30 @@ from hdexport.lowering.multi_head_attention import (
     fused_attention,
     replace_by_merged,
 )
-from hdexport.lowering.nodes import group_of
+from hdexport.lowering.nodes import group_of, token_mask_of
 
 if TYPE_CHECKING:
     import onnx_ir
 
-_TOKEN_MASK = 3
-"""Position of that input: [batch, tokens], 0 for padding, negative for tokens that no query sees."""
+    from hdexport.lowering.lowering import SharedParts
 
 
-class ShortTexts:
-    """Gives the nodes of one graph a branch of fused attention; what they ask about the texts is computed once."""
+def fuse_short_texts(node: onnx_ir.Node, parts: SharedParts, *, longest: int, name: str) -> None:
+    """Let a choice take the node's place: fused attention where nothing is hidden, the node elsewhere.
 
-    def __init__(self) -> None:
-        self._conditions: dict[tuple[onnx_ir.Value, int], onnx_ir.Value] = {}
+    Both branches read split heads: states from before the splitting would be kept in memory for the other one. And
+    both end with heads that are still split: a branch that ends with a Reshape copies what it returns.
 
-    def fuse(self, node: onnx_ir.Node, *, longest: int, name: str) -> None:
-        """Let a choice take the node's place: fused attention where nothing is hidden, the node elsewhere.
-
-        Both branches read split heads: states from before the splitting would be kept in memory for the other one. And
-        both end with heads that are still split: a branch that ends with a Reshape copies what it returns.
-
-        Args:
-            node: sparse attention, [batch, heads, tokens, head_dim].
-            longest: tokens up to which every query of a text without padding sees every key, once.
-            name: of the choice.
-        """
-        insertion = Insertion(node)
-        _fuse(insertion, node, self.are_dense(insertion, node, longest), name=name)
-
-    def are_dense(self, insertion: Insertion, node: onnx_ir.Node, longest: int) -> onnx_ir.Value:
-        """[], bool: whether every token of the texts is seen, and they have at most `longest` tokens."""
-        import onnx_ir as ir
-
-        token_mask = node.inputs[_TOKEN_MASK]
-        assert token_mask is not None
-        if (token_mask, longest) not in self._conditions:
-            smallest = insertion.op("ReduceMin", [token_mask], {"keepdims": 0})
-            number = insertion.op("Cast", [smallest], {"to": int(ir.DataType.INT64)})
-            unpadded = insertion.op("Greater", [number, insertion.op("Constant", [], {"value_int": 0})])
-            tokens = insertion.op("Squeeze", [insertion.op("Shape", [token_mask], {"start": 1, "end": 2})])
-            is_short = insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
-            self._conditions[token_mask, longest] = insertion.op("And", [unpadded, is_short])
-        return self._conditions[token_mask, longest]
-
-
-def _fuse(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *, name: str) -> None:
+    Args:
+        node: sparse attention, [batch, heads, tokens, head_dim].
+        parts: of the node's graph.
+        longest: tokens up to which every query of a text without padding sees every key, once.
+        name: of the choice.
+    """
     import onnx_ir as ir
 
+    insertion = Insertion(node)
+    is_dense = are_dense(insertion, node, parts, longest)
     query, key, value = (state for state in node.inputs[:3] if state is not None)
     assert query.shape is not None
     to_hidden, to_heads = insertion.integers([0, 0, -1]), insertion.integers([0, 0, int(query.shape[1]), -1])
@@ -88,6 +64,23 @@ def _fuse(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *, 
         dtype=ir.DataType.FLOAT,
     )
     replace_by_merged(insertion, node, insertion.op("Reshape", [insertion.insert(attended), to_hidden]))
+
+
+def are_dense(insertion: Insertion, node: onnx_ir.Node, parts: SharedParts, longest: int) -> onnx_ir.Value:
+    """[], bool: whether every token of the texts is seen, and they have at most `longest` tokens."""
+    import onnx_ir as ir
+
+    token_mask = token_mask_of(node)  # 0 for padding, negative for tokens that no query sees
+
+    def made() -> onnx_ir.Value:
+        smallest = insertion.op("ReduceMin", [token_mask], {"keepdims": 0})
+        number = insertion.op("Cast", [smallest], {"to": int(ir.DataType.INT64)})
+        unpadded = insertion.op("Greater", [number, insertion.op("Constant", [], {"value_int": 0})])
+        tokens = insertion.op("Squeeze", [insertion.op("Shape", [token_mask], {"start": 1, "end": 2})])
+        is_short = insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
+        return insertion.op("And", [unpadded, is_short])
+
+    return parts.once((are_dense, token_mask, longest), made)
 
 
 def _heads_of_queries(insertion: Insertion, node: onnx_ir.Node, state: onnx_ir.Value) -> list[onnx_ir.Node]:

@@ -27,8 +27,8 @@ from hdexport.lowering.multi_head_attention import (
     states_tokens_first,
 )
 from hdexport.lowering.nodes import attributes_of, sequential_node
-from hdexport.lowering.openvino_functions import SharedFunctions
-from hdexport.lowering.short_texts import ShortTexts
+from hdexport.lowering.openvino_functions import call_function, call_once
+from hdexport.lowering.short_texts import are_dense
 from hdruntime.constants import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _BlocksLowering(Lowering):
             parts.new_name("blocks"),
         )
         if longest > 0:
-            is_dense = parts.once(ShortTexts, ShortTexts).are_dense(insertion, node, longest)
+            is_dense = are_dense(insertion, node, parts, longest)
             sparse = _choice(insertion, node, states, sparse, is_dense, name=name)
         replace_by_merged(insertion, node, merge_heads(insertion, insertion.insert(sparse)))
 
@@ -64,15 +64,15 @@ class _BlocksLowering(Lowering):
         from hdexport.attention.blocks.openvino_groups import attend_in_groups, group_tables
         from hdplugins.attention.blocks.tables import Parts, longest_dense
 
-        functions = parts.once(SharedFunctions, lambda: SharedFunctions(parts.model))
         insertion = Insertion(node)
         attributes = attributes_of(node)
         token_mask, *listed = (value for value in node.inputs[_STATES:] if value is not None)
         states = states_tokens_first(insertion, node)
         assert node.inputs[0] is not None
         assert node.inputs[0].shape is not None
-        table = functions.shared(
+        table = call_once(
             insertion,
+            parts,
             group_tables,
             [token_mask, *listed],
             parts=Parts.of(attributes, listed=bool(listed)),
@@ -82,7 +82,7 @@ class _BlocksLowering(Lowering):
             longest_dense=longest_dense(attributes, listed=bool(listed)),
             heads=int(node.inputs[0].shape[1]),
         )
-        (attended,) = functions.call(insertion, attend_in_groups, [*states, *table], scale=attributes["scale"])
+        (attended,) = call_function(insertion, parts, attend_in_groups, [*states, *table], scale=attributes["scale"])
         replace_by_merged(insertion, node, merge_heads(insertion, attended))
         return False
 

@@ -26,7 +26,7 @@ __all__ = ["LOWERING"]
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from hdexport.lowering.bias_by_distance import BiasesByDistance, has_shared_numbers
+from hdexport.lowering.bias_by_distance import bias_by_distance, has_shared_numbers
 from hdexport.lowering.key_masks import KeyMask, masked_choice
 from hdexport.lowering.lowering import Lowering, SharedParts
 from hdexport.lowering.multi_head_attention import (
@@ -75,8 +75,8 @@ class _DistanceLowering(Lowering):
         longest = _LONGEST_FUSED if layers[scores] > 1 else _LONGEST_FUSED_ALONE
         mask = parts.once((KeyMask, key_mask), lambda: KeyMask(insertion, key_mask))
         is_short = parts.once((self, key_mask, longest), lambda: _is_at_most(insertion, key_mask, longest))
-        biases = parts.once(BiasesByDistance, lambda: BiasesByDistance(parts.model, by_rows=True))
-        name, bias = parts.new_name("distances"), biases.of(insertion, node, is_short)
+        name = parts.new_name("distances")
+        bias = bias_by_distance(insertion, node, parts, by_rows=True, is_short=is_short)
         merged = [merge_heads(insertion, state) for state in states]
         fused = masked_choice(node, merged, mask, bias=bias, name=f"{name}_fused")
         # A branch that ends with a Reshape copies what it returns: here the one that takes longer anyway.

@@ -35,8 +35,8 @@ from hdexport.lowering.multi_head_attention import (
     states_tokens_first,
 )
 from hdexport.lowering.nodes import attributes_of, body_of, group_of
-from hdexport.lowering.openvino_functions import SharedFunctions
-from hdexport.lowering.short_texts import ShortTexts
+from hdexport.lowering.openvino_functions import call_function, call_once
+from hdexport.lowering.short_texts import fuse_short_texts
 from hdplugins.attention.operator import BlockOrder
 from hdruntime.constants import OPENVINO_LOWERING
 
@@ -64,12 +64,11 @@ class _WindowLowering(Lowering):
         # However short the text, a dilated head does not see all of it.
         if max(attributes["dilation"]) == 1:
             longest = min(attributes["left"], attributes["right"]) + 1
-            parts.once(ShortTexts, ShortTexts).fuse(node, longest=longest, name=name)
+            fuse_short_texts(node, parts, longest=longest, name=name)
 
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
         from hdexport.attention.window.openvino_blocks import attend_in_blocks, window_tables
 
-        functions = parts.once(SharedFunctions, lambda: SharedFunctions(parts.model))
         insertion = Insertion(node)
         attributes, token_kind = attributes_of(node), node.inputs[_TOKEN_KIND]
         assert token_kind is not None
@@ -86,9 +85,10 @@ class _WindowLowering(Lowering):
             chosen, shared = states, group
             if len(of_step) != heads:
                 chosen, shared = _states_of(insertion, states, of_step, group), 1
-            table = functions.shared(insertion, window_tables, [token_kind], **window, step=step, group=shared)
-            (attended,) = functions.call(
+            table = call_once(insertion, parts, window_tables, [token_kind], **window, step=step, group=shared)
+            (attended,) = call_function(
                 insertion,
+                parts,
                 attend_in_blocks,
                 [*chosen, *table, token_kind],
                 step=step,

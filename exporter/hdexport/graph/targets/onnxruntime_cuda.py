@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.attention.kinds import lowering_of
 from hdexport.graph.passes.narrow_norms import narrow_norms
-from hdexport.lowering.bias_by_distance import BiasesByDistance
+from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import (
     CONTRIB_DOMAIN,
@@ -50,14 +50,11 @@ from hdexport.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import is_causal, operator_nodes
+from hdexport.lowering.nodes import is_causal, operator_nodes, token_mask_of
 from hdexport.lowering.packed_tokens import PackedTokens
 
 if TYPE_CHECKING:
     import onnx_ir
-
-_KEY_MASK = 3
-"""Position of that input."""
 
 _LONGEST_BIASED = 2048
 """Tokens up to which a bias of all queries and keys is made: it is quadratic in them, as are scores under a mask."""
@@ -80,12 +77,10 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
 
     narrowed = narrow_norms(model)
     nodes = [node for node in operator_nodes(model) if lowering_of(node).is_dense(node)]
-    biases, parts = BiasesByDistance(model, by_rows=False), SharedParts(model)
+    parts = SharedParts(model)
     for node in nodes:
-        key_mask = node.inputs[_KEY_MASK]
-        assert key_mask is not None
         repeat_key_heads(Insertion(node), node)
-        attended = _attended(node, key_mask, biases, parts)
+        attended = _attended(node, parts)
         insertion = Insertion(node)
         replace_by_merged(insertion, node, insertion.insert(attended))
     if nodes:
@@ -96,11 +91,9 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     return len(nodes) + narrowed
 
 
-def _attended(
-    node: onnx_ir.Node, key_mask: onnx_ir.Value, biases: BiasesByDistance, parts: SharedParts
-) -> onnx_ir.Node:
+def _attended(node: onnx_ir.Node, parts: SharedParts) -> onnx_ir.Node:
     """Return a node that gives [batch, tokens, hidden], in no graph yet."""
-    insertion, name, dtype = Insertion(node), parts.new_name("attention"), _dtype(node)
+    insertion, key_mask, name, dtype = Insertion(node), token_mask_of(node), parts.new_name("attention"), _dtype(node)
     if is_causal(node):
         packed = parts.once((PackedTokens, key_mask), lambda: PackedTokens(insertion, key_mask))
         return _causal(insertion, node, packed, name=name)
@@ -108,7 +101,7 @@ def _attended(
     states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
     if not lowering_of(node).has_bias(node):
         return _fused(insertion, node, states, mask, name=name)
-    bias = biases.of(insertion, node, mask.is_short)
+    bias = bias_by_distance(insertion, node, parts, by_rows=False, is_short=mask.is_short)
     if bias.dtype != dtype:
         bias = insertion.op("Cast", [bias], {"to": int(dtype)})
     fused = _fused(insertion, node, states, mask, bias=bias, name=f"{name}_fused")

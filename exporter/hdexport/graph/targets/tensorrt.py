@@ -35,7 +35,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hdexport.attention.kinds import lowering_of
-from hdexport.lowering.bias_by_distance import BiasesByDistance
+from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import (
     SWAP_HEADS_AND_TOKENS,
@@ -43,7 +43,7 @@ from hdexport.lowering.multi_head_attention import (
     merge_heads,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import is_causal, operator_nodes
+from hdexport.lowering.nodes import is_causal, operator_nodes, token_mask_of
 from hdexport.lowering.packed_tokens import PackedTokens
 from hdexport.lowering.plugin_nodes import plugin_nodes, use_plugins
 from hdruntime.errors import ExportError
@@ -56,9 +56,6 @@ logger = logging.getLogger(__name__)
 
 _LAYER_DTYPES = ("float16", "bfloat16")
 """Of TensorRT's attention layer."""
-
-_KEY_MASK = 3
-"""Position of that input."""
 
 _LONGEST_BIASED = 1024
 """Tokens up to which a bias of all queries and keys is made: of 12 heads and 8 texts, it takes 201 MB."""
@@ -126,16 +123,16 @@ def tensorrt_graph(
     nodes = _fusible_nodes(lowered, longest=longest) if dtype in _LAYER_DTYPES else []
     if nodes:
         _raise_opset(lowered)
-    biases, parts = BiasesByDistance(lowered, by_rows=False), SharedParts(lowered)
+    parts = SharedParts(lowered)
     for node in nodes:
-        key_mask, insertion = node.inputs[_KEY_MASK], Insertion(node)
-        assert key_mask is not None
+        key_mask, insertion = token_mask_of(node), Insertion(node)
         if is_causal(node):
             packed = parts.once((PackedTokens, key_mask), functools.partial(PackedTokens, insertion, key_mask))
             _replace_by_causal_attention(node, packed, dtype)
         else:
             mask = parts.once((_Mask, key_mask), functools.partial(_mask_before, node, key_mask, dtype))
-            bias = biases.of(insertion, node) if lowering_of(node).has_bias(node) else None
+            has_bias = lowering_of(node).has_bias(node)
+            bias = bias_by_distance(insertion, node, parts, by_rows=False) if has_bias else None
             _replace_by_attention(node, mask, bias, dtype)
     RemoveUnusedNodesPass()(lowered)
     # TensorRT's parser prefers bodies to everything else.
