@@ -35,7 +35,7 @@ def repetitions_left_out() -> Iterator[None]:
     replacements: list[tuple[Any, str, Any]] = [
         # Nodes remember the lines of code that made them. PyTorch before 2.12 lacks the setting.
         (torch.fx.config, "do_not_emit_stack_traces", True),
-        (TracedOnnxFunction, "function_ir", property(_signature)),
+        (TracedOnnxFunction, "function_ir", property(_Signature)),
         (getattr(type_promotion, "_TypePromotionInterpreter", None), "run_node", _run_node),
         (RewriteRule, "try_rewrite", _try_rewrite),
     ]
@@ -74,10 +74,6 @@ class _Signature:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parsed(), name)
-
-
-def _signature(function: TracedOnnxFunction) -> _Signature:
-    return _Signature(function)
 
 
 def _run_node(interpreter: type_promotion._TypePromotionInterpreter, node: Node) -> Any:

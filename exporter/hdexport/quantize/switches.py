@@ -95,11 +95,7 @@ def _replace(model: onnx_ir.Model, product: WeightProduct, rounded: CalibratedPr
     }
     switched = ir.node("If", [switch], branches)
     assert node.graph is not None
-    node.graph.insert_before(node, switched)
-    switched.outputs[0].name = f"{result.name}.switched"
-    switched.outputs[0].dtype, switched.outputs[0].shape = result.dtype, result.shape
-    ir.convenience.replace_all_uses_with(result, switched.outputs[0], replace_graph_outputs=True)
-    node.graph.remove(node, safe=True)
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [switched], node.outputs, switched.outputs)
 
 
 def _branch(name: str, nodes: Sequence[onnx_ir.Node]) -> onnx_ir.Graph:

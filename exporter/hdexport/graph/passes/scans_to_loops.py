@@ -58,11 +58,7 @@ def _replace(scan: onnx_ir.Node, *, name: str) -> None:
     loop = ir.node("Loop", inputs, attributes={"body": body}, num_outputs=len(scan.outputs))
     for before, after in zip(scan.outputs, loop.outputs, strict=True):
         after.type, after.shape = before.type, before.shape
-    for node in (length, trips, loop):
-        graph.insert_before(scan, node)
+    graph.insert_before(scan, [length, trips, loop])
     # A body may end with a result of its Scan.
-    graph.outputs[:] = [
-        loop.outputs[scan.outputs.index(value)] if value in scan.outputs else value for value in graph.outputs
-    ]
-    ir.convenience.replace_all_uses_with(scan.outputs, loop.outputs)
+    ir.convenience.replace_all_uses_with(scan.outputs, loop.outputs, replace_graph_outputs=True)
     graph.remove(scan, safe=True)

@@ -216,9 +216,7 @@ def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, bias: onnx_ir.Value |
         scores = insertion.op("Add", [typed_bias, mask.scores])
     attributes = {"scale": node.attributes["scale"].as_float()}
     attention = ir.node("Attention", [query, key, kept, scores], attributes, name=node.name)
-    output, attended = node.outputs[0], attention.outputs[0]
-    attended.name, attended.shape, attended.type = output.name, output.shape, output.type
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [attention], [output], [attended])
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [attention], node.outputs, attention.outputs)
 
 
 def _replace_by_causal_attention(node: onnx_ir.Node, packed: PackedTokens, dtype: str) -> None:
@@ -235,10 +233,8 @@ def _replace_by_causal_attention(node: onnx_ir.Node, packed: PackedTokens, dtype
     insertion.insert(back)
     heads = insertion.integers([0, 0, int(_axis(node, 1) or 0), -1])
     split = insertion.op("Reshape", [insertion.insert(kept), heads])
-    last, output = ir.node("Transpose", [split], swap, name=node.name), node.outputs[0]
-    attended = last.outputs[0]
-    attended.name, attended.shape, attended.type = output.name, output.shape, output.type
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [last], [output], [attended])
+    last = ir.node("Transpose", [split], swap, name=node.name)
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [last], node.outputs, last.outputs)
 
 
 def _check_selections(model: onnx_ir.Model) -> None:
