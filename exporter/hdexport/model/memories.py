@@ -8,11 +8,10 @@ __all__ = [
     "Memories",
     "counts_tokens",
     "left_name",
+    "memory_input",
     "memory_name",
     "remembered",
-    "state_memory",
     "text_ends",
-    "tokens_memory",
 ]
 
 import contextlib
@@ -41,40 +40,22 @@ def left_name(part: int | str) -> str:
     return f"new_mems.{part}"
 
 
-def tokens_memory(part: int | str, *sizes: int, bound: int, fill: Fill = Fill.ZEROS) -> InputSpec:
-    """A memory of the last tokens: [batch, memory, ...].
+def memory_input(part: int | str, *sizes: int | str, bound: int | None = None, fill: Fill = Fill.ZEROS) -> InputSpec:
+    """The input of a memory, [batch, ...]: of the last tokens, [batch, memory, ...], or of one vector, [batch, size].
 
     Args:
         part: number of its layer, or its own name.
-        sizes: of the axes after ``memory``.
-        bound: the most tokens.
+        sizes: of the axes after ``batch``.
+        bound: the most tokens of an axis ``memory``; of one number that counts tokens, the most tokens with a call's
+            own; None for others.
         fill: its value before the first call.
     """
     return InputSpec(
         name=memory_name(part),
         dtype="float32",
-        shape=("batch", "memory", *sizes),
+        shape=("batch", *sizes),
         role=Role.MEMORY,
         default=Default(fill=fill),
-        bound=bound,
-        fed_from=left_name(part),
-    )
-
-
-def state_memory(part: str, size: int, *, bound: int | None = None) -> InputSpec:
-    """A memory of one vector: [batch, size], 0 before the first call.
-
-    Args:
-        part: its own name.
-        size: of the vector.
-        bound: of one number that counts tokens, the most tokens with a call's own; None for others.
-    """
-    return InputSpec(
-        name=memory_name(part),
-        dtype="float32",
-        shape=("batch", size),
-        role=Role.MEMORY,
-        default=Default(fill=Fill.ZEROS),
         bound=bound,
         fed_from=left_name(part),
     )

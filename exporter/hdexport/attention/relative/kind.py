@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hdexport.attention.kind import AttentionKind, Boundaries, ReferenceFacts, Setup, Subject
 from hdexport.model.family import Family
-from hdexport.model.memories import MASK, Memories, tokens_memory
+from hdexport.model.memories import MASK, Memories, memory_input
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.value_types import Size, TokenCount
@@ -139,8 +139,8 @@ def _memories(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
         return ()
     fill = Fill.ONES if record.empty_memory_is_seen else Fill.ZEROS
     return (
-        *(tokens_memory(layer, width, bound=record.memory) for layer in range(record.layers)),
-        tokens_memory(MASK, bound=record.memory, fill=fill),
+        *(memory_input(layer, "memory", width, bound=record.memory) for layer in range(record.layers)),
+        memory_input(MASK, "memory", bound=record.memory, fill=fill),
     )
 
 

@@ -27,7 +27,7 @@ from hdexport.attention.spec import SpecReader
 from hdexport.attention.window.lower import LOWERING
 from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.model.family import Family
-from hdexport.model.memories import MASK, POSITION, Memories, state_memory, tokens_memory
+from hdexport.model.memories import MASK, POSITION, Memories, memory_input
 from hdexport.model.task import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.reader import Bundle
@@ -293,9 +293,9 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
         )
     # Of each call of an attention, keys and values in all heads.
     layers = range(len(attention_calls(subject.model)))
-    states = (tokens_memory(layer, 2 * int(config.hidden_size), bound=tokens) for layer in layers)
-    position = state_memory(POSITION, 1, bound=subject.max_len)
-    return Memories((*states, tokens_memory(MASK, bound=tokens), position))
+    states = (memory_input(layer, "memory", 2 * int(config.hidden_size), bound=tokens) for layer in layers)
+    position = memory_input(POSITION, 1, bound=subject.max_len)
+    return Memories((*states, memory_input(MASK, "memory", bound=tokens), position))
 
 
 def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:

@@ -11,7 +11,7 @@ from hdexport.attention.relative.model import Distances
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
 from hdexport.model.family import Family, ModelClasses, OwnAttention
-from hdexport.model.memories import Memories, state_memory
+from hdexport.model.memories import Memories, memory_input
 from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 
@@ -78,7 +78,7 @@ def _memories(config: Any, task: Task) -> tuple[InputSpec, ...]:
     """The memory that the first token of a segment is predicted from."""
     if task is not Task.TEXT_SCORING:
         return ()
-    return state_memory(LAST, config.d_model), state_memory(STARTED, 1)
+    return memory_input(LAST, config.d_model), memory_input(STARTED, 1)
 
 
 FAMILY = Family(
