@@ -95,7 +95,7 @@ def _rule_of(node: Node, decompositions: Mapping[Any, Any]) -> Callable[[Node], 
         return None
     rule = _RULES.get(target)
     if rule is not None:
-        return rule if target is not aten.slice.Tensor or _is_whole(node) else None
+        return rule
     if target._schema.is_mutable:
         return _out_of_place
     if target in decompositions or _is_composite_view(target):
@@ -237,11 +237,12 @@ def _split(node: Node) -> Node:
     return _call(node, aten.split.Tensor, value, -(-size // chunks), axis)
 
 
-def _is_whole(node: Node) -> bool:
-    """Whether a slice is its whole input."""
+def _sliced(node: Node) -> Node:
+    """The input of a slice that is all of it; another slice stays."""
     _, _, start, end, step = (*node.args, *(None,) * 4)[:5]
     reaches_end = end is None or (isinstance(end, int) and end >= _WHOLE_AXIS)
-    return start in (0, None) and reaches_end and step in (1, None)
+    is_whole = start in (0, None) and reaches_end and step in (1, None)
+    return _unchanged(node) if is_whole else node
 
 
 def _out_of_place(node: Node) -> Node:
@@ -293,7 +294,7 @@ _RULES: Mapping[Any, Callable[[Node], Node]] = {
     aten.narrow.default: _narrowed,
     aten.numpy_T.default: _transposed,
     aten.reshape.default: _reshaped,
-    aten.slice.Tensor: _unchanged,
+    aten.slice.Tensor: _sliced,
     aten.square.default: _squared,
     aten.sym_size.int: _sized,
     aten.to.device: _cast,
