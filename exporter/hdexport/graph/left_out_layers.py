@@ -119,21 +119,14 @@ def layers_left_out_of_pytorch(module: torch.nn.Module, repeated: Collection[int
     """
     from hdexport.graph.layer_calls import intercepted_layers, layers_of
 
-    calls = _Calls(repeated)
-    with intercepted_layers(layers_of(module), calls.call):
-        yield lambda: calls.number
+    number, last = 0, None
 
+    def answer(_: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal number, last
+        if number not in repeated:
+            last = forward(*args, **kwargs)
+        number += 1
+        return last
 
-class _Calls:
-    """Counts the calls of layers, and answers the repeated ones with the answer before."""
-
-    def __init__(self, repeated: Collection[int]) -> None:
-        self.number = 0
-        self._repeated = repeated
-        self._last: Any = None
-
-    def call(self, _: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.number not in self._repeated:
-            self._last = forward(*args, **kwargs)
-        self.number += 1
-        return self._last
+    with intercepted_layers(layers_of(module), answer):
+        yield lambda: number
