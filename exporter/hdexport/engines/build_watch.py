@@ -69,27 +69,18 @@ class BuildWatch:
         watch = self
 
         class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined]
-            def __init__(self) -> None:
-                trt.IProgressMonitor.__init__(self)
-
             def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
-                watch._start(phase, steps)
+                watch._steps[phase] = steps
+                watch._report(phase, 0)
 
             def step_complete(self, phase: str, step: int) -> bool:
-                return watch._step(phase, step)
+                watch._report(phase, step + 1)
+                return not watch.is_stopped
 
             def phase_finish(self, phase: str) -> None:
                 pass  # the next phase reports
 
         return Monitor()
-
-    def _start(self, phase: str, steps: int) -> None:
-        self._steps[phase] = steps
-        self._report(phase, 0)
-
-    def _step(self, phase: str, step: int) -> bool:
-        self._report(phase, step + 1)
-        return self._reason is None
 
     def _report(self, phase: str, done: int) -> None:
         if self._progress is None or self._reason is not None:
