@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from hdexport.quantize.products import WeightProduct, constant_array, weight_products
 from hdexport.quantize.rounding import (
-    HEADROOM,
     ActivationScale,
     Int8Weight,
     Statistics,
@@ -208,4 +207,4 @@ def _choose_splits(
             parts = [(each[name].reshape(-1, each[name].shape[-1]), weight) for each, weight in seen for name in names]
             shares = np.concatenate([np.full(len(rows), weight) for rows, weight in parts])
             rows = np.concatenate([rows for rows, _ in parts])
-            group.split = chosen_split(rows, shares / shares.sum(), list(group.weights.values()), headroom=HEADROOM)
+            group.split = chosen_split(rows, shares / shares.sum(), list(group.weights.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["HEADROOM", "ActivationScale", "Int8Weight", "Statistics", "activation_scale", "round_weight"]
+__all__ = ["ActivationScale", "Int8Weight", "Statistics", "activation_scale", "round_weight"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.quantize.splitting import Split
+from hdexport.quantize.splitting import HEADROOM, Split
 from hdruntime.arrays import FloatArray, WideArray
 
 _LEVELS = 255
@@ -29,9 +29,6 @@ levels, and a text with larger values than the calibration's is clipped in many 
 
 _ITERATIONS = 20
 """Iterations over scales and the steps of weights: each follow from the other."""
-
-HEADROOM = 1.1
-"""Other texts have larger values than the calibration's: the distance from the mean to both ends is widened by it."""
 
 _HANDED_ON = 0.25
 """Part of the variance of a weight's rounding errors that stays in the product when errors are handed on."""

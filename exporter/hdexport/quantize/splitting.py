@@ -10,7 +10,7 @@ https://arxiv.org/abs/1901.09504, halves values, where both halves are rounded f
 
 from __future__ import annotations
 
-__all__ = ["Split", "Widening", "chosen_split", "widening"]
+__all__ = ["HEADROOM", "Split", "Widening", "chosen_split", "widening"]
 
 import math
 from collections.abc import Sequence
@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.quantize.products import WeightProduct, initializer_of
 from hdruntime.arrays import FloatArray, IntArray, WideArray
 
 if TYPE_CHECKING:
     import onnx_ir
+
+HEADROOM = 1.1
+"""Other texts have larger values than the calibration's: the distance from the mean to both ends is widened by it."""
 
 _PARTS = 24
 """For so many channels there is one part more, all of which the widest channels get."""
@@ -77,16 +79,13 @@ class Split:
         return [(lower, upper) for lower, upper in pairs if self.sources[lower] == self.sources[upper]]
 
 
-def chosen_split(
-    rows: FloatArray, shares: npt.NDArray[np.float64], weights: Sequence[FloatArray], *, headroom: float
-) -> Split | None:
+def chosen_split(rows: FloatArray, shares: WideArray, weights: Sequence[FloatArray]) -> Split | None:
     """The channels whose rounding makes most of a product's noise, split where that takes away most.
 
     Args:
         rows: [tokens, channels], of an activation.
         shares: [tokens], the weight of each; their sum is 1.
         weights: [channels, outputs] each, that it is multiplied with.
-        headroom: by how much ranges are widened for other texts.
 
     Returns:
         None if there are so few channels that none is split.
@@ -96,7 +95,7 @@ def chosen_split(
         return None
     energy = sum((weight.astype(np.float64) ** 2).sum(1) for weight in weights)
     mean = shares @ rows
-    starts, ends = (mean + headroom * (edge - mean) for edge in (rows.min(0), rows.max(0)))
+    starts, ends = (mean + HEADROOM * (edge - mean) for edge in (rows.min(0), rows.max(0)))
     lowest, highest = starts, ends
     sources = np.arange(channels)
     noise, thresholds, gain = _best_thresholds(rows, shares, starts, ends)

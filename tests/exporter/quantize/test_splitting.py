@@ -9,7 +9,7 @@ import pytest
 from hdexport.quantize.calibration import calibrate
 from hdexport.quantize.insert import quantize_products
 from hdexport.quantize.products import weight_products
-from hdexport.quantize.rounding import HEADROOM, Statistics, activation_scale, round_weight
+from hdexport.quantize.rounding import Statistics, activation_scale, round_weight
 from hdexport.quantize.selection import float_graph
 from hdexport.quantize.splitting import Split, chosen_split, widening
 from hdexport.quantize.texts import CalibrationTexts
@@ -36,7 +36,7 @@ def weight() -> np.ndarray:
 @pytest.fixture(scope="module")
 def split(activation: np.ndarray, weight: np.ndarray) -> Split:
     shares = np.full(len(activation), 1 / len(activation))
-    found = chosen_split(activation, shares, [weight], headroom=HEADROOM)
+    found = chosen_split(activation, shares, [weight])
     assert found is not None
     return found
 
