@@ -30,7 +30,6 @@ __all__ = ["AttentionImpl", "tensorrt_graph"]
 
 import functools
 import logging
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -130,7 +129,7 @@ def tensorrt_graph(
             packed = parts.once((PackedTokens, key_mask), functools.partial(PackedTokens, insertion, key_mask))
             _replace_by_causal_attention(node, packed, dtype)
         else:
-            mask = parts.once((_Mask, key_mask), functools.partial(_mask_before, node, key_mask, dtype))
+            mask = parts.once((_Mask, key_mask), functools.partial(_Mask, insertion, key_mask, dtype))
             has_bias = lowering_of(node).has_bias(node)
             bias = bias_by_distance(insertion, node, parts, by_rows=False) if has_bias else None
             _replace_by_attention(node, mask, bias, dtype)
@@ -141,7 +140,6 @@ def tensorrt_graph(
     return lowered
 
 
-@dataclass(frozen=True)
 class _Mask:
     """The parts of a mask that all attentions over the same keys share.
 
@@ -151,9 +149,14 @@ class _Mask:
         zero: scalar, the value of a masked token.
     """
 
-    scores: onnx_ir.Value
-    keep: onnx_ir.Value
-    zero: onnx_ir.Value
+    def __init__(self, insertion: Insertion, key_mask: onnx_ir.Value, dtype: str) -> None:
+        import onnx_ir as ir
+
+        typed = {"to": int(ir.DataType[dtype.upper()])}
+        zero, masked_score = (insertion.op("Constant", [], {"value_float": score}) for score in (0.0, _MASKED_SCORE))
+        row, self.keep = (insertion.op("Unsqueeze", [key_mask, insertion.integers(axes)]) for axes in ([1, 2], [1, 3]))
+        self.scores = insertion.op("Cast", [insertion.op("Where", [row, zero, masked_score])], typed)
+        self.zero = insertion.op("Cast", [zero], typed)
 
 
 def _fusible_nodes(model: onnx_ir.Model, *, longest: int | None) -> list[onnx_ir.Node]:
@@ -191,16 +194,6 @@ def _raise_opset(model: onnx_ir.Model) -> None:
     opset = model.graph.opset_imports.get("", 0)
     model.graph.opset_imports[""] = max(opset, _ATTENTION_OPSET)
     model.ir_version = max(model.ir_version, _ATTENTION_IR_VERSION)
-
-
-def _mask_before(node: onnx_ir.Node, key_mask: onnx_ir.Value, dtype: str) -> _Mask:
-    import onnx_ir as ir
-
-    insertion, typed = Insertion(node), {"to": int(ir.DataType[dtype.upper()])}
-    zero, masked_score = (insertion.op("Constant", [], {"value_float": score}) for score in (0.0, _MASKED_SCORE))
-    row, keep = (insertion.op("Unsqueeze", [key_mask, insertion.integers(axes)]) for axes in ([1, 2], [1, 3]))
-    scores = insertion.op("Cast", [insertion.op("Where", [row, zero, masked_score])], typed)
-    return _Mask(scores, keep, insertion.op("Cast", [zero], typed))
 
 
 def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, bias: onnx_ir.Value | None, dtype: str) -> None:
