@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.model.family import Family
+from hdruntime.bundle.manifest import Positions
 from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -25,15 +26,14 @@ Windowed layers see no further in a long text than in texts of training.
 """
 
 
-def check_rope_factor(factor: float, family: Family, *, model_type: str, max_len: int, base: int) -> None:
+def check_rope_factor(factor: float, family: Family, positions: Positions, *, model_type: str) -> None:
     """Refuse a factor that a model has no use for.
 
     Args:
         factor: of the base, above 1.
         family: of the model.
+        positions: of the model: as many as the longest input has tokens, and those of the training.
         model_type: of the model, for messages.
-        max_len: the longest input, in tokens.
-        base: positions that the checkpoint was trained with.
 
     Raises:
         InputError: positions are learned, or no text is longer than the trained ones.
@@ -46,10 +46,10 @@ def check_rope_factor(factor: float, family: Family, *, model_type: str, max_len
         )
     if not family.stretches_rotary:
         raise ModelError(f"--rope ntk:{factor:g} cannot stretch the positions of {model_type}.\nLeave it out.")
-    if max_len <= base:
+    if positions.rows <= positions.base:
         raise InputError(
-            f"--rope ntk:{factor:g} changes all answers, for texts longer than the {base} tokens of training; "
-            f"--max-len {max_len} allows none.\nLeave it out, or use a larger --max-len."
+            f"--rope ntk:{factor:g} changes all answers, for texts longer than the {positions.base} tokens of "
+            f"training; --max-len {positions.rows} allows none.\nLeave it out, or use a larger --max-len."
         )
 
 

@@ -43,6 +43,7 @@ def extended_positions(
     """
     import torch
 
+    from hdexport.model.rotary import check_rope_factor, stretch_rotary
     from hdexport.model.surgery import extend_positions
 
     if checkpoint.family.learned_positions:
@@ -59,7 +60,10 @@ def extended_positions(
         alpha=choice.alpha,
         itemsize=getattr(torch, options.precision).itemsize,
     )
-    _stretch(model, checkpoint, positions, options)
+    if options.rope_factor is not None:
+        model_type = checkpoint.config["model_type"]
+        check_rope_factor(options.rope_factor, checkpoint.family, positions, model_type=model_type)
+        stretch_rotary(model, options.rope_factor)
     return dataclasses.replace(
         positions,
         attention_scale=choice.attention_scale,
@@ -67,16 +71,6 @@ def extended_positions(
         rope_factor=options.rope_factor,
         reason=choice.reason,
     )
-
-
-def _stretch(model: PreTrainedModel, checkpoint: Checkpoint, positions: Positions, options: BuildOptions) -> None:
-    from hdexport.model.rotary import check_rope_factor, stretch_rotary
-
-    if options.rope_factor is not None:
-        model_type = checkpoint.config["model_type"]
-        lengths = {"max_len": positions.rows, "base": positions.base}
-        check_rope_factor(options.rope_factor, checkpoint.family, model_type=model_type, **lengths)
-        stretch_rotary(model, options.rope_factor)
 
 
 def scale_of_queries(positions: Positions) -> LogScale | None:
