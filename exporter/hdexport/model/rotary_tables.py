@@ -7,8 +7,8 @@ A family whose model has the library's rotary embedding calls `use_rotary_tables
 
 That is all where the library turns queries and keys itself and hands them to its attention interface: they are
 promoted to float32 by the tables, and `hdexport.attention.interface` rounds them back to the type of the values. It
-works for one kind of layer (``inv_freq``) and for several (``full_attention_inv_freq``), for pairs that are half a head
-apart or neighbours, and for heads of which only a part turns, as the frequencies have it.
+works for one kind of layer (``inv_freq``) and for several (``full_attention_inv_freq``), and for heads of which only a
+part turns, as the frequencies have it. Pairs are half a head apart.
 
 A family whose attention is its own makes a `RotaryTable`, and turns queries and keys with `turned`.
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 __all__ = ["RotaryTable", "turned", "use_rotary_tables"]
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,13 +38,6 @@ _FEWEST_ROWS = 2
 """Fewest rows of a table: a graph is traced with two tokens at least, and one row would be repeated for a long text."""
 
 _PROBED_POSITIONS = 5
-
-_LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-    lambda table: torch.cat((table, table), dim=-1),  # pairs are half a head apart
-    lambda table: table.repeat_interleave(2, dim=-1),  # pairs are neighbours
-    lambda table: table,  # the attention knows where they are
-)
-"""The library's layouts of a value per pair, for all numbers of a head that turn."""
 
 
 class RotaryTable(torch.nn.Module):
@@ -157,8 +149,8 @@ class _LibraryTables(torch.nn.Module):
     def __init__(self, rotary: Any, positions: int) -> None:
         super().__init__()
         self._kinds = _kinds(rotary)
-        self._layouts = {kind: _layout(rotary, kind) for kind in self._kinds}
         for kind in self._kinds:
+            _check_layout(rotary, kind)
             self.add_module(_table_name(kind), _table(rotary, kind, positions))
         self._answers = _Answers()
 
@@ -173,8 +165,7 @@ class _LibraryTables(torch.nn.Module):
 
     def _of_kind(self, kind: str, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         cosines, sines = getattr(self, _table_name(kind))(tokens)
-        layout = self._layouts[kind]
-        return layout(cosines)[None], layout(sines)[None]
+        return _of_heads(cosines)[None], _of_heads(sines)[None]
 
 
 def _table_name(kind: str) -> str:
@@ -187,24 +178,27 @@ def _table(rotary: Any, kind: str, positions: int) -> RotaryTable:
     return RotaryTable(frequencies, positions, scaling=float(getattr(rotary, f"{prefix}attention_scaling")))
 
 
-def _layout(rotary: Any, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The library's layout of a kind's cosines: the layout that gives the first of them.
+def _of_heads(table: torch.Tensor) -> torch.Tensor:
+    """[positions, numbers that turn], of a value per pair, [positions, pairs]: pairs are half a head apart."""
+    return torch.cat((table, table), dim=-1)
+
+
+def _check_layout(rotary: Any, kind: str) -> None:
+    """Refuse a library's embedding that lays out its cosines in another way than `_of_heads`.
 
     Raises:
-        ModelError: none does.
+        ModelError: the first cosines or sines of a kind are others.
     """
     positions = torch.arange(_PROBED_POSITIONS)
     asked = (torch.zeros(1, _PROBED_POSITIONS, 1), positions[None])
     theirs = rotary(*asked, kind) if kind else rotary(*asked)
     ours = _table(rotary, kind, _PROBED_POSITIONS)(_PROBED_POSITIONS)
-    for layout in _LAYOUTS:
-        if all(_agree(layout(table), other) for table, other in zip(ours, theirs, strict=True)):
-            return layout
-    raise ModelError(
-        f"{type(rotary).__name__} lays out its cosines in a way that hdexport does not know: "
-        f"{list(theirs[0].shape)} for {_PROBED_POSITIONS} positions and {ours[0].shape[1]} frequencies.\n"
-        "Please report the model and the versions that `hdexport doctor` prints."
-    )
+    if not all(_agree(_of_heads(table), other) for table, other in zip(ours, theirs, strict=True)):
+        raise ModelError(
+            f"{type(rotary).__name__} lays out its cosines in a way that hdexport does not know: "
+            f"{list(theirs[0].shape)} for {_PROBED_POSITIONS} positions and {ours[0].shape[1]} frequencies.\n"
+            "Please report the model and the versions that `hdexport doctor` prints."
+        )
 
 
 def _agree(table: torch.Tensor, theirs: torch.Tensor) -> bool:

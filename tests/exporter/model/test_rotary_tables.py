@@ -1,4 +1,4 @@
-"""Rotary positions from tables answer as the library's own, for every kind of layer and layout of a head."""
+"""Rotary positions from tables answer as the library's own, for every kind of layer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import EuroBertConfig, Gemma3TextConfig, GteConfig, NeoMMEConfig, OpenAIPrivacyFilterConfig
+from transformers import EuroBertConfig, Gemma3TextConfig, GteConfig, NeoMMEConfig
 from transformers.models.eurobert.modeling_eurobert import EuroBertRotaryEmbedding
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.gte.modeling_gte import GteRotaryEmbedding
 from transformers.models.neomme.modeling_neomme import NeoMMERotaryEmbedding
-from transformers.models.openai_privacy_filter.modeling_openai_privacy_filter import OpenAIPrivacyFilterRotaryEmbedding
 
 from hdexport.model.rotary_tables import RotaryTable, turned, use_rotary_tables
 from hdruntime.errors import ModelError
@@ -26,27 +25,16 @@ ROTARY = {
     ),
     "two kinds of layers": (Gemma3RotaryEmbedding, Gemma3TextConfig(), KINDS),
     "a part of each head": (NeoMMERotaryEmbedding, NeoMMEConfig(), KINDS),
-    "half of the columns": (OpenAIPrivacyFilterRotaryEmbedding, OpenAIPrivacyFilterConfig(), (None,)),
 }
 
 
 class Neighbours(GteRotaryEmbedding):
-    """As GPT-J and Cohere have them."""
+    """Pairs of neighbours, as GPT-J and Cohere have them; no family has."""
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(
             table[..., : table.shape[-1] // 2].repeat_interleave(2, -1) for table in super().forward(x, position_ids)
         )
-
-
-class Unknown(GteRotaryEmbedding):
-    """A layout of which nobody knows."""
-
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(table.flip(-1) for table in super().forward(x, position_ids))
-
-
-ROTARY["pairs of neighbours"] = (Neighbours, GteConfig(), (None,))
 
 
 def model_with(rotary: torch.nn.Module, positions: int) -> torch.nn.Module:
@@ -110,5 +98,5 @@ def test_frequencies_by_length_and_unknown_layouts_are_refused() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}
     with pytest.raises(ModelError, match=r"kind 'dynamic' change with the length of a text.*\n.*default, linear, yarn"):
         use_rotary_tables(model_with(GteRotaryEmbedding(GteConfig(rope_parameters=rope)), 300))
-    with pytest.raises(ModelError, match=r"Unknown lays out its cosines in a way that hdexport does not know"):
-        use_rotary_tables(model_with(Unknown(GteConfig()), 300))
+    with pytest.raises(ModelError, match=r"Neighbours lays out its cosines in a way that hdexport does not know"):
+        use_rotary_tables(model_with(Neighbours(GteConfig()), 300))
