@@ -141,16 +141,6 @@ def test_every_dense_attention_is_fused_and_looks_at_one_mask() -> None:
     assert not lowered.functions
 
 
-def test_without_padding_no_mask_is_read() -> None:
-    """The form without a mask is the one whose memory is linear in tokens."""
-    lowered = lower_for_onnxruntime_cpu(portable_graph(Dense()))
-    (choice,) = (node for node in lowered.graph if node.op_type == "If")
-    (free,) = (node for node in choice.attributes["then_branch"].as_graph() if node.op_type == "MultiHeadAttention")
-    assert sum(value is not None for value in free.inputs) == 3
-    masked = next(iter(choice.attributes["else_branch"].as_graph()))
-    assert masked.inputs[4] is not None
-
-
 @pytest.mark.parametrize("turned", [False, True])
 def test_memory_of_dense_attention_without_padding_is_linear_in_tokens(turned: bool, tmp_path: Path) -> None:
     """8192 tokens: the scores of a head would take 256 MiB, the states take 2 MiB; so too by rotary positions."""
