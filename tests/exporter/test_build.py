@@ -122,6 +122,12 @@ def test_a_chunk_of_no_tokens_or_too_many_is_refused_first(checkpoint, tmp_path)
         assert list(tmp_path.iterdir()) == [], tokens
 
 
+def test_an_unknown_type_of_weights_is_refused_with_the_known_ones(checkpoint, tmp_path) -> None:
+    with pytest.raises(InputError, match=r"precision is 'fp16'\.\nChoose from: float32, float16, bfloat16\."):
+        build(options_for(checkpoint, tmp_path / "bundle", precision="fp16"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_engine_that_cannot_be_built_here_is_reported_first(checkpoint, tmp_path) -> None:
     steps: list[str] = []
     progress = Progress()

@@ -7,7 +7,7 @@ __all__ = ["BuildOptions"]
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
@@ -77,11 +77,13 @@ class BuildOptions:
     command: str = ""
 
     def check(self) -> None:
-        """Refuse numbers of tokens that no bundle has.
+        """Refuse a type of weights and numbers of tokens that no bundle has.
 
         Raises:
-            InputError: a number is out of range.
+            InputError: the type is unknown, or a number is out of range.
         """
+        if self.precision not in get_args(Dtype):
+            raise InputError(f"precision is {self.precision!r}.\nChoose from: {', '.join(get_args(Dtype))}.")
         if self.ffn_chunk is not None and not 1 <= self.ffn_chunk <= LONGEST:
             raise InputError(
                 f"--ffn-chunk is {self.ffn_chunk}; a chunk has 1 to {LONGEST} tokens.\n"
