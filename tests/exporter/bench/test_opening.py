@@ -16,7 +16,7 @@ import pytest
 
 import hdruntime
 from fakes.recording_runner import RecordingRunner
-from hdexport.bench.peers.openvino import default_precision
+from hdexport.bench.peers.openvino import default_type
 from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError
 from hdexport.bench.run.opening import open_case, wrong_by
@@ -131,7 +131,7 @@ def test_a_bundle_is_right_in_our_own_runtime(workshop: Any, of_bundle: tuple[st
 @needs_openvino
 def test_a_bundle_runs_in_openvino_itself_though_a_peer_has_that_name(workshop: Any) -> None:
     case = workshop("bert", openvino=True)
-    for precision in dict.fromkeys((Precision.FLOAT32, default_precision())):
+    for precision in dict.fromkeys((Precision.FLOAT32, Precision(default_type()))):
         spec = dataclasses.replace(case.spec("openvino", 3, 65), precision=precision)
         opened = open_case(spec)
         found = wrong_by(spec.expected, opened.call(), opened)

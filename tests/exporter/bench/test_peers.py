@@ -105,7 +105,7 @@ def test_openvino_says_what_it_computes_in_and_prints_nothing(
     case = shallow("bert")
     case.prepare_shapes([(3, 65)])
     capfd.readouterr()
-    default = openvino.default_precision()
+    default = Precision(openvino.default_type())
     remarks = {
         "openvino": None,
         "openvino-default": f"computes in {default.value}, its default on this CPU",
@@ -125,6 +125,20 @@ def test_openvino_says_what_it_computes_in_and_prints_nothing(
     int8 = (case.folder / "openvino-int8" / openvino.MODEL_FILE).read_text()
     assert 'element_type="i8"' in int8
     assert "FakeQuantize" in int8
+
+
+def test_openvino_in_float16_as_on_arm_is_compared_as_half_precision(
+    shallow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openvino as installed
+
+    monkeypatch.setattr(installed.Core, "get_property", lambda *_: installed.Type.f16)
+    case = shallow("bert")
+    case.prepare_shapes([(1, 5)])
+    made = case.artefact("openvino-default")
+    assert made.remark == "computes in float16, its default on this CPU"
+    opened = open_case(case.spec("openvino-default", 1, 5, made.artefact))
+    assert (opened.half_precision, opened.precision) == (True, Precision.AUTO)
 
 
 @pytest.mark.nightly

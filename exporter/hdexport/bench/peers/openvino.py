@@ -8,7 +8,7 @@ __all__ = [
     "OpenVinoDefault",
     "check_cpu",
     "converted_model",
-    "default_precision",
+    "default_type",
 ]
 
 import warnings
@@ -38,13 +38,8 @@ MODEL_FILE = "model.xml"
 _EXAMPLE = (1, 37)
 """Texts and tokens that the model is traced with; none of the axes of its inputs is fixed by that."""
 
-_PRECISION_OF_TYPE = {
-    "bf16": Precision.BFLOAT16,
-    "bfloat16": Precision.BFLOAT16,
-    "f32": Precision.FLOAT32,
-    "float32": Precision.FLOAT32,
-}
-"""OpenVINO's names of element types."""
+_TYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+"""OpenVINO's short names of types; some of its versions have the long ones."""
 
 
 class OpenVino(Peer):
@@ -82,8 +77,10 @@ class OpenVino(Peer):
             found = request.infer(feeds, share_inputs=True, share_outputs=True)
             return {output.name: found[outputs[output.name]] for output in manifest.answers}
 
-        precision = default_precision() if self.precision is Precision.AUTO else self.precision
-        return OpenCase(call, half_precision=False, precision=precision)
+        computes_in = default_type() if self.precision is Precision.AUTO else self.precision.value
+        if computes_in == "float16":
+            return OpenCase(call, half_precision=True, precision=Precision.AUTO)
+        return OpenCase(call, half_precision=False, precision=Precision(computes_in))
 
 
 class OpenVinoDefault(OpenVino):
@@ -95,9 +92,7 @@ class OpenVinoDefault(OpenVino):
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """As `OpenVino`; the remark says which precision that is here."""
         made = super().prepare(subject, folder, device=device)
-        return Prepared(
-            artefact=made.artefact, remark=f"computes in {default_precision().value}, its default on this CPU"
-        )
+        return Prepared(artefact=made.artefact, remark=f"computes in {default_type()}, its default on this CPU")
 
 
 def check_cpu(device: str) -> None:
@@ -110,10 +105,10 @@ def check_cpu(device: str) -> None:
         raise BackendUnavailableError("OpenVINO runs on no NVIDIA GPU: hdexport bench --device cpu")
 
 
-def default_precision() -> Precision:
-    """OpenVINO's default precision on this CPU."""
-    found = require("openvino").Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
-    return _PRECISION_OF_TYPE[found.to_string()]
+def default_type() -> str:
+    """The type that OpenVINO computes in by default: ``float32``, or ``bfloat16`` or, on ARM, ``float16``."""
+    name = require("openvino").Core().get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()
+    return _TYPES.get(name, name)
 
 
 def converted_model(subject: Subject, folder: Path) -> Path:

@@ -16,7 +16,7 @@ from hdexport.bench.peers.openvino import (
     OpenVino,
     check_cpu,
     converted_model,
-    default_precision,
+    default_type,
 )
 from hdexport.bench.peers.peer import Prepared, first_cause, not_installed, staged_artefact
 from hdruntime.backends.precision import Precision
@@ -46,7 +46,7 @@ class OpenVinoInt8(OpenVino):
         output = folder / self.name
         with staged_artefact(output, MODEL_FILE) as directory:
             _quantise(model, directory / MODEL_FILE, open_bundle(subject.bundle, check_files=False))
-        remark = f"int8 by NNCF, with scales of {_TEXTS} texts; the rest computes in {default_precision().value}"
+        remark = f"int8 by NNCF, with scales of {_TEXTS} texts; the rest computes in {default_type()}"
         return Prepared(artefact=output / MODEL_FILE, remark=remark)
 
 
