@@ -11,10 +11,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hdexport.engines.build import EngineBuilder, EngineOptions
-from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.openvino import write_openvino_graphs
 from hdexport.graph.targets.tensorrt import AttentionImpl
 from hdexport.quantize.options import Int8Options
@@ -26,16 +25,7 @@ from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.passport import read_passport
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import staged_directory
-from hdruntime.constants import (
-    KERNELS_FOLDER,
-    OPENVINO_LOWERING,
-    OPENVINO_UNPADDED_LOWERING,
-    PORTABLE_LOWERING,
-)
-from hdruntime.errors import BundleCorruptError
-
-if TYPE_CHECKING:
-    import onnx_ir
+from hdruntime.constants import KERNELS_FOLDER, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +80,7 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
         graphs = _graphs_to_keep(bundle.manifest, options)
         _copy(bundle, directory, _files_to_keep(bundle, kept, graphs))
         manifest = bundle.manifest
-        portable = _portable_graph(bundle, directory)
+        portable = read_portable_graph(bundle, directory=directory)
         built = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
         if options.openvino:
             progress.step("Lowering for OpenVINO")
@@ -124,15 +114,6 @@ def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptio
         profiles=engine.profiles,
         version_compatible=engine.version_compatible and Backend.TENSORRT in flavours,
     )
-
-
-def _portable_graph(bundle: Bundle, directory: Path) -> onnx_ir.Model:
-    graphs = [graph for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING]
-    if not graphs:
-        raise BundleCorruptError(
-            f"{bundle.path} has no portable graph, from which engines are built.\nBuild the bundle again."
-        )
-    return read_graph(bundle, graphs[0], directory=directory)
 
 
 def _graphs_to_keep(manifest: Manifest, options: RebuildOptions) -> list[GraphFile]:

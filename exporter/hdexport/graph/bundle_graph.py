@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["read_graph"]
+__all__ = ["read_graph", "read_portable_graph"]
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hdruntime.bundle.graph_interface import Found, check_interface
+from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BundleCorruptError
 from hdruntime.optional import require
 
@@ -43,6 +44,20 @@ def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = Non
         ) from error
     check_interface(bundle, graph, inputs=inputs, outputs=outputs)
     return model
+
+
+def read_portable_graph(bundle: Bundle, *, directory: Path | None = None) -> onnx_ir.Model:
+    """Read the graph from which all others are made; see `read_graph`.
+
+    Raises:
+        BundleCorruptError: the bundle has no such graph; also as `read_graph`.
+    """
+    graph = next((graph for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
+    if graph is None:
+        raise BundleCorruptError(
+            f"{bundle.path} has no portable graph, from which all others are made.\nBuild the bundle again."
+        )
+    return read_graph(bundle, graph, directory=directory)
 
 
 def _interface(values: Iterable[onnx_ir.Value]) -> Found:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
 from hdexport.quantize.calibration import CalibratedProduct
 from hdexport.quantize.switches import SwitchedGraph
@@ -21,7 +21,6 @@ from hdexport.verify.comparison import SCORES, compare_output
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import Bundle
-from hdruntime.constants import PORTABLE_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -62,8 +61,7 @@ the last layers, which lose as much on average, have no part."""
 
 def float_graph(bundle: Bundle) -> onnx_ir.Model:
     """The portable graph in float32, as ONNX Runtime runs it; nothing of it is in chunks."""
-    graph = next(graph for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING)
-    return lower_for_onnxruntime_cpu(read_graph(bundle, graph))
+    return lower_for_onnxruntime_cpu(read_portable_graph(bundle))
 
 
 def kept_float(

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.kinds import attention_of
 from hdexport.bench.results.result import Ceilings, Roofline
-from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import OPERATORS
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.constants import PORTABLE_LOWERING
-from hdruntime.errors import BundleCorruptError, ExportError
+from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -82,10 +81,7 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int) -> Work:
     """
     bundle = open_bundle(bundle_path, check_files=False)
     manifest = bundle.manifest
-    graphs = [graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING]
-    if not graphs:
-        raise BundleCorruptError(f"{bundle_path} has no portable graph to count.\nBuild the bundle again.")
-    model = read_graph(bundle, graphs[0])
+    model = read_portable_graph(bundle)
     marked = min(tokens, _default_global_tokens(manifest))
     memory = manifest.least_memory
     # The operators lose their names below.
