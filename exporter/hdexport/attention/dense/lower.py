@@ -39,7 +39,7 @@ from hdexport.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import is_causal
+from hdexport.lowering.nodes import is_causal, token_mask_of
 from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, OPENVINO_LOWERING
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
 _MASKED_SCORE = -1.0e30
 """Added to masked scores; exp() of it is exactly 0 beside any real score."""
-
-_KEY_MASK = 3
-"""The position of the key mask among the inputs."""
 
 
 class _DenseLowering(Lowering):
@@ -67,9 +64,7 @@ class _DenseLowering(Lowering):
         return True
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
-        key_mask = node.inputs[_KEY_MASK]
-        assert key_mask is not None
-        insertion, name = Insertion(node), parts.new_name("attention")
+        insertion, key_mask, name = Insertion(node), token_mask_of(node), parts.new_name("attention")
         if is_causal(node):
             causal_mask = parts.once((CausalMask, key_mask), lambda: CausalMask(insertion, key_mask))
             attended = causal_choice(insertion, node, causal_mask, name=name)

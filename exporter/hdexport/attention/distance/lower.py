@@ -36,7 +36,7 @@ from hdexport.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import operator_nodes, sequential_node
+from hdexport.lowering.nodes import operator_nodes, sequential_node, token_mask_of
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 _LONGEST_FUSED, _LONGEST_FUSED_ALONE = 2048, 256
 """Tokens up to which a bias pays, for layers that share it and for one alone."""
 
-_KEY_MASK, _SCORES = 3, 4
-"""Positions of these inputs."""
+_SCORES = 4
+"""Position of that input."""
 
 
 class _DistanceLowering(Lowering):
@@ -65,8 +65,7 @@ class _DistanceLowering(Lowering):
         import onnx_ir as ir
 
         layers = parts.once((self, "layers"), lambda: _layers_by_scores(parts.model))
-        insertion, key_mask, scores = Insertion(node), node.inputs[_KEY_MASK], node.inputs[_SCORES]
-        assert key_mask is not None
+        insertion, key_mask, scores = Insertion(node), token_mask_of(node), node.inputs[_SCORES]
         states = states_tokens_first(insertion, node)
         attended = sequential_node(parts.model, node, states)
         if not has_shared_numbers(node):

@@ -34,7 +34,7 @@ from hdexport.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import attributes_of, body_of, group_of
+from hdexport.lowering.nodes import attributes_of, body_of, group_of, token_mask_of
 from hdexport.lowering.openvino_functions import call_function, call_once
 from hdexport.lowering.short_texts import fuse_short_texts
 from hdplugins.attention.operator import BlockOrder
@@ -42,9 +42,6 @@ from hdruntime.constants import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
-
-_TOKEN_KIND = 3
-"""Position of that input: [batch, tokens], 0 for padding, 1 for local tokens, 2 for global ones, -1 for unseen ones."""
 
 
 class _WindowLowering(Lowering):
@@ -70,8 +67,8 @@ class _WindowLowering(Lowering):
         from hdexport.attention.window.openvino_blocks import attend_in_blocks, window_tables
 
         insertion = Insertion(node)
-        attributes, token_kind = attributes_of(node), node.inputs[_TOKEN_KIND]
-        assert token_kind is not None
+        # 0 for padding, 1 for local tokens, 2 for global ones, -1 for unseen ones
+        attributes, token_kind = attributes_of(node), token_mask_of(node)
         assert node.inputs[0] is not None
         assert node.inputs[0].shape is not None
         heads = int(node.inputs[0].shape[1])
