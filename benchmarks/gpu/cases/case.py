@@ -78,7 +78,7 @@ class Case(ABC):
 
     @property
     def decisive(self) -> dict[str, Any]:
-        """What decides which queries and keys see each other, as the face `pairs` takes it."""
+        """The attributes and numbers that decide which keys a query sees, as the face `pairs` takes them."""
         return self.attributes
 
     def pairs(self) -> int:

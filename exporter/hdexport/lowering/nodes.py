@@ -82,7 +82,7 @@ def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequ
 
 
 def token_mask_of(node: onnx_ir.Node) -> onnx_ir.Value:
-    """The input after a node's states, [batch, tokens]: which tokens are real, or of which kind each is."""
+    """The input after a node's states, [batch, tokens]: the mask of real tokens, or the kind of each token."""
     mask = node.inputs[operator_of(node).states]
     assert mask is not None
     return mask

@@ -1,4 +1,4 @@
-"""Which product is left float: the one whose int8 values change answers."""
+"""The selection leaves the product float whose int8 values change answers."""
 
 from __future__ import annotations
 

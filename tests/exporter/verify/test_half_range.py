@@ -179,6 +179,16 @@ def test_scores_are_looked_at_inside_of_attention(changed, tiny_bundles, operato
         assert largest(check) == pytest.approx(max(scores), rel=0.01)
 
 
+def test_scores_below_zero_count_as_those_above(tiny_bundles, tmp_path) -> None:
+    heads, right = "encoder.layer.1.attention.self", tiny_bundles("bert", precision="float16")
+    found = []
+    for factor in (600.0, -600.0):
+        change = times({f"{heads}.query": factor, f"{heads}.key": 600.0})
+        path = tampered(right, tmp_path / str(factor), lambda model, change=change: change(model.graph), "model.onnx")
+        found.append(largest(check_half_range(Bundle(path, right.manifest))))
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
 def one_number(name: str, number: float) -> Change:
     """Another sixth number of a weight of the last layer's output."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hdruntime.backends.equal_lengths import equal_length_groups, right_padded_rows
 from hdruntime.errors import InputError
-from hdruntime.inference.batching import pack_by_tokens, padded
+from hdruntime.inference.batching import grouped, pack_by_tokens, padded
 
 LENGTHS = st.lists(st.integers(1, 70), max_size=60)
 BUDGETS = st.integers(1, 400)
@@ -80,3 +80,10 @@ def test_groups_hold_each_row_once_and_only_right_padded_ones_have_a_length(mask
             right_padded = real > 0 and mask[row] == [1] * real + [0] * (len(mask[row]) - real)
             assert length == (real if right_padded else None)
             assert right_padded_rows(np.array(mask))[row] == right_padded
+
+
+def test_groups_of_neighbours_keep_both_limits() -> None:
+    assert [*grouped([1] * 5, most=2, most_in_all=9)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    # As much as fits, and what is larger alone.
+    assert [*grouped([2, 3, 9, 1], most=9, most_in_all=5)] == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert [*grouped([], most=2, most_in_all=5)] == []

@@ -18,7 +18,7 @@ EXPECTED = {
     Pooling.WEIGHTED_MEAN: lambda tokens: np.average(tokens, axis=0, weights=np.arange(1, len(tokens) + 1)),
     Pooling.MEAN_SQRT_LEN_TOKENS: lambda tokens: tokens.sum(axis=0) / np.sqrt(len(tokens)),
 }
-"""Of float64 [tokens, hidden_size]."""
+"""Pooling -> the vector of a text's states, float64 [tokens, hidden_size]."""
 
 EXACT = (Pooling.CLS, Pooling.MAX, Pooling.LAST_TOKEN)
 """One of the given numbers each; the others are rounded to float32, at up to 4."""

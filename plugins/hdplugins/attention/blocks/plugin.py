@@ -116,7 +116,7 @@ class _Face(PluginFace):
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        """Those of `attention_tiles`, cut to the block, but where registers spill then."""
+        """The tiles of `attention_tiles`, cut to the block, but where registers spill then."""
         head_dim = shapes[0][3]
         tiles = tiles_for(architecture, head_dim, dtype)
         whole_block = min(_LARGEST_TILE, max(_SMALLEST_TILE, _power_of_two(attributes["block_size"])))
