@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from hdexport.cli import COMMANDS
+from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.backends.openvino import OpenVinoRunner
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -89,6 +91,11 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     assert "Traceback" not in done.stderr
     assert "pip install 'hdexport[export]'" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_the_help_names_the_batch_of_a_cpu() -> None:
+    assert OnnxRuntimeRunner.batch_tokens == OpenVinoRunner.batch_tokens
+    assert f"{OnnxRuntimeRunner.batch_tokens} on a CPU" in (DOCS / "cli.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="argparse words help differently in other Python versions")

@@ -233,7 +233,7 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         type=whole_number,
         help="maximum tokens per batch, padding included; a longer text runs alone (default: what suits the backend; "
-        "4096 on a CPU)",
+        "1024 on a CPU)",
     )
     group.add_argument(
         "--batch-size",
