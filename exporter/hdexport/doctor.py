@@ -230,8 +230,9 @@ def _openvino(loaded: _Loaded | None) -> Finding:
         f"{name} ({model}: {', '.join(words for key, words in _PRECISIONS.items() if key in has)})"
         for name, model, has in loaded.devices
     ]
-    but_for = "dense attention in float32" + ("" if has_int8() else " and for int8, without VNNI")
-    taken = f"openvino for bundles with its graph, but for {but_for}" if loaded.prefers_openvino else "onnxruntime"
+    faster = "windows and, outside of float32, for dense attention, blocks and chunks, of bundles with its graph"
+    but_for = "" if has_int8() else "; not for int8, without VNNI"
+    taken = f"openvino for {faster}{but_for}" if loaded.prefers_openvino else "onnxruntime"
     return Finding(part, Status.OK, f"{loaded.version}: {'; '.join(devices)}; on the CPU, auto takes {taken}")
 
 

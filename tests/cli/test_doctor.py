@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hdplugins import OPERATORS
 from support.commands import run_here, run_installed
 
 _FINDINGS_OF_A_PROCESS = """
@@ -175,6 +176,11 @@ def test_openvino_comes_with_its_devices_and_their_precisions(
     assert doctor._openvino(old).detail == "1.0: CPU (Old CPU: float32, int8); on the CPU, auto takes onnxruntime"
     new = dataclasses.replace(old, prefers_openvino=True)
     monkeypatch.setattr(doctor, "has_int8", lambda: True)
-    assert str(doctor._openvino(new).detail).endswith("with its graph, but for dense attention in float32")
+    assert str(doctor._openvino(new).detail).endswith(
+        "for windows and, outside of float32, for dense attention, blocks and chunks, of bundles with its graph"
+    )
+    faster = {name: operator.faster_in_openvino for name, operator in OPERATORS.items() if operator.faster_in_openvino}
+    assert [name for name, precisions in faster.items() if "float32" in precisions] == ["SlidingWindowAttention"]
+    assert set(faster) == {f"{kind}Attention" for kind in ("SlidingWindow", "Dense", "BlockSparse", "Chunk")}
     monkeypatch.setattr(doctor, "has_int8", lambda: False)
-    assert str(doctor._openvino(new).detail).endswith("dense attention in float32 and for int8, without VNNI")
+    assert str(doctor._openvino(new).detail).endswith("of bundles with its graph; not for int8, without VNNI")
