@@ -27,13 +27,14 @@ _HEAD = """\
 Written by `python docs/generate_models.py` from `benchmarks/results/families.jsonl`, which
 `python -m benchmarks.cpu.families --output benchmarks/results/families.jsonl` fills; change these instead.
 
-What is checked is a random model of base shape against Hugging Face's own code (no published weights): `hdexport
-verify` in float32, in float16 by cosine, and a TensorRT-RTX engine that builds. Tests repeat the first two at every
-length around the family's boundaries, with every kind of padding, on tiny models. *Windows* says whether
-`--attention window:W` can take the place of the family's attention, or whether it has windows itself.
+Each family is checked as a random model of base shape against Hugging Face's own code (no published weights):
+`hdexport verify` in float32, in float16 by cosine, and a TensorRT-RTX engine that builds. Tests repeat the first two at
+every length around the family's boundaries, with every kind of padding, on tiny models. *Windows* says whether
+`--attention` exchanges the family's attention for windows, blocks, hashes or random features (the pages call those
+families "models like BERT"), or whether the family has windows of its own.
 
 The last columns are the latency of the bundle in ONNX Runtime over that of the library's model in PyTorch (by
-scaled_dot_product_attention where it has that), of one text on a CPU, in float32: below 1 the bundle is faster.
+scaled_dot_product_attention where the model has it), of one text on a CPU, in float32: below 1 the bundle is faster.
 A dash: not measured yet.
 """
 
