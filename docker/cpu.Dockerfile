@@ -12,7 +12,7 @@ COPY runtime runtime
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim
-# Extras of the runtime: hub (bundles by name), openvino (bfloat16 and int8), ray.
+# Extras of the runtime: hub (bundles by name), openvino (bfloat16), ray, serve.
 ARG EXTRAS=hub
 COPY constraints.txt /tmp/constraints.txt
 RUN --mount=from=wheel,source=/wheels,target=/wheels \
