@@ -50,7 +50,7 @@ class CrossEncoder(BundleModel):
     """A loaded bundle that scores pairs of texts. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or the result of :func:`open_bundle`; its task is text-classification.
+        bundle: as :func:`hdruntime.load` has it; its task is text-classification.
         max_length: see `max_seq_length`; None for its default.
         activation_fn: makes scores of logits: ``sigmoid``, ``softmax``, ``identity``, or a function of PyTorch's
             tensors, as ``torch.nn.Sigmoid()``. None: the model's own, else ``sigmoid`` for one label and ``identity``
@@ -63,7 +63,7 @@ class CrossEncoder(BundleModel):
         default_prompt_name: the prompt of pairs for which none is asked for; None for no prompt.
 
     Raises:
-        BundleError: there is no bundle, or it is damaged or too new.
+        BundleError: there is no bundle, or it is damaged or of another format.
         BackendError: the backend cannot run here, or not this bundle.
         InputError: the bundle's task is another, it has no tokenizer, or an option does not fit.
     """

@@ -6,7 +6,7 @@
     ├── BundleError                 a bundle cannot be used
     │   ├── BundleNotFoundError     there is no bundle at that path
     │   ├── BundleCorruptError      a file is missing, changed, or lies outside the bundle
-    │   └── BundleVersionError      the bundle was written by a newer hdexport
+    │   └── BundleVersionError      the bundle has the format of another version of hdexport
     ├── InputError                  the caller's ids, masks, texts, rows or options do not fit
     │   └── InputChangedError       a job's input changed after the job began
     ├── OutputExistsError           the output already exists
@@ -63,7 +63,7 @@ class BundleCorruptError(BundleError):
 
 
 class BundleVersionError(BundleError):
-    """The bundle was written by a newer hdexport."""
+    """The bundle has the format of another version of hdexport."""
 
 
 class InputError(HdexportError, ValueError):

@@ -45,7 +45,7 @@ class MultiVectorEncoder(TwoSidedModel):
     """A loaded bundle that gives a vector for each token. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or the result of :func:`open_bundle`; its task is token-similarity.
+        bundle: as :func:`hdruntime.load` has it; its task is token-similarity.
         query_length, document_length: see the properties; None for their defaults.
         max_seq_length: the same for texts that are neither; None for its default.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
@@ -57,7 +57,7 @@ class MultiVectorEncoder(TwoSidedModel):
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
 
     Raises:
-        BundleError: there is no bundle, or it is damaged or too new.
+        BundleError: there is no bundle, or it is damaged or of another format.
         BackendError: the backend cannot run here, or not this bundle.
         InputError: the bundle's task is another, it has no tokenizer, or an option does not fit.
     """

@@ -60,7 +60,7 @@ class SentenceEncoder(BundleModel):
     """A loaded bundle that encodes texts. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or the result of :func:`open_bundle`.
+        bundle: as :func:`hdruntime.load` has it.
         pooling: ``mean``, ``cls``, ``max``, ``lasttoken``, ``weightedmean`` or ``mean_sqrt_len_tokens`` of the token
             vectors, for a bundle of the task feature-extraction (default
             ``mean``). One of the task sentence-similarity has its model's own pooling, and takes None.
@@ -77,7 +77,7 @@ class SentenceEncoder(BundleModel):
         model_card_data: takes the reports of sentence-transformers' evaluators, and keeps nothing of them.
 
     Raises:
-        BundleError: there is no bundle, or it is damaged or too new.
+        BundleError: there is no bundle, or it is damaged or of another format.
         BackendError: the backend cannot run here, or not this bundle.
         InputError: the bundle gives no embeddings, has no tokenizer, or pools by itself; or an option does not fit.
     """

@@ -59,8 +59,8 @@ def load(
         bundle: its directory; ``organisation/name[@revision]`` on the Hugging Face Hub, of which only the backend's
             files are downloaded, see `hdruntime.bundle.hub`; or the result of :func:`open_bundle`.
         backend: one of :class:`Backend`, which runs or raises; ``auto`` takes the first that can run here, engines
-            first, then ONNX Runtime on the GPU, then on the CPU OpenVINO, where it is installed and the bundle has its
-            graph, then ONNX Runtime; it logs its choice and the reason. An unused GPU causes a warning.
+            first, then ONNX Runtime on the GPU, then on the CPU OpenVINO where it was measured to be faster, else ONNX
+            Runtime; the log has the choice and the reason. An unused GPU causes a warning.
         threads: CPU threads of one run; None leaves the number to the backend.
         precision: one of :class:`Precision`, for a CPU. ``auto`` is ``bfloat16`` where the CPU computes in
             it, the bundle is of half precision and OpenVINO runs it, else ``float32``.
@@ -71,7 +71,7 @@ def load(
         gpu: options of backends on a GPU, by default ``GpuOptions()``.
 
     Raises:
-        BundleError: the bundle is missing, damaged or too new.
+        BundleError: the bundle is missing, damaged or of another format.
         BackendError: the backend cannot run here, or cannot run this bundle.
         InputError: the backend or the precision is unknown, or ``threads`` is not 1 to 1024.
     """
@@ -164,7 +164,8 @@ class Session(BatchSession):
             max_active_dims: most values of a vector that are kept, the largest; None for the model's number, mostly
                 all.
             batch_tokens, stride, prompt_name, prompt: as of :meth:`embed`.
-            overflow: ``error``, ``truncate``, or ``split``: a token then has its largest weight in any of the pieces.
+            overflow: ``error``, ``truncate``, or ``split``: a token then has its largest weight in any of the
+                pieces, or the sum of its weights, as the model pools.
 
         Returns:
             [texts], in order.

@@ -50,7 +50,7 @@ class SparseEncoder(TwoSidedModel):
     """A loaded bundle that gives sparse vectors. Safe to call from several threads; also a context manager.
 
     Args:
-        bundle: its directory, or the result of :func:`open_bundle`; its task is sparse-similarity.
+        bundle: as :func:`hdruntime.load` has it; its task is sparse-similarity.
         max_active_dims: most values of a vector that are kept, the largest; None for the model's own number, which
             mostly is all.
         max_seq_length: see the property; None for its default.
@@ -63,7 +63,7 @@ class SparseEncoder(TwoSidedModel):
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
 
     Raises:
-        BundleError: there is no bundle, or it is damaged or too new.
+        BundleError: there is no bundle, or it is damaged or of another format.
         BackendError: the backend cannot run here, or not this bundle.
         InputError: the bundle's task is another, it has no tokenizer, or an option does not fit.
     """

@@ -40,8 +40,8 @@ def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
     engines.add_argument(
         "--attention-impl",
         choices=["plugin", "native"],
-        help="what computes windowed and block-sparse attention in an engine: plugin (default), hdexport's kernels; "
-        "native, TensorRT from standard operators",
+        help="what computes windows, blocks, chunks, hashes and distances in an engine: plugin (default), hdexport's "
+        "kernels; native, TensorRT from standard operators",
     )
     engines.add_argument(
         "--sm", metavar="SM,SM,...", help="GPU architectures, e.g. 86,89 (default: all that TensorRT-RTX supports)"

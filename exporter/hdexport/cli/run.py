@@ -218,7 +218,7 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
         choices=["auto", *BACKENDS],
         default="auto",
         help=f"{', '.join(BACKENDS)}, which runs or fails; or auto (default): the first that can, engines first, then "
-        "ONNX Runtime on the GPU, then OpenVINO and ONNX Runtime on the CPU",
+        "ONNX Runtime on the GPU, then on the CPU OpenVINO where it is faster, else ONNX Runtime",
     )
     add_precision_argument(group)
     group.add_argument("--device", metavar="NAME", help="OpenVINO's device: CPU (default), GPU or NPU; not with --ray")

@@ -31,7 +31,7 @@ class EngineOptions:
 
     Attributes:
         flavours: flavours of TensorRT to build an engine for; empty for no engine.
-        attention_impl: which code computes windowed attention, our plugin or TensorRT itself.
+        attention_impl: which code computes attention that has a plugin: the plugin, or TensorRT itself.
         profiles: optimisation profiles of every engine, whose sizes of memories come from the bundle; empty for those
             of `default_profiles`.
         architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; empty for its default.

@@ -65,7 +65,7 @@ def open_bundle(path: Path, *, check_files: bool = True, absent: frozenset[str] 
 
     Raises:
         BundleNotFoundError: there is nothing, or not a bundle.
-        BundleVersionError: a newer hdexport wrote it.
+        BundleVersionError: another version of hdexport wrote it, in another format.
         BundleCorruptError: the manifest is malformed, or a file is missing, changed, or outside the bundle.
     """
     manifest = read_manifest(Path(path))

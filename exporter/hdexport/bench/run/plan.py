@@ -116,7 +116,7 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
 
     Raises:
         InputError: an option that does not fit, or nothing that could run.
-        BundleError: there is no bundle, or it is damaged or too new.
+        BundleError: there is no bundle, or it is damaged or of another format.
     """
     machine = machine or this_machine()
     peers = _known(options.peers, list(PEERS), "--peers", "peer")

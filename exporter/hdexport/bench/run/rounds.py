@@ -43,7 +43,7 @@ class Bench:
 
     Raises:
         InputError: an option that does not fit, or nothing that could run.
-        BundleError: there is no bundle, or it is damaged or too new.
+        BundleError: there is no bundle, or it is damaged or of another format.
     """
 
     def __init__(self, options: BenchOptions, watcher: Watcher, scratch: Path) -> None:
