@@ -64,7 +64,9 @@ class Columns:
     @property
     def wanted(self) -> tuple[str, ...]:
         """All columns that are read."""
-        return tuple(dict.fromkeys(filter(None, (self.id, *self.content, self.spans, *(self.keep or ())))))
+        # A column may have the empty name, as the index that pandas writes to CSV; as `id` it numbers rows.
+        names = (self.id or None, *self.content, self.spans, *(self.keep or ()))
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
 class Position(NamedTuple):
