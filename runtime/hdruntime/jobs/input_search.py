@@ -84,7 +84,7 @@ def resolved_columns(columns: Columns, files: Sequence[InputFile]) -> Columns:
     """The columns with names of the id, if an input has one, and of kept columns; an `id` that is None numbers rows."""
     row_id = _id_column(columns, files)
     found = dict.fromkeys(name for file in files for name in file.columns)
-    keep = tuple(name for name in (found if columns.keep is None else columns.keep) if name != row_id)
+    keep = tuple(name for name in dict.fromkeys(found if columns.keep is None else columns.keep) if name != row_id)
     return replace(columns, id=row_id, keep=keep, keeps_all=columns.keep is None)
 
 
