@@ -17,7 +17,7 @@ from hdruntime.errors import InputError
 from hdruntime.jobs.input_files import InputFile, RowFormat, format_of
 from hdruntime.jobs.parquet_rows import opened_parquet
 from hdruntime.jobs.places import Place, places_at, read_errors_explained
-from hdruntime.jobs.row_reader import csv_records, read_values
+from hdruntime.jobs.row_reader import csv_records, is_encodable, read_values
 from hdruntime.jobs.rows import ID, Columns, Position
 from hdruntime.jobs.writers import OPEN_TYPE
 
@@ -241,7 +241,8 @@ def _json_columns(file: InputFile, columns: Columns) -> InputFile:
             )
     first = [values for values, *_ in itertools.islice(read_values(file, columns, Position()), FIRST_ROWS)]
     rows = [values for values in first if isinstance(values, dict)]
-    names = dict.fromkeys(name for values in rows for name in values)
+    # No output takes a name with half of a surrogate pair.
+    names = dict.fromkeys(name for values in rows for name in values if is_encodable(name))
     return replace(file, columns=tuple(names))
 
 

@@ -238,7 +238,7 @@ def _run(job: Job, pool: WindowPool, on_progress: Callable[[JobProgress], None] 
         folder.publish(encoding, force=job.options.force, metadata=metadata)
     if done.counts.dropped_columns:
         logger.warning(
-            "the output lacks columns that no JSON object among the first %d rows of its file has: %s; "
+            "the output lacks columns that no JSON object among the first %d rows of its file has by a valid name: %s; "
             "to keep them, add them to one of those rows, for example as null",
             FIRST_ROWS,
             ", ".join(done.counts.dropped_columns),

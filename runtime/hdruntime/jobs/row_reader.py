@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Values", "checksum_before", "csv_records", "read_rows", "read_values", "row_from_values"]
+__all__ = ["Values", "checksum_before", "csv_records", "is_encodable", "read_rows", "read_values", "row_from_values"]
 
 import csv
 import inspect
@@ -140,7 +140,7 @@ def _kept(names: Sequence[str], values: dict[str, Any]) -> tuple[dict[str, objec
         value = values.get(name)
         if isinstance(value, Undecodable):
             value, error = None, _misfit(name, values, "UTF-8")
-        elif isinstance(value, str | list | dict) and not _encodable(json.dumps(value, ensure_ascii=False)):
+        elif isinstance(value, str | list | dict) and not is_encodable(json.dumps(value, ensure_ascii=False)):
             value, error = None, f"Column {name!r} {_SURROGATES}."
         elif isinstance(value, Cell) and isinstance(nested := value.in_python(), Undecodable):
             value, error = None, f"Column {name!r} {nested.reason}."
@@ -290,7 +290,7 @@ def _check_text(name: str, values: dict[str, Any]) -> str | None:
     text = values.get(name)
     if not isinstance(text, str):
         return _misfit(name, values, "a string")
-    if not _encodable(text):
+    if not is_encodable(text):
         return f"The text in column {name!r} {_SURROGATES}."
     if _is_invisible(text):
         return f"The text in column {name!r} holds only control characters."
@@ -318,7 +318,8 @@ def _misfit(name: str, values: dict[str, Any], wanted: str) -> str:
     return f"Column {name!r} holds {type(values[name]).__name__}; {wanted} is required."
 
 
-def _encodable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

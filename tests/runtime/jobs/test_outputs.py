@@ -246,6 +246,15 @@ def test_a_kept_column_with_the_name_of_a_result_is_refused(bundle_path: Path, t
         run(bundle_path, rows, tmp_path / "out.jsonl", columns=Columns(keep=None))
 
 
+def test_a_column_whose_name_no_output_takes_is_left_out_and_named(
+    bundle_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = write(tmp_path / "in.jsonl", '{"text": "long", "\\ud800": 1}')
+    run(bundle_path, rows, tmp_path / "out.jsonl", columns=Columns(keep=None))
+    assert list(read(tmp_path / "out.jsonl")[0]) == ["id", "text", "embedding", "tokens", "error"]
+    assert "by a valid name: \ud800; to keep them" in caplog.text
+
+
 def test_columns_that_appear_after_the_first_rows_are_named_at_the_end(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,7 +276,7 @@ def test_columns_that_appear_after_the_first_rows_are_named_at_the_end(
         done = run_words(bundle, [rows], output, columns=Columns(keep=keep))
         assert (done.resumed_rows, done.dropped_columns) == (120, dropped)
         assert ("the output lacks columns" in caplog.text) == bool(dropped)
-        assert not dropped or "first 100 rows of its file has: late, later; to keep them, add them" in caplog.text
+        assert not dropped or "of its file has by a valid name: late, later; to keep them, add them" in caplog.text
 
 
 def matrix_of(path: Path) -> np.ndarray:
