@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["FIRST_ROWS", "fields_of_columns", "find_inputs", "resolved_columns"]
 
+import codecs
 import contextlib
 import itertools
 import logging
@@ -234,7 +235,8 @@ def _text_columns(file: InputFile, columns: Columns) -> InputFile:
 
 def _json_columns(file: InputFile, columns: Columns) -> InputFile:
     with read_errors_explained(file.name), file.opened() as stream:
-        if ".json" in PurePath(file.place.path.lower()).suffixes and stream.read(100).lstrip()[:1] == b"[":
+        begin = stream.read(100).lstrip(codecs.BOM_UTF8 + b" \t\r\n")
+        if begin[:1] == b"[" and ".json" in PurePath(file.place.path.lower()).suffixes:
             raise InputError(
                 f"{file.name} holds one JSON array; a job reads one JSON object per line.\n"
                 "Convert it: jq -c '.[]' FILE.json > FILE.jsonl"

@@ -153,9 +153,10 @@ def test_a_missing_column_is_refused_with_a_list_of_columns(tmp_path: Path, name
 
 
 def test_a_json_array_is_refused_with_the_command_to_convert_it(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(' [{"text": "one"},\n {"text": "two"}]')
-    with pytest.raises(InputError, match=r"a.json holds one JSON array; .*\nConvert it: jq -c '\.\[\]'"):
-        find_inputs([tmp_path / "a.json"], columns=Columns())
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / "a.json").write_text(' [{"text": "one"},\n {"text": "two"}]', encoding)
+        with pytest.raises(InputError, match=r"a.json holds one JSON array; .*\nConvert it: jq -c '\.\[\]'"):
+            find_inputs([tmp_path / "a.json"], columns=Columns())
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
