@@ -148,8 +148,7 @@ class StandardInput:
         directory: for the copy.
 
     Raises:
-        InputError: the standard input is closed, or a terminal.
-        OSError: the disk is full.
+        InputError: the standard input is closed, or a terminal, or it cannot be copied.
     """
 
     name = identity = path = "-"
@@ -158,12 +157,18 @@ class StandardInput:
     def __init__(self, directory: Path | None) -> None:
         if sys.stdin is None or sys.stdin.isatty():
             raise InputError("The input - is closed, or a terminal.\nPipe rows into the command, or name a file.")
-        self._copy = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 open as long as the job
         digest = hashlib.sha256()
-        while block := sys.stdin.buffer.read(_BUFFER_BYTES):
-            digest.update(block)
-            self._copy.write(block)
-        self._copy.flush()
+        try:
+            self._copy = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 open as long as the job
+            while block := sys.stdin.buffer.read(_BUFFER_BYTES):
+                digest.update(block)
+                self._copy.write(block)
+            self._copy.flush()
+        except OSError as error:
+            raise InputError(
+                f"The input - could not be copied to {directory or tempfile.gettempdir()}: {error.strerror}.\n"
+                "Free some space or check the permissions there, or write the rows to a file elsewhere, and name that."
+            ) from error
         self._version = Version(size_bytes=self._copy.tell(), modified=digest.hexdigest())
 
     def opened(self) -> BinaryIO:

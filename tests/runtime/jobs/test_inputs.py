@@ -314,11 +314,13 @@ def test_the_standard_input_may_be_of_any_format(
 
 
 def test_a_standard_input_that_has_no_rows_or_comes_twice_is_refused(
-    standard_input: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
+    standard_input: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     standard_input(b"")
     with pytest.raises(InputError, match="No input holds a row: -"):
         rows_of("-")
+    with pytest.raises(InputError, match=r"The input - could not be copied to .*/gone: No such file or directory"):
+        find_inputs(["-"], columns=KEYED, spool=tmp_path / "gone")
     with pytest.raises(InputError, match="The input - is named twice"):
         rows_of("-", "-")
     monkeypatch.setattr(sys, "stdin", None)
