@@ -74,7 +74,7 @@ _ATTEMPTS = 100
 def job_folder_path(output: Path) -> Path:
     """The folder of an output's job; for a link, beside its target."""
     target = output.resolve()
-    return target.with_name(f".{target.name}.job")
+    return target.parent / f".{target.name}.job"
 
 
 @contextlib.contextmanager

@@ -174,6 +174,7 @@ def test_a_linked_output_keeps_its_link(bundle_path: Path, tmp_path: Path) -> No
         ("missing/out.jsonl", r"There is no directory .*missing for the output.\nMake it: mkdir -p"),
         ("directory.jsonl", r"directory.jsonl is a directory"),
         ("rows.jsonl", r"rows.jsonl is an input as well as the output"),
+        ("/", r"^/ is a directory that holds "),
     ],
 )
 def test_an_output_in_an_invalid_place_is_refused(bundle_path: Path, tmp_path: Path, name: str, message: str) -> None:
