@@ -155,18 +155,27 @@ def kept_rows(output: Path) -> int:
     return rows
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code", "options"), [(signal.SIGTERM, 143, ()), (signal.SIGINT, 130, ("--restart",))]
+)
 def test_a_job_that_is_stopped_says_how_to_continue(
-    bundle: Path, rows: Path, whole: Callable[[str], Path], tmp_path: Path, number: signal.Signals, code: int
+    bundle: Path,
+    rows: Path,
+    whole: Callable[[str], Path],
+    tmp_path: Path,
+    number: signal.Signals,
+    code: int,
+    options: tuple[str, ...],
 ) -> None:
     output = tmp_path / "out.jsonl"
-    process = begun(bundle, rows, "-o", output)
+    process = begun(bundle, rows, "-o", output, *options)
     wait_until(lambda: kept_rows(output) > 0 or process.poll() is not None)
     process.send_signal(number)
     stopped = process.finished(timeout=60)
     errors = stopped.stderr
     assert stopped.returncode == code, errors
-    said = re.fullmatch(r"stopped\n(\d+) rows are kept in (.*): the same command continues after them\.\n", errors)
+    again = " ".join(["the same command", *(f"without {option}" for option in options)])
+    said = re.fullmatch(rf"stopped\n(\d+) rows are kept in (.*): {again} continues after them\.\n", errors)
     assert said, errors
     assert (int(said[1]), said[2]) == (kept_rows(output), str(tmp_path / ".out.jsonl.job"))
     assert not output.exists()

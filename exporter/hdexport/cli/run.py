@@ -406,7 +406,8 @@ def _kept(job: Job) -> str:
     rows = 0 if job.output == STDOUT else kept_rows(job.output)
     if not rows:
         return ""
-    return f"\n{rows} rows are kept in {job_folder_path(job.output)}: the same command continues after them."
+    again = "the same command without --restart" if job.options.restart else "the same command"
+    return f"\n{rows} rows are kept in {job_folder_path(job.output)}: {again} continues after them."
 
 
 def _failures(done: JobProgress, *, has_column: bool) -> str | None:
