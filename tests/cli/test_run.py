@@ -116,6 +116,8 @@ def test_failed_rows_are_counted_and_give_exit_code_2(run: Command, bundle: Path
         "1 rejected by the bundle.\nThe column `error` says why. The first of them is row 1: The row has no column"
     )
     assert [row["error"] is None for row in lines_of(tmp_path / "out.jsonl")] == [True] + [False] * 4
+    matrix = run(bundle, rows, "-o", tmp_path / "out.npz")
+    assert matrix.stderr == done.stderr.replace("The column `error` says why. ", "")
 
 
 def test_a_quotation_mark_that_is_never_closed_gives_exit_code_2_and_its_line(

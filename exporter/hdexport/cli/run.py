@@ -257,7 +257,7 @@ def run(options: argparse.Namespace) -> int:
     from hdruntime.bundle.hub import opened_bundle
     from hdruntime.jobs import plan_job, run_job
     from hdruntime.jobs.job import upload
-    from hdruntime.jobs.writers import STDOUT
+    from hdruntime.jobs.writers import STDOUT, result_format
 
     if options.output != "-":  # rows that are printed are the result
         outlive_readers()
@@ -290,7 +290,8 @@ def run(options: argparse.Namespace) -> int:
             explained = type(error)(f"{error}{_kept(job)}")
             report.ended("failed", str(explained))
             raise explained from error
-        report.ended("done", _failures(done, has_column=not options.skip_failed and job.output.suffix != ".npy"))
+        has_column = not (options.skip_failed or result_format(job.output).is_matrix)
+        report.ended("done", _failures(done, has_column=has_column))
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
     cut = f", {done.cut_rows} cut" if done.cut_rows else ""
     print(
