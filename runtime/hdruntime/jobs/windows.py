@@ -15,7 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from hdruntime.errors import InputError
+from hdruntime.jobs.parquet_rows import Cell
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import Position, Row
 from hdruntime.tasks.reading import Reading
@@ -30,6 +33,9 @@ most a window."""
 
 _WINDOW_ROWS = 4096
 """Upper bound on rows per window."""
+
+_KEPT_BYTES = 2**26
+"""Kept columns of about this size are the last of a window: its results are encoded together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +156,19 @@ def cut_windows(rows: Iterable[Row], *, characters: int) -> Iterator[Window]:
         characters: of a window's texts; the row that reaches this number is the last. A token id counts as four.
     """
     window: list[Row] = []
-    size = 0
+    size = kept = 0
     for row in rows:
         window.append(row)
         size += size_of(row)
-        if len(window) >= _WINDOW_ROWS or size >= characters:
+        kept += sum(map(_bytes_of_kept, row.kept.values()))
+        if len(window) >= _WINDOW_ROWS or size >= characters or kept >= _KEPT_BYTES:
             yield Window(rows=window)
-            window, size = [], 0
+            window, size, kept = [], 0, 0
     if window:
         yield Window(rows=window)
+
+
+def _bytes_of_kept(value: object) -> int:
+    if isinstance(value, Cell):
+        return int(pa.repeat(value.scalar, 1).nbytes)
+    return len(value) if isinstance(value, str | list | dict) else 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import hdruntime
@@ -14,6 +16,7 @@ from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError
 from hdruntime.jobs import JobOptions, plan_job, run_job, windows
+from hdruntime.jobs.parquet_rows import Cell
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.window_inference import LocalPool
 from hdruntime.jobs.windows import WindowOptions, cut_windows
@@ -62,6 +65,13 @@ def test_a_window_ends_with_the_row_that_fills_it() -> None:
             assert [len(window.rows) for window in found] == windows_of
             assert [row for window in found for row in window.rows] == rows
             assert [window.end.row for window in found] == list(itertools.accumulate(windows_of))
+
+
+def test_a_window_ends_with_the_row_whose_kept_columns_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_KEPT_BYTES", 100)
+    for value in ("x" * 50, [0] * 50, Cell(pa.scalar(b"x" * 50))):
+        rows = [dataclasses.replace(row, kept={"kept": value, "more": None}) for row in rows_of(*"abc")]
+        assert [len(window.rows) for window in cut_windows(rows, characters=10)] == [2, 1]
 
 
 def test_windows_from_where_one_ended_are_the_same_ones() -> None:
