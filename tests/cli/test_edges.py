@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hdexport.cli import interruption
 from hdexport.cli.memory_errors import want_of_memory
 from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
@@ -244,6 +245,13 @@ def test_a_signal_that_python_forgets_interrupts_after_that(number: signal.Signa
     ended = subprocess.run(command, timeout=60, capture_output=True)
     assert ended.returncode == 128 + number, ended.stderr
     assert ended.stderr == b""
+
+
+def test_a_signal_during_the_import_of_a_compiled_module_interrupts() -> None:
+    """ONNX Runtime's, for one, turns the interruption into an error of its import."""
+    with pytest.raises(KeyboardInterrupt) as stop, interruption.stopped_like_interrupted():
+        raise ImportError("initialization failed") from KeyboardInterrupt(signal.SIGTERM)
+    assert interruption.exit_code(stop.value) == 143
 
 
 def test_a_stopped_build_says_that_what_it_would_have_replaced_is_as_it_was(

@@ -69,6 +69,11 @@ def stopped_like_interrupted() -> Iterator[None]:
         signal.signal(number, interrupt)
     try:
         yield
+    except ImportError as error:
+        # The error of a compiled module whose initialisation was interrupted.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise error.__cause__ from None
+        raise
     finally:
         sys.unraisablehook = report
         for timer in again:
