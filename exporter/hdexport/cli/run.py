@@ -282,12 +282,10 @@ def run(options: argparse.Namespace) -> int:
                 raise
             report.ended("stopped", "the reader of the standard output is gone: the job is not complete")
             return READER_GONE
-        except (InputChangedError, DamagedJobError) as error:
-            # The same command does not continue the kept rows; the error says how to go on.
-            report.ended("failed", str(error))
-            raise
         except HdexportError as error:
-            explained = type(error)(f"{error}{_kept(job)}")
+            # Where the same command does not continue the kept rows, the error says how to go on.
+            continues = not isinstance(error, InputChangedError | DamagedJobError)
+            explained = type(error)(f"{error}{_kept(job) if continues else ''}")
             report.ended("failed", str(explained))
             raise explained from error
         has_column = not (options.skip_failed or result_format(job.output).is_matrix)

@@ -71,14 +71,12 @@ def check_place(output: Path, *, force: bool) -> None:
         HdexportError: as `opened_folder`.
     """
     with opened_folder(output) as folder:
-        is_tidy = folder is None or folder.has(JOB_FILE)
-    if not is_tidy:
-        with locked_folder(output) as (folder, _), disk_errors_explained(output):
-            if not folder.has(JOB_FILE):
-                folder.remove_all()
+        has_job = folder is not None and folder.has(JOB_FILE)
+    if folder is not None and not has_job:
+        with disk_errors_explained(output), alone(output):
+            pass
     # `check_job`, which knows the job's identity, checks files that this job itself may have put there.
-    with opened_folder(output) as folder:
-        check_output(output, force=force or folder is not None or has_receipt(output))
+    check_output(output, force=force or has_job or has_receipt(output))
 
 
 def check_job(output: Path, identity: Identity, *, force: bool, restart: bool) -> Saved | None:
@@ -351,9 +349,7 @@ def _require_same_job(folder: OpenFolder, output: Path, identity: Identity) -> N
 
 def _is_stale(folder: OpenFolder, output: Path, identity: Identity) -> bool:
     """Whether the folder has nothing to continue from."""
-    if difference(folder.identity(), identity) is not None:
-        return True
-    return folder.is_published() and not output.exists()
+    return difference(folder.identity(), identity) is not None or (folder.is_published() and not output.exists())
 
 
 class StandardOutput:
@@ -365,10 +361,9 @@ class StandardOutput:
         ranges: for quantised vectors.
     """
 
-    def __init__(self) -> None:
-        self.path = STDOUT
-        self.saved = Saved()
-        self.ranges: Ranges | None = None
+    path = STDOUT
+    saved = Saved()
+    ranges: Ranges | None = None
 
     def append(self, data: bytes, saved: Saved) -> None:
         """Write the results of rows.

@@ -294,8 +294,6 @@ def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder 
             _require_unchanged(watch.change(start, window.rows), folder)
             yield window
             start = window.end
-    except InputChangedError:
-        raise
     except InputError:
         # A change may be the cause.
         _require_unchanged(watch.change_of_files(), folder)

@@ -155,7 +155,6 @@ def _text_values(file: InputFile, columns: Columns, start: Position) -> Iterator
 
 def _json_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
     # pyarrow's reader fails on the whole file at one invalid line or value of another type.
-    del columns
     for line in read_lines(file, start):
         if line.error is not None:
             yield line.error, line.end, line.number, line.checksum
@@ -175,7 +174,6 @@ def _json_object(number: int, text: str) -> Values:
 
 def _csv_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
     # pyarrow's reader fails at an unclosed quotation mark and cannot begin in the middle of a file.
-    del columns
     names = [name for name in file.columns if name not in file.partitions]
     is_header = start.offset == 0
     for cells, error, line in csv_records(file, start):
