@@ -19,7 +19,7 @@ from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
 
-_CHARACTERS_PER_TOKEN = 8 * 4
+_WINDOW_CHARACTERS_PER_TOKEN = 8 * 4
 """Characters of a window per token of a batch: of English, eight batches, enough for rows of similar length in each."""
 
 _LANE_CHARACTERS = 2**16
@@ -42,7 +42,7 @@ class LocalPool:
         options = options or WindowOptions()
         batch_tokens = options.batch_tokens or session.batch_tokens
         self._infer = WindowInference(session, task, options=options)
-        characters = max(WINDOW_CHARACTERS, batch_tokens * _CHARACTERS_PER_TOKEN)
+        characters = max(WINDOW_CHARACTERS, batch_tokens * _WINDOW_CHARACTERS_PER_TOKEN)
         self.window_characters = min(max(characters, self._infer.lanes * _LANE_CHARACTERS), _MOST_CHARACTERS)
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
