@@ -98,6 +98,11 @@ def read_tokenizer(path: Path) -> Any:
     for file in files:
         refuse_pointer(file)
     tokenizer = _loaded(path, files, kind)
+    if tokenizer.split_special_tokens:
+        raise ModelError(
+            f"{path / _CONFIG} has split_special_tokens true, which a {_FILE} cannot say.\n"
+            f"Set it to false if no text has special tokens in it, or build for token ids: {_NO_TOKENIZER}"
+        )
     if not fits_a_file(tokenizer):
         tokenizer = as_tokenizer_file(tokenizer, path)
     if lowercases(path):

@@ -136,6 +136,14 @@ def test_tokenizers_that_no_file_can_hold_are_refused_in_a_sentence(
     assert write_tokenizer(dataclasses.replace(checkpoint, takes_texts=False), tmp_path) is None
 
 
+def test_a_setting_that_no_file_can_hold_is_refused(tiny_bert: Path) -> None:
+    change_json(tiny_bert / "tokenizer_config.json", split_special_tokens=True)
+    # In transformers, texts have none of the special tokens that they name.
+    assert AutoTokenizer.from_pretrained(tiny_bert)("[MASK]", add_special_tokens=False)["input_ids"] != [4]
+    with pytest.raises(ModelError, match=r"split_special_tokens true(.|\n)*Set it to false .*--no-tokenizer"):
+        read_tokenizer(tiny_bert)
+
+
 def test_files_of_a_tokenizer_that_its_class_does_not_read_are_named(tiny_bert: Path) -> None:
     (tiny_bert / "tokenizer.json").unlink()
     change_json(tiny_bert / "tokenizer_config.json", tokenizer_class="RobertaTokenizer")
