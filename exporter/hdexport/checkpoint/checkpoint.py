@@ -241,7 +241,7 @@ class Checkpoint:
         adapter = (self.path / str(self.adapter)).resolve() if is_beside else None
         settings = self.settings()
         if TASKS[task].has_labels:
-            check_labels(settings, self.path / "config.json")
+            check_labels(settings, self.path / "config.json", are_keys=task is Task.TEXT_CLASSIFICATION)
         model = load_model(
             self,
             files,

@@ -13,6 +13,7 @@ __all__ = [
 ]
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,15 +132,16 @@ def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str
     return settings
 
 
-def check_labels(settings: PreTrainedConfig, file: Path) -> None:
+def check_labels(settings: PreTrainedConfig, file: Path, *, are_keys: bool) -> None:
     """Refuse labels that do not name each number of a head.
 
     Args:
         settings: the configuration in transformers.
         file: where it stands, for messages.
+        are_keys: whether scores are listed by label, so that no two numbers may have the same.
 
     Raises:
-        ModelError: a number between 0 and the last has no label, or a label is not a name.
+        ModelError: a number between 0 and the last has no label, a label is not a name, or is that of two numbers.
     """
     labels = settings.id2label or {}
     for number in range(len(labels)):
@@ -150,6 +152,12 @@ def check_labels(settings: PreTrainedConfig, file: Path) -> None:
             raise ModelError(
                 f"{file}: id2label {found}; each number from 0 to {len(labels) - 1} needs a name.\n"
                 f'Give it one, e.g. "LABEL_{number}".'
+            )
+    for label, count in Counter(labels.values()).most_common(1):
+        if are_keys and count > 1:
+            raise ModelError(
+                f"{file}: id2label gives {count} numbers the label {shown(label)}, and scores are listed by label.\n"
+                "Give each number a label of its own."
             )
 
 

@@ -166,6 +166,7 @@ def test_labels_are_names_or_refused(tmp_path: Path) -> None:
     for wrong, message in (
         ({"0": "a", "1": None, "2": "b"}, r'gives 1 the label None; (.|\n)*"LABEL_1"'),
         ({"1": "a", "2": "b", "3": "c"}, r"has no label 0; each number from 0 to 2 needs a name"),
+        ({"0": "a", "1": "b", "2": "a"}, r"gives 2 numbers the label 'a', and scores(.|\n)*a label of its own"),
     ):
         change_json(tmp_path / "config.json", id2label=wrong)
         with pytest.raises(ModelError, match=message):
