@@ -260,16 +260,14 @@ def _pooling_modes(config_path: Path, config: dict[str, Any]) -> tuple[str, ...]
         listed = named if isinstance(named, list) else [named]
         modes = tuple(named.split("+") if isinstance(named, str) else listed)
     else:
-        modes = tuple(mode for flag, mode in _MODES.items() if config.get(flag))
-        unknown = [
-            flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on and flag not in _MODES
-        ]
-        modes += tuple(flag.removeprefix("pooling_mode_") for flag in unknown)
+        given = (flag for flag in dict.fromkeys((*_MODES, *config)) if flag.startswith("pooling_mode_"))
+        modes = tuple(_MODES.get(flag, flag.removeprefix("pooling_mode_")) for flag in given if config.get(flag))
+        # The library's own mode, where the settings name none.
+        modes = modes or ("mean",)
     unsupported = [mode for mode in modes if mode not in list(_MODES.values())]
-    if unsupported or not modes:
+    if unsupported:
         asked = ", ".join(mode if isinstance(mode, str) else shown(mode) for mode in unsupported)
         raise ModelError(
-            f"{config_path} asks for the pooling {asked or '(none)'}; supported: {', '.join(_MODES.values())}.\n"
-            f"{TOKENS_INSTEAD}"
+            f"{config_path} asks for the pooling {asked}; supported: {', '.join(_MODES.values())}.\n{TOKENS_INSTEAD}"
         )
     return modes

@@ -140,12 +140,16 @@ def test_a_row_of_padding_only_stays_finite(tmp_path: Path) -> None:
     assert vector.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("pooling", "named"), [(flags("mean") | {"pooling_mode_attention": True}, "attention"), (flags(), r"\(none\)")]
-)
-def test_a_mode_that_is_not_supported_is_refused_by_name(pooling, named: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pooling", [{"word_embedding_dimension": WIDTH}, flags()], ids=["no flags", "all false"])
+def test_settings_that_name_no_mode_have_that_of_sentence_transformers(pooling, tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, pooling=pooling)
-    with pytest.raises(ModelError, match=rf"asks for the pooling {named}; supported: cls, max, mean, .*\n.*--task"):
+    assert modules.Pooling.load(str(tmp_path), subfolder="1_Pooling").pooling_mode == "mean"
+    assert_close(pooled(tmp_path), pooled_by_hand("mean"), atol=1e-6)
+
+
+def test_a_mode_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, pooling=flags("mean") | {"pooling_mode_attention": True})
+    with pytest.raises(ModelError, match=r"asks for the pooling attention; supported: cls, max, mean, .*\n.*--task"):
         sentence_vectors(tmp_path, hidden_size=WIDTH)
 
 
