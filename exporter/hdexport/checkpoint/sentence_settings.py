@@ -47,17 +47,24 @@ _FIXED = {
 }
 """Kind of chain -> task, the model's output and the module's, as the module Transformer has to be set."""
 
-_MODEL_OPTIONS = ("torch_dtype", "dtype", "attn_implementation", "add_pooling_layer")
+_NOT_HEEDED = ("trust_remote_code",)
+"""Options that the library takes from a caller alone."""
+
+_MODEL_OPTIONS = ("torch_dtype", "dtype", "attn_implementation", "add_pooling_layer", *_NOT_HEEDED)
+_TOKENIZER_OPTIONS = ("model_max_length", "padding_side", *_NOT_HEEDED)
 
 _HARMLESS = {
-    # Faster, with the same results.
-    "unpad_inputs": None,
     "model_args": _MODEL_OPTIONS,
     "model_kwargs": _MODEL_OPTIONS,
-    "tokenizer_args": ("model_max_length",),
-    "processor_kwargs": ("model_max_length",),
+    "tokenizer_args": _TOKENIZER_OPTIONS,
+    "processor_kwargs": _TOKENIZER_OPTIONS,
+    "config_args": _NOT_HEEDED,
+    "config_kwargs": _NOT_HEEDED,
 }
-"""Setting of the module Transformer -> its keys that change no result; None for all keys."""
+"""Setting of the module Transformer -> its keys that change no result."""
+
+_NOT_CHECKED = ("max_seq_length", "do_lower_case", "unpad_inputs")
+"""Settings that are honoured, or make the library faster with the same results."""
 
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
 
@@ -301,11 +308,10 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
     if sentence_class(path) == "CrossEncoder":
         values = _without_template(values, call)
     for name, value in values.items():
-        if value in (None, False, {}, []) or name in ("max_seq_length", "do_lower_case", *honoured):
+        if value in (None, False, {}, []) or name in (*_NOT_CHECKED, *honoured):
             continue
-        if name in _HARMLESS:
-            harmless = _HARMLESS[name]
-            others = [] if harmless is None else [key for key in value if key not in harmless]
+        if name in _HARMLESS and isinstance(value, dict):
+            others = [key for key in value if key not in _HARMLESS[name]]
             if not others:
                 continue
             name, value = f"{name}.{others[0]}", value[others[0]]

@@ -133,6 +133,7 @@ def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(
         ),
         (TRANSFORMER, {"query_length": 32}, "'query_length' 32, which a bundle cannot honour"),
         (TRANSFORMER, {"tokenizer_args": {"use_fast": 1}}, r"'tokenizer_args\.use_fast' 1, which"),
+        (TRANSFORMER, {"model_args": "float16"}, "'model_args' 'float16', which"),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_refused_by_name(
@@ -152,7 +153,9 @@ def test_settings_that_change_no_result_are_accepted(encoder: Path) -> None:
         module_output_name="token_embeddings",
         unpad_inputs=True,
         query_length=None,
-        model_args={"dtype": "float16"},
+        model_args={"dtype": "float16", "trust_remote_code": True},
+        tokenizer_args={"padding_side": "left", "trust_remote_code": True},
+        config_args={"trust_remote_code": True},
         processing_kwargs={},
     )
     assert settings(encoder) == plain
