@@ -113,9 +113,14 @@ def test_long_texts_are_refused_cut_or_split_and_chunks_see_each_other(embedder:
     assert refused.status_code == 400
     assert "input[1]: The text has" in refused.json()["error"]["message"]
     assert 'send truncate: "end" or "split"' in refused.json()["error"]["message"]
+    for given, remedy in (([5] * (session.max_len + 1), 'send truncate: "end".'), ([10**6], None)):
+        said = client.post("/v1/embeddings", json={"input": given}).json()["error"]["message"]
+        assert remedy in said if remedy else "truncate" not in said, "each remedy works, and none is for other errors"
     for truncate, overflow in (("end", "truncate"), ("split", "split")):
         expected = session.embed([long], overflow=overflow)
         np.testing.assert_allclose(vectors(input=long, truncate=truncate), expected, atol=1e-6)
+        embedded = client.post("/embed", json={"inputs": long, "truncate": truncate}).json()
+        np.testing.assert_allclose(embedded, expected, atol=1e-6)
     chunks = ["Berlin is a city.", "It has 3.8 million people."]
     spans = [(0, 17), (18, 44)]
     expected = session.embed_chunks(" ".join(chunks), chunks=spans).vectors
@@ -164,6 +169,9 @@ def test_classes_and_sparse_vectors_are_those_of_a_session(
         assert {each["index"]: each["value"] for each in found} == pytest.approx(
             dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True)), abs=1e-5
         )
+        for unknown in ("dimensions", "normalize"):
+            refused = client.post("/embed_sparse", json={"inputs": "a", unknown: None})
+            assert f"unknown field `{unknown}`" in refused.json()["error"]["message"]
 
 
 BAD: dict[str, tuple[str, Any, int, str]] = {

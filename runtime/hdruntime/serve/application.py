@@ -20,7 +20,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.optional import require
 from hdruntime.serve.answering import OVERFLOWS, scores_of, served_task
-from hdruntime.serve.bodies import EmbedBody, EmbeddingsBody, PredictBody, RerankBody
+from hdruntime.serve.bodies import EmbedBody, EmbeddingsBody, PredictBody, RerankBody, SparseBody
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import QueueFullError, TextQueue
@@ -193,12 +193,13 @@ class _Server:
         return self._json({"object": "list", "data": data, "model": self._manifest.name, "usage": _usage(items)})
 
     async def _embed(self, request: Request) -> Response:
-        body, items = await self._embedded(request)
+        body = await self._body(request, EmbedBody)
+        items = await self._embedded(request, body)
         vectors = self._shortened(np.stack([item.answer for item in items]), body.dimensions)
         return self._json([vector.tolist() for vector in (normalized(vectors) if body.normalize else vectors)])
 
     async def _embed_sparse(self, request: Request) -> Response:
-        _, items = await self._embedded(request)
+        items = await self._embedded(request, await self._body(request, SparseBody))
         return self._json(
             [
                 [
@@ -209,12 +210,11 @@ class _Server:
             ]
         )
 
-    async def _embedded(self, request: Request) -> tuple[EmbedBody, list[TextItem]]:
-        body = await self._body(request, EmbedBody)
+    async def _embedded(self, request: Request, body: SparseBody) -> list[TextItem]:
         inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
         texts = [Text(text=text) for text in inputs]
         overflow = OVERFLOWS[body.truncate]
-        return body, await self._answers(request, self._task, texts, overflow, prompt_name=body.prompt_name)
+        return await self._answers(request, self._task, texts, overflow, prompt_name=body.prompt_name)
 
     async def _rerank(self, request: Request) -> Response:
         body = await self._body(request, RerankBody)
@@ -281,9 +281,11 @@ class _Server:
         for number, item in enumerate(items):
             if isinstance(item.error, InputError):
                 # The first line: others have the remedy for a command line.
-                said = str(item.error).partition("\n")[0]
-                remedy = ' Longer texts: send truncate: "end" or "split".' if overflow is Overflow.ERROR else ""
-                raise InputError(f"input[{number}]: {said}{remedy}")
+                said, _, remedy = str(item.error).partition("\n")
+                if overflow is Overflow.ERROR and "--overflow" in remedy:
+                    words = '"end" or "split"' if item.text.input_ids is None else '"end"'
+                    said += f" Longer texts: send truncate: {words}."
+                raise InputError(f"input[{number}]: {said}")
             if item.error is not None:
                 raise item.error
         return items

@@ -5,7 +5,7 @@ A key that is not here would change the answer that its author expects, so it is
 
 from __future__ import annotations
 
-__all__ = ["EmbedBody", "EmbeddingsBody", "PredictBody", "RerankBody"]
+__all__ = ["EmbedBody", "EmbeddingsBody", "PredictBody", "RerankBody", "SparseBody"]
 
 from typing import Any, Literal
 
@@ -15,19 +15,19 @@ from hdruntime.serve.answering import Truncate
 
 
 class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The keys of every body, which change no answer."""
+    """The keys of every body; the first two change no answer."""
 
     model: str | None = None
     user: str | None = None
+    truncate: Truncate | bool = "error"
 
 
 class EmbeddingsBody(_Body, kw_only=True):
-    """``POST /v1/embeddings``; the last three are ours."""
+    """``POST /v1/embeddings``; the last two and `truncate` are no keys of OpenAI."""
 
     input: Any
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
-    truncate: Truncate = "error"
     prompt_name: str | None = None
     late_chunking: bool = False
 
@@ -46,14 +46,18 @@ class RerankBody(_Body, kw_only=True):
     truncation_direction: Literal["Right"] = "Right"
 
 
-class EmbedBody(_Body, kw_only=True):
-    """``POST /embed`` and ``POST /embed_sparse`` of text-embeddings-inference."""
+class SparseBody(_Body, kw_only=True):
+    """``POST /embed_sparse`` of text-embeddings-inference."""
 
     inputs: str | list[str]
-    normalize: bool = True
-    truncate: bool = False
     truncation_direction: Literal["Right"] = "Right"
     prompt_name: str | None = None
+
+
+class EmbedBody(SparseBody, kw_only=True):
+    """``POST /embed`` of text-embeddings-inference."""
+
+    normalize: bool = True
     dimensions: int | None = None
 
 
@@ -62,5 +66,4 @@ class PredictBody(_Body, kw_only=True):
 
     inputs: Any
     raw_scores: bool = False
-    truncate: bool = False
     truncation_direction: Literal["Right"] = "Right"
