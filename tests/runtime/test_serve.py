@@ -188,6 +188,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "a truncation": ("/v1/embeddings", {"input": "a", "truncate": "middle"}, 400, "Invalid enum value"),
     "a prompt": ("/v1/embeddings", {"input": "a", "prompt_name": "nobody"}, 400, "no prompt 'nobody'"),
     "many texts": ("/v1/embeddings", {"input": ["a"] * 65}, 400, "1 to 64 fit"),
+    "many of no kind": ("/v1/embeddings", {"input": ["a"] * 65 + [5]}, 400, "1 to 64 fit"),
     "a large body": ("/v1/embeddings", {"input": "a" * 2**21}, 413, "more than 1048576 bytes"),
     "half of a pair": ("/v1/embeddings", b'{"input": "\\ud800"}', 400, ""),
     "many chunks": ("/v1/embeddings", {"input": ["a"] * 65, "late_chunking": True}, 400, "1 to 64 fit"),

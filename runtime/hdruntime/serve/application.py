@@ -176,8 +176,6 @@ class _Server:
     async def _embeddings(self, request: Request) -> Response:
         body = await self._body(request, EmbeddingsBody)
         texts = self._texts_or_ids(body.input)
-        # Chunks, too, which become one text.
-        self._check_number(len(texts))
         if body.late_chunking:
             items = await self._late_chunks(request, [text.text for text in texts], body)
             vectors = items[0].answer.vectors
@@ -299,11 +297,13 @@ class _Server:
         if isinstance(given, str):
             return [Text(text=given)]
         if isinstance(given, list) and given:
-            if all(isinstance(each, str) for each in given):
-                return [Text(text=each) for each in given]
-            lists = [given] if _is_ids(given) else given
-            if all(_is_ids(each) for each in lists):
-                return [Text(input_ids=each) for each in lists]
+            listed: list[Any] = [given] if _is_ids(given) else given
+            # First: a body has room for millions. The chunks of one text are counted here, too.
+            self._check_number(len(listed))
+            if all(isinstance(each, str) for each in listed):
+                return [Text(text=each) for each in listed]
+            if all(_is_ids(each) for each in listed):
+                return [Text(input_ids=each) for each in listed]
         raise InputError("input is neither a text, nor a list of texts, of ids, or of lists of ids.")
 
     def _shortened(self, vectors: Any, dimensions: int | None) -> Any:
