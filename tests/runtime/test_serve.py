@@ -34,7 +34,8 @@ from hdruntime.errors import HdexportError, InputError
 from hdruntime.serve import ServeOptions, application, serve
 from hdruntime.serve.queue import QueueFullError, TextQueue
 from hdruntime.serve.server import bound_sockets
-from hdruntime.tasks.task import Text
+from hdruntime.tasks.classification import TextClassification
+from hdruntime.tasks.task import Pairs, Text
 from support.made_once import made_once
 from support.splade_models import made_splade
 from support.tiny_models import save_tiny_model
@@ -147,6 +148,15 @@ def test_a_reranker_answers_as_cohere_jina_and_text_embeddings_inference(reranke
         np.testing.assert_allclose([each["score"] for each in listed], scores, atol=1e-6)
         for wrong in ({"documents": []}, {"documents": documents, "top_n": -1}, {"documents": documents, "top_n": 0}):
             assert client.post("/rerank", json={"query": "a"} | wrong).status_code == 400, wrong
+
+
+def test_a_text_alone_is_refused_where_the_model_compares_two(reranker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TextClassification(open_bundle(reranker))
+    task.pairs = Pairs.REQUIRED
+    monkeypatch.setattr(sys.modules["hdruntime.serve.application"], "served_task", lambda bundle: task)
+    with served(reranker) as (client, _):
+        for inputs, status in (("w7", 400), (["w7"], 400), ([["w7", "w8"], ["w9"]], 400), ([["w7", "w8"]], 200)):
+            assert client.post("/predict", json={"inputs": inputs}).status_code == status
 
 
 def test_classes_and_sparse_vectors_are_those_of_a_session(

@@ -30,7 +30,7 @@ from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.late_chunks import ChunkEmbeddings
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.sparse_vectors import SparseVectors
-from hdruntime.tasks.task import Task, Text
+from hdruntime.tasks.task import Pairs, Task, Text
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.embeddings import normalized, truncated
@@ -243,6 +243,8 @@ class _Server:
         task = self._task
         assert isinstance(task, TextClassification)
         alone, texts = _texts_or_pairs(body.inputs)
+        if task.pairs is Pairs.REQUIRED and any(text.text_pair is None for text in texts):
+            raise InputError('The model compares two texts.\nGive pairs of them: {"inputs": [["...", "..."]]}.')
         items = await self._answers(request, task, texts, OVERFLOWS[body.truncate])
         found = []
         for item in items:
