@@ -304,6 +304,36 @@ def test_clients_that_go_take_their_texts_with_them(sample_bundle: Path) -> None
             each.close()
 
 
+def test_a_request_that_the_servers_end_cuts_off_gets_an_error_in_openais_form(
+    embedder: Any, sample_bundle: Path
+) -> None:
+    app = application(open_bundle(sample_bundle), embedder[1], ServeOptions())
+    sent: list[Any] = []
+
+    async def cut_off() -> None:
+        has_read = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if has_read.is_set():
+                await asyncio.Event().wait()
+            has_read.set()
+            return {"type": "http.request", "body": b'{"input": "a"}'}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": []}
+        # Its texts wait, as no queue runs.
+        asked = asyncio.create_task(app(scope, receive, send))
+        await has_read.wait()
+        asked.cancel()
+        await asked
+
+    asyncio.run(cut_off())
+    assert sent[0]["status"] == 503
+    assert json.loads(sent[1]["body"])["error"]["type"] == "server_error"
+
+
 # The queue by itself
 
 

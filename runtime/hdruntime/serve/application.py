@@ -141,6 +141,9 @@ class _Server:
             except InputError as error:
                 status = 400
                 return self._error(status, str(error))
+            except asyncio.CancelledError:
+                status = 503
+                return self._error(status, "The server ends before it has the answer.", retry_after=1)
             except asyncio.TimeoutError:
                 status = 503
                 return self._error(status, f"No answer within {self._options.timeout_s:g} seconds.", retry_after=1)
