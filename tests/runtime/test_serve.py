@@ -484,7 +484,9 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bun
     assert "Traceback" not in said
 
 
-def test_what_cannot_be_served_is_said(tiny_bundles: Any, sample_bundle: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_said(
+    tiny_bundles: Any, sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for options, message in (
         ({"max_texts": 0}, "--max-texts is 0"),
         ({"api_key": " "}, "The API key is empty"),
@@ -500,6 +502,19 @@ def test_what_cannot_be_served_is_said(tiny_bundles: Any, sample_bundle: Path, t
         port = taken.getsockname()[1]
         with pytest.raises(HdexportError, match=rf"cannot listen on 127\.0\.0\.1, port {port}: .*\n.*--port"):
             serve(sample_bundle, port=port, on_ready=lambda line: pytest.fail("it is not ready"))
+    with pytest.raises(HdexportError, match=r"cannot listen on a\.\.b"), bound_sockets("a..b", 0):
+        pass
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+
+        def load(*given: Any, **options: Any) -> hdruntime.Session:
+            other.listen()
+            return hdruntime.load(*given, **options)
+
+        monkeypatch.setattr("hdruntime.serve.server.load", load)
+        with pytest.raises(HdexportError, match=r"cannot listen on 127\.0\.0\.1"):
+            serve(sample_bundle, port=other.getsockname()[1], on_ready=lambda line: pytest.fail("it is not ready"))
     with bound_sockets("localhost", 0) as sockets:
         places = {found[4][0] for found in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
         assert {each.getsockname()[0] for each in sockets} == places, "every address of the name"

@@ -41,7 +41,7 @@ def serve(
         port: of it; 0 for a free one.
         backend, threads, precision: as of `hdruntime.load`.
         options: limits.
-        on_ready: takes a line that says where the server listens, and what runs the bundle, before it listens.
+        on_ready: takes a line that says where the server listens, and what runs the bundle, before it answers.
 
     Raises:
         MissingDependencyError: the extra ``serve`` is not installed.
@@ -55,6 +55,10 @@ def serve(
     opened = opened_bundle(bundle, backend, precision)
     with bound_sockets(host, port) as bound, load(opened, backend, threads=threads, precision=precision) as session:
         served = application(opened, session, options)
+        with _refusal(host, port):
+            for each in bound:
+                # Another server may have bound the port while the bundle was loaded: one of them listens.
+                each.listen()
         place = f"[{host}]" if ":" in host else host
         on_ready(
             f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_len} tokens, {session.backend.value} "
@@ -69,7 +73,7 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
     """A socket at each address of the host, as localhost has two; clients are refused until the bundle is loaded."""
     with contextlib.ExitStack() as exits:
         sockets: list[socket.socket] = []
-        try:
+        with _refusal(host, port):
             for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
                 bound = exits.enter_context(socket.socket(family, kind))
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -79,9 +83,16 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
                 free = port or (sockets[0].getsockname()[1] if sockets else 0)
                 bound.bind((address[0], free, *address[2:]))
                 sockets.append(bound)
-        except OSError as error:
-            raise HdexportError(
-                f"The server cannot listen on {host}, port {port}: {error.strerror}.\n"
-                "Choose another port with --port, or an address of this machine with --host."
-            ) from error
         yield sockets
+
+
+@contextlib.contextmanager
+def _refusal(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    # A name that is none of a host is an error of its encoding.
+    except (OSError, UnicodeError) as error:
+        raise HdexportError(
+            f"The server cannot listen on {host}, port {port}: {getattr(error, 'strerror', error)}.\n"
+            "Choose another port with --port, or an address of this machine with --host."
+        ) from error
