@@ -450,19 +450,15 @@ def test_a_broken_session_is_an_error_of_the_calls_and_not_the_queues_end() -> N
 
 
 def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bundle: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     (tmp_path / "key").write_text(f"{KEY}\n")
-    command = ["serve", sample_bundle, "--port", port, "--backend", "onnxruntime", "--api-key-file", tmp_path / "key"]
+    command = ["serve", sample_bundle, "--port", 0, "--backend", "onnxruntime", "--api-key-file", tmp_path / "key"]
     arguments = [Path(sys.executable).with_name("hdexport"), *command, "--threads", 1, "--max-wait-ms", 1500]
     with subprocess.Popen([*map(str, arguments)], stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
         try:
             assert process.stderr is not None
-            assert f"http://127.0.0.1:{port}" in process.stderr.readline()
-            with httpx2.Client(
-                base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {KEY}"}
-            ) as client:
+            url = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
+            assert url is not None
+            with httpx2.Client(base_url=url[0], headers={"Authorization": f"Bearer {KEY}"}) as client:
                 for _ in range(200):
                     with contextlib.suppress(httpx2.TransportError):
                         client.get("/health")

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory that `hdexport build` made, or organisation/name[@revision] on the Hugging Face Hub",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1, this machine alone)")
-    parser.add_argument("--port", metavar="N", type=whole_number, default=8000, help="port (default: 8000)")
+    parser.add_argument("--port", metavar="N", type=int, default=8000, help="port, 0 for a free one (default: 8000)")
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
