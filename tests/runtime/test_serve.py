@@ -487,6 +487,9 @@ def test_what_cannot_be_served_is_said(
         ({"max_texts": 0}, "--max-texts is 0"),
         ({"api_key": " "}, "The API key is empty"),
         ({"max_wait_ms": -1}, "--max-wait-ms is -1"),
+        ({"max_wait_ms": float("nan")}, "--max-wait-ms is nan"),
+        ({"timeout_s": float("nan")}, "--timeout is nan"),
+        *(({"api_key": key}, "no header carries it") for key in ("one\ntwo", "key\n", "clé")),
     ):
         with pytest.raises(InputError, match=message):
             ServeOptions(**options).check()

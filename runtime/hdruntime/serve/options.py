@@ -33,12 +33,17 @@ class ServeOptions:
         """Refuse limits under which nothing could be served.
 
         Raises:
-            InputError: a limit is too small, or the key is empty.
+            InputError: a limit is too small or NaN, or the key is empty or fits in no header.
         """
         for name, least in (("max_queue_tokens", 1), ("max_texts", 1), ("max_body_bytes", 1024), ("timeout_s", 0.1)):
-            if getattr(self, name) < least:
-                raise InputError(f"--{name.replace('_', '-')} is {getattr(self, name)}.\nGive {least} or more.")
-        if self.max_wait_ms < 0:
+            if not getattr(self, name) >= least:
+                option = name.removesuffix("_s").replace("_", "-")
+                raise InputError(f"--{option} is {getattr(self, name)}.\nGive {least} or more.")
+        if not self.max_wait_ms >= 0:
             raise InputError(f"--max-wait-ms is {self.max_wait_ms:g}.\nGive 0 or more.")
-        if self.api_key is not None and not self.api_key.strip():
-            raise InputError("The API key is empty.\nGive one, or leave it out for a server that takes all requests.")
+        key = self.api_key
+        if key is not None and not (key == key.strip() != "" and key.isascii() and key.isprintable()):
+            raise InputError(
+                "The API key is empty, or no header carries it.\nGive one line of ASCII without spaces around it, or "
+                "leave it out for a server that takes all requests."
+            )
