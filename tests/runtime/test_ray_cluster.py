@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ import hdruntime
 from hdruntime.bundle.manifest import EngineFile
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.ray.cluster import Places, connected, places
+from hdruntime.ray.worker import session_in_worker
 from support.comparators import named_case
 
 
@@ -53,6 +55,17 @@ def test_a_cluster_is_divided_into_workers(bundle_path: Path) -> None:
         with named_case(nodes, engine, backend, threads, expected):
             bundle = bundle_with_engine(bundle_path) if engine else hdruntime.open_bundle(bundle_path)
             assert places(nodes, bundle, backend=backend, threads=threads) == expected
+
+
+def test_a_backend_of_no_name_is_refused_as_that_and_asks_for_no_gpu(
+    bundle_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 1.0})
+    ray = SimpleNamespace(get_runtime_context=lambda: context)
+    monkeypatch.setattr("hdruntime.ray.worker.require", lambda name: ray)
+    with pytest.raises(InputError, match="Unknown backend 'onnx'"):
+        session_in_worker(bundle_path, backend="onnx", threads=None)
+    assert places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend="onnx", threads=None).gpus == 0
 
 
 def bundle_with_engine(path: Path) -> hdruntime.Bundle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["open_runner", "why_unavailable"]
+__all__ = ["GPU_BACKENDS", "open_runner", "why_unavailable"]
 
 import dataclasses
 import logging
@@ -56,7 +56,8 @@ _FLAVOUR = {
 }
 """Backend for engines -> flavour of these engines, in the order that ``auto`` tries."""
 
-_GPU_BACKENDS = (*_FLAVOUR, Backend.ONNXRUNTIME_CUDA)
+GPU_BACKENDS = (*_FLAVOUR, Backend.ONNXRUNTIME_CUDA)
+"""Backends that need an NVIDIA GPU; members compare equal to their names."""
 
 _INSTALL = {
     Backend.ONNXRUNTIME_CUDA: INSTALL_ONNXRUNTIME_CUDA,
@@ -115,7 +116,7 @@ def open_runner(
     gpu = gpu or GpuOptions()
     needs_gpu = _CUDA.fullmatch(device or "")
     if needs_gpu:
-        _require_place(chosen, _GPU_BACKENDS, device)
+        _require_place(chosen, GPU_BACKENDS, device)
         gpu = dataclasses.replace(gpu, device=int(needs_gpu[1] or gpu.device))
     is_on_cpu = device == _CPU
     if is_on_cpu:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdruntime.backends.cpu_choice import CPU_BACKENDS, backend_on_cpu
+from hdruntime.backends.choice import GPU_BACKENDS
+from hdruntime.backends.cpu_choice import backend_on_cpu
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -56,7 +57,7 @@ def session_in_worker(
     """
     ray = require("ray")
     given = ray.get_runtime_context().get_assigned_resources()
-    if not given.get("GPU") and backend not in (_AUTO, *CPU_BACKENDS):
+    if not given.get("GPU") and backend in GPU_BACKENDS:
         raise BackendUnavailableError(
             f"The backend {backend} needs a GPU, and Ray gave this worker none.\n"
             "Ask for one: map_batches(..., num_gpus=1)"
