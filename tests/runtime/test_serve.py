@@ -197,6 +197,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "true as an id": ("/v1/embeddings", {"input": [True]}, 400, "neither a text"),
     "a truncation": ("/v1/embeddings", {"input": "a", "truncate": "middle"}, 400, "Invalid enum value"),
     "a prompt": ("/v1/embeddings", {"input": "a", "prompt_name": "nobody"}, 400, "no prompt 'nobody'"),
+    "no key for a prompt": ("/v1/embeddings", {"input": "a", "prompt_name": "nobody"}, 400, "or give hdruntime or hd"),
     "many texts": ("/v1/embeddings", {"input": ["a"] * 65}, 400, "1 to 64 fit"),
     "many of no kind": ("/v1/embeddings", {"input": ["a"] * 65 + [5]}, 400, "1 to 64 fit"),
     "a large body": ("/v1/embeddings", {"input": "a" * 2**21}, 413, "more than 1048576 bytes"),
@@ -304,34 +305,47 @@ def test_clients_that_go_take_their_texts_with_them(sample_bundle: Path) -> None
             each.close()
 
 
-def test_a_request_that_the_servers_end_cuts_off_gets_an_error_in_openais_form(
-    embedder: Any, sample_bundle: Path
-) -> None:
-    app = application(open_bundle(sample_bundle), embedder[1], ServeOptions())
+def sent_by(app: Any, *, body: bytes | None) -> Any:
+    """The status and content that an application sends by itself, without a lifespan; None: it is cut off."""
     sent: list[Any] = []
 
-    async def cut_off() -> None:
-        has_read = asyncio.Event()
+    async def asked() -> None:
+        waits = asyncio.Event()
 
         async def receive() -> dict[str, Any]:
-            if has_read.is_set():
+            if body is None or waits.is_set():
+                waits.set()
                 await asyncio.Event().wait()
-            has_read.set()
-            return {"type": "http.request", "body": b'{"input": "a"}'}
+            waits.set()
+            return {"type": "http.request", "body": body}
 
         async def send(message: Any) -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": []}
-        # Its texts wait, as no queue runs.
-        asked = asyncio.create_task(app(scope, receive, send))
-        await has_read.wait()
-        asked.cancel()
-        await asked
+        answered = asyncio.create_task(app(scope, receive, send))
+        await waits.wait()
+        if body is None:
+            answered.cancel()
+        await answered
 
-    asyncio.run(cut_off())
-    assert sent[0]["status"] == 503
-    assert json.loads(sent[1]["body"])["error"]["type"] == "server_error"
+    asyncio.run(asked())
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_a_request_that_the_servers_end_cuts_off_gets_an_error_in_openais_form(
+    embedder: Any, sample_bundle: Path
+) -> None:
+    app = application(open_bundle(sample_bundle), embedder[1], ServeOptions())
+    status, said = sent_by(app, body=None)
+    assert (status, said["error"]["type"]) == (503, "server_error")
+
+
+def test_an_application_that_is_mounted_in_another_answers(embedder: Any, sample_bundle: Path) -> None:
+    app = application(open_bundle(sample_bundle), embedder[1], ServeOptions(timeout_s=5))
+    status, found = sent_by(app, body=b'{"input": "a"}')
+    assert status == 200, found
+    np.testing.assert_allclose(found["data"][0]["embedding"], embedder[1].embed(["a"])[0], atol=1e-6)
 
 
 # The queue by itself

@@ -80,12 +80,10 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        running = asyncio.create_task(server.queue.run())
         try:
             yield
         finally:
-            running.cancel()
-            server.queue.close()
+            server.close()
 
     routes = [Route(path, server.answered(path, answer), methods=[method]) for method, path, answer in server.routes()]
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
@@ -98,6 +96,7 @@ class _Server:
         self._task = served_task(bundle)
         self._chunks: ChunkEmbeddings | None = None
         self._inferences: dict[tuple[Task, Overflow, str], TextInference] = {}
+        self._running: asyncio.Task[None] | None = None
         self.queue = TextQueue(
             batch_tokens=session.batch_tokens,
             most_tokens=options.max_queue_tokens,
@@ -105,6 +104,12 @@ class _Server:
             on_batch=lambda texts, tokens: self.metrics.batch(texts, tokens),
         )
         self.metrics = Metrics(lambda: self.queue.tokens, lambda: session.padding)
+
+    def close(self) -> None:
+        """End the queue."""
+        if self._running is not None:
+            self._running.cancel()
+        self.queue.close()
 
     def routes(self) -> list[tuple[str, str, Answer]]:
         """Method, path and answer of the routes that fit the bundle's task."""
@@ -277,6 +282,8 @@ class _Server:
             stride = overlap_of(None, self._session.max_len) if task is self._chunks else 0
             reading = Reading.of(overflow=overflow, stride=stride)
             self._inferences[key] = TextInference(self._session, task, reading, prompt=prompt)
+        # Begun here: an application in which this one is mounted runs no lifespan of it.
+        self._running = self._running or asyncio.create_task(self.queue.run())
         client = request.client
         items = await self.queue.answer(
             self._inferences[key], task, texts, client="" if client is None else f"{client.host}:{client.port}"

@@ -38,6 +38,6 @@ def chosen_prompt(prompts: Mapping[str, str], default_name: str | None, *, name:
     if name not in prompts:
         raise InputError(
             f"There is no prompt {name!r}; this bundle has {', '.join(prompts)}.\n"
-            "Name one of them, or give the prompt itself (prompt, --prompt)."
+            "Name one of them, or give hdruntime or hdexport run the prompt itself (prompt, --prompt)."
         )
     return prompts[name]
