@@ -21,6 +21,7 @@ from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
 from hdplugins import ONNX_DOMAIN
 from hdplugins.tensorrt.plugins import plugin_operators
+from hdruntime.bundle.checked_json import from_values
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.passport import read_passport
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -56,9 +57,9 @@ class RebuildOptions:
 
 
 def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manifest:
-    """Build engines and graphs from a bundle's portable graph; its other graphs, tokenizer and verification stay.
+    """Build engines and graphs from a bundle's portable graph; its other files and their verification stay.
 
-    Graphs that are added are not verified: the checkpoint is not read.
+    Graphs and engines that are written are not verified: the checkpoint is not read.
 
     Nothing changes before everything is built. A process that has the old bundle open keeps it.
 
@@ -78,7 +79,8 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
     with staged_directory(options.output, BUNDLE_DIRECTORY, force=options.force or in_place) as directory:
         kept = [engine for engine in bundle.manifest.engines if Backend(engine.flavour) not in options.engines.flavours]
         graphs = _graphs_to_keep(bundle.manifest, options)
-        _copy(bundle, directory, _files_to_keep(bundle, kept, graphs))
+        files = _files_to_keep(bundle, kept, graphs)
+        _copy(bundle, directory, files)
         manifest = bundle.manifest
         portable = read_portable_graph(bundle, directory=directory)
         built = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
@@ -87,7 +89,13 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
             graphs += write_openvino_graphs(portable, directory)
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         made_by = manifest.made_by | {"rebuilt by": options.command, "rebuilt on": date}
-        manifest = dataclasses.replace(manifest, graphs=tuple(graphs), engines=(*kept, *built), made_by=made_by)
+        manifest = dataclasses.replace(
+            manifest,
+            graphs=tuple(graphs),
+            engines=(*kept, *built),
+            verification=_still_verified(manifest.verification, set(manifest.files).difference(files)),
+            made_by=made_by,
+        )
         manifest = seal(directory, manifest)
         if options.int8 is not None:
             from hdexport.quantize.bundle import quantize_bundle
@@ -135,6 +143,19 @@ def _files_to_keep(bundle: Bundle, kept: Sequence[EngineFile], graphs: Sequence[
         for name in bundle.manifest.files
         if name not in dropped and (kept or not name.startswith(f"{KERNELS_FOLDER}/"))
     ]
+
+
+def _still_verified(found: dict[str, object] | None, replaced: set[str]) -> dict[str, object] | None:
+    """A verification without the checks of files that are no longer those that were checked."""
+    if found is None:
+        return None
+    graphs = from_values(found.get("graphs", {}), dict[str, object], name="verification.graphs")
+    remarks = from_values(found.get("not_checked", []), list[str], name="verification.not_checked")
+    stale = [name for name in graphs if any(file in name for file in replaced)]
+    return found | {
+        "graphs": {name: record for name, record in graphs.items() if name not in stale},
+        "not_checked": [*remarks, *(f"{name}: not checked since it was rebuilt" for name in stale)],
+    }
 
 
 def _copy(bundle: Bundle, directory: Path, names: Sequence[str]) -> None:

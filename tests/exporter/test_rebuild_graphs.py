@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hdexport.cli import main
 from hdexport.quantize.options import Int8Options
 from hdexport.rebuild import RebuildOptions, rebuild
+from hdexport.support.bundle_writer import write_manifest
 from hdruntime.bundle.reader import open_bundle
 
 pytest.importorskip("openvino")
@@ -30,7 +32,9 @@ def test_graphs_for_openvino_are_those_of_a_build(tiny_bundles, tmp_path: Path) 
     assert not any((plain.path / name).exists() for name in OPENVINO)
 
 
-def test_int8_replaces_int8_and_nothing_else(openvino_bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_replaces_int8_and_nothing_else(
+    openvino_bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # All of the standard library's take a second to parse, each time.
     monkeypatch.setattr("hdexport.quantize.texts.docstrings", lambda: ["What a function says of itself."])
     bundle = Path(shutil.copytree(openvino_bundles("bert").path, tmp_path / "bundle"))
@@ -38,7 +42,10 @@ def test_int8_replaces_int8_and_nothing_else(openvino_bundles, tmp_path: Path, m
     texts.write_text("\n".join(f"the text number {number} is one of few" for number in range(8)))
     options = RebuildOptions(bundle=bundle, output=bundle, int8=Int8Options(calibrate=texts))
     before = open_bundle(bundle).manifest
-    once, twice = rebuild(options), rebuild(options)
+    once = rebuild(options)
+    assert main(["rebuild", str(bundle), "--int8", "--calibrate", str(texts)]) == 0
+    assert "\nonnxruntime_cpu_int8.onnx, openvino_int8.onnx, openvino_unp" in capsys.readouterr().out
+    twice = open_bundle(bundle).manifest
     assert once.graphs == twice.graphs
     assert [graph for graph in twice.graphs if graph.dtype != "int8"] == list(before.graphs)
     assert [graph.file for graph in twice.graphs if graph.dtype == "int8"] == [
@@ -49,6 +56,22 @@ def test_int8_replaces_int8_and_nothing_else(openvino_bundles, tmp_path: Path, m
     again = rebuild(RebuildOptions(bundle=bundle, output=bundle, openvino=True))
     assert set(again.graphs) == set(twice.graphs)
     assert again.files == twice.files
+
+
+def test_checks_of_a_graph_end_with_the_graph(
+    openvino_bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = open_bundle(shutil.copytree(openvino_bundles("bert").path, tmp_path / "bundle"))
+    graphs = {name: {"checks": 3, "passed": 3, "tokens": [1, 2]} for name in ("model.onnx", " and ".join(OPENVINO))}
+    found = {"passed": True, "graphs": graphs, "not_checked": []}
+    write_manifest(bundle.path, dataclasses.replace(bundle.manifest, verification=found))
+    assert main(["rebuild", str(bundle.path), "--target", "openvino"]) == 0
+    assert capsys.readouterr().out.startswith("openvino.onnx, openvino_unpadded.onnx: not yet verified\n")
+    assert open_bundle(bundle.path).manifest.verification == {
+        "passed": True,
+        "graphs": {"model.onnx": graphs["model.onnx"]},
+        "not_checked": ["openvino.onnx and openvino_unpadded.onnx: not checked since it was rebuilt"],
+    }
 
 
 def test_options_of_engines_are_refused_where_only_graphs_are_added(

@@ -81,7 +81,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"{output / engine.file}: {engine.flavour} {engine.version}, {', '.join(engine.architectures)}")
     if openvino or int8 is not None:
         written = [
-            graph.file for graph in manifest.graphs if graph.dtype == "int8" or graph.lowering.startswith("openvino")
+            graph.file
+            for graph in manifest.graphs
+            if (int8 is not None if graph.dtype == "int8" else openvino and graph.lowering.startswith("openvino"))
         ]
         print(f"{', '.join(written)}: not yet verified\nCompare with PyTorch: hdexport verify {output}")
     return 0
