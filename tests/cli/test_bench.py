@@ -136,6 +136,12 @@ def test_every_series_is_measured_and_only_the_wrong_one_is_wrong(measured: tupl
 
 
 @pytest.mark.slow
+def test_the_recorded_command_is_the_one_that_ran_and_names_no_folder(measured: tuple[Path, str]) -> None:
+    command = json.loads((measured[0] / "bench.json").read_text())["command"]
+    assert command.startswith("hdexport bench tiny wrong --model tiny-bert --lengths ")
+
+
+@pytest.mark.slow
 def test_the_largest_batch_of_a_budget_is_found(measured: tuple[Path, str]) -> None:
     searched = json.loads((measured[0] / "bench.json").read_text())["largest_batches"]
     assert {(found["series"], found["tokens"]) for found in searched} == {

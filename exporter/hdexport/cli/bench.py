@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shlex
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -209,7 +207,7 @@ def _bench_options(options: argparse.Namespace) -> BenchOptions:
         memory_budget_bytes=None if options.memory_budget is None else bytes_from(options.memory_budget),
         model=options.model,
         trust=trust_of(options),
-        command=shlex.join(["hdexport", *sys.argv[1:]]),
+        command=options.command_line,
     )
 
 
