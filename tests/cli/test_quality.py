@@ -66,4 +66,5 @@ def test_what_cannot_be_measured_is_refused(refused: Refused, bundle: Path, tmp_
     rows.write_text("text\nwords\n")
     refused("quality", bundle, "--texts", rows, "--column", "body", message="body")
     nowhere = tmp_path / "missing" / "out.json"
-    refused("quality", bundle, "--texts", texts, "-o", nowhere, message="Make it first, or name another file")
+    refused("quality", bundle, "--texts", texts, "-o", nowhere, message="its directory does not exist")
+    refused("quality", bundle, "--texts", texts, "-o", tmp_path, message="cannot be written: it is a directory")

@@ -71,8 +71,9 @@ def run(options: argparse.Namespace) -> int:
     from hdruntime.backends.precision import Precision
     from hdruntime.whole_files import write_whole
 
-    if options.output is not None and not options.output.parent.is_dir():
-        raise InputError(f"The directory of {options.output} does not exist.\nMake it first, or name another file: -o")
+    if options.output is not None and (options.output.is_dir() or not options.output.parent.is_dir()):
+        wrong = "it is a directory" if options.output.is_dir() else "its directory does not exist"
+        raise InputError(f"{options.output} cannot be written: {wrong}.\nName a file in a directory that exists: -o")
     bundles = list(dict.fromkeys(options.bundles))
     with StatusLine() as line:
         texts = list(itertools.islice(read_texts(options.texts, column=options.column), options.limit + 1))
