@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -101,6 +102,19 @@ def test_the_quick_grid_as_json_is_the_record_and_its_checks(hdexport: Command, 
         max(check["max_abs_error"] for check in checks if check["graph"] == "model.onnx")
         == (printed["graphs"]["model.onnx"]["max_abs_error"])
     )
+
+
+def test_findings_that_cannot_be_recorded_are_printed(
+    hdexport: Command, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, content: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("hdexport.support.bundle_writer.write_whole", refuse)
+    done = hdexport("verify", copy, "--grid", "quick", "--longest", 1, "--json")
+    assert json.loads(done.stdout)["passed"] is True
+    assert "cannot be written: Read-only file system" in done.stderr
+    assert done.returncode == 1
 
 
 def test_lengths_that_are_left_out_are_reported(hdexport: Command, copy: Path) -> None:

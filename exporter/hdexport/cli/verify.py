@@ -99,8 +99,6 @@ def run(options: argparse.Namespace) -> int:
         half_range = check_half_range(bundle, report=report)
         record = found.record()
         record["passed"] = found.passed and half_range.problem is None
-        manifest = dataclasses.replace(bundle.manifest, verification=record, half_range=half_range.record)
-        write_manifest(bundle.path, manifest)
     failed = [check for check in found.all_checks if not check.passed]
     if options.json:
         checks = [check.record() for check in found.all_checks]
@@ -109,6 +107,9 @@ def run(options: argparse.Namespace) -> int:
         print("".join(f"{check.line()}\n" for check in failed), end="")
     else:
         print(f"{len(found.all_checks) - len(failed)} of {len(found.all_checks)} checks passed")
+    # After the findings are printed: a bundle may be read-only.
+    manifest = dataclasses.replace(bundle.manifest, verification=record, half_range=half_range.record)
+    write_manifest(bundle.path, manifest)
     if half_range.problem is not None:
         raise VerificationError(half_range.problem)
     return 0 if found.passed else 1
