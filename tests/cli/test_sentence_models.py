@@ -62,6 +62,7 @@ def test_build_says_how_to_lift_each_kind_of_model_s_own_length() -> None:
         assert own_length(settings, max_len=24) is None
         said = f"24 tokens, to which sentence-transformers and {reading} lifts that"
         assert own_length(settings, max_len=100) == said
+        assert str(own_length(settings, max_len=16, text_length=16)).endswith("='model' to 16")
         name, option = re.fullmatch(r"(\w+) .*; (\w+)=.*", reading).groups()  # type: ignore[union-attr]
         assert option in inspect.signature(getattr(hdruntime, name)).parameters
 

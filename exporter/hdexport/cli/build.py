@@ -229,7 +229,7 @@ def own_length(settings: SentenceSettings, *, max_len: int, text_length: int | N
         return f"{tokens} tokens, to which {library} and {reader} truncate {what}; {option}='bundle' lifts that"
     return (
         f"{tokens} tokens, to which {library} truncates {what}; {reader} truncates them to {text_length}, as --max-len "
-        f"says, and {option}='model' to {tokens}"
+        f"says, and {option}='model' to {min(tokens, max_len)}"
     )
 
 
