@@ -167,7 +167,7 @@ def _make(directory: Path, kind: DirectoryKind, *, parents: bool = False, exist_
         directory.mkdir(parents=parents, exist_ok=exist_ok)
     except OSError as error:
         raise HdexportError(
-            f"The directory {directory} cannot be created: {error.strerror}.\nCreate it yourself, or {kind.elsewhere}."
+            f"The directory {directory} cannot be created: {error.strerror}.\n{kind.elsewhere.capitalize()}."
         ) from error
 
 
