@@ -17,6 +17,7 @@ import pytest
 
 import hdruntime
 from hdexport.build import BuildOptions
+from hdexport.cli.build import _print_summary
 from hdruntime.bundle.manifest import Manifest
 from support.forks import Fork
 from support.full_disks import on_full_disks
@@ -342,3 +343,10 @@ def _read_to_the_end(descriptor: int) -> bytes:
         if not part:
             return shown
         shown += part
+
+
+def test_the_commands_of_the_summary_are_quoted(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _print_summary(Path("a bundle"), hdruntime.open_bundle(bundle).manifest)
+    printed = capsys.readouterr().out
+    for command in ("inspect 'a bundle'\n", "run 'a bundle' INPUT", "quality 'a bundle' --texts"):
+        assert f"hdexport {command}" in printed

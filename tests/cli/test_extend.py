@@ -63,12 +63,12 @@ def sentence_transformer(copied: Path) -> Path:
 
 
 def test_every_limit_grows_and_other_files_stay(hdexport: Command, sentence_transformer: Path, tmp_path: Path) -> None:
-    longer = tmp_path / "longer"
+    longer = tmp_path / "a longer one"
     done = hdexport("extend", sentence_transformer, "--max-len", 200, "-o", longer)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
         f"{longer}: 200 positions from 64 (hierarchical, alpha 0.4)\n"
-        f"Fine-tune it on long texts, then: hdexport build {longer}\n"
+        f"Fine-tune it on long texts, then: hdexport build '{longer}'\n"
     )
     assert names_in(longer) == [
         "1_Pooling",

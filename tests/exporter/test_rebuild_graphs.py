@@ -61,12 +61,15 @@ def test_int8_replaces_int8_and_nothing_else(
 def test_checks_of_a_graph_end_with_the_graph(
     openvino_bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = open_bundle(shutil.copytree(openvino_bundles("bert").path, tmp_path / "bundle"))
+    bundle = open_bundle(shutil.copytree(openvino_bundles("bert").path, tmp_path / "a bundle"))
     graphs = {name: {"checks": 3, "passed": 3, "tokens": [1, 2]} for name in ("model.onnx", " and ".join(OPENVINO))}
     found = {"passed": True, "graphs": graphs, "not_checked": []}
     write_manifest(bundle.path, dataclasses.replace(bundle.manifest, verification=found))
     assert main(["rebuild", str(bundle.path), "--target", "openvino"]) == 0
-    assert capsys.readouterr().out.startswith("openvino.onnx, openvino_unpadded.onnx: not yet verified\n")
+    assert capsys.readouterr().out == (
+        "openvino.onnx, openvino_unpadded.onnx: not yet verified\n"
+        f"Compare with PyTorch: hdexport verify '{bundle.path}'\n"
+    )
     assert open_bundle(bundle.path).manifest.verification == {
         "passed": True,
         "graphs": {"model.onnx": graphs["model.onnx"]},

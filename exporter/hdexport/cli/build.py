@@ -6,6 +6,7 @@ The bundle appears when it is complete, or not at all.
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -245,10 +246,11 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
     asked = manifest.tokenizer.text_length if manifest.tokenizer else None
     if manifest.sentence and (own := own_length(manifest.sentence, max_len=manifest.max_len, text_length=asked)):
         print(f"Own length:  {own}")
-    print(f"Look inside: hdexport inspect {output}")
+    place = shlex.quote(str(output))
+    print(f"Look inside: hdexport inspect {place}")
     if manifest.tokenizer is not None:
-        print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")
+        print(f"Run it:      hdexport run {place} INPUT -o OUTPUT")
     positions = manifest.positions
     # Only vectors can be judged without labels.
     if positions.rows > positions.base and TASKS[Task(manifest.task)].vectors == "texts":
-        print(f"Measure it:  hdexport quality {output} --texts FILE")
+        print(f"Measure it:  hdexport quality {place} --texts FILE")

@@ -7,6 +7,7 @@ rows of the position table unless interpolate:static stretches them, are copied 
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from hdexport.cli.arguments import (
@@ -62,5 +63,5 @@ def run(options: argparse.Namespace) -> int:
         )
     alpha = "" if positions.alpha is None else f", alpha {positions.alpha:g}"
     print(f"{options.output}: {positions.rows} positions from {positions.base} ({positions.scheme}{alpha})")
-    print(f"Fine-tune it on long texts, then: hdexport build {options.output}")
+    print(f"Fine-tune it on long texts, then: hdexport build {shlex.quote(str(options.output))}")
     return 0

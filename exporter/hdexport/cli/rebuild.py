@@ -7,6 +7,7 @@ complete, or stays as it was. Graphs that are added are verified by hdexport ver
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
             for graph in manifest.graphs
             if (int8 is not None if graph.dtype == "int8" else openvino and graph.lowering.startswith("openvino"))
         ]
-        print(f"{', '.join(written)}: not yet verified\nCompare with PyTorch: hdexport verify {output}")
+        print(f"{', '.join(written)}: not yet verified")
+        print(f"Compare with PyTorch: hdexport verify {shlex.quote(str(output))}")
     return 0
 
 

@@ -7,6 +7,7 @@ beside the output until it is complete, and the same command continues after a k
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from hdexport.cli.arguments import (
@@ -154,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
         f"loss {first:.4g} to {last:.4g}"
     )
     attention = "" if extension.attention is None else f" --attention {extension.attention}"
-    print(f"Next: hdexport build {options.output}{attention}")
+    print(f"Next: hdexport build {shlex.quote(str(options.output))}{attention}")
     return 0
 
 
