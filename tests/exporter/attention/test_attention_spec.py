@@ -153,3 +153,7 @@ def test_a_window_that_covers_every_text_is_allowed_with_a_warning(caplog: pytes
         with caplog.at_level(logging.WARNING, logger="hdexport"):
             check(Window(tokens=tokens, global_tokens=1, dilation=(1,), right=right))
         assert ("the attention is dense" in caplog.text) == warns, (tokens, right)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="hdexport"):
+        check(Window(tokens=1000, global_tokens=1, dilation=(1, 1, 1, 2)))
+    assert caplog.text == "", "a dilated head sees half of a text"
