@@ -176,10 +176,15 @@ def marked_input(default: Default, *, bound: int) -> InputSpec:
 
 
 def inputs_of(
-    model_type: str, config: transformers.PretrainedConfig, task: Task, *, max_global: int | None = None
+    model_type: str,
+    config: transformers.PretrainedConfig,
+    task: Task,
+    *,
+    max_global: int | None = None,
+    max_len: int = 100,
 ) -> list[InputSpec]:
     """The inputs that the attention of a model of that configuration adds to its graph."""
-    subject = Subject(model=SimpleNamespace(config=config), family=family_of(model_type), task=task, max_len=100)
+    subject = Subject(model=SimpleNamespace(config=config), family=family_of(model_type), task=task, max_len=max_len)
     setups = attention_setups(attention_from_spec(None, {"max_global": max_global}), subject)
     return [spec for setup in setups.values() for spec in setup.inputs]
 
@@ -195,6 +200,15 @@ def test_the_defaults_by_task_and_family() -> None:
     led = transformers.LEDConfig()
     assert inputs_of("led", led, Task.FEATURE_EXTRACTION, max_global=3) == [marked_input(none, bound=3)]
     assert inputs_of("bert", transformers.BertConfig(), Task.FILL_MASK) == []
+
+
+def test_no_more_tokens_can_be_marked_than_the_longest_text_has() -> None:
+    """TensorRT builds no engine that overwrites more rows than there are."""
+    config, none = transformers.LongformerConfig(), Default(fill=Fill.ZEROS)
+    for max_global in (None, 13):
+        assert inputs_of("longformer", config, Task.FILL_MASK, max_global=max_global, max_len=12) == [
+            marked_input(none, bound=12)
+        ]
 
 
 def test_a_bound_that_does_not_fit_is_refused() -> None:

@@ -137,7 +137,7 @@ class WindowKind(AttentionKind):
         if request.window is not None:
             subject.check_convertible(to="windowed")
         if subject.family.own_attention(self.name, config) is not None:
-            return WindowSetup(is_own=True, inputs=(_marks(config, subject.task, request.max_global),))
+            return WindowSetup(is_own=True, inputs=(_marks(subject, request.max_global),))
         if request.max_global is not None:
             raise InputError(
                 f"--max-global {request.max_global} is for models with an input global_attention_mask, and "
@@ -298,7 +298,7 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
     return Memories((*states, memory_input(MASK, "memory", bound=tokens), position))
 
 
-def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
+def _marks(subject: Subject, max_global: int | None) -> InputSpec:
     """The input ``global_attention_mask``, by which callers mark global tokens.
 
     Where a caller marks none, tokens are global as in transformers' classes: the question in question answering, the
@@ -310,9 +310,9 @@ def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
     """
     if max_global is not None and not 1 <= max_global <= MOST_GLOBAL_TOKENS:
         raise InputError(f"--max-global {max_global} is out of range: it must be 1 to {MOST_GLOBAL_TOKENS}.")
-    is_first = task is Task.TEXT_CLASSIFICATION
+    config, is_first = subject.model.config, subject.task is Task.TEXT_CLASSIFICATION
     default, bound = Default(fill=Fill.FIRST_TOKEN if is_first else Fill.ZEROS), _DEFAULT_BOUND
-    if task is Task.QUESTION_ANSWERING:
+    if subject.task is Task.QUESTION_ANSWERING:
         if config.sep_token_id is None:
             raise ModelError(
                 "config.json has no sep_token_id, so where a question ends is unknown.\n"
@@ -325,7 +325,8 @@ def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
         shape=("batch", "tokens"),
         role=Role.MARKS,
         default=default,
-        bound=max_global or bound,
+        # More rows than the longest text has tokens are more than TensorRT overwrites.
+        bound=min(max_global or bound, subject.max_len),
     )
 
 
