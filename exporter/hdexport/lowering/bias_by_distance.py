@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["bias_by_distance", "has_shared_numbers"]
+__all__ = ["SCORES", "bias_by_distance", "has_shared_numbers"]
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hdexport.lowering.lowering import SharedParts
     from hdplugins.attention.body_maker import Op, Value
 
-_SCORES = 4
+SCORES = 4
 """Position of that input of the operator."""
 
 _NAME = "ClippedDistanceAttention_bias"
@@ -25,10 +25,10 @@ _NAME = "ClippedDistanceAttention_bias"
 
 def has_shared_numbers(node: onnx_ir.Node) -> bool:
     """Whether a node ``ClippedDistanceAttention`` is a dense attention with a bias that all texts share."""
-    scores = node.inputs[_SCORES]
+    scores = node.inputs[SCORES]
     assert scores is not None
     shape = scores.shape
-    return len(node.inputs) == _SCORES + 1 and shape is not None and (shape[0], shape[2]) == (1, 1)
+    return len(node.inputs) == SCORES + 1 and shape is not None and (shape[0], shape[2]) == (1, 1)
 
 
 def bias_by_distance(
@@ -51,7 +51,7 @@ def bias_by_distance(
     import numpy as np
     import onnx_ir as ir
 
-    scores = node.inputs[_SCORES]
+    scores = node.inputs[SCORES]
     assert scores is not None
     assert scores.dtype is not None
     dtype = scores.dtype

@@ -5,7 +5,7 @@ Longer texts are not for it: its time is quadratic, and with the mask that they 
 
 from __future__ import annotations
 
-__all__ = ["are_dense", "fuse_short_texts"]
+__all__ = ["are_at_most", "are_dense", "fuse_short_texts"]
 
 from typing import TYPE_CHECKING
 
@@ -76,11 +76,15 @@ def are_dense(insertion: Insertion, node: onnx_ir.Node, parts: SharedParts, long
         smallest = insertion.op("ReduceMin", [token_mask], {"keepdims": 0})
         number = insertion.op("Cast", [smallest], {"to": int(ir.DataType.INT64)})
         unpadded = insertion.op("Greater", [number, insertion.op("Constant", [], {"value_int": 0})])
-        tokens = insertion.op("Squeeze", [insertion.op("Shape", [token_mask], {"start": 1, "end": 2})])
-        is_short = insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
-        return insertion.op("And", [unpadded, is_short])
+        return insertion.op("And", [unpadded, are_at_most(insertion, token_mask, longest)])
 
     return parts.once((are_dense, token_mask, longest), made)
+
+
+def are_at_most(insertion: Insertion, token_mask: onnx_ir.Value, longest: int) -> onnx_ir.Value:
+    """[], bool: whether the texts have at most `longest` tokens."""
+    tokens = insertion.op("Squeeze", [insertion.op("Shape", [token_mask], {"start": 1, "end": 2})])
+    return insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
 
 
 def _heads_of_queries(insertion: Insertion, node: onnx_ir.Node, state: onnx_ir.Value) -> list[onnx_ir.Node]:

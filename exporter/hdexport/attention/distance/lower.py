@@ -26,7 +26,7 @@ __all__ = ["LOWERING"]
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from hdexport.lowering.bias_by_distance import bias_by_distance, has_shared_numbers
+from hdexport.lowering.bias_by_distance import SCORES, bias_by_distance, has_shared_numbers
 from hdexport.lowering.key_masks import KeyMask, masked_choice
 from hdexport.lowering.lowering import Lowering, SharedParts
 from hdexport.lowering.multi_head_attention import (
@@ -37,15 +37,13 @@ from hdexport.lowering.multi_head_attention import (
     states_tokens_first,
 )
 from hdexport.lowering.nodes import operator_nodes, sequential_node, token_mask_of
+from hdexport.lowering.short_texts import are_at_most
 
 if TYPE_CHECKING:
     import onnx_ir
 
 _LONGEST_FUSED, _LONGEST_FUSED_ALONE = 2048, 256
 """Tokens up to which a bias pays, for layers that share it and for one alone."""
-
-_SCORES = 4
-"""Position of that input."""
 
 
 class _DistanceLowering(Lowering):
@@ -65,7 +63,7 @@ class _DistanceLowering(Lowering):
         import onnx_ir as ir
 
         layers = parts.once((self, "layers"), lambda: _layers_by_scores(parts.model))
-        insertion, key_mask, scores = Insertion(node), token_mask_of(node), node.inputs[_SCORES]
+        insertion, key_mask, scores = Insertion(node), token_mask_of(node), node.inputs[SCORES]
         states = states_tokens_first(insertion, node)
         attended = sequential_node(parts.model, node, states)
         if not has_shared_numbers(node):
@@ -73,7 +71,7 @@ class _DistanceLowering(Lowering):
             return
         longest = _LONGEST_FUSED if layers[scores] > 1 else _LONGEST_FUSED_ALONE
         mask = parts.once((KeyMask, key_mask), lambda: KeyMask(insertion, key_mask))
-        is_short = parts.once((self, key_mask, longest), lambda: _is_at_most(insertion, key_mask, longest))
+        is_short = parts.once((self, key_mask, longest), lambda: are_at_most(insertion, key_mask, longest))
         name = parts.new_name("distances")
         bias = bias_by_distance(insertion, node, parts, by_rows=True, is_short=is_short)
         merged = [merge_heads(insertion, state) for state in states]
@@ -89,10 +87,4 @@ LOWERING = _DistanceLowering()
 
 def _layers_by_scores(model: onnx_ir.Model) -> Counter[onnx_ir.Value | None]:
     """Return how many layers share the numbers of distances."""
-    return Counter(node.inputs[_SCORES] for node in operator_nodes(model, _DistanceLowering.operator))
-
-
-def _is_at_most(insertion: Insertion, key_mask: onnx_ir.Value, longest: int) -> onnx_ir.Value:
-    """[], bool."""
-    tokens = insertion.op("Squeeze", [insertion.op("Shape", [key_mask], {"start": 1, "end": 2})])
-    return insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
+    return Counter(node.inputs[SCORES] for node in operator_nodes(model, _DistanceLowering.operator))

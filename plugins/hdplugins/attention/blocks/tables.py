@@ -39,7 +39,7 @@ class Parts:
     @classmethod
     def of(cls, attributes: Mapping[str, Any], *, listed: bool) -> Parts:
         first, last = attributes["first_global"] > 0, attributes["last_global"] > 0
-        dense, window = attributes["dense_tokens"] > 0, max(attributes["window"], -1)
+        dense, window = attributes["dense_tokens"] > 0, attributes["window"]
         repeats = attributes["first_repeats"] > 0 and not first
         if not (first or last or repeats or listed or window >= 0):
             raise ValueError(
