@@ -41,6 +41,7 @@ OTHERS = [
     (set(TEXTS), r"is of type set, which has no order; .*\nSort it"),
     (b"read", r"is of type bytes; .* Decode it"),
     (None, "is of type NoneType; it must be a list of strings"),
+    (np.array("read"), "is of type ndarray; it must be a list of strings"),
     (pd.Series(["read", None], dtype=object), r"\[1\] is None, of type NoneType; it must be a string"),
     ([b"read"], r"\[0\] is b'read', of type bytes; it must be a string"),
     (np.array([["read", "long"]]), r"\[0\] is array"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["check_text_lengths", "checked_choice", "checked_texts", "length_error", "listed"]
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AnySet
 from enum import Enum
 from typing import Any, TypeVar
@@ -56,7 +56,7 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
     return [str(text) for text in texts]
 
 
-def listed(inputs: object, *, name: str, of: str, example: str) -> list[Any]:
+def listed(inputs: Any, *, name: str, of: str, example: str) -> list[Any]:
     """The items that a caller gave several of, in the order given.
 
     Args:
@@ -84,9 +84,11 @@ def listed(inputs: object, *, name: str, of: str, example: str) -> list[Any]:
         )
     if hasattr(inputs, "to_pylist"):  # a column of Arrow's, whose items are no strings of Python's
         return list(inputs.to_pylist())
-    if not isinstance(inputs, Iterable):
-        raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a list of {of}.")
-    return list(inputs)
+    try:
+        items = iter(inputs)
+    except TypeError:  # an array without axes has the method, too
+        raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a list of {of}.") from None
+    return list(items)
 
 
 def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -> Choice:
