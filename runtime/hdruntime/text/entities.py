@@ -100,15 +100,23 @@ def _continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool
         encoding: the text's tokens.
         text: the tokenised text.
     """
-    model = tokenizer.model
-    unknown = getattr(model, "unk_token", None)
-    marks = bool(getattr(model, "continuing_subword_prefix", None))
+    unknown = _unknown_token(tokenizer.model)
+    marks = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
     found = []
     for token_id, (start, end) in zip(encoding.input_ids, encoding.offsets, strict=True):
         token = tokenizer.id_to_token(token_id)
         spelt_otherwise = len(token) != end - start if marks else start > 0 and " " not in text[start - 1 : start + 1]
-        found.append(spelt_otherwise and token != unknown)
+        found.append(spelt_otherwise and token_id != unknown)
     return found
+
+
+def _unknown_token(model: Any) -> int | None:
+    """The id of what a tokenizer's model does not know; not every kind of model says its unknown token."""
+    try:
+        tokens = model.tokenize("\U0010ffff")  # never a character
+    except Exception:  # of a model without such a token; tokenizers raises nothing more specific
+        return None
+    return tokens[0].id if len(tokens) == 1 else None
 
 
 def _scores_of_word(scores: np.ndarray, aggregation: Aggregation) -> np.ndarray:

@@ -49,8 +49,10 @@ def tokenizer(kind: str) -> Tokenizer:
     if kind == "word pieces":
         made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix="##"))
         made.decoder = decoders.WordPiece(prefix="##")
-    else:
+    elif kind == "words":
         made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    else:
+        made = Tokenizer(models.Unigram([(word, -1.0) for word in WORDS], unk_id=WORDS.index("[UNK]")))
     made.normalizer = normalizers.Lowercase()
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -85,7 +87,7 @@ def ours(model: Any, path: Path, text: str, aggregation: Aggregation) -> list[tu
     return [(entity.start, entity.end, entity.label, pytest.approx(entity.score, rel=1e-5)) for entity in found]
 
 
-@pytest.mark.parametrize("kind", ["word pieces", "words"])
+@pytest.mark.parametrize("kind", ["word pieces", "words", "unigrams"])
 def test_entities_are_those_of_transformers(model: Any, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "tokenizer.json"
     tokenizer(kind).save(str(path))
