@@ -20,7 +20,7 @@ from hdruntime.inference.inputs import checked_inputs, inputs_of_texts
 from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.inference.streaming import Columns, Document, DocumentStream, Lanes, Segment, columns_of
-from hdruntime.text.checks import check_text_lengths
+from hdruntime.text.checks import check_text_lengths, several
 from hdruntime.text.splitting import SplitEncoding, split_encodings
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -206,6 +206,7 @@ class BatchSession:
             InputError: as :meth:`stream`; the message has the document's number. Or ``rows`` does not fit.
             BackendError: as :meth:`stream`.
         """
+        documents = several(documents, name="documents", of="documents", example="[text]")
         known = len(documents) if isinstance(documents, Sized) else sys.maxsize
         lanes = self._lanes(segment, rows, outputs, documents=known)
         return lanes.run(self._columns(document, number) for number, document in enumerate(documents))

@@ -35,7 +35,7 @@ from hdruntime.optional import require
 from hdruntime.tasks.classification import TextClassification, check_query, ranked
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text
-from hdruntime.text.checks import checked_choice, checked_texts, listed
+from hdruntime.text.checks import checked_choice, checked_texts, several
 from hdruntime.text.classes import check_classifier, check_reranker
 from hdruntime.text.logits import Activation, activated, softmax
 from hdruntime.text.prompts import chosen_prompt
@@ -247,12 +247,8 @@ def _pairs_of(inputs: object) -> tuple[list[tuple[str, str]], bool]:
     Raises:
         InputError: an input is not a pair.
     """
-    found = listed(
-        inputs.tolist() if isinstance(inputs, np.ndarray) else inputs,
-        name="inputs",
-        of="pairs",
-        example="[(query, document)]",
-    )
+    given = inputs.tolist() if isinstance(inputs, np.ndarray) else inputs
+    found = list(several(given, name="inputs", of="pairs", example="[(query, document)]"))
     is_one = bool(found) and isinstance(found[0], str)
     pairs = [found] if is_one else found
     for place, pair in enumerate(pairs):

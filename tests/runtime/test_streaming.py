@@ -265,6 +265,8 @@ def test_invalid_options_are_refused(session: Session) -> None:
                 session.stream([2, 3], **options)  # type: ignore[arg-type]
             with pytest.raises(InputError, match=f"(?s){message}"):
                 session.stream_all([[2, 3]], **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"documents is one string; it must be a list of documents: \[text\]"):
+        session.stream_all("a text, whose characters are no documents")
 
 
 INVALID_DOCUMENTS = [

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["check_text_lengths", "checked_choice", "checked_texts", "length_error", "listed"]
+__all__ = ["check_text_lengths", "checked_choice", "checked_texts", "length_error", "several"]
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AnySet
 from enum import Enum
 from typing import Any, TypeVar
@@ -46,7 +46,7 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
     """
     if isinstance(inputs, str) and may_be_one:
         return [inputs]
-    texts = listed(inputs, name=name, of="strings", example="[text]")
+    texts = list(several(inputs, name=name, of="strings", example="[text]"))
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(
@@ -56,8 +56,8 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
     return [str(text) for text in texts]
 
 
-def listed(inputs: Any, *, name: str, of: str, example: str) -> list[Any]:
-    """The items that a caller gave several of, in the order given.
+def several(inputs: object, *, name: str, of: str, example: str) -> Iterable[Any]:
+    """The items that a caller gave several of, in the order given; none is taken of an iterator.
 
     Args:
         inputs: a list, an iterator, an array, or a column of a data frame.
@@ -84,11 +84,9 @@ def listed(inputs: Any, *, name: str, of: str, example: str) -> list[Any]:
         )
     if hasattr(inputs, "to_pylist"):  # a column of Arrow's, whose items are no strings of Python's
         return list(inputs.to_pylist())
-    try:
-        items = iter(inputs)
-    except TypeError:  # an array without axes has the method, too
-        raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a list of {of}.") from None
-    return list(items)
+    if not isinstance(inputs, Iterable) or getattr(inputs, "shape", None) == ():
+        raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a list of {of}.")
+    return inputs
 
 
 def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -> Choice:
