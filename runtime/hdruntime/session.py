@@ -6,7 +6,7 @@ __all__ = ["Session", "load"]
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from hdruntime.tasks.sparse_vectors import SparseVectors
 from hdruntime.tasks.task import Text
 from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions
-from hdruntime.text.checks import checked_choice, checked_texts
+from hdruntime.text.checks import checked_choice, checked_texts, several
 from hdruntime.text.chunking import Spans, TextChunks, overlap_of
 from hdruntime.text.classes import check_reranker
 from hdruntime.text.entities import Aggregation, Entity
@@ -231,15 +231,16 @@ class Session(BatchSession):
             NonFiniteOutputError: a state is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        several = checked_texts(texts, name="texts", may_be_one=True)
+        whole = checked_texts(texts, name="texts", may_be_one=True)
         rule = chunks if isinstance(chunks, str) else None
-        spans = [chunks] if isinstance(texts, str) else chunks
-        if rule is None and len(spans) != len(several):
-            raise InputError(f"There are {len(several)} texts, but chunks of {len(spans)}; give chunks of each.")
-        found = [
-            Text(text=text, spans=None if rule is not None else spans[number])  # type: ignore[arg-type]
-            for number, text in enumerate(several)
-        ]
+        spans: list[Any] = [chunks]
+        if rule is not None:
+            spans = [None] * len(whole)
+        elif not isinstance(texts, str):
+            spans = list(several(chunks, name="chunks", of="chunks of each text", example="[[(0, 9)]]"))
+        if len(spans) != len(whole):
+            raise InputError(f"There are {len(whole)} texts, but chunks of {len(spans)}; give chunks of each.")
+        found = [Text(text=text, spans=each) for text, each in zip(whole, spans, strict=True)]
         stride = overlap_of(overlap, self.max_len)
         reading = Reading.of(overflow=Overflow.SPLIT, stride=stride, batch_tokens=batch_tokens)
         task = ChunkEmbeddings(self.manifest, rule)

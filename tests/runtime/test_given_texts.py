@@ -87,6 +87,19 @@ def test_one_string_is_one_text_for_encoders_and_no_list_for_sessions(calls: dic
             calls[method]("read")
 
 
+def test_chunks_of_texts_are_taken_by_position_as_the_texts_are(bundle_path: Path) -> None:
+    texts, spans = TEXTS[:2], [[(0, 4)], [(0, 2)]]
+    with hdruntime.load(bundle_path) as session:
+        expected = [each.vectors for each in session.embed_chunks(texts, chunks=spans)]
+        column = pd.Series(spans, index=[1, 0])
+        for given in (column, iter(spans)):
+            found = [each.vectors for each in session.embed_chunks(pd.Series(texts, index=[1, 0]), chunks=given)]
+            np.testing.assert_array_equal(found, expected)
+        for wrong, message in (({0: spans}, "chunks is of type dict"), ("", "There is no rule ''")):
+            with pytest.raises(InputError, match=message):
+                session.embed_chunks(texts[:1], chunks=wrong)
+
+
 def test_pairs_and_documents_are_taken_and_refused_alike(new_bundle: Callable[..., Path]) -> None:
     frame = pd.DataFrame({"query": TEXTS, "document": TEXTS[::-1]}, index=[2, 1, 0])
     with CrossEncoder(new_bundle(task="text-classification")) as encoder:

@@ -51,7 +51,7 @@ class ChunkEmbeddings(Task):
     def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> Pending:
         # A row without spans has no chunk; a caller's are checked.
         spans = [] if text.spans is None and self._some else text.spans
-        begun = self._chunking.begin(split, text.text, self._rule or spans, prompt=prompt)
+        begun = self._chunking.begin(split, text.text, spans if self._rule is None else self._rule, prompt=prompt)
         if self._some and not len(begun):
             raise InputError("The text has no chunk: it has no token, or no chunk is given for it.\nLeave it out.")
         return begun
