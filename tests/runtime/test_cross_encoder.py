@@ -266,6 +266,9 @@ def test_what_cannot_be_ranked_is_refused(
         reranker.rank("a " * 61, ["b"], overflow="split")
     with pytest.raises(InputError, match="documents is one string"):
         reranker.rank("a", "b")
+    for query in (None, ["a"]):
+        with pytest.raises(InputError, match=r"^query is .*, of type (NoneType|list); it must be a string"):
+            reranker.rank(query, ["b"])  # type: ignore[arg-type]
     several = r"one score per pair, and this bundle has 3 classes: LABEL_0, LABEL_1, LABEL_2\.\nUse CrossEncoder"
     with (
         CrossEncoder(saved(3) / "bundle", backend="onnxruntime") as encoder,

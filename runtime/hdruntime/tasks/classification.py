@@ -62,11 +62,13 @@ class TextClassification(Task):
 
 
 def check_query(query: str, tokenizer: TextTokenizer, reading: Reading, *, prompt: str) -> None:
-    """Refuse a query that leaves no room for the pieces of documents.
+    """Refuse what is no string, and a query that leaves no room for the pieces of documents.
 
     Raises:
         InputError: the query has as many tokens as a piece, or more, or is not a string.
     """
+    if not isinstance(query, str):
+        raise InputError(f"query is {query!r:.60}, of type {type(query).__name__}; it must be a string.")
     if reading.overflow is not Overflow.SPLIT:
         return
     (encoded,) = tokenizer.encode([query], [""], overflow=Overflow.SPLIT, prompt=prompt)
