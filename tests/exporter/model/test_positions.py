@@ -198,8 +198,9 @@ def test_options_that_do_not_fit_are_refused_with_what_fits(options: dict[str, o
 def test_a_row_outside_float16_is_refused_by_position(make: object) -> None:
     # Of the four positions only the last, 60 000 + 2/3 * 60 000, is outside the range.
     table = np.array([[0.0], [60_000.0]], np.float32)
-    with pytest.raises(ExportError, match=r"reaches 100000, outside float16's range.\nBuild with --bf16"):
-        make(table, 4, dtype=np.float16)  # type: ignore[operator]
+    for signed in (table, -table):
+        with pytest.raises(ExportError, match=r"reaches 100000, outside float16's range.\nBuild with --bf16"):
+            make(signed, 4, dtype=np.float16)  # type: ignore[operator]
     assert np.isfinite(extend_table(table, 3, dtype=np.float16)).all()
     table[1] = 7e4
     with pytest.raises(ExportError, match=r"position 1 reaches 70000, outside float16's range"):
