@@ -137,14 +137,15 @@ def test_another_users_folder_is_refused(bundle: Bundle, rows: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["lock", "progress.json", "results"])
-def test_a_pipe_in_the_folder_is_not_waited_for(
+def test_a_pipe_in_the_folder_is_not_waited_for_and_another_programs_file_not_written(
     bundle: Bundle, rows: Path, tmp_path: Path, folder: Path, name: str
 ) -> None:
     stopped_job(bundle, rows, tmp_path / "out.jsonl")
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    with pytest.raises(HdexportError, match=f"{folder}/{name} is not a regular file, .*hard link|is damaged"):
-        run_words(bundle, [rows], tmp_path / "out.jsonl")
+    for put in (os.mkfifo, lambda path: os.link(rows, path)):
+        (folder / name).unlink(missing_ok=True)
+        put(folder / name)
+        with pytest.raises(HdexportError, match=f"{folder}/{name} is not a regular file, .*hard link|is damaged"):
+            run_words(bundle, [rows], tmp_path / "out.jsonl")
 
 
 def remove(path: Path) -> None:
