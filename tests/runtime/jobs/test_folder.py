@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 import hdruntime
-from hdexport.support.bundle_writer import write_manifest
+from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, writers
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs.files import OpenFolder, job_folder_path
 from hdruntime.jobs.folder import kept_rows
-from hdruntime.jobs.identity import has_receipt
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.embeddings import EmbeddingPrecision
@@ -37,6 +36,13 @@ def run_until(rows: int, bundle: Path, inputs: Path, output: Path) -> None:
     """Run a job that is stopped when so many rows are done."""
     with pytest.raises(KeyboardInterrupt):
         run(bundle, inputs, output, on_progress=stop_at(rows))
+
+
+def skip_without_attributes(file: Path) -> None:
+    try:
+        os.setxattr(file, "user.test", b"")
+    except (OSError, AttributeError):  # AttributeError: not on Linux
+        pytest.skip("the file system has no extended attributes")
 
 
 KILLED_AT_EVERY_STEP = """
@@ -254,8 +260,7 @@ def test_files_without_rows_that_appear_or_go_away_leave_a_job_the_same(
     (folder / "a.csv").write_text("other\n")
     assert run_words(bundle, [folder], output).resumed_rows == 20
     assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    if not has_receipt(output):
-        pytest.skip("the file system has no extended attributes")
+    skip_without_attributes(output)
     (folder / "e.txt").touch()
     assert run_words(bundle, [folder], output).resumed_rows == 30
     (folder / "e.txt").write_text("read")
@@ -263,11 +268,13 @@ def test_files_without_rows_that_appear_or_go_away_leave_a_job_the_same(
         run_words(bundle, [folder], output)
 
 
-def test_a_job_of_another_bundle_is_refused_but_a_verified_one_is_the_same(
+def test_a_job_of_another_bundle_is_refused_but_one_verified_or_with_new_kernels_is_the_same(
     bundle_path: Path, tmp_path: Path, unfinished: Path, new_bundle: object
 ) -> None:
     manifest = open_bundle(bundle_path).manifest
-    write_manifest(bundle_path, dataclasses.replace(manifest, verification={"passed": True}))
+    (bundle_path / "kernels").mkdir()
+    (bundle_path / "kernels" / "new").touch()
+    seal(bundle_path, dataclasses.replace(manifest, verification={"passed": True}))
     plan_job(open_bundle(bundle_path), [tmp_path / "in.jsonl"], unfinished)
     other = new_bundle("other", task="sentence-similarity")  # type: ignore[operator]
     with pytest.raises(InputError, match="the bundle has changed"):
@@ -374,8 +381,7 @@ def test_a_finished_job_is_not_run_again(bundle_path: Path, tmp_path: Path, monk
     inputs = write_rows(tmp_path / "in.jsonl", ["long", None])
     output = tmp_path / "out.jsonl"
     done = run(bundle_path, inputs, output)
-    if not has_receipt(output):
-        pytest.skip("the file system has no extended attributes")
+    skip_without_attributes(output)
     monkeypatch.setattr(hdruntime.Session, "run_batches", None)
     again = run(bundle_path, inputs, output)
     assert (again.rows, again.errors, again.first_error) == (done.rows, done.errors, done.first_error)
