@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hdruntime.bundle.manifest import TensorSpec
+from hdruntime.text.chunking import LateChunks
 from hdruntime.text.pooling import Pooling, pooled_text
+from hdruntime.text.splitting import in_one_piece
+from hdruntime.text.tokenization import Encoding
 from support.comparators import assert_close, named_case
 
 HIDDEN_SIZE = 5
@@ -63,4 +67,12 @@ def test_poolings_are_those_of_sentence_transformers() -> None:
 
 
 def test_the_mean_of_many_tokens_keeps_its_digits() -> None:
-    assert pooled_text(np.full((100_000, 1), 0.1, np.float32), Pooling.MEAN) == np.float32(0.1)
+    states = np.full((100_000, 1), 0.1, np.float32)
+    assert pooled_text(states, Pooling.MEAN) == np.float32(0.1)
+    count, numbers = np.array([len(states)]), [0] * len(states)
+    split = in_one_piece(Encoding(numbers, numbers, [(0, 1)] * len(states), numbers))
+    output = TensorSpec(name="last_hidden_state", dtype="float32", shape=("batch", "tokens", 1))
+    of_all = np.array([[0, len(states)]])
+    chunks = LateChunks(split, spans=of_all, tokens=count, pooled=of_all, output=output, normalizes=False)
+    chunks.add(0, {output.name: states})
+    assert chunks.finished().vectors == np.float32(0.1)
