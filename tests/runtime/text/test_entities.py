@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast, TokenClassificationPipeline
 
 from hdruntime.errors import InputError, OutputExistsError
@@ -44,9 +44,10 @@ TEXTS = [
 
 
 def tokenizer(kind: str) -> Tokenizer:
-    """With marks for continuations of words, or only with splits."""
-    vocabulary = {word: index for index, word in enumerate(WORDS)}
-    if kind == "word pieces":
+    """With marks for continuations of words, or only with splits, where one token begins with the space before it."""
+    marks = kind == "word pieces"
+    vocabulary = {word if marks else word.replace("##", " "): index for index, word in enumerate(WORDS)}
+    if marks:
         made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix="##"))
         made.decoder = decoders.WordPiece(prefix="##")
     elif kind == "words":
@@ -54,7 +55,7 @@ def tokenizer(kind: str) -> Tokenizer:
     else:
         made = Tokenizer(models.Unigram([(word, -1.0) for word in WORDS], unk_id=WORDS.index("[UNK]")))
     made.normalizer = normalizers.Lowercase()
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r" lace|\w+|[^\w\s]+"), "removed", invert=True)
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return made
 
