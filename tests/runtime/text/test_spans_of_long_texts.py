@@ -27,7 +27,7 @@ from support.job_runs import VOCABULARY, WORDS, gather_bundle, read, run, write_
 
 BundleMaker = Callable[..., Path]
 
-LABELS = ("O", "B-X", "I-X", "I-Y")
+LABELS = ("O", "B-X", "I-X", "I-Y-Z")
 STRIDE = 6
 
 
@@ -194,6 +194,13 @@ def test_a_job_gives_the_answers_that_the_session_gives(qa_bundle: Path, tmp_pat
             ours = [[tuple(each[name] for name in names) for each in of_row] for of_row in found]
             expected = answered(session, top_k=top_k, handle_impossible_answer=impossible)
             assert ours == [[(*each[:3], pytest.approx(each[3], rel=1e-6)) for each in row] for row in expected]
+
+
+def test_of_equal_scores_the_shortest_comes_first_and_tokens_of_one_place_take_none() -> None:
+    tokens = in_one_piece(Encoding([1, 2, 3, 4], [0, 1, 1, 1], [(0, 1), (0, 1), (0, 1), (1, 2)], [0, 1, 1, 1]))
+    logits = {name: np.zeros(4, np.float32) for name in ("start_logits", "end_logits")}
+    found = best_answers(tokens, [logits], context="xy", options=AnswerOptions(top_k=3))
+    assert [each.answer for each in found] == ["x", "y", "xy"]
 
 
 def test_an_impossible_answer_needs_a_token_before_the_question() -> None:
