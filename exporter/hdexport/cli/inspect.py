@@ -151,7 +151,8 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "positions", _positions(manifest)
     if manifest.positions.reason:
         yield "", manifest.positions.reason
-    yield "attention", _counts(manifest.operators) or "standard operators"
+    operators = ", ".join(f"{name} x{count}" for name, count in manifest.operators.items())
+    yield "attention", operators or "standard operators"
     yield from _attention(manifest)
     yield from _memories(manifest)
     if manifest.adapter is not None:
@@ -290,7 +291,9 @@ def _graph_checks(result: dict[str, object]) -> str:
         if isinstance(cosine, float) and result.get("precision", "float32") != "float32"
         else ""
     )
-    return f"{checks}{said}, max abs error {_number(result.get('max_abs_error'))} ({result.get('tolerance')})"
+    error = result.get("max_abs_error")
+    error = f"{error:.2e}" if isinstance(error, float) else error
+    return f"{checks}{said}, max abs error {error} ({result.get('tolerance')})"
 
 
 def _half_range(found: HalfRange) -> str:
@@ -306,10 +309,6 @@ def _made_by(made_by: dict[str, str]) -> Iterator[tuple[str, str]]:
             yield f"made: {key}", made_by[key]
     versions = [f"{name} {version}" for name, version in made_by.items() if name not in _MADE_BY_KEYS]
     yield "made: with", ", ".join(versions) or "versions unknown"
-
-
-def _number(value: object) -> str:
-    return f"{value:.2e}" if isinstance(value, float) else str(value)
 
 
 def _engine(engine: EngineFile, passport: dict[str, object]) -> Iterator[tuple[str, str]]:
@@ -339,10 +338,6 @@ def _operator_rows(operators: dict[str, dict[str, int]]) -> Iterator[tuple[str, 
     """One row per graph, the most frequent operators first: a bundle may have eight graphs, too wide for columns."""
     for file, counts in operators.items():
         yield file, str(sum(counts.values())), ", ".join(f"{name} {count}" for name, count in counts.items())
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} x{count}" for name, count in counts.items())
 
 
 def _size_bytes(manifest: Manifest) -> int:

@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 _STOPPING = (signal.SIGTERM, signal.SIGHUP)
@@ -59,7 +58,10 @@ def stopped_like_interrupted() -> Iterator[None]:
 
     def send_again(number: int) -> None:
         # An error that is raised in the hook is forgotten, too: only when Python has left the hook.
-        while any(frame.f_code is interrupt_again.__code__ for frame, _ in traceback.walk_stack(_frame_of_main())):
+        main = threading.main_thread().ident or 0
+        while any(
+            frame.f_code is interrupt_again.__code__ for frame, _ in traceback.walk_stack(sys._current_frames()[main])
+        ):
             time.sleep(_AGAIN_SECONDS)
         os.kill(os.getpid(), number)
 
@@ -80,10 +82,6 @@ def stopped_like_interrupted() -> Iterator[None]:
             timer.cancel()
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _frame_of_main() -> FrameType:
-    return sys._current_frames()[threading.main_thread().ident or 0]
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:

@@ -114,9 +114,10 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
         *_encoded(bundle, docstrings(), tokens=_DOCSTRING_TOKENS),
         *random_ids(bundle.manifest, _lengths(bundle, _RARE_LENGTHS)),
     ]
+    long_checked = min(_LONG_CHECKED, tokens_in_memory(bundle) // _LONG_TOKENS)
     return CalibrationTexts(
         ids=ids,
-        checked=[*_long_and_short(bundle, checked), *_joined(bundle, checked)[: _long_checked(bundle)]],
+        checked=[*_long_and_short(bundle, checked), *_joined(bundle, checked)[:long_checked]],
         source=source,
         rare=rare,
         behind_padding=_behind_padding(bundle, [*ids, *rare]),
@@ -127,10 +128,6 @@ def tokens_in_memory(bundle: Bundle) -> int:
     """How many tokens' answers may be kept."""
     widths = [spec.shape[-1] for spec in bundle.manifest.answers if spec.has_tokens_axis]
     return _VALUES // max(1, sum(width for width in widths if isinstance(width, int)))
-
-
-def _long_checked(bundle: Bundle) -> int:
-    return min(_LONG_CHECKED, tokens_in_memory(bundle) // _LONG_TOKENS)
 
 
 def _random_texts(bundle: Bundle) -> CalibrationTexts:
@@ -161,7 +158,7 @@ def _long_and_short(bundle: Bundle, texts: Sequence[str]) -> list[IntArray]:
     sentences = [
         sentence
         for text in texts
-        for found in [sorted(filter(_is_sentence, _SENTENCE.findall(text)), key=len)]
+        for found in [sorted((each for each in _SENTENCE.findall(text) if len(each.split()) in _WORDS), key=len)]
         for sentence in dict.fromkeys([*found[:1], *found[len(found) // 2 :][:1]])
     ]
     short = []
@@ -171,10 +168,6 @@ def _long_and_short(bundle: Bundle, texts: Sequence[str]) -> list[IntArray]:
             short.append(_beginning(text, length))
     cut = [_beginning(text, min(len(text), _most_tokens(number))) for number, text in enumerate(long)]
     return [*cut, *_encoded(bundle, [" ".join(sentence.split()) for sentence in sentences]), *short]
-
-
-def _is_sentence(text: str) -> bool:
-    return len(text.split()) in _WORDS
 
 
 def _beginning(text: IntArray, length: int) -> IntArray:

@@ -86,7 +86,8 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
 
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         with self._open_session(inputs) as session:
-            arrays: list[FloatArray] = session.run(outputs, dict(inputs), self._run_options(inputs))
+            options = self._shrinking if self._gives_back(inputs) else None
+            arrays: list[FloatArray] = session.run(outputs, dict(inputs), options)
             return dict(zip(outputs, arrays, strict=True))
 
     def run_bound(
@@ -103,9 +104,6 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
         if self._gives_back(inputs):
             give_memory_back()
         self._was_large = _is_large(inputs[self.mask])
-
-    def _run_options(self, inputs: Inputs) -> Any:
-        return self._shrinking if self._gives_back(inputs) else None
 
     def _gives_back(self, inputs: Inputs) -> bool:
         # A large run's answers are in the arena when the run ends, and keep all that is around them.
