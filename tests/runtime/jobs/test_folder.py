@@ -202,6 +202,10 @@ OTHER_OPTIONS = [
     ({"columns": Columns(id="text")}, "--id-column was None, and is text"),
     ({"columns": Columns(keep=None)}, "--keep-columns was None, and is text"),
     ({"vectors": VectorOptions(normalize=True)}, "--normalize was False, and is True"),
+    ({"vectors": VectorOptions(truncate_dim=2)}, "--truncate-dim was None, and is 2"),
+    ({"vectors": VectorOptions(output_dtype=EmbeddingPrecision.FLOAT16)}, "--output-dtype was float32, and is float16"),
+    ({"skip_failed": True}, "--skip-failed was False, and is True"),
+    ({"prompt": "a "}, "--prompt was .*, and is a "),
     ({"overflow": Overflow.TRUNCATE}, "--overflow was error, and is truncate"),
 ]
 
