@@ -15,6 +15,7 @@ import pytest
 
 import hdruntime
 from hdexport.support.bundle_writer import seal
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, writers
@@ -24,6 +25,7 @@ from hdruntime.jobs.folder import kept_rows
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.embeddings import EmbeddingPrecision
+from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 from support.comparators import named_case
 from support.grids import nightly_unless
@@ -32,10 +34,10 @@ from support.job_runs import content_of, left_in, random_texts, read, run, run_w
 TESTS = Path(__file__).parents[2]
 
 
-def run_until(rows: int, bundle: Path, inputs: Path, output: Path) -> None:
+def run_until(rows: int, bundle: Path, inputs: Path, output: Path, **options: object) -> None:
     """Run a job that is stopped when so many rows are done."""
     with pytest.raises(KeyboardInterrupt):
-        run(bundle, inputs, output, on_progress=stop_at(rows))
+        run(bundle, inputs, output, on_progress=stop_at(rows), **options)
 
 
 def skip_without_attributes(file: Path) -> None:
@@ -206,6 +208,9 @@ OTHER_OPTIONS = [
     ({"vectors": VectorOptions(output_dtype=EmbeddingPrecision.FLOAT16)}, "--output-dtype was float32, and is float16"),
     ({"skip_failed": True}, "--skip-failed was False, and is True"),
     ({"prompt": "a "}, "--prompt was .*, and is a "),
+    ({"precision": Precision.FLOAT32}, "--precision was auto, and is float32"),
+    ({"overflow": Overflow.SPLIT, "stride": 3}, "--stride was 2, and is 3"),
+    ({"overflow": Overflow.SPLIT, "stride": 2, "split_pooling": SplitPooling.MAX}, "--split-pooling was .* is max"),
     ({"overflow": Overflow.TRUNCATE}, "--overflow was error, and is truncate"),
 ]
 
@@ -213,15 +218,17 @@ OTHER_OPTIONS = [
 def test_a_job_with_other_options_is_refused_with_the_difference(
     bundle_path: Path, tmp_path: Path, unfinished: Path
 ) -> None:
-    inputs = tmp_path / "in.jsonl"
+    inputs, split = tmp_path / "in.jsonl", tmp_path / "split.jsonl"
+    run_until(10, bundle_path, inputs, split, overflow=Overflow.SPLIT, stride=2)
     for options, what in OTHER_OPTIONS:
-        message = rf"job with 10 rows in .*/\.out.jsonl.job; .*: {what}\.\n.* --restart"
+        output = split if "stride" in options else unfinished
+        message = rf"job with 10 rows in .*/\.{output.name}.job; .*: {what}\.\n.* --restart"
         with named_case(what), pytest.raises(InputError, match=message):
-            plan_job(open_bundle(bundle_path), [inputs], unfinished, options=JobOptions(**options))  # type: ignore[arg-type]
+            plan_job(open_bundle(bundle_path), [inputs], output, options=JobOptions(**options))  # type: ignore[arg-type]
     assert kept_rows(unfinished) == 10
     done = run(bundle_path, inputs, unfinished, restart=True, **options)
     assert (done.rows, done.resumed_rows) == (25, 0)
-    assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl"]
+    assert left_in(tmp_path) == [".split.jsonl.job", "bundle", "in.jsonl", "out.jsonl"]
 
 
 def test_a_job_with_other_inputs_is_refused_by_name(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
