@@ -39,8 +39,9 @@ class LogScale:
 
     @classmethod
     def of_positions(cls, positions: Positions) -> LogScale | None:
-        """The factor that a manifest records; None where queries are not scaled."""
-        return cls(positions.trained or positions.base) if positions.attention_scale == "logn" else None
+        """The factor that a manifest records; None where no text is long enough for another than 1."""
+        scale = cls(positions.trained or positions.base) if positions.attention_scale == "logn" else None
+        return None if scale is None or not scale.changes(positions.rows) else scale
 
     def changes(self, most: int) -> bool:
         """Whether queries that see at most so many keys are ever multiplied by another number than 1."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["attention_of_model", "extended_positions", "graph_module", "scale_of_queries"]
+__all__ = ["attention_of_model", "extended_positions", "graph_module"]
 
 import dataclasses
 import logging
@@ -71,14 +71,6 @@ def extended_positions(
         rope_factor=options.rope_factor,
         reason=choice.reason,
     )
-
-
-def scale_of_queries(positions: Positions) -> LogScale | None:
-    """The factor of the queries; None where no text is long enough for another than 1."""
-    from hdexport.attention.query_scale import LogScale
-
-    query_scale = LogScale.of_positions(positions)
-    return None if query_scale is None or not query_scale.changes(positions.rows) else query_scale
 
 
 def attention_of_model(

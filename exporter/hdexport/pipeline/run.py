@@ -21,7 +21,7 @@ from hdexport.model.task import Task
 from hdexport.pipeline.description import manifest_of_graph
 from hdexport.pipeline.graph_files import lowered_graphs, portable_graph
 from hdexport.pipeline.options import BuildOptions
-from hdexport.pipeline.prepared_model import attention_of_model, extended_positions, graph_module, scale_of_queries
+from hdexport.pipeline.prepared_model import attention_of_model, extended_positions, graph_module
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal, write_manifest
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
@@ -113,6 +113,8 @@ def _write_graphs(
     progress: Progress,
 ) -> Manifest:
     """Write the graphs and engines; returns the manifest without tokenizer, files and verification."""
+    from hdexport.attention.query_scale import LogScale
+
     task = options.task or checkpoint.task()
     # Before the weights are read: options that cannot be honoured are refused at once.
     choice = choose_positions(
@@ -134,7 +136,7 @@ def _write_graphs(
     sees_all = expansion is None or expansion.attend
     model = checkpoint.load(task, report=progress.result)
     positions = extended_positions(model, checkpoint, choice, options, progress)
-    query_scale = scale_of_queries(positions)
+    query_scale = LogScale.of_positions(positions)
     setups = attention_of_model(model, checkpoint, task, options, query_scale, progress)
     for setup in setups.values():
         setup.write(directory)

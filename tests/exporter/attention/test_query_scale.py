@@ -32,7 +32,6 @@ from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.families import family_of
 from hdexport.model.task import Task
-from hdexport.pipeline.prepared_model import scale_of_queries
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
@@ -258,8 +257,8 @@ def test_queries_that_see_no_more_keys_than_were_trained_have_no_factor(tiny_bun
     assert with_global.query_scale is None
     assert with_global.global_scale is not None
     positions = tiny_bundles("bert", attention_scale="logn").manifest.positions
-    assert scale_of_queries(positions) == scale
-    assert scale_of_queries(dataclasses.replace(positions, rows=BASE)) is None
+    assert LogScale.of_positions(positions) == scale
+    assert LogScale.of_positions(dataclasses.replace(positions, rows=BASE)) is None
 
 
 def test_a_window_that_leaves_queries_as_they_are_is_warned_of(

@@ -81,7 +81,7 @@ def scale_queries(model: PreTrainedModel, family: Family, manifest: Manifest) ->
     from hdexport.attention.query_scale_reference import use_query_scale
 
     query_scale = LogScale.of_positions(manifest.positions)
-    if query_scale is not None and query_scale.changes(manifest.max_len):
+    if query_scale is not None:
         use_query_scale(model, family, query_scale)
 
 
