@@ -260,7 +260,7 @@ def _checked_vectors(embeddings: Any) -> list[SparseVector]:
 def _dense(embeddings: Any) -> Any:
     """Dense vectors of sparse ones; a vector alone stays alone."""
     if not _is_sparse(embeddings):
-        return embeddings.to_dense() if hasattr(embeddings, "to_dense") else embeddings
+        return embeddings
     return embeddings.dense() if isinstance(embeddings, SparseVector) else stacked(embeddings)
 
 

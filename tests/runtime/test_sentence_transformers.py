@@ -218,6 +218,7 @@ def test_similarities_are_those_of_sentence_transformers(prompted: Both) -> None
                 (first[0], second),
                 (torch.from_numpy(first), second),
                 (list(torch.from_numpy(first)), torch.from_numpy(second)),
+                (torch.from_numpy(first).bfloat16(), torch.from_numpy(second).bfloat16()),
             ]
             for one, other in pairs:
                 found = ours.similarity(one, other)

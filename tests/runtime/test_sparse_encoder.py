@@ -183,6 +183,9 @@ def test_similarity_sparsity_words_and_tensors_are_those_of_sentence_transformer
             assert_close(found.to_dense().numpy(), expected.to_dense().numpy(), atol=ATOL)
         whole = ours.encode(TEXTS, convert_to_tensor=True, convert_to_sparse_tensor=False)
         assert not whole.is_sparse
+        sparse = ours.encode(TEXTS, convert_to_tensor=True)
+        for given in (sparse, list(sparse)):
+            assert_close(ours.similarity(given, given).numpy(), ours.similarity(whole, whole).numpy(), atol=0)
         assert ours.similarity(whole, whole[:2]).shape == (len(TEXTS), 2)
         assert ours.encode([]) == []
 

@@ -221,7 +221,7 @@ def _array(value: Any) -> FloatArray:
     if isinstance(value, Sequence) and _tensor(value) is not None:
         value = [_array(item) for item in value]
     elif hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        value = value.detach().to_dense().cpu().float().numpy()
     return np.asarray(value, np.float32)
 
 
