@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from hdruntime.backends.cpu_choice import CPU_BACKENDS
@@ -85,7 +86,9 @@ class BundleModel:
         self._asked_length = info.text_length and min(info.text_length, self._session.max_len)
         self._says_cuts = True
         try:
-            self._tokenizer = self._tokenizer_for(self._asked_length if max_seq_length is None else max_seq_length)
+            self._tokenizer = self._tokenizer_for(
+                self._asked_length if max_seq_length is None else max_seq_length, named=self._length_argument
+            )
         except BaseException:
             self.close()
             raise
@@ -104,7 +107,7 @@ class BundleModel:
 
     @max_seq_length.setter
     def max_seq_length(self, tokens: int | Length) -> None:
-        self._tokenizer = self._tokenizer_for(tokens)
+        self._tokenizer = self._tokenizer_for(tokens, named="max_seq_length")
 
     @property
     def tokenizer(self) -> Any:
@@ -129,11 +132,12 @@ class BundleModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tokenizer_for(self, tokens: int | str | None, *, own_length: int | None = None) -> TextTokenizer:
+    def _tokenizer_for(self, tokens: int | str | None, *, named: str, own_length: int | None = None) -> TextTokenizer:
         """The tokenizer that cuts texts to so many tokens.
 
         Args:
             tokens: a number, ``"bundle"``, or ``"model"`` or None for the model's own.
+            named: the argument or property that sets the number.
             own_length: the model's own number of such texts; None for the number of all its texts.
         """
         most = self._session.max_len
@@ -143,11 +147,11 @@ class BundleModel:
             return self._tokenizer.limited(min(own_length or self._own_length, most))
         (sample,) = self._tokenizer.limited(most).encode(*self._samples, overflow=Overflow.TRUNCATE)
         fewest = 1 + sample.sequence_ids.count(None)
-        if not isinstance(tokens, int) or not fewest <= tokens <= most:
-            is_more = isinstance(tokens, int) and tokens > most
+        if not isinstance(tokens, Integral) or not fewest <= tokens <= most:
+            is_more = isinstance(tokens, Integral) and tokens > most
             advice = f"\nRebuild the bundle with --max-len {tokens}." if is_more else ""
-            raise InputError(f"max_seq_length is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
-        return self._tokenizer.limited(tokens)
+            raise InputError(f"{named} is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
+        return self._tokenizer.limited(int(tokens))
 
     def _answers(
         self,
@@ -159,6 +163,7 @@ class BundleModel:
         name: str,
         shown: bool | None,
         tokenizer: TextTokenizer | None = None,
+        length: str | None = None,
         into: Any = None,
     ) -> Any:
         """The task's answers to texts, in order.
@@ -171,6 +176,7 @@ class BundleModel:
             name: the texts' in an error: ``sentences[3]: ...``.
             shown: whether a bar shows the progress; None: where the encoder's module logs at INFO or DEBUG.
             tokenizer: cuts texts to its own number of tokens; None for the model's.
+            length: the argument that sets that number.
             into: as of `answers_of`.
         """
         tokenizer = tokenizer or self._tokenizer
@@ -183,19 +189,19 @@ class BundleModel:
                 prompt=prompt,
                 tokenizer=tokenizer,
                 name=name,
-                on_encoded=functools.partial(self._say_cuts, tokenizer=tokenizer),
+                on_encoded=functools.partial(self._say_cuts, tokenizer, length or self._length_argument),
                 on_done=advance,
                 into=into,
             )
 
-    def _say_cuts(self, encodings: Sequence[Encoding], tokenizer: TextTokenizer) -> None:
+    def _say_cuts(self, tokenizer: TextTokenizer, argument: str, encodings: Sequence[Encoding]) -> None:
         """Warn, once, that texts are cut."""
         if self._says_cuts and any(encoding.is_cut for encoding in encodings):
             self._says_cuts = False
             logger.warning(
                 "Texts of more than %d tokens are cut to that many; the bundle takes up to %d.\n"
                 "%s's argument %s sets another number, or 'bundle' for all.",
-                tokenizer.max_len, self._session.max_len, type(self).__name__, self._length_argument,
+                tokenizer.max_len, self._session.max_len, type(self).__name__, argument,
             )  # fmt: skip
 
     def _check_call(self, batch_size: int | None, device: object) -> None:

@@ -132,7 +132,7 @@ class MultiVectorEncoder(TwoSidedModel):
         self._tokenizers = {**self._tokenizers, Side.DOCUMENT: self._tokenizer_of(Side.DOCUMENT, tokens)}
 
     def _tokenizer_of(self, side: Side, tokens: int | Length | None) -> TextTokenizer:
-        return self._tokenizer_for(tokens, own_length=self._tasks[side].own_length)
+        return self._tokenizer_for(tokens, named=f"{side.value}_length", own_length=self._tasks[side].own_length)
 
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""
@@ -192,6 +192,7 @@ class MultiVectorEncoder(TwoSidedModel):
             name="inputs",
             shown=show_progress_bar,
             tokenizer=None if side is None else self._tokenizers[side],
+            length=None if side is None else f"{side.value}_length",
         )
         if normalize_embeddings:
             vectors = [normalized(each) for each in vectors]

@@ -224,7 +224,9 @@ def test_padding_has_no_vectors(saved: Callable[[str], Path]) -> None:
     assert_close(np.linalg.norm(found, axis=2), mask, atol=ATOL)
 
 
-def test_documents_are_read_as_far_as_the_bundle_serves(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_documents_are_read_as_far_as_the_bundle_serves(
+    saved: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from hdexport.extend import ExtendOptions, extend
 
     directory = saved("classic")
@@ -232,6 +234,8 @@ def test_documents_are_read_as_far_as_the_bundle_serves(saved: Callable[[str], P
     theirs = sentence_transformers.MultiVectorEncoder(str(tmp_path / "extended"), device="cpu")
     with MultiVectorEncoder(directory / "bundle", backend="onnxruntime") as ours:
         assert (ours.document_length, ours.query_length, ours.max_seq_length) == (DOCUMENT_TOKENS, 16, POSITIONS)
+        ours.encode_document(LONG)
+        assert "MultiVectorEncoder's argument document_length sets another number, or 'bundle' for all" in caplog.text
         ours.document_length = "bundle"
         theirs[0].document_length = ours.document_length
         found = ours.encode_document([LONG, "short", LONGER])
@@ -240,7 +244,7 @@ def test_documents_are_read_as_far_as_the_bundle_serves(saved: Callable[[str], P
         assert_same_vectors(found, theirs.encode_document([LONG, "short", LONGER], convert_to_numpy=True))
         ours.query_length = 30
         assert len(ours.encode_query(LONG)) == 30
-        with pytest.raises(InputError, match=r"max_seq_length is 91; this bundle takes 3 to 90 tokens.\nRebuild"):
+        with pytest.raises(InputError, match=r"document_length is 91; this bundle takes 3 to 90 tokens.\nRebuild"):
             ours.document_length = 91
     with MultiVectorEncoder(directory / "bundle", document_length=50, query_length="bundle") as ours:
         assert (ours.document_length, ours.query_length) == (50, MAX_LEN)

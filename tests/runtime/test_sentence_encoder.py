@@ -70,7 +70,7 @@ def test_long_texts_are_cut_without_a_word(encoder: SentenceEncoder) -> None:
     """The tiny bundle serves 16 tokens, two of which are special."""
     sentence = "long documents " * 8
     assert (encoder.encode(sentence) == encoder.encode("long documents " * 7)).all()
-    encoder.max_seq_length = 5
+    encoder.max_seq_length = np.int64(5)  # as the maximum of an array
     assert encoder.max_seq_length == 5
     assert (encoder.encode(sentence) == encoder.encode("long documents long")).all()
     assert (encoder.encode(sentence) != encoder.encode("long documents")).any()
