@@ -173,6 +173,10 @@ class SentenceEncoder(BundleModel):
         texts = checked_texts(sentences, name="sentences", may_be_one=True)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
         of_tokens = output_value == "token_embeddings"
+        whole = np.empty((len(texts), self._task.dimensions), np.float32)
+        own = self.truncate_dim and self.get_embedding_dimension()
+        # A view, and an error before texts are run.
+        embeddings = truncated(whole, own if truncate_dim is None else truncate_dim)
         found = self._answers(
             TokenStates(self._session.manifest) if of_tokens else self._task,
             [Text(text=text) for text in texts],
@@ -180,13 +184,11 @@ class SentenceEncoder(BundleModel):
             prompt=prompt,
             name="sentences",
             shown=show_progress_bar,
-            into=None if of_tokens else np.empty((len(texts), self._task.dimensions), np.float32),
+            into=None if of_tokens else whole,
         )
         if of_tokens:
             result: Any = found if from_numpy is None else [from_numpy(each) for each in found]
         else:
-            own = self.truncate_dim and self.get_embedding_dimension()
-            embeddings = truncated(found, own if truncate_dim is None else truncate_dim)
             result = quantized(normalized(embeddings) if normalize_embeddings else embeddings, precision)
             if from_numpy is not None:
                 result = from_numpy(result) if convert_to_tensor else list(from_numpy(result))

@@ -98,7 +98,8 @@ WHAT_DOES_NOT_FIT = [
     (["read"], {"precision": "int8"}, "A single embedding has no ranges"),
     (["read"], {"output_value": None}, "output_value is None; it must be 'sentence_embedding' or 'token_embeddings'"),
     (["read"], {"device": "cuda:0"}, r"device is 'cuda:0', and the bundle was loaded on cpu \(onnxruntime\)"),
-    (["read"], {"truncate_dim": 5}, "truncated to 5 dimensions; these have 4"),
+    # Before a text is read.
+    (["\ud800"], {"truncate_dim": 5}, "truncated to 5 dimensions; these have 4"),
     (["read"], {"prompt_name": "passage"}, "no prompt 'passage'; this bundle has query, document"),
 ]
 
