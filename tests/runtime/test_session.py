@@ -240,6 +240,7 @@ def test_infer_returns_the_requested_outputs(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     (result,) = session.infer(session.tokenize(["long"]), outputs=["sentence_embedding"])
     assert set(result) == {"sentence_embedding"}
+    assert session.infer(session.tokenize(["long", ""]), outputs=[]) == [{}, {}]
     with pytest.raises(InputError, match=r"No output 'logits'; this bundle has last_hidden_state"):
         session.infer(session.tokenize(["long"]), outputs=["logits"])
 
