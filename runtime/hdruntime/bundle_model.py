@@ -8,8 +8,9 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
@@ -147,8 +148,8 @@ class BundleModel:
             return self._tokenizer.limited(min(own_length or self._own_length, most))
         (sample,) = self._tokenizer.limited(most).encode(*self._samples, overflow=Overflow.TRUNCATE)
         fewest = 1 + sample.sequence_ids.count(None)
-        if not isinstance(tokens, Integral) or not fewest <= tokens <= most:
-            is_more = isinstance(tokens, Integral) and tokens > most
+        if not isinstance(tokens, (int, np.integer)) or not fewest <= tokens <= most:
+            is_more = isinstance(tokens, (int, np.integer)) and tokens > most
             advice = f"\nRebuild the bundle with --max-len {tokens}." if is_more else ""
             raise InputError(f"{named} is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
         return self._tokenizer.limited(int(tokens))
