@@ -129,7 +129,7 @@ def test_an_option_that_does_not_fit_is_explained(refused: Refused, checkpoint: 
 
 
 def _module_outside(model: Path) -> None:
-    (model / "modules.json").write_text('[{"type": "a.Transformer", "path": "../secret"}]')
+    (model / "modules.json").write_text('[{"type": "a.Transformer", "path": "/secret"}]')
 
 
 def _no_table(model: Path) -> None:
@@ -146,7 +146,7 @@ def _no_table(model: Path) -> None:
             r"position_embeddings\.weight has 64 rows, and config\.json says .* 80\.\n",
         ),
         (_no_table, r"holds no position table.*\nCheck that config\.json belongs to the weights"),
-        (_module_outside, r"names the folder '\.\./secret', which is not one of the checkpoint's own"),
+        (_module_outside, r"names the folder '/secret', which is not one of the checkpoint's own"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(
