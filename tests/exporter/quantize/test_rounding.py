@@ -33,7 +33,7 @@ def weight() -> np.ndarray:
 def statistics(activation: np.ndarray) -> Statistics:
     found = Statistics.empty(CHANNELS)
     for part in np.array_split(activation, 3):
-        found.add(part[None])
+        found.add(part[None], weight=2)
     return found
 
 
@@ -49,10 +49,11 @@ def relative_errors(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def test_statistics_are_those_of_all_tokens_together(activation, statistics) -> None:
-    assert statistics.tokens == len(activation)
+    assert statistics.tokens == 2 * len(activation)
     np.testing.assert_allclose(statistics.mean, activation.mean(0), rtol=1e-4)
     np.testing.assert_allclose(statistics.covariance, np.cov(activation.T, bias=True), rtol=1e-2, atol=1e-3)
     np.testing.assert_array_equal(statistics.highest, activation.max(0))
+    np.testing.assert_array_equal(statistics.lowest, activation.min(0))
 
 
 def test_every_output_of_an_int8_product_is_near_the_exact_one(activation, weight, statistics) -> None:
