@@ -241,7 +241,8 @@ def _run(job: Job, pool: WindowPool, on_progress: Callable[[JobProgress], None] 
             "the output lacks columns that no JSON object among the first %d rows of its file has by a valid name: %s; "
             "to keep them, add them to one of those rows, for example as null",
             FIRST_ROWS,
-            ", ".join(done.counts.dropped_columns),
+            # A log is a file of UTF-8, which takes no half of a surrogate pair.
+            ", ".join(done.counts.dropped_columns).encode(errors="backslashreplace").decode(),
         )
     return meter.progress(JobState.FINISHING, done)
 

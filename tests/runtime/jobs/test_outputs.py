@@ -252,7 +252,7 @@ def test_a_column_whose_name_no_output_takes_is_left_out_and_named(
     rows = write(tmp_path / "in.jsonl", '{"text": "long", "\\ud800": 1}')
     run(bundle_path, rows, tmp_path / "out.jsonl", columns=Columns(keep=None))
     assert list(read(tmp_path / "out.jsonl")[0]) == ["id", "text", "embedding", "tokens", "error"]
-    assert "by a valid name: \ud800; to keep them" in caplog.text
+    assert r"by a valid name: \ud800; to keep them" in caplog.text
 
 
 def test_columns_that_appear_after_the_first_rows_are_named_at_the_end(
