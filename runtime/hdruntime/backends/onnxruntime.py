@@ -88,7 +88,7 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
         with self._open_session(inputs) as session:
             options = self._shrinking if self._gives_back(inputs) else None
             arrays: list[FloatArray] = session.run(outputs, dict(inputs), options)
-            return dict(zip(outputs, arrays, strict=False))  # asked for none, it gives all
+            return dict(zip(outputs, arrays, strict=False))  # without names, a session gives all
 
     def run_bound(
         self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]

@@ -35,7 +35,7 @@ _WINDOW_ROWS = 4096
 """Upper bound on rows per window."""
 
 _KEPT_BYTES = 2**26
-"""Kept columns of about this size are the last of a window: its results are encoded together."""
+"""Kept columns of about this size end a window, whose results are encoded together."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,7 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
 def _refusal(host: str, port: int) -> Iterator[None]:
     try:
         yield
-    # A name that is none of a host is an error of its encoding.
+    # A name that no host can have is an error of its encoding.
     except (OSError, UnicodeError) as error:
         raise HdexportError(
             f"The server cannot listen on {host}, port {port}: {getattr(error, 'strerror', error)}.\n"

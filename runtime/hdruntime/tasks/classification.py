@@ -62,7 +62,7 @@ class TextClassification(Task):
 
 
 def check_query(query: str, tokenizer: TextTokenizer, reading: Reading, *, prompt: str) -> None:
-    """Refuse what is no string, and a query that leaves no room for the pieces of documents.
+    """Refuse a query that is no string, or leaves no room for the pieces of documents.
 
     Raises:
         InputError: the query has as many tokens as a piece, or more, or is not a string.

@@ -57,7 +57,7 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
 
 
 def several(inputs: object, *, name: str, of: str, example: str) -> Iterable[Any]:
-    """The items that a caller gave several of, in the order given; none is taken of an iterator.
+    """The items that a caller gave several of, in the order given; an iterator stays unread.
 
     Args:
         inputs: a list, an iterator, an array, or a column of a data frame.
