@@ -146,7 +146,7 @@ def _files_to_keep(bundle: Bundle, kept: Sequence[EngineFile], graphs: Sequence[
 
 
 def _still_verified(found: dict[str, object] | None, replaced: set[str]) -> dict[str, object] | None:
-    """A verification without the checks of files that are no longer those that were checked."""
+    """A verification without the checks of files that were replaced after the checks."""
     if found is None:
         return None
     graphs = from_values(found.get("graphs", {}), dict[str, object], name="verification.graphs")

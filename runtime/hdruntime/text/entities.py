@@ -111,7 +111,7 @@ def _continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool
 
 
 def _unknown_token(model: Any) -> int | None:
-    """The id of a tokenizer's unknown token, which not every kind of model names; None where there is none."""
+    """The id of a tokenizer's unknown token, found by a character that no vocabulary has; None without one."""
     try:
         tokens = model.tokenize("\U0010ffff")  # never a character
     except Exception:  # of a model without such a token; tokenizers raises nothing more specific

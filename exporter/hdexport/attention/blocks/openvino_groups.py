@@ -206,7 +206,7 @@ def _with_short_texts(op: Op, texts: _Texts, span_tokens: Value, longest_dense: 
 
 
 def _sees_near(op: Op, texts: _Texts, slots: Value, *, before_near: int) -> Value:
-    """Which keys each row of a group sees, [batch, 1, 1, group, span]: each block of the group has other neighbours."""
+    """[batch, 1, 1, group, span], bool: the keys that each row of a group sees, by its block's neighbours."""
     window, rows = texts.parts.window, op.Range(0, op.Where(texts.all_short, 1, texts.group), 1)
     slot_blocks = op.Sub(op.Div(op.Sub(slots, before_near), texts.block), window)
     distances = op.Sub(slot_blocks, op.Unsqueeze(op.Div(rows, texts.block), [1]))  # [group, span]
