@@ -351,15 +351,24 @@ def test_an_application_that_is_mounted_in_another_answers(embedder: Any, sample
 # The queue by itself
 
 
+LARGE = " " * 2**17
+"""Makes a text of a few tokens one that is tokenized alone, and slowly."""
+
+
 class Inference:
     """A `TextInference` whose texts are numbers of tokens, and which waits to be let go."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
-        self.go = threading.Event()
+        self.go, self.has_read = threading.Event(), threading.Event()
+        self.in_work = self.most_in_work = 0
         self.fails: Exception | None = None
 
     def encode(self, texts: list[Text]) -> list[Any]:
+        if any(text.text.endswith(LARGE) for text in texts):
+            assert self.has_read.wait(20)
+        self.in_work += len(texts)
+        self.most_in_work = max(self.most_in_work, self.in_work)
         return [
             SimpleNamespace(text=text, error=None, encoding=SimpleNamespace(pieces=[range(int(text.text))]))
             for text in texts
@@ -368,6 +377,7 @@ class Inference:
     def run(self, items: list[Any]) -> None:
         assert self.go.wait(20)
         self.batches.append([int(item.text.text) for item in items])
+        self.in_work -= len(items)
         if self.fails is not None:
             raise self.fails
 
@@ -380,7 +390,7 @@ def in_queue(story: Callable[[TextQueue, Inference, Callable[..., Any]], Any], *
         running = asyncio.create_task(queue.run())
 
         def ask(client: str, *tokens: int) -> asyncio.Task[Any]:
-            texts = [Text(text=str(each)) for each in tokens]
+            texts = [Text(text=str(each) + LARGE * (client == "large")) for each in tokens]
             return asyncio.create_task(queue.answer(inference, "task", texts, client=client))  # type: ignore[arg-type]
 
         try:
@@ -446,6 +456,45 @@ def test_a_full_queue_refuses_and_a_call_that_is_cancelled_leaves_it() -> None:
         assert queue.tokens == 0
 
     assert in_queue(story).batches == [[10], [1001]]
+
+
+def test_a_short_text_waits_for_no_long_one_that_is_tokenized() -> None:
+    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
+        inference.go.set()
+        large = ask("large", 10)
+        await asyncio.gather(ask("one", 20), ask("two", 21))
+        assert not large.done()
+        inference.has_read.set()
+        await large
+
+    assert in_queue(story).batches[-1] == [10]
+
+
+def test_of_a_large_call_two_windows_are_tokenized_ahead_and_all_texts_are_answered() -> None:
+    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
+        inference.has_read.set()
+        large = ask("large", *range(1, 9))
+        await until(lambda: inference.in_work == 2)
+        inference.go.set()
+        assert [int(item.text.text) for item in await large] == [*range(1, 9)]
+
+    inference = in_queue(story)
+    assert sorted(each for batch in inference.batches for each in batch) == [*range(1, 9)]
+    assert inference.most_in_work == 2, "one that waits or runs, and the next"
+
+
+def test_a_call_that_is_cancelled_leaves_no_window_behind() -> None:
+    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
+        inference.has_read.set()
+        large = ask("large", *range(1, 9))
+        await until(lambda: inference.in_work == 2)
+        large.cancel()
+        await until(large.done)
+        inference.go.set()
+        await ask("two", 21)
+        assert queue.tokens == 0
+
+    assert len(in_queue(story).batches) <= 2, "what ran, and the other client's"
 
 
 def test_a_broken_session_is_an_error_of_the_calls_and_not_the_queues_end() -> None:

@@ -56,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-body-mb", metavar="N", type=whole_number, default=32, help="size of a request in MiB (default: 32)"
     )
     limits.add_argument(
+        "--max-text-characters",
+        metavar="N",
+        type=whole_number,
+        default=2**20,
+        help="of a text that is read whole, as split texts are; of one that is cut, only a part is (default: 1048576)",
+    )
+    limits.add_argument(
         "--timeout", metavar="S", type=float, default=120.0, help="seconds until a request is given up (default: 120)"
     )
 
@@ -70,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
         max_queue_tokens=options.max_queue_tokens,
         max_texts=options.max_texts,
         max_body_bytes=options.max_body_mb * 2**20,
+        max_text_characters=options.max_text_characters,
         timeout_s=options.timeout,
     )
     serve(

@@ -281,7 +281,8 @@ class _Server:
         if key not in self._inferences:
             stride = overlap_of(None, self._session.max_len) if task is self._chunks else 0
             reading = Reading.of(overflow=overflow, stride=stride)
-            self._inferences[key] = TextInference(self._session, task, reading, prompt=prompt)
+            tokenizer = self._session.tokenizer.bounded(self._options.max_text_characters)
+            self._inferences[key] = TextInference(self._session, task, reading, prompt=prompt, tokenizer=tokenizer)
         # Begun here: an application in which this one is mounted runs no lifespan of it.
         self._running = self._running or asyncio.create_task(self.queue.run())
         client = request.client

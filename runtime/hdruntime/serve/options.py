@@ -19,6 +19,8 @@ class ServeOptions:
         max_queue_tokens: tokens that wait at most; more are refused with 429.
         max_texts: of one request.
         max_body_bytes: of one request.
+        max_text_characters: of a text that is read whole: one that is split or chunked, or that the tokenizer takes for
+            one word. Of a text that is cut or refused for its tokens, only the part that decides is read.
         timeout_s: after which a request that has no answer leaves the queue, and a body that has not come is refused.
     """
 
@@ -27,6 +29,7 @@ class ServeOptions:
     max_queue_tokens: int = 1_000_000
     max_texts: int = 2048
     max_body_bytes: int = 32 * 2**20
+    max_text_characters: int = 2**20
     timeout_s: float = 120.0
 
     def check(self) -> None:
@@ -35,7 +38,8 @@ class ServeOptions:
         Raises:
             InputError: a limit is too small or NaN, or the key is empty or fits in no header.
         """
-        for name, least in (("max_queue_tokens", 1), ("max_texts", 1), ("max_body_bytes", 1024), ("timeout_s", 0.1)):
+        limits = ("max_queue_tokens", 1), ("max_texts", 1), ("max_body_bytes", 1024), ("max_text_characters", 1)
+        for name, least in (*limits, ("timeout_s", 0.1)):
             if not getattr(self, name) >= least:
                 option = name.removesuffix("_s").replace("_", "-")
                 raise InputError(f"--{option} is {getattr(self, name)}.\nGive {least} or more.")

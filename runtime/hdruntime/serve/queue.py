@@ -12,8 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from hdruntime.errors import HdexportError
+from hdruntime.inference.batching import grouped
 from hdruntime.tasks.task import Task, Text
-from hdruntime.tasks.text_inference import TextInference, TextItem
+from hdruntime.tasks.text_inference import TextInference, TextItem, size_of
+
+_WINDOW_CHARACTERS = 2**17
+"""Characters of a call that are tokenized at a time; a longer text goes alone."""
+
+_SHORT_CHARACTERS = 2**14
+"""A window of at most so many characters is tokenized within some milliseconds, and waits for no longer one."""
 
 _Class = tuple[Task, int]
 """The texts' task, and the power of two that their tokens do not exceed: texts of a batch share both."""
@@ -25,7 +32,7 @@ class QueueFullError(HdexportError):
 
 @dataclass(eq=False)
 class _Request:
-    """The texts of one call.
+    """A window of the texts of one call.
 
     Attributes:
         answered: done when none is missing.
@@ -46,7 +53,7 @@ class _Waiting:
 
 
 class TextQueue:
-    """Runs the texts of many calls in batches, in one thread.
+    """Runs the texts of many calls in batches, in one thread, and tokenizes them in others.
 
     A batch has texts of one task whose lengths differ by less than a factor of two: a short text waits neither for a
     long one in its batch nor for its padding. The batch begins with the text that waits longest, and takes texts of all
@@ -72,7 +79,8 @@ class TextQueue:
         self._classes: dict[_Class, OrderedDict[str, deque[_Waiting]]] = {}
         self._tokens_of: dict[_Class, int] = {}
         self._changed = asyncio.Event()
-        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._short_texts = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+        self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer-of-long-texts")
         self._running = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session")
 
     @property
@@ -83,7 +91,9 @@ class TextQueue:
     async def answer(
         self, inference: TextInference, task: Task, texts: Sequence[Text], *, client: str
     ) -> list[TextItem]:
-        """The texts with their answers, or each with its error. A call that is cancelled leaves the queue.
+        """The texts with their answers, or those up to an error. A call that is cancelled leaves the queue.
+
+        Of a large call some texts are tokenized at a time, while those before them run.
 
         Args:
             inference: of the session whose queue this is.
@@ -95,16 +105,39 @@ class TextQueue:
             QueueFullError: too many tokens wait.
             HdexportError: the session is broken.
         """
-        loop = asyncio.get_running_loop()
-        items = await loop.run_in_executor(self._tokenizing, inference.encode, texts)
-        sizes = [0 if item.encoding is None else sum(map(len, item.encoding.pieces)) for item in items]
-        if any(item.error for item in items):
+        sizes = [size_of(text) for text in texts]
+        items: list[TextItem] = []
+        requests: list[_Request] = []
+        try:
+            for window in grouped(sizes, most=len(texts), most_in_all=_WINDOW_CHARACTERS):
+                # The window before may wait or run meanwhile, and no other.
+                await _all_answered(requests[:-1])
+                tokenized = await self._tokenized(inference, texts[window], sum(sizes[window]))
+                items += tokenized
+                if any(item.error for item in tokenized):
+                    return items
+                tokens = sum(map(_tokens_of, tokenized))
+                is_full = bool(self.tokens) and self.tokens + tokens > self._most_tokens
+                if is_full and not requests:
+                    raise QueueFullError("Too many tokens wait for an answer. Try again later.")
+                if is_full:
+                    await _all_answered(requests)
+                requests.append(self._enqueued(tokenized, inference, task, client))
+            await _all_answered(requests)
             return items
-        if self.tokens and self.tokens + sum(sizes) > self._most_tokens:
-            raise QueueFullError("Too many tokens wait for an answer. Try again later.")
-        request = _Request(loop.create_future(), len(items))
-        for item, tokens in zip(items, sizes, strict=True):
+        finally:
+            for request in requests:
+                request.answered.cancel()
+
+    async def _tokenized(self, inference: TextInference, texts: Sequence[Text], characters: int) -> list[TextItem]:
+        pool = self._short_texts if characters <= _SHORT_CHARACTERS else self._long_texts
+        return await asyncio.get_running_loop().run_in_executor(pool, inference.encode, texts)
+
+    def _enqueued(self, items: Sequence[TextItem], inference: TextInference, task: Task, client: str) -> _Request:
+        request = _Request(asyncio.get_running_loop().create_future(), len(items))
+        for item in items:
             assert item.encoding is not None
+            tokens = _tokens_of(item)
             longest = max(map(len, item.encoding.pieces), default=1)
             key = (task, max(1, longest - 1).bit_length())
             self._classes.setdefault(key, OrderedDict()).setdefault(client, deque()).append(
@@ -112,9 +145,7 @@ class TextQueue:
             )
             self._tokens_of[key] = self._tokens_of.get(key, 0) + tokens
         self._changed.set()
-        if items:
-            await request.answered
-        return items
+        return request
 
     async def run(self) -> None:
         """Run batches until cancelled."""
@@ -144,7 +175,8 @@ class TextQueue:
 
     def close(self) -> None:
         """End the threads, after the batch that runs."""
-        self._tokenizing.shutdown(cancel_futures=True)
+        self._short_texts.shutdown(cancel_futures=True)
+        self._long_texts.shutdown(cancel_futures=True)
         self._running.shutdown(cancel_futures=True)
 
     def _oldest(self) -> _Class | None:
@@ -178,3 +210,12 @@ class TextQueue:
         if not clients:
             del self._classes[key], self._tokens_of[key]
         return batch
+
+
+async def _all_answered(requests: Sequence[_Request]) -> None:
+    for request in requests:
+        await request.answered
+
+
+def _tokens_of(item: TextItem) -> int:
+    return 0 if item.encoding is None else sum(map(len, item.encoding.pieces))

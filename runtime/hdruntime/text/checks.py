@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["check_text_lengths", "checked_choice", "checked_texts", "length_error", "several"]
+__all__ = ["check_text_lengths", "checked_choice", "checked_texts", "length_error", "several", "unread_length_error"]
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from hdruntime.errors import InputError
 
 Choice = TypeVar("Choice", bound=Enum)
+
+_REMEDY = "Cut it (--overflow truncate), run it in pieces (--overflow split)"
 
 
 def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
@@ -28,9 +30,7 @@ def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
     for index, tokens in enumerate(lengths):
         if not 1 <= tokens <= max_len:
             what = "The text" if len(lengths) == 1 else f"Text {index}"
-            raise length_error(
-                what, tokens, max_len, "Cut it (--overflow truncate), run it in pieces (--overflow split)"
-            )
+            raise length_error(what, tokens, max_len, _REMEDY)
 
 
 def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> list[str]:
@@ -107,3 +107,11 @@ def length_error(what: str, tokens: int, max_len: int, remedy: str) -> InputErro
     advice = f"\n{remedy}, or rebuild with --max-len {tokens}." if tokens > max_len else ""
     fits = "1 or more" if max_len == sys.maxsize else f"1 to {max_len}"
     return InputError(f"{what} has {tokens} tokens; this bundle accepts {fits}.{advice}")
+
+
+def unread_length_error(what: str, characters: int, max_len: int) -> InputError:
+    """The error for a long text whose tokens were not counted to its end."""
+    return InputError(
+        f"{what} has {characters} characters and more than {max_len} tokens; this bundle accepts 1 to {max_len}.\n"
+        f"{_REMEDY}, or rebuild with a larger --max-len."
+    )

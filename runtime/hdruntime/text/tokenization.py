@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Encoding", "Overflow", "TextTokenizer", "read_tokenizer"]
 
 import bisect
+import dataclasses
 import functools
 import operator
 import sys
@@ -18,7 +19,8 @@ from hdruntime.bundle.manifest import Side
 from hdruntime.bundle.pair_template import PairTemplate, WrittenPair
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError, InputError
-from hdruntime.text.checks import check_text_lengths, checked_choice, checked_texts
+from hdruntime.text.checks import check_text_lengths, checked_choice, checked_texts, unread_length_error
+from hdruntime.text.kept_part import KeptParts
 
 
 class Overflow(str, Enum):
@@ -96,6 +98,8 @@ class TextTokenizer:
         self.whole.no_truncation()
         self.whole.no_padding()
         self._template, self._side = template, truncation_side
+        self._kept_parts = KeptParts(self.whole)
+        self._most_characters: int | None = None
 
     @classmethod
     def of(cls, bundle: Bundle, *, max_len: int, template: PairTemplate | None = None) -> TextTokenizer:
@@ -116,9 +120,21 @@ class TextTokenizer:
 
     def limited(self, max_len: int) -> TextTokenizer:
         """The same tokenizer with another limit."""
-        other = object.__new__(TextTokenizer)
-        vars(other).update(vars(self), max_len=max_len)
+        other = self._copied(max_len=max_len)
         vars(other).pop("_truncating", None)
+        return other
+
+    def bounded(self, characters: int) -> TextTokenizer:
+        """The same tokenizer, which refuses to read more than that many characters of a text.
+
+        Of a text that is cut, or refused, for its tokens, it reads the part that decides. Other texts are read whole,
+        and so are texts that the tokenizer takes for one long word; characters take about 150 bytes each meanwhile.
+        """
+        return self._copied(_most_characters=max(characters, 16 * self.max_len + 4096))
+
+    def _copied(self, **changes: Any) -> TextTokenizer:
+        other = object.__new__(TextTokenizer)
+        vars(other).update(vars(self), **changes)
         return other
 
     def encode(
@@ -139,6 +155,8 @@ class TextTokenizer:
                 whole text, however long it is.
             prompt: the text before every text, or before the first text of every pair, or where the template has it.
 
+        Of a long text that is cut or refused, only the part that decides is tokenized.
+
         Raises:
             InputError: not a list of strings, a text has no token (an empty one, where there are no special tokens),
                 or it has too many and ``overflow`` is ``error``; the tokenizer cannot encode a text; or there is a
@@ -152,10 +170,22 @@ class TextTokenizer:
             if len(texts) != len(pairs):
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
         tokenizer = self._truncating if choice is Overflow.TRUNCATE else self.whole
+        if self._template is None:
+            texts = [prompt + text for text in texts]
+        whole, texts, pairs = (texts, pairs), *self._kept(texts, pairs, choice)
         if self._template is not None:
-            return self._encode_written(self._template, texts, pairs, tokenizer, choice, prompt)
-        texts = [prompt + text for text in texts]
-        encoded = self._encoded(tokenizer, texts if pairs is None else list(zip(texts, pairs, strict=True)), choice)
+            encodings = self._encode_written(self._template, texts, pairs, tokenizer, choice, prompt)
+        else:
+            encodings = self._encode_bare(texts, pairs, tokenizer, choice, prompt)
+        if self._side == "left":
+            encodings = _placed(encodings, whole, (texts, pairs))
+        return encodings
+
+    def _encode_bare(
+        self, texts: Sequence[str], pairs: Sequence[str] | None, tokenizer: Any, choice: Overflow, prompt: str
+    ) -> list[Encoding]:
+        """Texts that begin with the prompt, or pairs of which the first do, without a template."""
+        encoded = self._encoded(tokenizer, list(texts if pairs is None else zip(texts, pairs, strict=True)), choice)
         in_prompt = _tokens_of_prompt(tokenizer, prompt)
         return [
             Encoding(
@@ -168,6 +198,64 @@ class TextTokenizer:
             )
             for item in encoded
         ]
+
+    def _kept(
+        self, texts: Sequence[str], pairs: Sequence[str] | None, choice: Overflow
+    ) -> tuple[Sequence[str], Sequence[str] | None]:
+        """The parts of the texts, and of the second texts of pairs, that are read.
+
+        Raises:
+            InputError: a text has too many tokens for ``error``, or too many characters for `bounded`.
+        """
+        if choice in (Overflow.SPLIT, Overflow.RECUR):
+            for text in (*texts, *(pairs or ())):
+                self._check_size(text)
+            return texts, pairs
+        kept: list[tuple[str, ...]]
+        if pairs is None:
+            kept = [(self._kept_part(text, self.max_len + 1),) for text in texts]
+        else:
+            kept = [self._kept_pair(text, pair) for text, pair in zip(texts, pairs, strict=True)]
+        if choice is Overflow.ERROR:
+            for index, parts in enumerate(kept):
+                given = (texts[index],) if pairs is None else (texts[index], pairs[index])
+                if parts != given:
+                    what = "The text" if len(texts) == 1 else f"Text {index}"
+                    raise unread_length_error(what, sum(map(len, given)), self.max_len)
+        return [parts[0] for parts in kept], None if pairs is None else [parts[-1] for parts in kept]
+
+    def _kept_part(self, text: str, tokens: int, *, in_pair: bool = False) -> str:
+        most = self._most_characters
+        part = self._kept_parts.of(text, tokens=tokens, side=self._side, in_pair=in_pair, most=most)
+        self._check_size(part)
+        return part
+
+    def _kept_pair(self, text: str, pair: str) -> tuple[str, str]:
+        """The parts of a pair: the library cuts the text of more tokens, and two long ones in the middle."""
+        tokens = self.max_len + 1
+        parts = self._kept_part(text, tokens, in_pair=True), self._kept_part(pair, tokens, in_pair=True)
+        if self._template is not None or parts == (text, pair):
+            return parts
+        room = self.max_len - self.whole.num_special_tokens_to_add(True)
+        are_cut = parts[0] != text, parts[1] != pair
+        if all(are_cut) and room % 2 == 0:
+            return parts
+        # Of two long texts the one of more tokens keeps an odd one, so that the parts must compare as the texts do.
+        counts = [self._count(text if all(are_cut) else parts[0]), self._count(pair if all(are_cut) else parts[1])]
+        if are_cut[0] and (not are_cut[1] or counts[0] > counts[1]):
+            return self._kept_part(text, max(tokens, self._count(parts[1]) + 1), in_pair=True), parts[1]
+        return parts[0], self._kept_part(pair, max(tokens, self._count(parts[0]) + 1), in_pair=True)
+
+    def _count(self, text: str) -> int:
+        self._check_size(text)
+        return len(self.whole.encode(text, add_special_tokens=False))
+
+    def _check_size(self, text: str) -> None:
+        if self._most_characters is not None and len(text) > self._most_characters:
+            raise InputError(
+                f"The text has {len(text)} characters, and at most {self._most_characters} can be read at once where "
+                "a text is not cut, or has no spaces between words."
+            )
 
     def _encode_written(
         self,
@@ -196,8 +284,15 @@ class TextTokenizer:
 
     def _encoded(self, tokenizer: Any, batch: list[Any], choice: Overflow) -> Any:
         """The ``tokenizers.Encoding`` of each text or pair, their lengths checked."""
+        special = self._template is None
         try:
-            encoded = tokenizer.encode_batch(batch, add_special_tokens=self._template is None)
+            if len(batch) == 1:
+                # In this thread: those of the library are shared, and may be busy with a long text.
+                (item,) = batch
+                of_item = (item,) if isinstance(item, str) else item
+                encoded = [tokenizer.encode(*of_item, add_special_tokens=special)]
+            else:
+                encoded = tokenizer.encode_batch(batch, add_special_tokens=special)
         except Exception as error:
             if type(error) is not Exception:  # tokenizers raises nothing more specific
                 raise
@@ -213,6 +308,27 @@ class TextTokenizer:
         tokenizer = type(self.whole).from_str(self.whole.to_str())
         tokenizer.enable_truncation(self.max_len, direction=self._side)
         return tokenizer
+
+
+def _placed(
+    encodings: list[Encoding],
+    whole: tuple[Sequence[str], Sequence[str] | None],
+    kept: tuple[Sequence[str], Sequence[str] | None],
+) -> list[Encoding]:
+    """Encodings of the ends of texts, with places in the whole texts."""
+    before = [
+        [len(text) - len(part) for text, part in zip(texts or (), parts or (), strict=True)]
+        for texts, parts in zip(whole, kept, strict=True)
+    ]
+    if not any(map(any, before)):
+        return encodings
+    placed = []
+    for index, encoding in enumerate(encodings):
+        skipped = {0: before[0][index], 1: before[1][index] if before[1] else 0, None: 0}
+        of_tokens = zip(encoding.offsets, encoding.sequence_ids, strict=True)
+        offsets = [(start + skipped[text], end + skipped[text]) for (start, end), text in of_tokens]
+        placed.append(dataclasses.replace(encoding, offsets=offsets))
+    return placed
 
 
 def read_tokenizer(path: Path) -> Any:
