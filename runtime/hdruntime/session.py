@@ -96,7 +96,8 @@ class Session(BatchSession):
 
     Safe to use from several threads. If one closes it, the others get their results or a BackendError. In a process
     that was forked after loading (``os.fork``, multiprocessing's start method ``fork``) it raises BackendError, because
-    a fork copies neither threads nor GPU contexts. Load the bundle in every process.
+    a fork copies neither threads nor GPU contexts. Load the bundle in every process. A fork of a process that has run
+    OpenVINO or used CUDA loads it with the backend onnxruntime alone.
     """
 
     def embed(

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from hdplugins import OPERATORS
 from hdruntime.backends import Runner
 from hdruntime.backends.bundle_graphs import has_graph
+from hdruntime.backends.forking import threads_are_lost
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.backends.processor import has_bfloat16, has_int8
 from hdruntime.bundle.manifest import Backend
@@ -158,6 +159,11 @@ def _against_openvino(bundle: Bundle, precision: Precision = Precision.AUTO) -> 
     """Why OpenVINO cannot run a bundle here, and the remedy; None if nothing speaks against it."""
     if not is_installed("openvino"):
         return "OpenVINO is not installed here", f"Install it with: {_INSTALL_OPENVINO}"
+    if threads_are_lost(Backend.OPENVINO):
+        return (
+            "this process was forked from one that has run OpenVINO, whose threads a fork does not copy",
+            'Use the backend onnxruntime, or do not fork: multiprocessing.get_context("spawn").',
+        )
     if not has_graph(bundle, OPENVINO_LOWERING):
         command = shlex.join(["hdexport", "rebuild", str(bundle.path), "--target", "openvino"])
         return "the bundle has no graph for OpenVINO", f"Add it: {command}"

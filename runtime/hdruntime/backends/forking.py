@@ -1,8 +1,8 @@
-"""Forks of this process: they wait for backends that compute, and leave the parent's sessions untouched."""
+"""Forks of this process: they wait for ONNX Runtime, leave the parent's sessions untouched and do without OpenVINO."""
 
 from __future__ import annotations
 
-__all__ = ["keep_for_ever", "no_fork", "tell_of_forks"]
+__all__ = ["keep_for_ever", "no_fork", "start_threads", "tell_of_forks", "threads_are_lost"]
 
 import contextlib
 import ctypes
@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from hdruntime.bundle.manifest import Backend
+
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _changed = threading.Condition()
@@ -22,14 +24,20 @@ _computing: Counter[int] = Counter()
 _forking = 0
 """Threads that fork, or wait to."""
 
+_with_threads: set[Backend] = set()
+"""Backends that have started threads that stay."""
+
+_lost: set[Backend] = set()
+"""Of these, the backends that did so before this process was forked."""
+
 
 @contextlib.contextmanager
 def no_fork() -> Iterator[None]:
     """Let forks of this process wait until the block has ended; a fork that waits lets no other block begin.
 
     A fork copies the locks that a library's threads hold, and nothing opens them there. Forks that were taken while
-    OpenVINO 2026.4.1 computed waited for ever as they loaded a bundle (6 of 18), and forks that were taken while ONNX
-    Runtime 1.31.1 did, as they freed an answer (3 of 180); with this, none of 25 and none of 210.
+    ONNX Runtime 1.31.1 computed waited for ever as they freed an answer (3 of 180; with this, none of 210), and forks
+    that were taken while a thread opened shared libraries did as they opened one (2 of 83).
     """
     thread = threading.get_ident()
     with _changed:
@@ -43,6 +51,20 @@ def no_fork() -> Iterator[None]:
             if not _computing[thread]:
                 del _computing[thread]
             _changed.notify_all()
+
+
+def start_threads(backend: Backend) -> None:
+    """Say that a backend is about to start threads that go on when its batches have ended; see `threads_are_lost`."""
+    _with_threads.add(backend)
+
+
+def threads_are_lost(backend: Backend) -> bool:
+    """Whether a backend had threads in a process that this one was forked from: it must not be used here.
+
+    Its library waits for them, or for a lock that one of them held, and nothing says when a fork would be safe: of
+    forks that were taken between two batches of OpenVINO 2026.4.1, 2 of 63 waited for ever as they loaded a bundle.
+    """
+    return backend in _lost
 
 
 def tell_of_forks(listener: Any) -> None:
@@ -82,6 +104,7 @@ def _after_fork_in_child() -> None:
     _changed, _forking = threading.Condition(), 0
     for thread in _computing.keys() - {threading.get_ident()}:
         del _computing[thread]
+    _lost.update(_with_threads)
     for listener in list(_listeners):
         listener.forked()
 

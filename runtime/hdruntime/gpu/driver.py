@@ -18,6 +18,7 @@ _KERNEL_MODULE_FILE = Path("/proc/driver/nvidia/version")
 
 _NAME_BYTES = 256
 _SUCCESS = 0
+_NOT_INITIALIZED = 3
 
 # CUdevice_attribute
 _CAPABILITY_MAJOR = 75
@@ -86,6 +87,12 @@ def why_no_gpu(listed: Sequence[str]) -> str:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}"
+    cuda = _load(_CUDA_LIBRARY)
+    if cuda is not None and cuda.cuInit(0) == _NOT_INITIALIZED:
+        return (
+            "this process was forked from one that has used CUDA, which does not start in a fork: "
+            'multiprocessing.get_context("spawn") starts processes that have it'
+        )
     if not listed:
         return f"CUDA sees no GPU here{hidden}"
     return f"CUDA does not see the GPU that the NVIDIA driver lists ({', '.join(listed)}){hidden}"

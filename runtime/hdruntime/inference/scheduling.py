@@ -22,6 +22,7 @@ import numpy.typing as npt
 from hdruntime.arrays import IntArray
 from hdruntime.backends import Memories, Runner
 from hdruntime.backends.forking import keep_for_ever, tell_of_forks
+from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.batching import pack_by_tokens
 from hdruntime.inference.memory_limits import MemoryLimits
@@ -205,10 +206,12 @@ class Scheduler:
         runner, self._runner = self._runner, None
         if runner is not None:
             keep_for_ever(runner)
+            # Others run in no fork of a process that ran them: see `threads_are_lost` and `why_no_gpu`.
+            by = "" if runner.backend is Backend.ONNXRUNTIME else f" with the backend {Backend.ONNXRUNTIME.value}"
             self._no_runner = (
                 f"This session was loaded in another process ({os.getppid()}), and this one is a fork of it; a fork "
                 "copies neither threads nor GPU contexts.\n"
-                'Load the bundle in this process, or do not fork: multiprocessing.get_context("spawn").'
+                f'Load the bundle in this process{by}, or do not fork: multiprocessing.get_context("spawn").'
             )
         # Another thread of the parent may hold the old lock.
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ import numpy as np
 from hdruntime.backends.bundle_graphs import chosen_graph
 from hdruntime.backends.bundle_runner import Inputs, Outputs, out_of_memory
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
-from hdruntime.backends.forking import no_fork
+from hdruntime.backends.forking import no_fork, start_threads
 from hdruntime.backends.host_memories import HostMemories
 from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_precision, needs_float32, new_core
 from hdruntime.backends.openvino.mapped_files import release_mapped_files
@@ -171,6 +171,7 @@ class _Model:
             BackendError: OpenVINO cannot compile it.
             OutOfMemoryError: there is too little memory for the graph.
         """
+        start_threads(Backend.OPENVINO)
         with self._loading():
             compiled = self._core.compile_model(self._model, self._device, self._options)
             self._request, self._model = compiled.create_infer_request(), None
@@ -190,7 +191,6 @@ class _Model:
                 "Try a newer one: pip install -U openvino; or another backend."
             ) from error
 
-    @no_fork()
     def run(self, inputs: Inputs, outputs: Sequence[str], *, shape: tuple[int, int]) -> Outputs:
         """Run a batch as given; see `hdruntime.backends.Runner.start`."""
         with self._lock:
@@ -217,7 +217,6 @@ class _Model:
                 give_memory_back()
         return results
 
-    @no_fork()
     def close(self) -> None:
         """Free memory when the batch that runs has ended; repeated calls do nothing."""
         with self._lock:
