@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hdexport.support.published import published
+
 
 def now() -> str:
     """The date of a result."""
@@ -35,10 +37,10 @@ def command_line(module: str) -> str:
 
 
 def append(output: Path | None, row: Mapping[str, Any]) -> None:
-    """Add a JSON line to a file; None for none."""
+    """Add a JSON line to a file, without paths and identifiers of this machine; None for none."""
     if output is not None:
         with output.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(published(row)) + "\n")
 
 
 def show(output: Path | None, *, module: str, **figures: Any) -> None:

@@ -69,7 +69,7 @@ def write_plain_export(path: Path, tokens: int) -> None:
     module = GraphModule(
         torch_model(tokens),
         Task.FEATURE_EXTRACTION,
-        inputs=graph_inputs(has_token_types=False),
+        inputs=graph_inputs(token_types=0),
     ).eval()
     ids = np.ones((2, 37), np.int64)
     export_plainly(module, path, {"input_ids": ids, "attention_mask": ids.copy()})

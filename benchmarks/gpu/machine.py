@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["describe", "measure_ceilings"]
 
-import subprocess
+import importlib.metadata
 from dataclasses import asdict
 
 from benchmarks.gpu.job import Job
@@ -15,15 +15,16 @@ _DTYPES = ("float16", "bfloat16", "tf32", "float32")
 
 
 def describe(job: Job) -> None:
-    """The environment, and what PyTorch and nvidia-smi report."""
-    from torch.utils.collect_env import get_pretty_env_info
+    """The machine's kind, its clocks and limits, and versions: no report of a tool, which names this machine alone."""
+    import torch
 
+    libraries = {each.name: each.version for each in importlib.metadata.distributions() if _is_of_nvidia(each.name)}
     job.write(
         case="machine",
         environment=environment(),
         gpu=_gpu_name(job.device),
-        torch=get_pretty_env_info().splitlines(),
-        nvidia_smi=_nvidia_smi().splitlines(),
+        cuda=torch.version.cuda,
+        libraries=dict(sorted(libraries.items())),
     )
 
 
@@ -39,10 +40,5 @@ def _gpu_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else ""
 
 
-def _nvidia_smi() -> str:
-    """Clocks, limits, power, memory, ECC, MIG and the processes on the GPU."""
-    try:
-        done = subprocess.run(["nvidia-smi", "-q"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{type(error).__name__}: {error}"
-    return (done.stdout + done.stderr).strip()
+def _is_of_nvidia(package: str) -> bool:
+    return package.startswith("nvidia-")

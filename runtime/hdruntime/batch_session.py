@@ -125,10 +125,10 @@ class BatchSession:
         """Run one batch as given.
 
         Args:
-            input_ids: [batch, tokens], any integers; nested lists are accepted.
+            input_ids: [batch, tokens], ids of the vocabulary, of any integer type; nested lists are accepted.
             attention_mask: [batch, tokens], 1 for real tokens, 0 for padding; default ones.
-            token_type_ids: [batch, tokens], default zeros, or, for question answering with BigBird, 0 up to the first
-                separator and 1 after it; only if the bundle has this input.
+            token_type_ids: [batch, tokens], less than the `bound` of the input; default zeros, or, for question
+                answering with BigBird, 0 up to the first separator and 1 after it; only if the bundle has this input.
             global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
                 is transformers': for question answering the tokens before the first separator, for
                 text-classification the first real token of a row, else none. Marks on padding are ignored.
@@ -214,8 +214,8 @@ class BatchSession:
     def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
         """Run one batch that is in GPU memory, and leave its results there.
 
-        Values are not checked, because that would need a copy to the CPU: ids outside the vocabulary, masks that are
-        neither 0 nor 1, NaN in results.
+        Values are not checked, because that would need a copy to the CPU: ids and token types beyond the model's, masks
+        that are neither 0 nor 1, NaN in results.
 
         Args:
             outputs: names of the requested outputs, default all.
@@ -302,8 +302,8 @@ class BatchSession:
             as the text.
 
         Raises:
-            InputError: a text is too long, an id is not in the vocabulary, an output is unknown, or the bundle marks
-                questions as global and a text has no question, or one of too many tokens.
+            InputError: a text is too long, an id or a token type is beyond the model's, an output is unknown, or the
+                bundle marks questions as global and a text has no question, or one of too many tokens.
             NonFiniteOutputError: a result is NaN or infinite; rows are numbered as in ``encodings``.
             BackendError: the backend failed, or the session is closed.
         """
@@ -338,7 +338,7 @@ class BatchSession:
             an iterator; each text is in one of its results.
 
         Raises:
-            InputError: as :meth:`infer`. An id outside the vocabulary is only found when its batch begins.
+            InputError: as :meth:`infer`. An id or a token type beyond the model's is found when its batch begins.
             OutOfMemoryError: no text ever fitted in memory, or one no longer fits whose length did before.
             BackendError: the session is closed.
         """

@@ -26,6 +26,7 @@ from hdruntime.bundle.manifest import (
     TensorSpec,
 )
 from hdruntime.bundle.manifest_json import manifest_from_json
+from hdruntime.bundle.reader import open_bundle
 from support import tiny_bundle
 from support.tiny_bundle import INPUTS, engine_file
 
@@ -111,7 +112,8 @@ LINES = [
     "model.onnx: 40 of 40 checks, max abs error 2.00e-06 (<= 1e-04)",
     "made: command hdexport build tiny --max-len 4096 --fp16",
     "made: with hdexport 0.1.0, torch 2.13.0",
-    "input input_ids int64 [batch, tokens]",
+    "input input_ids int64 [batch, tokens] 0 to 10",
+    "input attention_mask int64 [batch, tokens] 0 to 1",
     "output logits float32 [batch, tokens, 2]",
     "model.onnx portable float16",
     "model.onnx 4 Gather 2, Equal 1, If 1",
@@ -147,6 +149,19 @@ def test_what_a_bundle_may_have_besides_is_described(hdexport: Command, bundle: 
     assert "made for tensorrt_rtx 1.7.1 and later, sm89, sm120" in lines
     assert "feed-forward in chunks of up to 1024 tokens in ONNX Runtime; engines compute it whole" in lines
     assert "attention standard operators" in lines
+
+
+def test_the_values_of_inputs_are_shown(hdexport: Command, bundle: Path) -> None:
+    memory = InputSpec(
+        name="memory", dtype="float32", shape=("batch", 7), role=Role.MEMORY, default=Default(fill=Fill.ZEROS),
+        fed_from="left",
+    )  # fmt: skip
+    left = TensorSpec(name="left", dtype="float32", shape=("batch", 7))
+    manifest = open_bundle(bundle).manifest
+    change(bundle, inputs=(*INPUTS, memory), outputs=(*manifest.outputs, left), graphs=())
+    lines = lines_of(hdexport("inspect", bundle).stdout)
+    assert "input token_type_ids int64 [batch, tokens] 0 to 1" in lines
+    assert {"input memory float32 [batch, 7]", "output left float32 [batch, 7]"} <= set(lines)
 
 
 def test_eight_graphs_fit_into_a_hundred_columns(

@@ -38,11 +38,11 @@ TABLE[NAN_ID] = np.nan
 TYPES = np.array([[0, 0, 0, 0], [10, 20, 30, 40]], dtype=np.float32)
 
 INPUTS = tuple(
-    InputSpec(name=name, dtype="int64", shape=("batch", "tokens"), role=role, default=Default(fill=fill))
-    for name, role, fill in (
-        ("input_ids", Role.IDS, Fill.REQUIRED),
-        ("attention_mask", Role.MASK, Fill.ONES),
-        ("token_type_ids", Role.TOKEN_TYPES, Fill.ZEROS),
+    InputSpec(name=name, dtype="int64", shape=("batch", "tokens"), role=role, default=Default(fill=fill), bound=bound)
+    for name, role, fill, bound in (
+        ("input_ids", Role.IDS, Fill.REQUIRED, None),
+        ("attention_mask", Role.MASK, Fill.ONES, None),
+        ("token_type_ids", Role.TOKEN_TYPES, Fill.ZEROS, len(TYPES)),
     )
 )
 

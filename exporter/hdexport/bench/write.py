@@ -11,6 +11,7 @@ from hdexport.bench.page.html import PAGE_FILE, write_page
 from hdexport.bench.results.csv_file import CSV_FILE, write_csv
 from hdexport.bench.results.json_file import JSON_FILE, write_result
 from hdexport.bench.results.result import BenchResult
+from hdexport.support.published import published
 from hdruntime.bundle.staging import DirectoryKind
 from hdruntime.errors import HdexportError
 
@@ -18,9 +19,12 @@ from hdruntime.errors import HdexportError
 def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
     """Write ``bench.json``, ``bench.csv`` and ``bench.html`` into a folder, and one picture per chart.
 
+    They name no path and no identifier of this machine.
+
     Raises:
         HdexportError: a file cannot be written.
     """
+    result = published(result)
     try:
         write_result(folder / JSON_FILE, result)
         write_csv(folder / CSV_FILE, result)

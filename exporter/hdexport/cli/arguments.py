@@ -21,7 +21,6 @@ __all__ = [
 
 import argparse
 import math
-import re
 import shlex
 import shutil
 import textwrap
@@ -29,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from hdexport.support.published import published_argument
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Scheme
 from hdruntime.errors import InputError
@@ -42,9 +42,6 @@ BACKENDS = tuple(backend.value for backend in Backend)
 
 PRECISIONS = tuple(precision.value for precision in Precision)
 """Names of the precisions that a CPU computes in."""
-
-_ABSOLUTE_PATH = re.compile(r"(?<=[=:,])/[^=:,]*?([^/=:,]*)/*(?=$|[=:,])")
-"""An absolute path as a value in an argument; its last part is the group."""
 
 
 def add_attention_arguments(parser: argparse._ArgumentGroup, *, effect: str) -> None:
@@ -79,20 +76,12 @@ class _ShowForms(argparse.Action):
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command for the record; absolute paths are cut to their last part, because bundles go to other machines.
+    """The command for the record, as others may see it: bundles go to other machines.
 
     Args:
         arguments: the words after ``hdexport``.
     """
-    return shlex.join(
-        [
-            "hdexport",
-            *(
-                Path(argument).name if argument.startswith("/") else _ABSOLUTE_PATH.sub(r"\1", argument)
-                for argument in arguments
-            ),
-        ]
-    )
+    return shlex.join(["hdexport", *map(published_argument, arguments)])
 
 
 def add_revision_argument(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from hdruntime.errors import BundleCorruptError, MissingDependencyError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest
+    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest, TensorSpec
     from hdruntime.bundle.reader import Bundle
     from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
 
@@ -106,12 +106,11 @@ def _show(
     _table(
         console,
         "Inputs and outputs",
-        ("", "name", "type", "shape"),
-        (
-            (kind, spec.name, spec.dtype, f"[{', '.join(map(str, spec.shape))}]")
-            for kind, specs in (("input", manifest.inputs), ("output", manifest.outputs))
-            for spec in specs
-        ),
+        ("", "name", "type", "shape", "values"),
+        [
+            *(("input", *_tensor(spec), _values(manifest.number_of_values(spec))) for spec in manifest.inputs),
+            *(("output", *_tensor(spec), "") for spec in manifest.outputs),
+        ],
     )
     _table(
         console,
@@ -221,6 +220,15 @@ def _multi_vector(settings: SentenceSettings, own: MultiVectorSettings) -> Itera
         if side.value in own.skipped_in and own.skipped_ids:
             parts.append(f"no vectors for {len(own.skipped_ids)} tokens of the vocabulary")
         yield name, ", ".join(parts)
+
+
+def _tensor(spec: TensorSpec) -> tuple[str, str, str]:
+    return spec.name, spec.dtype, f"[{', '.join(map(str, spec.shape))}]"
+
+
+def _values(number: int | None) -> str:
+    """The values of an input; empty where any fit."""
+    return "" if number is None else f"0 to {number - 1}"
 
 
 def _positions(manifest: Manifest) -> str:

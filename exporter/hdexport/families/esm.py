@@ -73,7 +73,6 @@ _TABLE = Family(
     padding_row=lambda config: int(config.pad_token_id),
     adapt=_adapt,
     position_embedding_types=("absolute", "rotary"),
-    has_token_types=lambda config, task: False,
     tasks=(
         Task.FEATURE_EXTRACTION,
         Task.FILL_MASK,

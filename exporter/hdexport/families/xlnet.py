@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from hdexport.attention.relative.kind import RelativeSetup
 
+_SEGMENTS = 2**24
+"""Token types: the most that a manifest holds. They are compared, and not looked up: any number is right."""
+
 _SUMMARIES = ("last", "first", "mean")
 """The vector that a classifier reads of a text, by ``summary_type``: one of its tokens', or the mean of all."""
 
@@ -227,7 +230,7 @@ FAMILY = Family(
     learned_positions=False,
     counts_distances=True,
     embeddings=lambda model: model.base_model,
-    has_token_types=lambda config, task: True,  # the token <cls> is of a segment of its own
+    token_types=_SEGMENTS,
     own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember),
     tasks=(
         Task.FEATURE_EXTRACTION,

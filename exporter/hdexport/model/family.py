@@ -54,13 +54,6 @@ def _nothing_to_adapt(model: PreTrainedModel) -> None:
     """The family's attention is reached through the library's attention interface."""
 
 
-def _types_of_pairs(config: Any, task: Task) -> bool:
-    """Types matter in pairs only: a sentence's tokens have one type, and a table of one row leaves no choice."""
-    types: int = config.to_dict().get("type_vocab_size", 0)
-    # A module that sentence-transformers puts after a model reads single texts.
-    return model_task(task) is task and types > 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class OwnAttention:
     """A family's own attention, of a kind that `hdexport.attention` knows.
@@ -203,7 +196,7 @@ class _OfTasks:
     Attributes:
         tasks: the tasks of `AUTO_CLASS_OF_TASK` that the family has models for; None for all of encoders.
         why_not_other_tasks: why not the others, as the end of a sentence.
-        has_token_types: whether tokens have types in models of a configuration, for a task: it is a choice of several.
+        token_types: how many there are where models compare them; None where the embeddings' table has a row for each.
         token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
             1 after it, by default; None where all are 0.
         of_generator: makes a classifier of one label of a loaded generator: its score is the product of the last real
@@ -213,7 +206,7 @@ class _OfTasks:
 
     tasks: tuple[Task, ...] | None = None
     why_not_other_tasks: str = "needs its decoder; encoders are supported"
-    has_token_types: Callable[[Any, Task], bool] = field(default=_types_of_pairs)
+    token_types: int | None = None
     token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
     of_generator: Callable[[PreTrainedModel, torch.Tensor], PreTrainedModel] | None = None
     classifies_first: bool = True

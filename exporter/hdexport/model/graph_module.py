@@ -119,7 +119,7 @@ def argument_name(spec: InputSpec) -> str:
 
 def graph_inputs(
     *,
-    has_token_types: bool,
+    token_types: int,
     token_type_separator_id: int | None = None,
     pools_prompts: bool = True,
     sees_all: bool = True,
@@ -128,7 +128,7 @@ def graph_inputs(
     """The inputs of a graph.
 
     Args:
-        has_token_types: whether the model has a choice of token types.
+        token_types: how many the model has; 0 where there is no choice of several, and no input.
         token_type_separator_id: where a caller gives none, they are 0 up to the first token of that id, 1 after it;
             None: they are 0.
         pools_prompts: whether all real tokens are pooled; else an input marks them.
@@ -142,8 +142,8 @@ def graph_inputs(
         _input("input_ids", Role.IDS, Default(fill=Fill.REQUIRED)),
         _input("attention_mask", Role.MASK, Default(fill=Fill.ONES)),
     ]
-    if has_token_types:
-        found.append(_input("token_type_ids", Role.TOKEN_TYPES, types))
+    if token_types:
+        found.append(_input("token_type_ids", Role.TOKEN_TYPES, types, bound=token_types))
     if not pools_prompts:
         found.append(_input("pooling_mask", Role.POOLED, Default(fill=Fill.ONES)))
     if not sees_all:
@@ -151,5 +151,5 @@ def graph_inputs(
     return (*found, *others)
 
 
-def _input(name: str, role: Role, default: Default) -> InputSpec:
-    return InputSpec(name=name, dtype="int64", shape=("batch", "tokens"), role=role, default=default)
+def _input(name: str, role: Role, default: Default, bound: int | None = None) -> InputSpec:
+    return InputSpec(name=name, dtype="int64", shape=("batch", "tokens"), role=role, default=default, bound=bound)

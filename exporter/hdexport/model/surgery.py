@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["PositionsByLength", "continue_positions", "extend_positions", "fold_positions", "fold_token_types"]
+__all__ = [
+    "PositionsByLength",
+    "continue_positions",
+    "extend_positions",
+    "fold_positions",
+    "fold_token_types",
+    "number_of_token_types",
+]
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +18,7 @@ import torch
 from hdexport.model.family import Family
 from hdexport.model.memories import POSITION, Memories
 from hdexport.model.positions import FactoredTable, Form, Scheme, choose_form, extend_table, factor_table
+from hdexport.model.task import Task, model_task
 from hdruntime.bundle.manifest import Positions
 
 if TYPE_CHECKING:
@@ -282,6 +290,25 @@ def fold_positions(model: PreTrainedModel, family: Family) -> bool:
     sliceable = isinstance(table, torch.nn.Embedding) and table.num_embeddings > 1
     embeddings.position_embeddings = _FirstRows(table) if sliceable else _CountedRows(table)
     return True
+
+
+def number_of_token_types(model: PreTrainedModel, family: Family, task: Task) -> int:
+    """Types that a token may have; 0 without a choice of several.
+
+    Types matter in pairs only: a sentence's tokens have one type, and a table of one row leaves no choice.
+
+    Args:
+        model: as it was loaded.
+        family: of the model.
+        task: that the model runs as.
+    """
+    if family.token_types is not None:
+        return family.token_types
+    # Not config.json's type_vocab_size, which models without a table may have, too.
+    table = getattr(family.embeddings(model), "token_type_embeddings", None)
+    rows = 0 if table is None else len(table.weight)
+    # A module that sentence-transformers puts after a model reads single texts.
+    return rows if model_task(task) is task and rows > 1 else 0
 
 
 def fold_token_types(model: PreTrainedModel, family: Family) -> bool:

@@ -137,7 +137,7 @@ def graph_module(
     from hdexport.checkpoint.heads import task_head
     from hdexport.model.activations import fuse_gelu
     from hdexport.model.graph_module import GraphModule, graph_inputs
-    from hdexport.model.surgery import continue_positions, fold_positions, fold_token_types
+    from hdexport.model.surgery import continue_positions, fold_positions, fold_token_types, number_of_token_types
     from hdexport.model.weight_type import cast_model
 
     family, run_as = checkpoint.family, checkpoint.run_as(task)
@@ -147,8 +147,8 @@ def graph_module(
             "The model's scores are of a vector that is pooled of all tokens of a pair, and a model with a memory sees "
             "a segment of them.\nLeave --recurrence out, and set mem_len to null where config.json has it."
         )
-    has_token_types = family.has_token_types(model.config, run_as)
-    folded_token_types = not has_token_types and fold_token_types(model, family)
+    token_types = number_of_token_types(model, family, run_as)
+    folded_token_types = not token_types and fold_token_types(model, family)
     if memories is not None and counts_tokens(memories.specs):
         continue_positions(model, family, memories)
     folded_positions = fold_positions(model, family)
@@ -163,7 +163,7 @@ def graph_module(
         model,
         task,
         inputs=graph_inputs(
-            has_token_types=has_token_types,
+            token_types=token_types,
             token_type_separator_id=family.token_type_separator_id(model.config, run_as),
             pools_prompts=pools_prompts,
             sees_all=sees_all,

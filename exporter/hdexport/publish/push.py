@@ -11,6 +11,7 @@ from typing import Any
 
 from hdexport.bench.results.json_file import read_result
 from hdexport.publish.card import model_card
+from hdexport.support.published import published
 from hdruntime.bundle.hub import HubName
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import MANIFEST_FILE
@@ -69,7 +70,8 @@ def push(bundle: Bundle, options: PushOptions, *, summary: Iterable[tuple[str, s
         InputError: the figures cannot be read.
         HdexportError: the hub does not take it.
     """
-    measured = None if options.bench is None else read_result(options.bench)
+    # The file may be an older version's, or another program's.
+    measured = None if options.bench is None else published(read_result(options.bench))
     card = model_card(bundle.manifest, options.name, summary=summary, measured=measured)
     hub = require("huggingface_hub")
     names = [MANIFEST_FILE, *bundle.manifest.files]

@@ -133,9 +133,10 @@ class InputSpec(TensorSpec):
     Attributes:
         role: its purpose.
         default: its value if a caller omits it.
-        bound: of marks, the most that a row may have, or None for any number; of a memory with an axis ``memory``, the
-            most that it may have; of a memory [batch, 1] that counts the tokens of a document, the most with the call's
-            own tokens. None for others.
+        bound: of token types, their number, or None in bundles that do not say; of marks, the most that a row may have,
+            or None for any number; of a memory with an axis ``memory``, the most that it may have; of a memory [batch,
+            1] that counts the tokens of a document, the most with the call's own tokens. None for others: the number of
+            ids is `Manifest.vocab_size`.
         fed_from: of a memory, the output that it was in the call before, whose name is another: names in a graph are
             unique. None for other roles.
     """
@@ -406,6 +407,14 @@ class Manifest:
     def input_of(self, role: Role) -> InputSpec | None:
         """The first input of a role, or None."""
         return next((spec for spec in self.inputs if spec.role is role), None)
+
+    def number_of_values(self, spec: InputSpec) -> int | None:
+        """How many values an input's elements may have: integers from 0 on; None for any, and for a memory's floats."""
+        if spec.role is Role.IDS:
+            return self.vocab_size
+        if spec.role is Role.TOKEN_TYPES:
+            return spec.bound
+        return None if spec.role is Role.MEMORY else 2
 
     def padding_limit(self, tokens: int) -> int:
         """The most tokens to which padding a row leaves its answer unchanged; ``sys.maxsize`` for no limit.

@@ -121,8 +121,12 @@ def _problems_of_input(spec: InputSpec, outputs: Iterable[TensorSpec]) -> Iterat
     if (spec.default.token_id is None) == (spec.default.fill in _FILLS_BY_TOKEN):
         yield f".default.token_id is {spec.default.token_id} for the fill {spec.default.fill.value}"
     counts = spec.role is Role.MEMORY and spec.shape == ("batch", 1)
-    if spec.bound is not None and spec.role is not Role.MARKS and not spec.has_memory_axis and not counts:
-        yield f".bound is {spec.bound}; only marks, memories of tokens, and memories that count them have a bound"
+    is_bounded = spec.role in (Role.TOKEN_TYPES, Role.MARKS) or spec.has_memory_axis or counts
+    if spec.bound is not None and not is_bounded:
+        yield (
+            f".bound is {spec.bound}; only token types, marks, memories of tokens, and memories that count them have a "
+            "bound"
+        )
     if spec.role is not Role.MEMORY:
         if spec.fed_from is not None:
             yield f".fed_from is {spec.fed_from}; only memories are fed from an output"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BUILD_WITH_MEMORY", "checked_inputs", "inputs_of_texts"]
+__all__ = ["BUILD_WITH_MEMORY", "check_text", "checked_inputs", "inputs_of_texts"]
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import padded
-from hdruntime.inference.marks import check_marks, default_marks
+from hdruntime.inference.marks import check_marks, check_texts_for_marks, default_marks
 from hdruntime.text.checks import length_error
 from hdruntime.text.tokenization import Encoding
 
@@ -26,13 +26,12 @@ BUILD_WITH_MEMORY = (
 """Advice where a bundle without memories is given one."""
 
 _MEANINGS = {
-    Role.MASK: (1, "1 for real tokens and 0 for padding"),
-    Role.TOKEN_TYPES: (None, "0 or more"),
-    Role.MARKS: (1, "1 for global tokens and 0 for all others"),
-    Role.POOLED: (1, "1 for tokens that are pooled and 0 for a prompt's"),
-    Role.ATTENDED: (1, "1 for tokens that others attend to and 0 for those that only attend"),
+    Role.MASK: "1 for real tokens and 0 for padding",
+    Role.MARKS: "1 for global tokens and 0 for all others",
+    Role.POOLED: "1 for tokens that are pooled and 0 for a prompt's",
+    Role.ATTENDED: "1 for tokens that others attend to and 0 for those that only attend",
 }
-"""Role -> the largest value, None for any, and the meaning of the values."""
+"""Role -> the meaning of its two values."""
 
 
 def checked_inputs(
@@ -52,7 +51,7 @@ def checked_inputs(
         name -> int64 [batch, tokens], or, for a memory, float32 of the manifest's shape; in the manifest's order.
 
     Raises:
-        InputError: a name, shape, type, id or length does not fit; the message says which, and which would fit.
+        InputError: a name, shape, type, value or length does not fit; the message says which, and which would fit.
     """
     accepted = [spec.name for spec in manifest.inputs]
     for name in given:
@@ -71,8 +70,6 @@ def checked_inputs(
         if value is not None and spec.name != manifest.ids:
             read[spec.name] = _read(value, spec)
             _check_shape(spec, read[spec.name], ids, manifest.ids)
-            if spec.role in _MEANINGS:
-                _check_range(spec.name, read[spec.name], *_MEANINGS[spec.role])
     memory = _size_of_memory(read, manifest, manifest.most_memory if memory is None else memory)
     return _filled_inputs(read, manifest, memory=memory)
 
@@ -89,28 +86,59 @@ def inputs_of_texts(encodings: Sequence[Encoding], manifest: Manifest, *, memory
         As :func:`checked_inputs`.
 
     Raises:
-        InputError: an id is not in the vocabulary, too many tokens are marked, or a document is too long.
+        InputError: an id or a token type is beyond the model's, too many tokens are marked, or a document is too long.
     """
-    tokenizer = manifest.tokenizer
-    values = {
-        Role.IDS: padded(
-            [encoding.input_ids for encoding in encodings], value=tokenizer.pad_token_id if tokenizer else 0
-        ),
-        Role.MASK: padded([[1] * len(encoding) for encoding in encodings], value=0),
-        Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
-        Role.POOLED: padded([_pooled_tokens(encoding) for encoding in encodings], value=0),
-        Role.ATTENDED: padded([_attended_tokens(encoding) for encoding in encodings], value=0),
-    }
-    if tokenizer and not tokenizer.token_types:
+    pad_id = manifest.tokenizer.pad_token_id if manifest.tokenizer else 0
+    try:
+        values = {
+            Role.IDS: padded([encoding.input_ids for encoding in encodings], value=pad_id),
+            Role.MASK: padded([[1] * len(encoding) for encoding in encodings], value=0),
+            Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
+            Role.POOLED: padded([_pooled_tokens(encoding) for encoding in encodings], value=0),
+            Role.ATTENDED: padded([_attended_tokens(encoding) for encoding in encodings], value=0),
+        }
+    except OverflowError:
+        # An integer that no array holds; encodings of callers have any.
+        for encoding in encodings:
+            check_text(encoding, manifest)
+        raise
+    if not _reads_types_of_texts(manifest):
         del values[Role.TOKEN_TYPES]
     given = {spec.name: values[spec.role] for spec in manifest.inputs if spec.role in values}
     return _filled_inputs(given, manifest, memory=memory)
 
 
+def check_text(encoding: Encoding, manifest: Manifest) -> None:
+    """Refuse a text with which a whole batch would fail.
+
+    Args:
+        encoding: of the text, with a token.
+        manifest: of the bundle.
+
+    Raises:
+        InputError: an id or a token type is beyond the model's, or the question is not found where it is marked.
+    """
+    values = {Role.IDS: encoding.input_ids}
+    if _reads_types_of_texts(manifest):
+        values[Role.TOKEN_TYPES] = encoding.token_type_ids
+    for spec in manifest.inputs:
+        given, number = values.get(spec.role), manifest.number_of_values(spec)
+        # As lists: arrays of so few tokens cost more. No tokenizer gives a negative type.
+        if given and number and (max(given) >= number or (spec.role is Role.IDS and min(given) < 0)):
+            _check_values(spec, _integers([given], spec.name), manifest)
+    check_texts_for_marks([encoding.input_ids], manifest)
+
+
+def _reads_types_of_texts(manifest: Manifest) -> bool:
+    return manifest.tokenizer is None or manifest.tokenizer.token_types
+
+
 def _filled_inputs(given: Mapping[str, AnyArray], manifest: Manifest, *, memory: int) -> dict[str, AnyArray]:
     """The inputs of the bundle's graphs, from arrays that are as the manifest has them; ids alone are required."""
+    for spec in manifest.inputs:
+        if spec.name in given and spec.role is not Role.MEMORY:
+            _check_values(spec, given[spec.name], manifest)
     ids = given[manifest.ids]
-    _check_ids(ids, manifest.ids, manifest.vocab_size)
     mask = given[manifest.mask] if manifest.mask in given else np.ones_like(ids)
     filled: dict[str, AnyArray] = {}
     for spec in manifest.inputs:
@@ -262,19 +290,28 @@ def _check_document(name: str, before: AnyArray, mask: IntArray, most: int) -> N
         )
 
 
-def _check_ids(input_ids: IntArray, name: str, vocab_size: int) -> None:
-    # Negative ids are huge as unsigned numbers, so one comparison finds both errors.
-    if input_ids.view(np.uint64).max() >= vocab_size:
-        row, token = map(int, np.argwhere((input_ids < 0) | (input_ids >= vocab_size))[0])
-        raise InputError(
-            f"{name}[{row}, {token}] is {input_ids[row, token]}; "
-            f"the vocabulary has {vocab_size} ids, 0 to {vocab_size - 1}.\n"
+def _check_values(spec: InputSpec, values: IntArray, manifest: Manifest) -> None:
+    """Refuse values that the model has no meaning for: one backend would fail, and another take the nearest."""
+    number = manifest.number_of_values(spec)
+    most = _INT64_MAX if number is None else number - 1
+    # Negative values are huge as unsigned numbers, so one comparison finds both errors.
+    if values.view(np.uint64).max() <= most:
+        return
+    row, token = map(int, np.argwhere((values < 0) | (values > most))[0])
+    raise InputError(f"{spec.name}[{row}, {token}] is {values[row, token]}; {_what_fits(spec, number)}")
+
+
+def _what_fits(spec: InputSpec, number: int | None) -> str:
+    if number is None:
+        return "it must be 0 or more."
+    if spec.role is Role.IDS:
+        return (
+            f"the vocabulary has {number} ids, 0 to {number - 1}.\n"
             "Tokenize with the bundle's own tokenizer.json (session.tokenize does)."
         )
-
-
-def _check_range(name: str, array: AnyArray, highest: int | None, meaning: str) -> None:
-    most = _INT64_MAX if highest is None else highest
-    if array.view(np.uint64).max() > most:
-        row, token = map(int, np.argwhere((array < 0) | (array > most))[0])
-        raise InputError(f"{name}[{row}, {token}] is {array[row, token]}; it must be {meaning}.")
+    if spec.role is Role.TOKEN_TYPES:
+        return (
+            f"the model has {number} token types, 0 to {number - 1}.\n"
+            f"Leave {spec.name} out for single texts; session.tokenize gives a pair's."
+        )
+    return f"it must be {_MEANINGS[spec.role]}."

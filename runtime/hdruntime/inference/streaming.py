@@ -273,7 +273,7 @@ def columns_of(document: Encoding | Sequence[int], manifest: Manifest) -> Column
     """The inputs of a document.
 
     Raises:
-        InputError: the document is empty, too long or of another type, or has an id outside of the vocabulary.
+        InputError: the document is empty, too long or of another type, or has an id or a token type beyond the model's.
     """
     if not isinstance(document, Encoding):
         document = Encoding.of_ids(_ids(document))

@@ -17,8 +17,7 @@ from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.batching import grouped
-from hdruntime.inference.inputs import checked_inputs
-from hdruntime.inference.marks import check_texts_for_marks
+from hdruntime.inference.inputs import check_text
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.inference.streaming import check_document_length, checked_segment
 from hdruntime.tasks.reading import Reading
@@ -167,7 +166,7 @@ class TextInference:
             for piece in split.pieces:
                 if reading.overflow is Overflow.RECUR:
                     check_document_length(len(piece), self._session.manifest)
-                self._check(piece.input_ids)
+                check_text(piece, self._session.manifest)
         return splits
 
     def _tokenized(self, texts: Sequence[Text]) -> list[SplitEncoding]:
@@ -193,13 +192,6 @@ class TextInference:
         if overflow is not Overflow.RECUR:
             check_text_lengths([len(ids)], most)
         return dataclasses.replace(Encoding.of_ids(ids), is_cut=is_cut)
-
-    def _check(self, ids: Sequence[int]) -> None:
-        """Refuse texts that would fail a whole batch: an id beyond the vocabulary, no question where it is marked."""
-        manifest = self._session.manifest
-        if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
-            checked_inputs({manifest.ids: [ids]}, manifest, max_len=len(ids), memory=0)
-        check_texts_for_marks([ids], manifest)
 
     def _run_pieces(self, items: Sequence[TextItem]) -> None:
         pieces = [

@@ -14,10 +14,11 @@ import onnx_ir as ir
 import pytest
 import torch
 
+import hdruntime
 from hdexport.checkpoint import find_checkpoint
 from hdexport.model.task import Task
 from hdruntime.bundle.task_formats import TASKS
-from hdruntime.errors import ModelError
+from hdruntime.errors import InputError, ModelError
 from support.attention_records import recorded
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
@@ -124,6 +125,23 @@ def test_a_memory_is_asked_for_where_a_checkpoint_has_none(tiny_bundles, traced_
     assert {spec.bound for spec in memories} == {12}
     plain = tiny_bundles("xlnet").manifest
     assert (recorded(plain, "relative").memory, plain.memories) == (0, ())
+
+
+@pytest.mark.parametrize(
+    "backend", [nightly_unless(name == "onnxruntime", name) for name in ("onnxruntime", "openvino")]
+)
+def test_token_types_are_compared_whatever_their_numbers(tiny_bundles, openvino_bundles, backend: str) -> None:
+    bundle = (tiny_bundles if backend == "onnxruntime" else openvino_bundles)("xlnet")
+    ids = np.arange(5, 9)[None]
+    with hdruntime.load(bundle.path, backend, threads=1) as session:
+        one_apart, few, same = (
+            session(input_ids=ids, token_type_ids=[types])["last_hidden_state"]
+            for types in ([2**24 - 2, 2**24 - 2, 2**24 - 1, 2**24 - 1], [0, 0, 1, 1], [0, 0, 0, 0])
+        )
+        np.testing.assert_array_equal(one_apart, few)
+        assert np.abs(few - same).max() > 100 * ATOL
+        with pytest.raises(InputError, match=r"token_type_ids\[0, 3\] is 16777216; the model has 16777216 token types"):
+            session(input_ids=ids, token_type_ids=[[0, 0, 0, 2**24]])
 
 
 @pytest.mark.nightly

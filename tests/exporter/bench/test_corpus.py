@@ -12,7 +12,7 @@ import pytest
 
 from hdexport.bench.corpus.bench import CorpusBench, CorpusOptions, largest_difference
 from hdexport.bench.corpus.peers import python_of_optimum
-from hdexport.bench.corpus.result import CorpusResult
+from hdexport.bench.corpus.result import CorpusResult, CorpusSeries, write_corpus_result
 from hdexport.bench.corpus.samples import SAMPLES, texts_of
 from hdexport.bench.run.plan import BenchOptions
 from hdruntime.bundle.checked_json import from_json
@@ -44,6 +44,17 @@ def measured(bundle: Any, corpus: Path, folder: Path, sizes: str, **variables: s
 @pytest.fixture(scope="module")
 def run(tiny_bundles: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[CorpusResult, list[str]]:
     return measured(tiny_bundles("bert", "sentence-similarity"), corpus, tmp_path_factory.mktemp("run"), "2")
+
+
+def test_the_file_names_no_path_of_the_machine(tmp_path: Path) -> None:
+    result = CorpusResult(
+        date="2026-11-27T09:51:00+00:00", command="hdexport bench b4 --corpus texts.jsonl", environment={},
+        corpus="/data/of/somebody/texts.jsonl", texts=1, lengths=(1, 1, 1), rounds=1,
+        series=(CorpusSeries(name=PEER, is_peer=True, unavailable="No module at /opt/venv/lib"),),
+    )  # fmt: skip
+    write_corpus_result(tmp_path, result)
+    found = from_json((tmp_path / "corpus.json").read_text(), CorpusResult, name="corpus")
+    assert (found.corpus, found.series[0].unavailable, found.texts) == ("texts.jsonl", "No module at lib", 1)
 
 
 def test_every_way_embeds_all_texts_the_peer_at_its_default_and_at_its_best(

@@ -52,6 +52,24 @@ def test_json_holds_no_nan_and_what_was_there_stays(written: Path) -> None:
         assert [path.name for path in written.parent.iterdir()] == ["bench.json"], number
 
 
+def test_no_file_names_the_machine(tmp_path: Path) -> None:
+    """Neither a bundle's directory, nor a script of a child's traceback, nor a GPU that a variable chose."""
+    result = sample_result()
+    failed = dataclasses.replace(result.cases[0], reason='File "/opt/python/site-packages/torch/x.py", line 3')
+    result = dataclasses.replace(
+        result,
+        environment={"CUDA_VISIBLE_DEVICES": "GPU-53178a4d-4725-4fe0-8f3c-f1f4e91b33d4"},
+        series=tuple(dataclasses.replace(each, bundle="/data/bundles/tiny") for each in result.series),
+        cases=(failed, *result.cases[1:]),
+    )
+    write_results(tmp_path, result, png=False)
+    for file in ("bench.json", "bench.csv", "bench.html"):
+        written = (tmp_path / file).read_text(encoding="utf-8")
+        assert not [word for word in ("/opt/python", "/data/bundles", "53178a4d") if word in written], file
+    assert {each.bundle for each in read_result(tmp_path).series} == {"tiny"}
+    assert read_result(tmp_path).cases[0].status is failed.status
+
+
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "bench.json").mkdir()
     with pytest.raises(HdexportError, match=r"bench.json cannot be written: .*\n.*-o"):

@@ -19,6 +19,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import SUPPORTED_MODEL_TYPES, Family, family_of
 from hdexport.families.unsupported import UNSUPPORTED
+from hdexport.model.surgery import number_of_token_types
 from hdexport.model.task import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
@@ -254,6 +255,7 @@ _LINEAR, _YARN = (
 )
 
 VARIANTS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "distilbert with a size of BERT's": ("distilbert", HEAD_LENGTHS, {"type_vocab_size": 2}),
     "ernie with task types": ("ernie", HEAD_LENGTHS, {"use_task_id": True, "task_type_vocab_size": 3}),
     "albert with layers in groups": ("albert", HEAD_LENGTHS, {"num_hidden_groups": 2, "inner_group_num": 2}),
     "deberta-v2 with positions, a convolution and narrow embeddings, of contents and positions only": (
@@ -438,3 +440,20 @@ def test_the_registry_and_the_families_agree() -> None:
     assert not [name for name in SUPPORTED_MODEL_TYPES if name not in family_of(name).model_types]
     # "new" is of code that lies with its checkpoints.
     assert not [name for name in UNSUPPORTED if name not in (*CONFIG_MAPPING_NAMES, "new")]
+
+
+def test_the_number_of_token_types_is_that_of_the_rows_of_their_table(tmp_path: Path) -> None:
+    """Whatever config.json says of a model without a table. XLNet compares types, and has none."""
+    found = {}
+    for model_type in SUPPORTED_MODEL_TYPES:
+        for number in (1, 3):
+            sizes = {"type_vocab_size": number}
+            model = save_tiny_model(tmp_path / f"{model_type}-{number}", model_type, Task.FEATURE_EXTRACTION, **sizes)
+            family = family_of(model_type)
+            model = family.encoder(model)
+            rows = [len(table) for name, table in model.named_parameters() if "token_type_embeddings" in name]
+            expected = 2**24 if model_type == "xlnet" else rows[0] if rows and number > 1 else 0
+            found[model_type] = number_of_token_types(model, family, Task.FEATURE_EXTRACTION)
+            with named_case(model_type, number):
+                assert found[model_type] == expected
+    assert (found["bert"], found["distilbert"], found["roberta"]) == (3, 0, 3)

@@ -31,7 +31,7 @@ class Computing(GraphModule):
     """Hidden states of ids, and what a function makes of them."""
 
     def __init__(self, compute: Compute) -> None:
-        super().__init__(torch.nn.Identity(), Task.FEATURE_EXTRACTION, inputs=graph_inputs(has_token_types=False))
+        super().__init__(torch.nn.Identity(), Task.FEATURE_EXTRACTION, inputs=graph_inputs(token_types=0))
         generator = torch.Generator().manual_seed(0)
         self.table = torch.nn.Parameter(torch.randn(VOCAB_SIZE, 8, generator=generator))
         self.compute = compute

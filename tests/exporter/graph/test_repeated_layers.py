@@ -89,7 +89,7 @@ def test_fingerprints_tell_weights_and_operators_apart() -> None:
 def module_of(tmp_path: Path, *, layers: int) -> GraphModule:
     model = save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION, num_hidden_layers=layers)
     use_operators(model)
-    return GraphModule(model, Task.FEATURE_EXTRACTION, inputs=graph_inputs(has_token_types=False)).eval()
+    return GraphModule(model, Task.FEATURE_EXTRACTION, inputs=graph_inputs(token_types=0)).eval()
 
 
 def test_a_layer_that_computes_something_else_is_traced(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class _Wrong(GraphModule):
     """A module that does what an exporter cannot follow."""
 
     def __init__(self, model: torch.nn.Module, kind: str) -> None:
-        super().__init__(model, Task.FEATURE_EXTRACTION, inputs=graph_inputs(has_token_types=False))
+        super().__init__(model, Task.FEATURE_EXTRACTION, inputs=graph_inputs(token_types=0))
         self.kind = kind
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *_: torch.Tensor) -> tuple:
@@ -79,7 +79,7 @@ class _Remembers(GraphModule):
         memory = InputSpec(
             name="memory", dtype="float32", shape=MEMORY, role=Role.MEMORY, default=zeros, fed_from="new_memory"
         )
-        inputs = graph_inputs(has_token_types=True, others=[memory, topics])
+        inputs = graph_inputs(token_types=2, others=[memory, topics])
         super().__init__(torch.nn.Identity(), Task.FEATURE_EXTRACTION, inputs=inputs)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **others: torch.Tensor) -> tuple:

@@ -108,6 +108,19 @@ def test_the_card_says_what_the_bundle_is_and_what_was_measured(hub: HubServer, 
     assert "SentenceTransformer(" not in card, "the bundle has no files of the library"
 
 
+def test_a_card_has_no_path_and_no_identifier_of_the_machine_that_measured(
+    hub: HubServer, bundle: Path, tmp_path: Path
+) -> None:
+    """Also of a file that an older version wrote, or a person."""
+    machine = {"cpu": "AMD EPYC (serial: 1653824161550)"}
+    command = "hdexport bench /home/me/bundles/tiny -o /data/out"
+    write_result(tmp_path / "bench.json", dataclasses.replace(sample_result(), command=command, environment=machine))
+    assert main("push", bundle, NAME, "--bench", tmp_path) == 0
+    card = (hub.directories[hub.commits[NAME]["main"]] / "README.md").read_text()
+    assert "`hdexport bench tiny -o out`, " in card
+    assert "AMD EPYC (serial: (left out)" in card
+
+
 def test_a_card_names_the_checkpoint_and_the_library_where_there_are_some(bundle: Path) -> None:
     manifest = open_bundle(bundle).manifest
     of_library = dataclasses.replace(

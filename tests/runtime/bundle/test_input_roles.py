@@ -43,6 +43,7 @@ def read(manifest: Manifest, *inputs: InputSpec, outputs: tuple[TensorSpec, ...]
 AGREEING = [
     (),
     (dataclasses.replace(TYPES, default=AFTER),),
+    (dataclasses.replace(TYPES, bound=None),),  # as bundles that were built before it was kept have it
     *((dataclasses.replace(MARKS, default=default),) for default in (REQUIRED, ZEROS, FIRST_TOKEN, UNTIL)),
     (dataclasses.replace(MARKS, bound=None), TYPES),
 ]
@@ -96,8 +97,8 @@ CONTRADICTIONS = [
         with_one(IDS, default=Default(fill=Fill.REQUIRED, token_id=3)),
         r"{last}\.default\.token_id is 3 for the fill req",
     ),
-    (with_one(IDS, bound=5), r"{last}\.bound is 5; only marks, memories of tokens, and memories that count them have"),
-    (with_one(MEMORY, bound=4), r"{last}\.bound is 4; only marks"),
+    (with_one(IDS, bound=5), r"{last}\.bound is 5; only token types, marks, memories of tokens, and memories"),
+    (with_one(MEMORY, bound=4), r"{last}\.bound is 4; only token types"),
     (with_one(TYPES, fed_from="last_hidden_state"), r"{last}\.fed_from is last_hidden_state; only memories are fed"),
     (with_one(TYPES, dtype="float32"), "{last}" + OF_TOKENS + r"float32 \[batch, tokens\]"),
     (with_one(MARKS, shape=("tokens", "batch")), "{last}" + OF_TOKENS + r"int64 \[tokens, batch\]"),

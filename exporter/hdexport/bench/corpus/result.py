@@ -8,6 +8,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from hdexport.support.published import published
 from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.staging import DirectoryKind
 from hdruntime.whole_files import write_whole
@@ -98,9 +99,9 @@ class CorpusResult:
 
 
 def write_corpus_result(folder: Path, result: CorpusResult) -> None:
-    """Write `CORPUS_FILE` into a folder, whole or not at all.
+    """Write `CORPUS_FILE` into a folder, whole or not at all, without paths and identifiers of this machine.
 
     Raises:
         OSError: the file cannot be written.
     """
-    write_whole(folder / CORPUS_FILE, json_from_dataclass(result))
+    write_whole(folder / CORPUS_FILE, json_from_dataclass(published(result)))
