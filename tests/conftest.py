@@ -73,6 +73,9 @@ def _sessions_of_one_thread():
     """ONNX Runtime's threads spin while they wait, and test processes share the cores. A test may ask for threads."""
     import onnxruntime
 
+    from hdruntime.backends import onnxruntime_sessions
+    from hdruntime.process_limits import chosen_threads
+
     class OneThread(onnxruntime.SessionOptions):
         def __init__(self) -> None:
             super().__init__()
@@ -80,6 +83,7 @@ def _sessions_of_one_thread():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnxruntime, "SessionOptions", OneThread)
+        patch.setattr(onnxruntime_sessions, "chosen_threads", lambda asked: chosen_threads(asked or 1))
         yield
 
 

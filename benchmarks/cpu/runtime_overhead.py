@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.metadata
-import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from benchmarks.texts import HELP, tokenizer_of
 from hdexport.bench.measure.calls import timed, with_growth
 from hdexport.bench.peers.inputs import Texts
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.process_limits import chosen_threads
 
 CALL_LENGTHS = (128, 1024)
 CASES = (*(f"session {tokens}" for tokens in CALL_LENGTHS), "embed", "sentence-transformers", "load")
@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=500)
     parser.add_argument("--longest", type=int, default=2000, help="tokens of a text")
     parser.add_argument("--positions", type=int, default=8192, help="that the model is extended to")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=chosen_threads()[0])
     parser.add_argument("--batch-size", type=int, help=argparse.SUPPRESS)
     return run_cases(_MODULE, parser, _measured, _comparison)
 

@@ -21,6 +21,7 @@ from hdruntime.bundle.passport import builds_for
 from hdruntime.constants import CUDA_PROVIDER
 from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, why_no_gpu
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA, is_installed
+from hdruntime.process_limits import chosen_threads, free_bytes, memory_limit_bytes
 
 _EXPORT_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors")
 _RUNTIME_PACKAGES = ("numpy", "tokenizers", "pyarrow", "rich")
@@ -129,7 +130,9 @@ def diagnose() -> tuple[Finding, ...]:
         Finding("Python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
         Finding("hdexport", Status.OK, __version__),
         Finding("system", Status.INFO, platform.platform()),
-        Finding("processor", Status.INFO, f"{platform.machine()}, {os.cpu_count()} cores"),
+        Finding("processor", Status.INFO, f"{platform.machine()}, {os.cpu_count()} CPUs"),
+        Finding("CPU threads", Status.INFO, chosen_threads()[1]),
+        Finding("memory", Status.INFO, _memory()),
         _driver(),
         _gpu(found),
         *(_package(name, _NEEDED, f"pip install {name}", Status.BROKEN) for name in _RUNTIME_PACKAGES),
@@ -173,6 +176,13 @@ def _loaded(process: subprocess.Popen[str]) -> _Loaded:
         return _Loaded(error=lines[-1] if lines else f"exit code {process.returncode}")
     # The package may print before us.
     return _Loaded(**json.loads(output.strip().splitlines()[-1]))
+
+
+def _memory() -> str:
+    free, limit = free_bytes(), memory_limit_bytes()
+    found = [] if free is None else [f"{free / 1e9:.1f} GB free"]
+    found += [] if limit is None else [f"the container's limit is {limit / 1e9:.1f} GB"]
+    return "; ".join(found) or "not known on this system"
 
 
 def _driver() -> Finding:

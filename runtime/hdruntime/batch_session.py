@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["BatchSession"]
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING
@@ -12,14 +13,17 @@ import numpy.typing as npt
 
 from hdruntime.arrays import FloatArray
 from hdruntime.backends import DeviceRunner, Runner
+from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.inference.inputs import checked_inputs, inputs_of_texts
 from hdruntime.inference.marks import check_texts_for_marks
+from hdruntime.inference.memory_limits import tokens_with_room
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.inference.streaming import Columns, Document, DocumentStream, Lanes, Segment, columns_of
+from hdruntime.process_limits import free_bytes
 from hdruntime.text.checks import check_text_lengths, several
 from hdruntime.text.splitting import SplitEncoding, split_encodings
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from hdruntime.gpu.device_arrays import DeviceArray
+
+logger = logging.getLogger(__name__)
 
 
 class BatchSession:
@@ -41,6 +47,7 @@ class BatchSession:
             mask=bundle.manifest.mask,
             padding_limit=bundle.manifest.padding_limit,
             non_finite_error=self._non_finite_error,
+            room=_room(bundle.manifest, runner),
         )
         self._backend, self._backend_reason = runner.backend, backend_reason
         self._precision = runner.precision
@@ -76,12 +83,14 @@ class BatchSession:
 
     @property
     def batch_tokens(self) -> int:
-        """The backend's preferred tokens of a batch, including padding; default of :meth:`embed` and :meth:`infer`.
+        """Tokens of a batch, including padding, that :meth:`embed` and :meth:`infer` take by default.
+
+        As many as the backend prefers, or fewer on a CPU if the memory that was free at loading has no room for them.
 
         Raises:
             BackendError: the session is closed.
         """
-        return self._scheduler.runner.batch_tokens
+        return self._scheduler.batch_tokens
 
     @property
     def padding(self) -> PaddingCount:
@@ -423,3 +432,14 @@ class BatchSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _room(manifest: Manifest, runner: Runner) -> int:
+    """Most tokens of a batch by default; any number on a GPU, where a lack of memory is an error and no end."""
+    if runner.backend not in CPU_BACKENDS:
+        return sys.maxsize
+    free = free_bytes()
+    room = tokens_with_room(manifest, free_bytes=free)
+    if free is not None and room < runner.batch_tokens:
+        logger.info("batches have at most %d tokens: %.0f MB of memory are free", room, free / 1e6)
+    return room

@@ -61,7 +61,8 @@ def load(
         backend: one of :class:`Backend`, which runs or raises; ``auto`` takes the first that can run here, engines
             first, then ONNX Runtime on the GPU, then on the CPU OpenVINO where it was measured to be faster, else ONNX
             Runtime; the log has the choice and the reason. An unused GPU causes a warning.
-        threads: CPU threads of one run; None leaves the number to the backend.
+        threads: CPU threads of one run; None: one for each core that the process may use, by its affinity and its
+            container's quota.
         precision: one of :class:`Precision`, for a CPU. ``auto`` is ``bfloat16`` where the CPU computes in
             it, the bundle is of half precision and OpenVINO runs it, else ``float32``.
         device: ``cpu``, or ``cuda`` or ``cuda:N`` for the NVIDIA GPU of that number, leave only the backends that run
@@ -77,7 +78,8 @@ def load(
     """
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise InputError(
-            f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for the backend's default."
+            f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\n"
+            "Leave it out for one per core that the process may use."
         )
     precision = checked_choice(Precision, precision, option="precision")
     opened = opened_bundle(bundle, backend, precision)

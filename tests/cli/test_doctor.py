@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hdplugins import OPERATORS
+from hdruntime import process_limits
 from support.commands import run_here, run_installed
 
 _FINDINGS_OF_A_PROCESS = """
@@ -72,6 +73,20 @@ def test_versions_are_those_that_are_installed(healthy: dict[str, dict[str, str 
         "detail": "11.2.0",
         "fix": None,
     }
+
+
+@pytest.mark.skipif(len(process_limits.usable_cpus()) < 2, reason="a quota of one CPU is none on one CPU")
+def test_the_limits_of_a_container_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (tmp_path / "memory.max").write_text("300000000\n")
+    (tmp_path / "memory.current").write_text("100000000\n")
+    before = json.loads(run_here("doctor", "--json").stdout)["findings"]
+    monkeypatch.setattr(process_limits, "_groups", lambda controller, root: [(2, tmp_path)])
+    after = json.loads(run_here("doctor", "--json").stdout)["findings"]
+    of_before, of_after = ({finding["part"]: finding["detail"] for finding in found} for found in (before, after))
+    assert "quota" not in of_before["CPU threads"]
+    assert of_after["CPU threads"] == "1 thread: the container's quota is 0.5 CPUs"
+    assert of_after["memory"] == "0.2 GB free; the container's limit is 0.3 GB"
 
 
 def test_a_base_installation_is_healthy_and_nothing_heavy_is_loaded() -> None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from hdexport.checkpoint.config import file_key
 from hdexport.checkpoint.weight_files import StoredWeight
 from hdexport.support.json_files import several, shown
-from hdexport.support.memory import free_bytes
 from hdruntime.errors import ModelError
+from hdruntime.process_limits import free_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

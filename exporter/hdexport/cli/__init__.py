@@ -17,6 +17,7 @@ from hdexport.cli.command_parser import CommandParser
 from hdexport.cli.interruption import READER_GONE, exit_code, stopped_like_interrupted
 from hdexport.cli.memory_errors import interrupted_by_openblas, want_of_memory
 from hdexport.cli.streams import complain, finish_output, prepare_streams, reader_is_gone
+from hdexport.support.openmp import heed_quota
 from hdruntime.errors import HdexportError
 from hdruntime.optional import missing_dependency
 
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complete(os.environ["COMP_LINE"])
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in arguments
+    heed_quota()
     try:
         prepare_streams()
         with stopped_like_interrupted():

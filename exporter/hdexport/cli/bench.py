@@ -72,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "has its graph)",
     )
     parser.add_argument("--rounds", metavar="N", type=whole_number, default=3, help="processes per case (default: 3)")
-    parser.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads of each process (default: all)")
+    parser.add_argument(
+        "--threads", metavar="N", type=whole_number, help="CPU threads of each process (default: one per usable core)"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where peers run (default: the GPU if there is one)")
     parser.add_argument(
         "--time-limit",

@@ -227,7 +227,7 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="build an engine in the bundle first, where there is a GPU and none of the bundle's engines runs on it",
     )
-    group.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: the backend's choice)")
+    group.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: one per usable core)")
     group.add_argument(
         "--batch-tokens",
         metavar="N",

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     backend = parser.add_argument_group("backend")
     backend.add_argument("--backend", choices=["auto", *BACKENDS], default="auto", help="default: the first that runs")
     add_precision_argument(backend)
-    backend.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: the backend's)")
+    backend.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: one per usable core)")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-wait-ms", metavar="MS", type=float, default=2.0, help="how long a text waits for others (default: 2)"
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-queue-tokens",
         metavar="N",
         type=whole_number,
-        default=1_000_000,
-        help="tokens that wait at most; more requests are refused with 429 (default: 1000000)",
+        help="tokens that wait at most; more requests are refused with 429 (default: 1000000, fewer where less than "
+        "1 GB of memory is free)",
     )
     limits.add_argument(
         "--max-texts", metavar="N", type=whole_number, default=2048, help="texts of a request (default: 2048)"

@@ -22,6 +22,7 @@ from hdplugins.kernels.aot import KernelError, KernelSource, compile_kernels
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
 from hdruntime.optional import is_installed
+from hdruntime.process_limits import chosen_threads
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -68,7 +69,7 @@ def write_kernels(
         compiled_for = sorted({source.architecture for _, source in wanted})
         progress(f"Preparing {len(wanted)} GPU kernels for {', '.join(f'sm{number}' for number in compiled_for)}")
     try:
-        compiled = compile_kernels([source for _, source in wanted])
+        compiled = compile_kernels([source for _, source in wanted], processes=chosen_threads()[0])
     except KernelError as error:
         raise ExportError(f"{error}\n{_OTHERWISE}") from error
     folder = bundle / KERNELS_FOLDER

@@ -1,10 +1,21 @@
-"""How PyTorch's threads wait for work, where others compute in the same process."""
+"""How many threads PyTorch has under a quota, and how they wait for work where others compute in the same process."""
 
 from __future__ import annotations
 
-__all__ = ["let_threads_sleep"]
+__all__ = ["heed_quota", "let_threads_sleep"]
 
 import os
+
+from hdruntime.process_limits import chosen_threads, cpu_quota
+
+
+def heed_quota() -> None:
+    """Give OpenMP no more threads than the quota of a container; it has no effect once PyTorch is loaded.
+
+    OpenMP counts the CPUs that the process may run on, and its threads wait for each other after every product.
+    """
+    if cpu_quota() is not None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(chosen_threads()[0]))
 
 
 def let_threads_sleep() -> None:

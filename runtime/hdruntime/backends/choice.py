@@ -97,7 +97,7 @@ def open_runner(
         backend: one of :class:`Backend`, which runs or raises, or ``auto``: the first that can run here,
             TensorRT engines first, then ONNX Runtime on the GPU, then `backend_on_cpu`. The choice and its reason are
             logged, as a warning if a GPU stays unused.
-        threads: CPU threads of one run; None leaves the number to the backend.
+        threads: CPU threads of one run; None for `hdruntime.process_limits.chosen_threads`.
         precision: the precision that a CPU computes in; backends on a GPU refuse all but ``auto``.
         device: ``cpu``, ``cuda`` or ``cuda:N`` leave only the backends there; else OpenVINO's name of a device.
         rebuild: build an engine if the bundle has none that runs on this machine's GPU.

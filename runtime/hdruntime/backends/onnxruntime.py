@@ -21,6 +21,7 @@ from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError
+from hdruntime.process_limits import chosen_threads
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
 
     Args:
         bundle: the runner takes its graph for the CPU, else its portable graph.
-        threads: threads of one run; None for ONNX Runtime's choice.
+        threads: threads of one run; None for `chosen_threads`.
         spinning: whether waiting threads keep their cores busy: faster, unless others need the cores.
         precision: ``float32``, which is also ``auto``, or ``int8`` of a bundle with that graph.
 
@@ -78,7 +79,7 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
             )
         super().__init__(bundle, session)
         self._shrinking, self._was_large = _shrinking_options(), False
-        logger.info("onnxruntime runs %s on the CPU", graph.file)
+        logger.info("onnxruntime runs %s on the CPU, %s", graph.file, chosen_threads(threads)[1])
 
     def open_memories(self, rows: int) -> HostMemories:
         """Arrays in the memory of the CPU; see :class:`hdruntime.backends.Runner`."""

@@ -51,7 +51,7 @@ class OnnxRuntimeCudaRunner(GraphRunner):
     Args:
         bundle: the runner takes its graph for ONNX Runtime on a GPU, else its portable graph.
         gpu: the device, and the memory that the runner may use.
-        threads: CPU threads for nodes that do not run on the GPU; None for ONNX Runtime's choice.
+        threads: CPU threads for nodes that do not run on the GPU; None for `chosen_threads`.
 
     Raises:
         InputError: the limit of memory is not positive.

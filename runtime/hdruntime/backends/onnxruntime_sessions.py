@@ -17,6 +17,7 @@ from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, OutOfMemoryError
+from hdruntime.process_limits import chosen_threads, cpu_quota
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level; its exceptions carry the errors."""
@@ -108,8 +109,10 @@ def session_options(threads: int | None, *, spinning: bool = True) -> Any:
     """ONNX Runtime's ``SessionOptions`` for inputs of any shape.
 
     Args:
-        threads: threads of one run; None for ONNX Runtime's choice.
-        spinning: whether waiting threads keep their cores busy: faster, unless others need the cores.
+        threads: threads of one run; None for `chosen_threads`. ONNX Runtime's own choice counts all cores of the
+            machine, and binds each thread to one of them, which the process may not use.
+        spinning: whether waiting threads keep their cores busy: faster, unless others need the cores, or a quota ends
+            before the threads' work.
     """
     import onnxruntime
 
@@ -118,9 +121,9 @@ def session_options(threads: int | None, *, spinning: bool = True) -> Any:
     options.log_severity_level = _ERRORS_ONLY
     # A memory pattern is planned and kept per input shape: with documents of any length it only costs memory.
     options.enable_mem_pattern = False
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    if not spinning:
+    options.intra_op_num_threads, _ = chosen_threads(threads)
+    quota = cpu_quota()
+    if not spinning or (quota is not None and quota < options.intra_op_num_threads):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 

@@ -1,14 +1,24 @@
-"""Limits that a session learns from batches that did not fit in memory."""
+"""Limits of batches: what free memory has room for when a bundle is loaded, and what did not fit since."""
 
 from __future__ import annotations
 
-__all__ = ["MemoryLimits"]
+__all__ = ["MemoryLimits", "tokens_with_room"]
 
 import logging
+import math
 import sys
 import threading
 
+from hdruntime.bundle.manifest import Manifest
+
 logger = logging.getLogger(__name__)
+
+_STATES, _COPIES = 32, 2
+"""What a batch on a CPU takes for each token, in float32: so many times the hidden size, and its outputs so many times.
+
+Growth of the peak by batches of 1024 tokens, ONNX Runtime 1.31.1 and OpenVINO 2026.4.1: 13 to 14 and 15 to 31 times the
+hidden size in models of 384 and 768 whose networks are four times as wide; 2.1 and 2.0 times the logits of a
+vocabulary of 100,000 (two cores of an Intel Xeon, 2026-11-28)."""
 
 _WARNING = (
     "Out of memory with a batch of %d x %d tokens: continuing with at most %d tokens per batch of such rows. "
@@ -16,15 +26,39 @@ _WARNING = (
 )
 
 
+def tokens_with_room(manifest: Manifest, *, free_bytes: int | None) -> int:
+    """Most tokens of a batch on a CPU unless more are asked for: those that, by an estimate, half of the memory holds.
+
+    A CPU's memory does not fail: the kernel kills the process that takes too much. The other half is for texts and
+    answers, and for another thread's batch.
+
+    Args:
+        manifest: of the bundle.
+        free_bytes: memory that is left once the bundle is loaded; None if that is not known.
+    """
+    if free_bytes is None:
+        return sys.maxsize
+    outputs = sum(
+        math.prod(size for size in spec.shape if isinstance(size, int))
+        for spec in manifest.outputs
+        if spec.has_tokens_axis
+    )
+    return max(1, free_bytes // 2 // (4 * (_STATES * manifest.hidden_size + _COPIES * outputs)))
+
+
 class MemoryLimits:
     """Most tokens of a batch, by the length of its rows. Safe to use from several threads.
 
+    Args:
+        batch_tokens: most tokens of a batch unless more are asked for.
+
     Attributes:
+        batch_tokens: the same.
         longest_row: tokens of the longest row that ever ran; 0 before the first.
     """
 
-    def __init__(self) -> None:
-        self.longest_row = 0
+    def __init__(self, batch_tokens: int = sys.maxsize) -> None:
+        self.batch_tokens, self.longest_row = batch_tokens, 0
         self._tokens: dict[int, int] = {}
         self._lock = threading.Lock()
 

@@ -67,6 +67,7 @@ class Scheduler:
         mask: name of the input that tells real tokens from padding.
         padding_limit: tokens of a row -> most tokens that it may be padded to without changing its answer.
         non_finite_error: (output name, row numbers, possibly none) -> the error of rows that hold NaN or infinity.
+        room: most tokens of a batch unless more are asked for, as far as memory has room.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class Scheduler:
         mask: str,
         padding_limit: Callable[[int], int],
         non_finite_error: Callable[[str, Sequence[int]], NonFiniteOutputError],
+        room: int = sys.maxsize,
     ) -> None:
-        self.memory = MemoryLimits()
+        self.memory = MemoryLimits(room)
         self._mask = mask
         # Rows of one length can share an unpadded batch, rows of one limit any batch.
         self.alike = (lambda tokens: tokens) if runner.prefers_equal_lengths else padding_limit
@@ -100,6 +102,15 @@ class Scheduler:
         if runner is None:
             raise BackendError(self._no_runner)
         return runner
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a batch unless others are asked for: the runner's default, or fewer if memory has no room for it.
+
+        Raises:
+            BackendError: as `runner`.
+        """
+        return min(self.runner.batch_tokens, self.memory.batch_tokens)
 
     @property
     def padding(self) -> PaddingCount:
@@ -126,8 +137,8 @@ class Scheduler:
             lengths: tokens of each row.
             inputs_of: indices of rows, the longest first -> their checked inputs, as in the manifest.
             outputs: names of the requested outputs.
-            batch_tokens: most tokens of a batch, including padding; a longer row runs alone. None: the runner's
-                default.
+            batch_tokens: most tokens of a batch, including padding; a longer row runs alone. None: as of
+                `batch_tokens`.
             batch_size: most rows of a batch; None: any number.
 
         Yields:
@@ -274,7 +285,7 @@ class _Run:
         self._lengths = lengths
         self._inputs_of = inputs_of
         self._outputs = outputs
-        self._batch_tokens = scheduler.runner.batch_tokens if batch_tokens is None else batch_tokens
+        self._batch_tokens = scheduler.batch_tokens if batch_tokens is None else batch_tokens
         self._waiting = self._packed(range(len(lengths)))
         self._in_flight: deque[_Batch] = deque()
         self._most_in_flight = scheduler.runner.most_in_flight

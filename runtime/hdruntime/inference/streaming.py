@@ -148,7 +148,7 @@ class Lanes:
     ) -> None:
         segment = checked_segment(segment, manifest, max_len=max_len)
         if rows is None:
-            most = min(scheduler.runner.batch_tokens // segment, scheduler.most_rows(segment))
+            most = min(scheduler.batch_tokens // segment, scheduler.most_rows(segment))
             rows = max(1, min(documents, most))
         if rows < 1:
             raise InputError(f"rows is {rows}; it must be 1 or more, or None for the backend's default.")

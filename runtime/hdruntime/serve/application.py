@@ -99,7 +99,7 @@ class _Server:
         self._running: asyncio.Task[None] | None = None
         self.queue = TextQueue(
             batch_tokens=session.batch_tokens,
-            most_tokens=options.max_queue_tokens,
+            most_tokens=options.queue_tokens(),
             max_wait_s=options.max_wait_ms / 1000,
             on_batch=lambda texts, tokens: self.metrics.batch(texts, tokens),
         )

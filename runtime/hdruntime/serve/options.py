@@ -7,6 +7,13 @@ __all__ = ["ServeOptions"]
 from dataclasses import dataclass
 
 from hdruntime.errors import InputError
+from hdruntime.process_limits import free_bytes
+
+_MOST_QUEUE_TOKENS = 1_000_000
+
+_BYTES_OF_WAITING_TOKEN = 256
+"""Texts of 5, 50 and 500 words took 234, 141 and 179 bytes for each token, as lists of ids and offsets, and 3 to 4
+characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +23,8 @@ class ServeOptions:
     Attributes:
         api_key: that requests have to carry, as ``Authorization: Bearer KEY``; None takes all.
         max_wait_ms: how long a text waits for others to share its batch with.
-        max_queue_tokens: tokens that wait at most; more are refused with 429.
+        max_queue_tokens: tokens that wait at most; more are refused with 429. None: 1,000,000, or as many as a quarter
+            of the free memory holds if that is less.
         max_texts: of one request.
         max_body_bytes: of one request.
         max_text_characters: of a text that is read whole: one that is split or chunked, or that the tokenizer takes for
@@ -26,11 +34,19 @@ class ServeOptions:
 
     api_key: str | None = None
     max_wait_ms: float = 2.0
-    max_queue_tokens: int = 1_000_000
+    max_queue_tokens: int | None = None
     max_texts: int = 2048
     max_body_bytes: int = 32 * 2**20
     max_text_characters: int = 2**20
     timeout_s: float = 120.0
+
+    def queue_tokens(self) -> int:
+        """`max_queue_tokens`, or its default with the memory that is free now."""
+        if self.max_queue_tokens is not None:
+            return self.max_queue_tokens
+        free = free_bytes()
+        room = _MOST_QUEUE_TOKENS if free is None else free // 4 // _BYTES_OF_WAITING_TOKEN
+        return max(1, min(_MOST_QUEUE_TOKENS, room))
 
     def check(self) -> None:
         """Refuse limits under which nothing could be served.
@@ -40,7 +56,7 @@ class ServeOptions:
         """
         limits = ("max_queue_tokens", 1), ("max_texts", 1), ("max_body_bytes", 1024), ("max_text_characters", 1)
         for name, least in (*limits, ("timeout_s", 0.1)):
-            if not getattr(self, name) >= least:
+            if getattr(self, name) is not None and not getattr(self, name) >= least:
                 option = name.removesuffix("_s").replace("_", "-")
                 raise InputError(f"--{option} is {getattr(self, name)}.\nGive {least} or more.")
         if not self.max_wait_ms >= 0:

@@ -21,6 +21,7 @@ import hdexport
 from hdexport.bench.results.result import Latency
 from hdexport.support.gpu_memory import first_gpu
 from hdexport.support.memory import peak_resident_bytes, reset_peak, resident_bytes
+from hdruntime.process_limits import cpu_quota, usable_cpus
 
 STABLE_RUNS = 3
 """Number of last runs of a warm-up that are compared."""
@@ -138,7 +139,7 @@ def environment(threads: int | None = None) -> dict[str, str]:
     """
     found = {
         "cpu": _cpu_name(),
-        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",
+        "cores": _cores(),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB",
         "system": platform.platform(),
         **dict(_gpu()),
@@ -150,6 +151,11 @@ def environment(threads: int | None = None) -> dict[str, str]:
     found |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     commit = _commit(Path(hdexport.__file__))
     return found | ({"commit": commit} if commit else {})
+
+
+def _cores() -> str:
+    quota = cpu_quota()
+    return f"{len(usable_cpus())} of {os.cpu_count()}" + (f", a quota of {quota:g}" if quota else "")
 
 
 def _cpu_name() -> str:

@@ -11,10 +11,10 @@ import numpy as np
 
 from hdexport.bench.measure.calls import time_runs
 from hdexport.bench.results.result import Ceilings
-from hdexport.support.memory import free_bytes
 from hdplugins import ONNX_OPSET
 from hdruntime.errors import InputError
 from hdruntime.optional import require
+from hdruntime.process_limits import free_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,8 @@ from typing import IO, Any
 from hdexport.bench.measure import process_guard
 from hdexport.bench.measure.process_guard import descendants
 from hdexport.bench.results.result import Status
-from hdexport.support.memory import free_bytes, resident_bytes_of, says_out_of_memory
+from hdexport.support.memory import resident_bytes_of, says_out_of_memory
+from hdruntime.process_limits import free_bytes
 
 logger = logging.getLogger(__name__)
 

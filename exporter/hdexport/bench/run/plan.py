@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["BenchOptions", "Plan", "PlannedSeries", "plan"]
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from hdruntime.bundle.passport import ThisMachine, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from hdruntime.errors import InputError
+from hdruntime.process_limits import chosen_threads
 
 _CPU_LOWERINGS = {Backend.ONNXRUNTIME: CPU_LOWERING, Backend.OPENVINO: OPENVINO_LOWERING}
 """Backends on a CPU -> the lowering of the graphs that they run."""
@@ -43,7 +43,7 @@ class BenchOptions:
         precisions: names of `Precision` that bundles compute in on a CPU; None for ``auto`` and, of bundles that have
             such a graph, ``int8``.
         rounds: processes that each case is given, one after the other, the other cases in between.
-        threads: CPU threads; None for as many as this process may use.
+        threads: CPU threads; None for `hdruntime.process_limits.chosen_threads`.
         device: ``cpu`` or ``cuda``, where peers run; None for the GPU if there is one.
         time_limit_s: of one process.
         memory_budget_bytes: also look for the largest batch that fits it; None does not.
@@ -144,7 +144,7 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
         series=tuple(series),
         lengths=lengths,
         batches=options.batches,
-        threads=options.threads or len(os.sched_getaffinity(0)),
+        threads=chosen_threads(options.threads)[0],
         notes=tuple(_notes(groups, subjects)),
     )
 

@@ -29,6 +29,7 @@ from hdruntime.bundle.manifest import Backend, GraphFile, Manifest, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import BackendError, OutOfMemoryError
+from hdruntime.process_limits import chosen_threads, cpu_quota
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class OpenVinoRunner(EqualLengthRunner):
 
     Args:
         bundle: the runner takes its graphs for OpenVINO.
-        threads: CPU threads of one run; None for OpenVINO's choice.
+        threads: CPU threads of one run; None for OpenVINO's choice, or `chosen_threads` where there is a quota.
         precision: the precision to compute in.
         device: OpenVINO's name of a device; None for the CPU.
 
@@ -99,7 +100,8 @@ class OpenVinoRunner(EqualLengthRunner):
         self._padded = _Model(core, bundle, padded, found.name, options)
         self._unpadded = self._padded if unpadded == padded else _Model(core, bundle, unpadded, found.name, options)
         self._unpadded.compile()
-        logger.info("openvino runs %s on %s (%s) in %s", unpadded.file, found.name, found.model, self.precision.value)
+        where = f"{found.name} ({found.model})" + (f", {chosen_threads(threads)[1]}" if found.name == CPU else "")
+        logger.info("openvino runs %s in %s on %s", unpadded.file, self.precision.value, where)
 
     def open_memories(self, rows: int) -> HostMemories:
         """Arrays in the memory of the CPU; see :class:`hdruntime.backends.Runner`."""
@@ -242,8 +244,9 @@ def _options(device: str, precision: Precision, threads: int | None, *, has_bflo
         options["CPU_RUNTIME_CACHE_CAPACITY"] = _KEPT_KERNELS
         # Each process pins its first thread to the first core and so on: threads of several processes share cores.
         options["ENABLE_CPU_PINNING"] = False
-        if threads is not None:
-            options["INFERENCE_NUM_THREADS"] = threads
+        # OpenVINO's own choice heeds the CPUs that the process may use, and slow cores, but no quota.
+        if threads is not None or cpu_quota() is not None:
+            options["INFERENCE_NUM_THREADS"], _ = chosen_threads(threads)
     return options
 
 
