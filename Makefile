@@ -56,7 +56,14 @@ $(TRITON_SERVER): $(INSTALLED)
 		nvidia-pytriton==0.7.0 numpy==1.26.4 || mkdir -p $@
 	touch $@
 
-test: $(INSTALLED) $(TRITON_SERVER)
+# LangChain's class of embeddings to test with, in a folder of its own: most tests run without it, as most users do.
+LANGCHAIN := $(VENV)/langchain
+
+$(LANGCHAIN): $(INSTALLED)
+	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ langchain-core==1.7.2 uuid_utils==0.19.0
+	touch $@
+
+test: $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN)
 	$(PYTEST) -m 'not nightly'
 
 # The oldest and the newest Triton that kernels must compile well with, each in a folder: the installed one is torch's.
@@ -73,12 +80,12 @@ $(FASTEMBED): $(INSTALLED)
 		fastembed==0.9.1 loguru==0.7.3 mmh3==5.3.1 pillow==12.3.0 py-rust-stemmers==0.1.8
 	touch $@
 
-test-all: $(INSTALLED) $(TRITON_SERVER) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%)
+test-all: $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%)
 	$(PYTEST)
 
 SEED ?= $(shell date +%s)
 
-test-random: $(INSTALLED) $(TRITON_SERVER)
+test-random: $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN)
 	$(PYTEST) -m 'not nightly' --random-order-bucket module --random-order-seed $(SEED)
 
 # The variable silences an advertisement.

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-__all__ = ["BundleModel", "Length", "TwoSidedModel"]
+__all__ = ["BundleModel", "Device", "Length", "TwoSidedModel", "also_named", "evaluate"]
 
 import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
+from hdruntime.arrays import AnyArray
 from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, MissingAttributeError
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.inference.inputs import inputs_of_texts
+from hdruntime.replacements import REPLACEMENTS
 from hdruntime.session import load
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Task, Text
 from hdruntime.tasks.text_inference import answers_of
+from hdruntime.text.checks import checked_texts
 from hdruntime.text.prompts import prompts_of
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -33,6 +38,36 @@ logger = logging.getLogger(__name__)
 
 Length = Literal["bundle", "model"]
 """Names of numbers of tokens: all that a bundle serves, and the length that the model's own library cuts texts to."""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def also_named(**names: str) -> Callable[[Method], Method]:
+    """Take arguments by other names of sentence-transformers, too: ``also_named(sentences="inputs")``."""
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def by_either_name(*arguments: Any, **options: Any) -> Any:
+            return method(*arguments, **{names.get(name, name): value for name, value in options.items()})
+
+        return cast(Method, by_either_name)
+
+    return decorate
+
+
+class Device(str):
+    """The name of a device as PyTorch spells and takes it: ``cpu``, ``cuda:0``; it equals that string."""
+
+    @property
+    def type(self) -> str:
+        """The name without the number."""
+        return self.partition(":")[0]
+
+    @property
+    def index(self) -> int | None:  # type: ignore[override]
+        """The number; None without one."""
+        number = self.partition(":")[2]
+        return int(number) if number.isdecimal() else None
 
 
 class BundleModel:
@@ -46,11 +81,16 @@ class BundleModel:
     Attributes:
         prompts: name -> the text before a text; by default the model's own.
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
+        model_card_data: takes the reports of sentence-transformers' evaluators, and keeps nothing of them.
+        training: False.
 
     Raises:
         BackendError: the backend cannot run here, or not this bundle.
         InputError: the bundle has no tokenizer, or an option does not fit.
+        MissingAttributeError: of a name that sentence-transformers has and bundles lack.
     """
+
+    training = False
 
     _length_argument = "max_seq_length"
     _progress_name = "Encoding"
@@ -73,11 +113,14 @@ class BundleModel:
         if info is None:
             raise InputError(f"The bundle {bundle.path} has no tokenizer.\nUse hdruntime.load, and give it input_ids.")
         self.prompts, self.default_prompt_name = prompts_of(bundle.manifest)
+        self.model_card_data = _NoModelCard()
         self._path = bundle.path
         self._load = functools.partial(
             load, backend=backend, threads=threads, precision=precision, device=device, gpu=gpu
         )
         self._session = self._load(bundle)
+        asked = Device(device or "").index
+        self._gpu_number = (gpu or GpuOptions()).device if asked is None else asked
         self._tokenizer = self._session.tokenizer
         # As sentence-transformers reads a classifier that it has not saved.
         plain = (
@@ -115,6 +158,98 @@ class BundleModel:
         """The bundle's ``tokenizers.Tokenizer``, which neither cuts nor pads."""
         return self._tokenizer.whole
 
+    if not TYPE_CHECKING:  # where misspelt names are to be found
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            if name in REPLACEMENTS:
+                raise MissingAttributeError(f"{kind} has no {name}. {REPLACEMENTS[name]}")
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+    @property
+    def device(self) -> Device:
+        """Where the bundle runs: ``cpu`` or ``cuda:0``, a string with PyTorch's ``type`` and ``index``.
+
+        Results are in the CPU's memory all the same, and so are those of OpenVINO on its other devices, which are
+        ``cpu`` here.
+        """
+        return Device("cpu" if self._session.backend in CPU_BACKENDS else f"cuda:{self._gpu_number}")
+
+    def to(self, device: object = None, dtype: object = None, non_blocking: bool = False) -> Self:
+        """The encoder itself, where it is on that device already.
+
+        Raises:
+            InputError: the device is another, or a type is asked for.
+        """
+        asked = device if type(device).__name__ == "dtype" else dtype
+        if asked is not None:
+            raise InputError(f"{type(self).__name__} cannot become {asked}. {REPLACEMENTS['dtype']}")
+        self._check_device(device)
+        return self
+
+    def cpu(self) -> Self:
+        """As :meth:`to`."""
+        return self.to("cpu")
+
+    def cuda(self, device: object = None) -> Self:
+        """As :meth:`to`."""
+        return self.to("cuda" if device is None else device)
+
+    def eval(self) -> Self:
+        """The encoder itself, which never trains."""
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """The encoder itself for a ``mode`` of False.
+
+        Raises:
+            InputError: for True.
+        """
+        if mode:
+            raise InputError(f"{type(self).__name__} cannot train. {REPLACEMENTS['fit']}")
+        return self
+
+    @property
+    def modalities(self) -> list[str]:
+        """``text`` alone."""
+        return ["text"]
+
+    def supports(self, modality: object) -> bool:
+        """Whether it is one of `modalities`."""
+        return modality in self.modalities
+
+    def get_backend(self) -> str:
+        """The backend that runs the bundle, by its name in :class:`hdruntime.Backend`."""
+        return self._session.backend.value
+
+    def get_max_seq_length(self) -> int:
+        """The value of `max_seq_length`."""
+        return self.max_seq_length
+
+    def preprocess(self, inputs: Iterable[Any], prompt: str | None = None) -> dict[str, AnyArray]:
+        """The tokens of texts, or of pairs in a `CrossEncoder`, as graphs take them: ``session(**tokens)``.
+
+        Args:
+            inputs: any number of them.
+            prompt: the text before every text; None for none.
+
+        Returns:
+            ``input_ids``, ``attention_mask`` and what else the bundle has as an input, int64 [inputs, tokens]: cut to
+            `max_seq_length`, and padded on the right. Of no inputs no arrays.
+
+        Raises:
+            InputError: an input is not a text.
+        """
+        texts, pairs = self._texts_and_pairs(inputs)
+        if not texts:
+            return {}
+        encodings = self._tokenizer.encode(texts, pairs, overflow=Overflow.TRUNCATE, prompt=prompt or "")
+        return self._arrays(encodings)
+
+    def tokenize(self, texts: Iterable[Any], prompt: str | None = None) -> dict[str, AnyArray]:
+        """As :meth:`preprocess`."""
+        return self.preprocess(texts, prompt)
+
     def __getstate__(self) -> dict[str, Any]:
         """All attributes but the session: another process loads the bundle again, from the directory where it lies."""
         return {name: value for name, value in vars(self).items() if name != "_session"}
@@ -132,6 +267,15 @@ class BundleModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _texts_and_pairs(self, inputs: object) -> tuple[list[str], list[str] | None]:
+        """Inputs of `preprocess`; None where they are no pairs."""
+        return checked_texts(inputs, name="inputs"), None
+
+    def _arrays(self, encodings: Sequence[Encoding]) -> dict[str, AnyArray]:
+        """The inputs of the graphs, padded."""
+        manifest = self._session.manifest
+        return inputs_of_texts(encodings, manifest, memory=manifest.least_memory)
 
     def _tokenizer_for(self, tokens: int | str | None, *, named: str, own_length: int | None = None) -> TextTokenizer:
         """The tokenizer that cuts texts to so many tokens.
@@ -205,15 +349,45 @@ class BundleModel:
                 tokenizer.max_len, self._session.max_len, type(self).__name__, argument,
             )  # fmt: skip
 
-    def _check_call(self, batch_size: int | None, device: object) -> None:
+    def _check_call(self, batch_size: int | None, device: object, pool: object = None) -> None:
+        if pool is not None:
+            raise InputError(
+                f"pool is of type {type(pool).__name__}; it must be None. {REPLACEMENTS['encode_multi_process']}"
+            )
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for the fastest.")
-        here = "cpu" if self._session.backend in CPU_BACKENDS else "cuda"
-        if device is not None and str(device).partition(":")[0] != here:
-            raise InputError(
-                f"device is {str(device)!r}, and the bundle was loaded on {here} ({self._session.backend.value}).\n"
-                f"Leave it out, or choose another backend: {type(self).__name__}(bundle, backend=...)"
-            )
+        self._check_device(device)
+
+    def _check_device(self, device: object) -> None:
+        """Refuse another device than the bundle's; None is any, and a number that of a GPU."""
+        here = self.device
+        asked = Device(f"cuda:{device}" if isinstance(device, int) else device)
+        if device is None or (asked.type == here.type and asked.index in (None, here.index or 0)):
+            return
+        there = "cpu" if asked.type == "cpu" else asked if asked.type == "cuda" else None
+        load = f", or load the bundle there: {type(self).__name__}(bundle, device={str(there)!r})" if there else "."
+        raise InputError(
+            f"device is {str(device)!r:.60}, and the bundle was loaded on {here} ({self._session.backend.value}).\n"
+            f"Leave it out{load}"
+        )
+
+
+def evaluate(self: BundleModel, evaluator: Callable[..., Any], output_path: str | None = None) -> Any:
+    """The result of an evaluator of sentence-transformers.
+
+    Args:
+        self: the encoder.
+        evaluator: called with the encoder and the folder.
+        output_path: a folder for its files, which is made; None for no files.
+    """
+    if output_path is not None:
+        Path(output_path).mkdir(parents=True, exist_ok=True)
+    return evaluator(self, output_path)
+
+
+class _NoModelCard:
+    def set_evaluation_metrics(self, *arguments: object, **options: object) -> None:
+        """Keep nothing."""
 
 
 class TwoSidedModel(BundleModel):
@@ -221,6 +395,7 @@ class TwoSidedModel(BundleModel):
 
     encode: Callable[..., Any]
 
+    @also_named(sentences="inputs")
     def encode_query(
         self,
         inputs: str | Iterable[str],
@@ -232,6 +407,7 @@ class TwoSidedModel(BundleModel):
         """As :meth:`encode` of queries, with the prompt ``query`` unless another is asked for."""
         return self._encode_side("query", inputs, prompt_name, prompt, *arguments, **options)
 
+    @also_named(sentences="inputs")
     def encode_document(
         self,
         inputs: str | Iterable[str],

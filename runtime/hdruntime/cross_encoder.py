@@ -28,7 +28,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import BundleModel, Length
+from hdruntime.bundle_model import BundleModel, Length, also_named, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
@@ -61,6 +61,8 @@ class CrossEncoder(BundleModel):
         activation_fn: as above.
         prompts: name -> the text before the first text of a pair; by default the model's own.
         default_prompt_name: the prompt of pairs for which none is asked for; None for no prompt.
+        num_labels: of the model.
+        model_card_data: takes the reports of sentence-transformers' evaluators, and keeps nothing of them.
 
     Raises:
         BundleError: there is no bundle, or it is damaged or of another format.
@@ -104,6 +106,18 @@ class CrossEncoder(BundleModel):
             gpu=gpu,
         )
 
+    evaluate = evaluate
+
+    @property
+    def max_length(self) -> int:
+        """The value of `max_seq_length`, by its name until sentence-transformers 5."""
+        return self.max_seq_length
+
+    @max_length.setter
+    def max_length(self, tokens: int | Length) -> None:
+        self.max_seq_length = tokens
+
+    @also_named(sentences="inputs", activation_fct="activation_fn")
     def predict(
         self,
         inputs: Iterable[Sequence[str]] | Sequence[str],
@@ -116,6 +130,8 @@ class CrossEncoder(BundleModel):
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: object = None,
+        pool: None = None,
+        chunk_size: int | None = None,
         *,
         overflow: Overflow | str = Overflow.TRUNCATE,
         stride: int = 0,
@@ -135,6 +151,8 @@ class CrossEncoder(BundleModel):
             convert_to_numpy: False for a list of PyTorch tensors.
             convert_to_tensor: for one PyTorch tensor, in the CPU's memory.
             device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
+            pool: None: there are no pools of processes.
+            chunk_size: of a pool, without effect.
             overflow: for a pair of more than `max_seq_length` tokens: ``truncate`` cuts the end of the longer text;
                 ``split`` cuts the second text into pieces, each of which is read with the whole first text; ``error``
                 refuses it.
@@ -152,7 +170,7 @@ class CrossEncoder(BundleModel):
             BackendError: the backend failed, or the encoder is closed.
         """
         pairs, is_one = _pairs_of(inputs)
-        self._check_call(batch_size, device)
+        self._check_call(batch_size, device, pool)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
@@ -164,6 +182,7 @@ class CrossEncoder(BundleModel):
             result = from_numpy(scores) if convert_to_tensor else list(from_numpy(scores))
         return result[0] if is_one else result
 
+    @also_named(activation_fct="activation_fn")
     def rank(
         self,
         query: str,
@@ -176,6 +195,8 @@ class CrossEncoder(BundleModel):
         show_progress_bar: bool | None = None,
         activation_fn: ActivationFunction | None = None,
         device: object = None,
+        pool: None = None,
+        chunk_size: int | None = None,
         *,
         overflow: Overflow | str = Overflow.TRUNCATE,
         stride: int = 0,
@@ -188,7 +209,8 @@ class CrossEncoder(BundleModel):
             documents: the second texts.
             top_k: most documents that are returned; None for all.
             return_documents: whether results have the documents' texts.
-            prompt_name, prompt, batch_size, show_progress_bar, activation_fn, device: as of :meth:`predict`.
+            prompt_name, prompt, batch_size, show_progress_bar, activation_fn, device, pool, chunk_size: as of
+                :meth:`predict`.
             overflow, stride, split_pooling: likewise.
 
         Returns:
@@ -200,7 +222,7 @@ class CrossEncoder(BundleModel):
             MissingDependencyError, NonFiniteOutputError, BackendError: as :meth:`predict`.
         """
         check_reranker(self._session.manifest)
-        self._check_call(batch_size, device)
+        self._check_call(batch_size, device, pool)
         documents = checked_texts(documents, name="documents")
         reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
@@ -208,6 +230,12 @@ class CrossEncoder(BundleModel):
         pairs = [(query, document) for document in documents]
         scores = self._scores(pairs, reading, activation_fn, prompt=prompt, name="documents", shown=show_progress_bar)
         return ranked(scores, documents, top_k=top_k, return_documents=return_documents)
+
+    def _texts_and_pairs(self, inputs: object) -> tuple[list[str], list[str] | None]:
+        pairs, is_one = _pairs_of(inputs)
+        if is_one:
+            raise InputError("inputs is one pair; it must be a list of pairs: [(query, document)]")
+        return [first for first, _ in pairs], [second for _, second in pairs]
 
     def _scores(
         self,

@@ -22,11 +22,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hdruntime.arrays import AnyArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import Length, TwoSidedModel
+from hdruntime.bundle_model import Length, TwoSidedModel, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
@@ -55,6 +56,7 @@ class MultiVectorEncoder(TwoSidedModel):
             model's own.
         prompts: name -> the text before a text; by default the model's own.
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
+        model_card_data: takes the reports of sentence-transformers' evaluators, and keeps nothing of them.
 
     Raises:
         BundleError: there is no bundle, or it is damaged or of another format.
@@ -99,6 +101,8 @@ class MultiVectorEncoder(TwoSidedModel):
         except BaseException:
             self.close()
             raise
+
+    evaluate = evaluate
 
     @property
     def query_length(self) -> int:
@@ -149,7 +153,9 @@ class MultiVectorEncoder(TwoSidedModel):
         convert_to_numpy: bool = True,
         device: object = None,
         normalize_embeddings: bool = False,
-        *,
+        pool: None = None,
+        chunk_size: int | None = None,
+        token_pooling: None = None,
         task: Side | str | None = None,
     ) -> Any:
         """The vectors of each text's tokens, the same that sentence-transformers gives.
@@ -165,6 +171,9 @@ class MultiVectorEncoder(TwoSidedModel):
             convert_to_numpy: False for PyTorch tensors.
             device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
             normalize_embeddings: bring each vector to length 1, for models that do not.
+            pool: None: there are no pools of processes.
+            chunk_size: of a pool, without effect.
+            token_pooling: None: vectors are not pooled.
             task: ``query``, ``document``, or None for texts that are neither.
 
         Returns:
@@ -180,7 +189,12 @@ class MultiVectorEncoder(TwoSidedModel):
         side = None if task is None else checked_choice(Side, task, option="task")
         if output_value != "token_embeddings":
             raise InputError(f"output_value is {output_value!r}; it must be 'token_embeddings'.")
-        self._check_call(batch_size, device)
+        self._check_call(batch_size, device, pool)
+        if token_pooling is not None:
+            raise InputError(
+                f"token_pooling is of type {type(token_pooling).__name__}; it must be None.\n"
+                "Bundles pool no tokens: call it with what encode returns."
+            )
         from_numpy = None if convert_to_numpy else require("torch").from_numpy
         texts = checked_texts(inputs, name="inputs", may_be_one=True)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
@@ -198,6 +212,36 @@ class MultiVectorEncoder(TwoSidedModel):
             vectors = [normalized(each) for each in vectors]
         found: list[Any] = vectors if from_numpy is None else [from_numpy(each) for each in vectors]
         return found[0] if isinstance(inputs, str) else found
+
+    def preprocess(
+        self, inputs: Iterable[Any], prompt: str | None = None, task: Side | str | None = None
+    ) -> dict[str, AnyArray]:
+        """The tokens of texts, as graphs take them: ``session(**tokens)``.
+
+        Args:
+            inputs: any number of texts.
+            prompt: the text before every text; None for none.
+            task: as of :meth:`encode`; queries are expanded.
+
+        Returns:
+            as `SentenceEncoder.preprocess`.
+
+        Raises:
+            InputError: an input is not a text.
+        """
+        side = None if task is None else checked_choice(Side, task, option="task")
+        texts, _ = self._texts_and_pairs(inputs)
+        if not texts:
+            return {}
+        tokenizer = self._tokenizer if side is None else self._tokenizers[side]
+        encode = self._tasks[side].encode
+        return self._arrays(encode(tokenizer, texts, None, overflow=Overflow.TRUNCATE, prompt=prompt or ""))
+
+    def tokenize(
+        self, texts: Iterable[Any], prompt: str | None = None, task: Side | str | None = None
+    ) -> dict[str, AnyArray]:
+        """As :meth:`preprocess`."""
+        return self.preprocess(texts, prompt, task)
 
     def similarity(self, embeddings1: object, embeddings2: object) -> Any:
         """MaxSim of each query with each document; see :func:`hdruntime.text.similarity.maxsim`.

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 __all__ = ["SentenceEncoder"]
 
-import functools
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import BundleModel, Length
+from hdruntime.bundle_model import BundleModel, Length, also_named, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
@@ -42,18 +42,6 @@ from hdruntime.text.pooling import Pooling, embedding_output
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
 from hdruntime.text.tokenization import Overflow
-
-
-def _also_by_inputs(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Take the texts by the name ``inputs``, too, which sentence-transformers 6 gives them."""
-
-    @functools.wraps(method)
-    def by_either_name(self: SentenceEncoder, *arguments: Any, **options: Any) -> Any:
-        if "inputs" in options:
-            options["sentences"] = options.pop("inputs")
-        return method(self, *arguments, **options)
-
-    return by_either_name
 
 
 class SentenceEncoder(BundleModel):
@@ -101,7 +89,6 @@ class SentenceEncoder(BundleModel):
         self._task = Embedding(opened.manifest, _checked_pooling(pooling, is_needed=is_pooled_here))
         self.similarity_fn_name: str = own.similarity if own else "cosine"
         self.truncate_dim = own.truncate_dim if own and truncate_dim is None else truncate_dim
-        self.model_card_data = _NoModelCard()
         super().__init__(
             opened,
             max_seq_length=max_seq_length,
@@ -112,6 +99,8 @@ class SentenceEncoder(BundleModel):
             gpu=gpu,
         )
 
+    evaluate = evaluate
+
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""
         return min(self._task.dimensions, self.truncate_dim or self._task.dimensions)
@@ -119,7 +108,7 @@ class SentenceEncoder(BundleModel):
     # The name until sentence-transformers 5, which callers still use.
     get_sentence_embedding_dimension = get_embedding_dimension
 
-    @_also_by_inputs
+    @also_named(inputs="sentences")
     def encode(
         self,
         sentences: str | Iterable[str],
@@ -134,6 +123,8 @@ class SentenceEncoder(BundleModel):
         device: object = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        pool: None = None,
+        chunk_size: int | None = None,
     ) -> Any:
         """One vector per text, the same that sentence-transformers gives.
 
@@ -152,6 +143,8 @@ class SentenceEncoder(BundleModel):
             device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
             normalize_embeddings: bring each vector to length 1.
             truncate_dim: dimensions that are kept, before vectors are normalised; None for the encoder's own number.
+            pool: None: there are no pools of processes.
+            chunk_size: of a pool, without effect.
 
         Returns:
             [dimensions] of one text; [sentences, dimensions] of several, in the order given. With ``token_embeddings``
@@ -168,7 +161,7 @@ class SentenceEncoder(BundleModel):
             raise InputError(
                 f"output_value is {output_value!r}; it must be 'sentence_embedding' or 'token_embeddings'."
             )
-        self._check_call(batch_size, device)
+        self._check_call(batch_size, device, pool)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         texts = checked_texts(sentences, name="sentences", may_be_one=True)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
@@ -194,7 +187,7 @@ class SentenceEncoder(BundleModel):
                 result = from_numpy(result) if convert_to_tensor else list(from_numpy(result))
         return result[0] if isinstance(sentences, str) else result
 
-    @_also_by_inputs
+    @also_named(inputs="sentences")
     def encode_query(
         self,
         sentences: str | Iterable[str],
@@ -208,7 +201,7 @@ class SentenceEncoder(BundleModel):
             prompt_name = self._first_prompt("query")
         return self.encode(sentences, prompt_name, prompt, *arguments, **options)
 
-    @_also_by_inputs
+    @also_named(inputs="sentences")
     def encode_document(
         self,
         sentences: str | Iterable[str],
@@ -225,6 +218,18 @@ class SentenceEncoder(BundleModel):
         if prompt_name is None and prompt is None:
             prompt_name = self._first_prompt("document", "passage", "corpus")
         return self.encode(sentences, prompt_name, prompt, *arguments, **options)
+
+    @contextlib.contextmanager
+    def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
+        """Set `truncate_dim` for a ``with`` block; None keeps all dimensions."""
+        before, self.truncate_dim = self.truncate_dim, truncate_dim
+        try:
+            yield
+        finally:
+            self.truncate_dim = before
+
+    # The name until sentence-transformers 5.
+    truncate_sentence_embeddings = truncate_embeddings
 
     def similarity(self, embeddings1: object, embeddings2: object) -> Any:
         """The similarity of each vector with each other; see :func:`hdruntime.text.similarity.similarities`.
@@ -251,11 +256,6 @@ class SentenceEncoder(BundleModel):
 
     def _first_prompt(self, *names: str) -> str | None:
         return next((name for name in names if name in self.prompts), None)
-
-
-class _NoModelCard:
-    def set_evaluation_metrics(self, *arguments: object, **options: object) -> None:
-        """Keep nothing."""
 
 
 def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooling | None:

@@ -29,7 +29,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import Length, TwoSidedModel
+from hdruntime.bundle_model import Length, TwoSidedModel, also_named
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
@@ -39,7 +39,7 @@ from hdruntime.tasks.task import Text
 from hdruntime.text.checks import checked_texts
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
-from hdruntime.text.sparse import SparseVector, most_active_dims, stacked
+from hdruntime.text.sparse import SparseVector, most_active_dims, sparse_vector, stacked
 from hdruntime.text.tokenization import Overflow
 
 _BLOCK = 256
@@ -61,6 +61,7 @@ class SparseEncoder(TwoSidedModel):
         similarity_fn_name: ``dot``, ``cosine``, ``euclidean`` or ``manhattan``; by default the model's own, mostly dot.
         prompts: name -> the text before a text; by default the model's own.
         default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
+        model_card_data: takes the reports of sentence-transformers' evaluators, and keeps nothing of them.
 
     Raises:
         BundleError: there is no bundle, or it is damaged or of another format.
@@ -104,6 +105,10 @@ class SparseEncoder(TwoSidedModel):
         """Dimensions of a vector with its zeros: the size of the vocabulary."""
         return self._dimensions
 
+    # The name until sentence-transformers 5, which callers still use.
+    get_sentence_embedding_dimension = get_embedding_dimension
+
+    @also_named(sentences="inputs")
     def encode(
         self,
         inputs: str | Iterable[str],
@@ -116,6 +121,8 @@ class SparseEncoder(TwoSidedModel):
         save_to_cpu: bool = True,
         device: object = None,
         max_active_dims: int | None = None,
+        pool: None = None,
+        chunk_size: int | None = None,
     ) -> Any:
         """One sparse vector per text, with the numbers that sentence-transformers gives.
 
@@ -131,6 +138,8 @@ class SparseEncoder(TwoSidedModel):
             save_to_cpu: results are in the CPU's memory with any value.
             device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
             max_active_dims: most values of a vector that are kept; None for the encoder's own number.
+            pool: None: there are no pools of processes.
+            chunk_size: of a pool, without effect.
 
         Returns:
             a `SparseVector` of one text, a list of them of several, in the order given; or a tensor.
@@ -141,7 +150,7 @@ class SparseEncoder(TwoSidedModel):
             NonFiniteOutputError: a vector is NaN or infinite.
             BackendError: the backend failed, or the encoder is closed.
         """
-        self._check_call(batch_size, device)
+        self._check_call(batch_size, device, pool)
         limit = self.max_active_dims if max_active_dims is None else max_active_dims
         task = SparseVectors(self._session.manifest, limit)
         torch = require("torch") if convert_to_tensor else None
@@ -210,6 +219,26 @@ class SparseEncoder(TwoSidedModel):
         if isinstance(embeddings, SparseVector):
             return self._words(embeddings, top_k)
         return [self._words(vector, top_k) for vector in _checked_vectors(embeddings)]
+
+    @staticmethod
+    def intersection(embeddings_1: SparseVector, embeddings_2: Any) -> Any:
+        """The products of the weights of the tokens that two vectors share, for :meth:`decode`.
+
+        Args:
+            embeddings_1: one `SparseVector`.
+            embeddings_2: another one, or a list of them.
+
+        Returns:
+            a `SparseVector`, or a list of them.
+
+        Raises:
+            InputError: an input is something else, or the vectors are of several models.
+        """
+        if not isinstance(embeddings_1, SparseVector):
+            raise InputError(f"embeddings_1 is of type {type(embeddings_1).__name__}; it must be one SparseVector.")
+        several = _checked_vectors(_listed(embeddings_2))
+        found = [sparse_vector(np.prod(stacked([embeddings_1, each]), axis=0)) for each in several]
+        return found[0] if isinstance(embeddings_2, SparseVector) else found
 
     @staticmethod
     def sparsity(embeddings: Any) -> dict[str, float]:

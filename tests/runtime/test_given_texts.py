@@ -61,6 +61,7 @@ def calls(bundle_path: Path) -> Any:
             ],
             "SentenceEncoder.encode": encoder.encode,
             "SentenceEncoder.encode_document": encoder.encode_document,
+            "SentenceEncoder.preprocess": lambda texts: encoder.preprocess(texts)["input_ids"],
         }
 
 
@@ -82,8 +83,8 @@ def test_what_is_no_list_of_texts_is_refused_and_said_what_to_do(calls: dict[str
 
 def test_one_string_is_one_text_for_encoders_and_no_list_for_sessions(calls: dict[str, Callable[[Any], Any]]) -> None:
     assert calls["SentenceEncoder.encode"]("read").ndim == 1
-    for method in ("Session.embed", "Session.tokenize", "Session.split"):
-        with named_case(method), pytest.raises(InputError, match=r"texts is one string; .* \[text\]"):
+    for method in ("Session.embed", "Session.tokenize", "Session.split", "SentenceEncoder.preprocess"):
+        with named_case(method), pytest.raises(InputError, match=r"(texts|inputs) is one string; .* \[text\]"):
             calls[method]("read")
 
 
