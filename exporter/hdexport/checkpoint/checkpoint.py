@@ -17,6 +17,7 @@ from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.hub import download
 from hdexport.checkpoint.layouts import arranged, is_checkpoint
 from hdexport.checkpoint.loading import folded_vocabulary, load_model
+from hdexport.checkpoint.model_code import CodeAnswers, ModelCode, model_code
 from hdexport.checkpoint.multi_vector import leaves_tokens_out
 from hdexport.checkpoint.sentence_modules import logit_score, scored_labels, token_modules
 from hdexport.checkpoint.sentence_settings import sentence_class
@@ -138,7 +139,7 @@ class Checkpoint:
         Raises:
             ModelError: its files cannot be read.
         """
-        return read_tokenizer(self.path) if self.takes_texts else None
+        return read_tokenizer(self.path, trust=self.trust) if self.takes_texts else None
 
     @property
     def base_positions(self) -> int:
@@ -215,16 +216,31 @@ class Checkpoint:
         remark = f"No adapter is merged, as transformers loads none by itself; {takes}"
         return replace(self, remarks=(*self.remarks, remark))
 
-    def load(self, task: Task, *, report: Callable[[str], None] = lambda line: None) -> PreTrainedModel:
+    def code(self, task: Task) -> ModelCode | None:
+        """The Python code of its own that the checkpoint names for a task's model; None for none.
+
+        Raises:
+            ModelError: no model has the values of ``config.json``.
+        """
+        return model_code(self, self._class_task(task))
+
+    def load(
+        self, task: Task, *, report: Callable[[str], None] = lambda line: None, runs_code: bool = True
+    ) -> PreTrainedModel:
         """The PyTorch model for a task, in float32 and in evaluation mode.
+
+        Where the checkpoint's own code is named and trusted, it answers the same inputs first.
 
         Args:
             task: decides the head.
-            report: takes a line that names the weights that the task does not need, if there are any.
+            report: takes a line that names the weights that the task does not need, if there are any, and one about
+                the checkpoint's own code.
+            runs_code: whether code that is trusted runs; else nothing is compared with it.
 
         Raises:
             ModelError: the weights are missing, unreadable, of another model than ``config.json`` describes, or lack
-                the task's head, or the family has no such task, or no such score.
+                the task's head, or the family has no such task, or no such score; or the checkpoint's own code answers
+                otherwise, or cannot be run.
         """
         score = logit_score(self.path) if task is Task.TEXT_CLASSIFICATION else None
         of_generator = self.family.of_generator
@@ -242,6 +258,13 @@ class Checkpoint:
         settings = self.settings()
         if TASKS[task].has_labels:
             check_labels(settings, self.path / "config.json", are_keys=task is Task.TEXT_CLASSIFICATION)
+        code, class_task = self.code(task), self._class_task(task)
+        answers: CodeAnswers | None = None
+        if code is not None and self.trust.code and runs_code and class_task not in self._compared:
+            if adapter is None or class_task is Task.FEATURE_EXTRACTION:
+                answers = code.answers(self, class_task)
+            else:
+                report(f"The adapter brings a head, without which nothing can be compared with {code.named}.")
         model = load_model(
             self,
             files,
@@ -251,6 +274,9 @@ class Checkpoint:
             brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=self.trust.pickles),
             report=report,
         )
+        if code is not None and answers is not None:
+            report(code.compare(answers, model, self, class_task))
+            self._compared.add(class_task)
         if adapter is not None:
             merge_adapter(model, adapter, allow_pickle=self.trust.pickles)
         elif self.adapter is not None:
@@ -270,6 +296,16 @@ class Checkpoint:
             ModelError: there are no weights, or only pickles, which are not allowed.
         """
         return weight_files(self.path, allow_pickle=self.trust.pickles)
+
+    def _class_task(self, task: Task) -> Task:
+        """The task of `AUTO_CLASS_OF_TASK` whose class is loaded for a task."""
+        is_score = task is Task.TEXT_CLASSIFICATION and logit_score(self.path) is not None
+        return Task.TEXT_SCORING if is_score else model_task(self.run_as(task))
+
+    @functools.cached_property
+    def _compared(self) -> set[Task]:
+        """The tasks whose model was compared with the checkpoint's own code, which takes as long as loading it."""
+        return set()
 
     def _check_task(self, task: Task) -> None:
         tasks = self.family.all_tasks

@@ -204,6 +204,10 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
             f"{file} has architectures {shown(architectures)}, which is not a list of names.\n"
             'Set it to the name of the model\'s class, e.g. "architectures": ["BertModel"], or leave it out.'
         )
+    if not isinstance(config.get("auto_map") or {}, dict):
+        raise ModelError(
+            f"{file} has auto_map {shown(config['auto_map'])}, which names no class for an Auto class.\nRemove it."
+        )
     for key, value in _values(config):
         if isinstance(value, float) and not math.isfinite(value):
             raise ModelError(
@@ -248,6 +252,12 @@ def _refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> N
         raise ModelError(
             f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are "
             'supported.\nIf it was trained as an encoder, set "is_decoder": false.'
+        )
+    if config.get("is_causal") and not family.is_causal:
+        # transformers follows it in batches without padding, and not in others.
+        raise ModelError(
+            f"{file} has is_causal {shown(config['is_causal'])}: a token would see earlier tokens only, and a "
+            f'{config["model_type"]} sees both sides.\nIf it was trained so, set "is_causal": false.'
         )
     # For most model types, current transformers ignores this key and would silently compute something else.
     kind, known = config.get("position_embedding_type") or "absolute", family.position_embedding_types

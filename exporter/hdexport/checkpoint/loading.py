@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["folded_vocabulary", "load_model"]
+__all__ = ["folded_vocabulary", "free_of_reports", "load_model"]
 
 import functools
 from collections.abc import Callable, Set
@@ -57,11 +57,8 @@ def load_model(
         ModelError: weights and configuration do not agree, the task's head is missing, or a weight is not finite.
     """
     import torch
-    import transformers
 
-    # The library's own report of unused weights is noise here; the checks below report the weights that matter.
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    free_of_reports()
     # A head's own weights are read with it.
     stored = {name: weight for name, weight in stored_weights(files).items() if name not in _HEAD_WEIGHTS.get(task, ())}
     path, family = checkpoint.path, checkpoint.family
@@ -105,6 +102,14 @@ def load_model(
     if unused := agreement.unused():
         report(f"Not needed for {task.value}, and left out: {unused}.")
     return model
+
+
+def free_of_reports() -> None:
+    """Silence the library's own report of unused weights: our checks report the weights that matter."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def folded_vocabulary(generator: PreTrainedModel, score: LogitScore) -> torch.Tensor:

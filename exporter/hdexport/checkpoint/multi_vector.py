@@ -6,7 +6,10 @@ A bundle gives the same vectors as ``sentence_transformers.MultiVectorEncoder`` 
 from __future__ import annotations
 
 __all__ = [
+    "MASK_KEYS",
     "PROJECTION",
+    "SENTENCE_KEYS",
+    "STANFORD",
     "LateInteraction",
     "is_late_interaction",
     "late_interaction",
@@ -37,7 +40,7 @@ _STANFORD_CONFIG = "artifact.metadata"
 _MODEL_TYPES = ("MultiVectorEncoder", "ColBERT")
 """Names in `_CONFIG` of sentence-transformers and of PyLate."""
 
-_STANFORD = "HF_ColBERT"
+STANFORD = "HF_ColBERT"
 """The architecture of Stanford's ColBERT."""
 
 _QUERY_TOKENS = 32
@@ -110,6 +113,13 @@ class _Mask:
     keep_only_token_ids: tuple[TokenId, ...] | None = None
 
 
+SENTENCE_KEYS = frozenset(field.name for field in fields(_PyLate))
+"""Keys of `_CONFIG` that are read of a model of late interaction."""
+
+MASK_KEYS = frozenset(field.name for field in fields(_Mask))
+"""Keys of the module MultiVectorMask that are read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LateInteraction:
     """A model that gives a vector for each token.
@@ -141,7 +151,7 @@ def is_late_interaction(path: Path) -> bool:
     """
     if not (path / "modules.json").is_file():
         architectures = read_object(path / "config.json", missing_ok=True).get("architectures")
-        return isinstance(architectures, list) and _STANFORD in architectures
+        return isinstance(architectures, list) and STANFORD in architectures
     values = read_object(path / _CONFIG, missing_ok=True)
     if values.get("model_type") in _MODEL_TYPES:
         return True

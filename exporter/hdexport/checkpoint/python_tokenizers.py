@@ -33,6 +33,8 @@ def fits_a_file(tokenizer: Any) -> bool:
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return False
+    if _is_code_of_a_checkpoint(tokenizer) and not _is_equal(tokenizer.backend_tokenizer, tokenizer, _texts(tokenizer)):
+        return False
     try:
         # A step that is a program of Python refuses.
         tokenizer.backend_tokenizer.pre_tokenizer.__getstate__()
@@ -41,6 +43,10 @@ def fits_a_file(tokenizer: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+def _is_code_of_a_checkpoint(tokenizer: Any) -> bool:
+    return not type(tokenizer).__module__.startswith("transformers.")
 
 
 def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
@@ -57,8 +63,9 @@ def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
 
     converted = _framed(tokenizer)
     if converted is None or not _is_equal(converted, tokenizer, _texts(tokenizer)):
+        whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
         raise ModelError(
-            f"The tokenizer of {path} is transformers' {type(tokenizer).__name__}, a program of Python; a bundle holds "
+            f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
             "a tokenizer.json, and none is known that gives the same ids.\n"
             "Build for token ids, which that class makes of texts: --no-tokenizer"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "POOLING_FLAGS",
     "SCORES",
     "TOKENS",
     "TOKENS_INSTEAD",
@@ -28,7 +29,7 @@ from hdexport.support.json_files import read_json, read_object, read_settings, s
 from hdruntime.bundle.value_types import Size, TokenId
 from hdruntime.errors import ModelError
 
-_MODES = {
+POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -260,14 +261,15 @@ def _pooling_modes(config_path: Path, config: dict[str, Any]) -> tuple[str, ...]
         listed = named if isinstance(named, list) else [named]
         modes = tuple(named.split("+") if isinstance(named, str) else listed)
     else:
-        given = (flag for flag in dict.fromkeys((*_MODES, *config)) if flag.startswith("pooling_mode_"))
-        modes = tuple(_MODES.get(flag, flag.removeprefix("pooling_mode_")) for flag in given if config.get(flag))
+        given = (flag for flag in dict.fromkeys((*POOLING_FLAGS, *config)) if flag.startswith("pooling_mode_"))
+        modes = tuple(POOLING_FLAGS.get(flag, flag.removeprefix("pooling_mode_")) for flag in given if config.get(flag))
         # The library's own mode, where the settings name none.
         modes = modes or ("mean",)
-    unsupported = [mode for mode in modes if mode not in list(_MODES.values())]
+    unsupported = [mode for mode in modes if mode not in list(POOLING_FLAGS.values())]
     if unsupported:
         asked = ", ".join(mode if isinstance(mode, str) else shown(mode) for mode in unsupported)
         raise ModelError(
-            f"{config_path} asks for the pooling {asked}; supported: {', '.join(_MODES.values())}.\n{TOKENS_INSTEAD}"
+            f"{config_path} asks for the pooling {asked}; supported: {', '.join(POOLING_FLAGS.values())}.\n"
+            f"{TOKENS_INSTEAD}"
         )
     return modes

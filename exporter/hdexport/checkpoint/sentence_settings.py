@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["lowercases", "sentence_class", "sentence_settings"]
+__all__ = [
+    "SENTENCE_CONFIG",
+    "SENTENCE_KEYS",
+    "TRANSFORMER_KEYS",
+    "lowercases",
+    "sentence_class",
+    "sentence_settings",
+    "transformer_file",
+]
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -31,7 +39,7 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
 
-_CONFIG = "config_sentence_transformers.json"
+SENTENCE_CONFIG = "config_sentence_transformers.json"
 
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{model}_config.json"
@@ -132,6 +140,16 @@ class _TransformerConfig:
     processor_kwargs: _TokenizerOptions | None = None
 
 
+SENTENCE_KEYS = frozenset({"__version__", *(field.name for field in fields(_Config))})
+"""Keys of `SENTENCE_CONFIG` that are read, and the versions of libraries."""
+
+TRANSFORMER_KEYS = frozenset({
+    *("modality_config", "module_output_name", "processing_kwargs", "transformer_task"),
+    *("query_length", "document_length", "query_expansion", *_NOT_CHECKED, *_HARMLESS),
+})  # fmt: skip
+"""Keys of the module Transformer's settings, whose values are honoured or checked."""
+
+
 def sentence_class(path: Path) -> str | None:
     """Class of sentence-transformers that a checkpoint was saved from; None where it was not saved by it.
 
@@ -147,7 +165,7 @@ def lowercases(path: Path) -> bool:
     Raises:
         ModelError: a file cannot be read.
     """
-    return bool(read_settings(_transformer_file(path), _TransformerConfig, missing_ok=True).do_lower_case)
+    return bool(read_settings(transformer_file(path), _TransformerConfig, missing_ok=True).do_lower_case)
 
 
 def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | None:
@@ -171,14 +189,19 @@ def _of_pairs(checkpoint: Checkpoint) -> SentenceSettings | None:
     path, activation = checkpoint.path, _activation(checkpoint)
     if activation is None:
         return None
-    general = _general(checkpoint)
+    general, modules = _general(checkpoint), sentence_modules(path)
+    if modules and modules[0].kind != "Transformer":
+        raise ModelError(
+            f"{path} is a CrossEncoder that begins with {shown(modules[0].kind)}, and not with sentence-transformers' "
+            f"Transformer, which a bundle computes.\n{TOKENS_INSTEAD}"
+        )
     if logit_score(path) is not None:
         _check_transformer(path, "logit-score")
-    elif sentence_modules(path)[1:]:
+    elif modules[1:]:
         pooling = pooling_settings(path)
         if scored_labels(path) is None:
             raise ModelError(
-                f"{path} is a CrossEncoder, and {sentence_modules(path)[-1].kind}, its last module, gives no "
+                f"{path} is a CrossEncoder, and {modules[-1].kind}, its last module, gives no "
                 f"{SCORES}; a Dense whose module_output_name is {SCORES!r} fits.\n{TOKENS_INSTEAD}"
             )
         _check_transformer(path, "encoder")
@@ -245,7 +268,7 @@ _SETTINGS_OF_TASK: dict[Task, Callable[[Checkpoint], SentenceSettings | None]] =
 
 def _general(checkpoint: Checkpoint) -> dict[str, Any]:
     """Settings that all kinds of models share."""
-    file = checkpoint.path / _CONFIG
+    file = checkpoint.path / SENTENCE_CONFIG
     config = _config(checkpoint.path)
     prompts = {name: text or "" for name, text in (config.prompts or {}).items()}
     names = list(dict.fromkeys((*_DEFAULT_PROMPTS, *prompts)))
@@ -270,7 +293,7 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
     Where nothing names a number, the library takes ``max_position_embeddings`` of ``config.json``, also where the model
     counts distances and could read more.
     """
-    config = read_settings(_transformer_file(checkpoint.path), _TransformerConfig, missing_ok=True)
+    config = read_settings(transformer_file(checkpoint.path), _TransformerConfig, missing_ok=True)
     options = config.tokenizer_args or config.processor_kwargs or _TokenizerOptions()
     named = options.model_max_length or config.max_seq_length
     positions = getattr(checkpoint.settings(), "max_position_embeddings", None)
@@ -280,7 +303,7 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
 
 def _pair_template(checkpoint: Checkpoint, prompts: Iterable[str]) -> PairTemplate | None:
     """The template of a cross-encoder's pairs; None where its tokenizer takes two texts."""
-    file = _transformer_file(checkpoint.path)
+    file = transformer_file(checkpoint.path)
     config = read_settings(file, _TemplateConfig, missing_ok=True)
     if config.modality_config is None or config.modality_config.message is None:
         return None
@@ -296,7 +319,7 @@ def _pair_template(checkpoint: Checkpoint, prompts: Iterable[str]) -> PairTempla
 
 def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ()) -> None:
     """Refuse settings of the module Transformer that change its results, and are not honoured elsewhere."""
-    file = _transformer_file(path)
+    file = transformer_file(path)
     task, output, module_output = _FIXED[kind]
     call = {"method": "forward", "method_output_name": output}
     expected = {
@@ -350,7 +373,7 @@ def _activation(checkpoint: Checkpoint) -> Any:
         named = of_old.get("activation_fn", named)
     is_new = sentence_class(checkpoint.path) == "CrossEncoder"
     if is_new and (of_new := _config(checkpoint.path).activation_fn):
-        file, named = checkpoint.path / _CONFIG, of_new
+        file, named = checkpoint.path / SENTENCE_CONFIG, of_new
     if named is None:
         default = "sigmoid" if checkpoint.settings().num_labels == 1 else "identity"
         return default if is_new or isinstance(of_old, dict) else None
@@ -366,10 +389,10 @@ def _activation(checkpoint: Checkpoint) -> Any:
 
 def _config(path: Path) -> _Config:
     kind = _TokensConfig if token_modules(path) or is_late_interaction(path) else _Config
-    return read_settings(path / _CONFIG, kind, missing_ok=True)
+    return read_settings(path / SENTENCE_CONFIG, kind, missing_ok=True)
 
 
-def _transformer_file(path: Path) -> Path:
+def transformer_file(path: Path) -> Path:
     """The file that holds the module Transformer's settings; it may be missing."""
     modules = sentence_modules(path)
     files = [path / modules[0].folder / name for name in _TRANSFORMER_CONFIGS] if modules else []

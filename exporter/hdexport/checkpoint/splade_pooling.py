@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["SpladePooling", "splade_pooling"]
+__all__ = ["MODULES_OF_MODELS", "SPLADE_KEYS", "SpladePooling", "splade_pooling"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -15,8 +15,8 @@ from hdexport.model.head import Head
 from hdexport.support.json_files import read_settings
 from hdruntime.errors import ModelError
 
-_MODULES = ("Transformer", "MLMTransformer")
-"""Modules whose outputs are logits, by the names of sentence-transformers 6 and 5."""
+MODULES_OF_MODELS = ("Transformer", "MLMTransformer")
+"""Modules that run a model of transformers, by the names of sentence-transformers 6 and, for logits, 5."""
 
 _SUMS = 16
 
@@ -27,6 +27,13 @@ class _Config:
 
     pooling_strategy: Literal["max", "sum"] = "max"
     activation_function: Literal["relu", "log1p_relu"] = "relu"
+
+
+SPLADE_KEYS = frozenset({
+    *(field.name for field in fields(_Config)),
+    *("embedding_dimension", "word_embedding_dimension", "chunk_size"),
+})  # fmt: skip
+"""Keys of that file, the widths and the memory of a program included."""
 
 
 class SpladePooling(Head):
@@ -98,7 +105,7 @@ def splade_pooling(path: Path) -> SpladePooling:
     kinds = [module.kind for module in modules]
     if not modules:
         return SpladePooling()
-    if len(kinds) != 2 or kinds[0] not in _MODULES or kinds[1] != "SpladePooling":
+    if len(kinds) != 2 or kinds[0] not in MODULES_OF_MODELS or kinds[1] != "SpladePooling":
         raise ModelError(
             f"{path} chains the modules {', '.join(kinds)}; for sparse vectors, a Transformer with the task fill-mask "
             "followed by a SpladePooling is supported.\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["first_special_id", "read_tokenizer", "write_tokenizer"]
+__all__ = ["TOKENIZER_CONFIG", "code_of_tokenizer", "first_special_id", "read_tokenizer", "write_tokenizer"]
 
 import logging
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.python_tokenizers import as_tokenizer_file, fits_a_file
 from hdexport.checkpoint.sentence_settings import lowercases
+from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.support.git_lfs import refuse_pointer
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.manifest import TokenizerInfo
@@ -26,7 +27,7 @@ _FILE = "tokenizer.json"
 _MOST_TRIED = 1000
 """Words that are tokenized to see whether texts take them."""
 
-_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _VOCABULARIES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "bpe.codes")
 """Names of tokenizers' files, for any class."""
 
@@ -85,22 +86,47 @@ def first_special_id(checkpoint: Checkpoint) -> int | None:
     return first
 
 
-def read_tokenizer(path: Path) -> Any:
+def code_of_tokenizer(path: Path) -> str | None:
+    """The class of its own code that a checkpoint names for its tokenizer; None for none.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    named = read_object(path / TOKENIZER_CONFIG, missing_ok=True).get("auto_map")
+    if isinstance(named, dict):
+        named = named.get("AutoTokenizer")
+    # The slow class, and the fast one.
+    classes = named if isinstance(named, list) else [named]
+    return next((name for name in reversed(classes) if isinstance(name, str)), None)
+
+
+def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED) -> Any:
     """A checkpoint's tokenizer in transformers, with sentence-transformers' changes; None without one.
+
+    Args:
+        path: of the checkpoint.
+        trust: which code of the checkpoint may run: that of its tokenizer is the tokenizer then.
 
     Raises:
         ModelError: its files cannot be read, or no ``tokenizer.json`` gives its ids.
     """
+    code = code_of_tokenizer(path) if trust.code else None
+    if code is not None:
+        return _finished(path, _of_code(path, code))
     kind = _tokenizer_class(path)
     files = _files(path, kind)
     if not files:
         return None
     for file in files:
         refuse_pointer(file)
-    tokenizer = _loaded(path, files, kind)
+    return _finished(path, _loaded(path, files, kind))
+
+
+def _finished(path: Path, tokenizer: Any) -> Any:
+    """A tokenizer as a file says it, with sentence-transformers' changes."""
     if tokenizer.split_special_tokens:
         raise ModelError(
-            f"{path / _CONFIG} has split_special_tokens true, which a {_FILE} cannot say.\n"
+            f"{path / TOKENIZER_CONFIG} has split_special_tokens true, which a {_FILE} cannot say.\n"
             f"Set it to false if no text has special tokens in it, or build for token ids: {_NO_TOKENIZER}"
         )
     if not fits_a_file(tokenizer):
@@ -118,15 +144,16 @@ def _tokenizer_class(path: Path) -> Any:
     named = [
         read_object(path / file, missing_ok=True).get(key)
         for file, key in (
-            (_CONFIG, "tokenizer_class"),
+            (TOKENIZER_CONFIG, "tokenizer_class"),
             ("config.json", "tokenizer_class"),
             ("config.json", "model_type"),
         )
     ]
     if isinstance(named[0], str) and tokenizer_class_from_name(named[0]) is None and not (path / _FILE).is_file():
         raise ModelError(
-            f"{path / _CONFIG} names the class {shown(named[0])}, which is not in transformers; code of a checkpoint's "
-            f"own is not run.\nPut a {_FILE} beside it, or build for token ids: {_NO_TOKENIZER}"
+            f"{path / TOKENIZER_CONFIG} names the class {shown(named[0])}, which is not in transformers; code of a "
+            f"checkpoint's own is not run without --trust-remote-code.\n"
+            f"Put a {_FILE} beside it, or build for token ids: {_NO_TOKENIZER}"
         )
     for name in named:
         name = TOKENIZER_MAPPING_NAMES.get(name, name) if isinstance(name, str) else None
@@ -150,7 +177,7 @@ def _files(path: Path, kind: Any) -> list[Path]:
         # The file that transformers reads for a class of that file alone.
         names = {"vocab_file": "tokenizer.model"}
     there = [path / name for name in names.values() if (path / name).is_file()]
-    is_named = kind is not None and (path / _CONFIG).is_file()
+    is_named = kind is not None and (path / TOKENIZER_CONFIG).is_file()
     others = sorted(file.name for pattern in _VOCABULARIES for file in path.glob(pattern) if file not in there)
     # Without its merges, a vocabulary would be given others.
     missing = [name for argument, name in names.items() if argument == "merges_file" and not (path / name).is_file()]
@@ -158,16 +185,33 @@ def _files(path: Path, kind: Any) -> list[Path]:
         return there
     if is_named and not names and not others:
         # A tokenizer of bytes or characters, without a vocabulary.
-        return [path / _CONFIG]
-    if not there and not others and not (is_named and "tokenizer_class" in read_object(path / _CONFIG)):
+        return [path / TOKENIZER_CONFIG]
+    if not there and not others and not (is_named and "tokenizer_class" in read_object(path / TOKENIZER_CONFIG)):
         return []
     wanted = " and ".join(names.values())
-    found = ", ".join((*(file.name for file in there), *others)) or _CONFIG
+    found = ", ".join((*(file.name for file in there), *others)) or TOKENIZER_CONFIG
     raise ModelError(
         f"{path} holds {found} of a tokenizer; "
         + (f"transformers' {kind.__name__} reads {wanted}, or {_FILE}" if wanted else f"{_FILE} is read")
         + f".\nPut the missing files there, or build for token ids: {_NO_TOKENIZER}"
     )
+
+
+def _of_code(path: Path, code: str) -> Any:
+    """The tokenizer that the checkpoint's own code is."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only="--" not in code, trust_remote_code=True)
+    except MemoryError:
+        raise
+    except Exception as error:
+        # The code may raise any error.
+        raise ModelError(
+            f"{path / TOKENIZER_CONFIG} names Python code for the tokenizer, {shown(code)}, which cannot be run "
+            f"here: {shown(error)}\n"
+            f"Install what it needs, leave --trust-remote-code out, or build for token ids: {_NO_TOKENIZER}"
+        ) from error
 
 
 def _loaded(path: Path, files: list[Path], kind: Any) -> Any:

@@ -13,7 +13,7 @@ class Trust:
 
     Attributes:
         pickles: weights that are stored as a pickle (``--allow-pickle``).
-        code: Python files of the checkpoint, in which modules of its own stand (``--trust-remote-code``).
+        code: Python files of the checkpoint, with modules, a tokenizer or a model of its own (``--trust-remote-code``).
     """
 
     pickles: bool = False

@@ -99,7 +99,8 @@ def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="run the Python files of the checkpoint's own sentence-transformers modules",
+        help="run the checkpoint's own Python files: sentence-transformers modules, the tokenizer, and the model; a "
+        "model that answers otherwise than the class that bundles are made of is refused",
     )
 
 

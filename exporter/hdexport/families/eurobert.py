@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = ["FAMILY"]
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,9 @@ from hdexport.model.task import ENCODER_TASKS, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_POOLING = "clf_pooling"
+"""The published checkpoints' key of a classifier's pooling, which transformers passes over."""
 
 
 def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
@@ -50,8 +54,15 @@ def _adapt(model: PreTrainedModel) -> None:
         model.forward = functools.partial(_classify, model)
 
 
+def _newer_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    named = config.get("classifier_pooling", config.get(_POOLING))
+    return {} if named is None else {"classifier_pooling": named}
+
+
 FAMILY = Family(
     model_types=("eurobert",),
+    newer_keys=_newer_keys,
+    keys_of_other_code=frozenset({_POOLING, "pretraining_tp"}),
     # transformers has no class of its for questions.
     tasks=tuple(task for task in ENCODER_TASKS if task is not Task.QUESTION_ANSWERING),
     why_not_other_tasks="has no class in transformers",

@@ -13,6 +13,7 @@ from hdexport.model.task import ENCODER_TASKS, Task
 
 FAMILY = Family(
     model_types=("gte",),
+    keys_of_other_code=frozenset({"pack_qkv"}),
     # transformers has no class of it for questions.
     tasks=tuple(task for task in ENCODER_TASKS if task is not Task.QUESTION_ANSWERING),
     learned_positions=False,

@@ -48,6 +48,8 @@ def _adapt(model: PreTrainedModel) -> None:
 
 FAMILY = Family(
     model_types=("modernbert",),
+    # Beside norm_eps, which is read.
+    keys_of_other_code=frozenset({"layer_norm_eps"}),
     learned_positions=False,
     stretches_rotary=True,
     adapt=_adapt,

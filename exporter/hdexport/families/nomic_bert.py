@@ -70,4 +70,15 @@ def _newer_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-FAMILY = dataclasses.replace(gte.FAMILY, model_types=("nomic_bert",), newer_keys=_newer_keys)
+_KEYS_OF_OTHER_CODE = frozenset({
+    *_KEYS,
+    *_COMPUTED,
+    *("dense_seq_output", "fused_bias_fc", "parallel_block_tied_norm", "shared_expert"),
+    *("last_layer_subset", "max_trained_positions", "n_positions", "num_experts", "moe_top_k", "expert_choice_router"),
+    *("ffn_div", "moe_impl", "moe_normalize_expert_weights", "pad_vocab_to_multiple_of"),
+    *("pad_vocab_size_multiple", "reorder_and_upcast_attn", "rotary_emb_base", "scale_attn_weights", "use_xentropy"),
+})  # fmt: skip
+
+FAMILY = dataclasses.replace(
+    gte.FAMILY, model_types=("nomic_bert",), newer_keys=_newer_keys, keys_of_other_code=_KEYS_OF_OTHER_CODE
+)

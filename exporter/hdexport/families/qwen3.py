@@ -82,6 +82,7 @@ FAMILY = Family(
     ),
     why_not_other_tasks="is for a model that sees the tokens after a token as well, or that generates text",
     learned_positions=False,
+    is_causal=True,
     stretches_rotary=True,
     training_weights=("lm_head.",),
     embeddings=lambda model: model.base_model,

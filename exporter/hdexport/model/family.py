@@ -83,6 +83,8 @@ class _OfCheckpoints:
         classes: of models that transformers does not know; None where transformers knows them.
         newer_keys: for a ``config.json`` with the keys of other code, which transformers passes over, the values of its
             own keys; empty for others. It may refuse with a `ModelError`.
+        keys_of_other_code: keys of ``config.json`` that code reads which the family's checkpoints were published with;
+            `newer_keys` reads them, or they change no answer.
         encoder_classes: model type -> class of transformers that loads an encoder alone, for tasks without a head. For
             types whose AutoModel has a decoder as well, which checkpoints of an encoder have no weights for.
         encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
@@ -98,6 +100,7 @@ class _OfCheckpoints:
 
     classes: ModelClasses | None = None
     newer_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda config: {})
+    keys_of_other_code: frozenset[str] = frozenset()
     encoder_classes: Mapping[str, str] = field(default_factory=dict)
     encoder: Callable[[PreTrainedModel], PreTrainedModel] = field(default=lambda model: model)
     training_weights: tuple[str, ...] = ()
@@ -164,6 +167,7 @@ class _OfAttention:
         adapt: maps an attention that the library's attention interface does not reach to our operators, in place.
         own: attention of another kind than dense that checkpoints of the family have; None where they have none, or
             where the library's attention interface says all of it.
+        is_causal: whether tokens see the tokens before them alone, unless ``is_causal`` of a checkpoint says otherwise.
         has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
             "eager" code otherwise.
         query_projections: of a library's model whose attention the library's attention interface does not reach, each
@@ -174,6 +178,7 @@ class _OfAttention:
 
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     own: OwnAttention | None = None
+    is_causal: bool = False
     has_sdpa: bool = True
     query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
     why_not_converted: str | None = None

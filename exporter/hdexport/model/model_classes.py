@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["model_from_config"]
+__all__ = ["model_class", "model_from_config"]
 
 import copy
 from typing import TYPE_CHECKING, Any
@@ -24,16 +24,26 @@ def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, *
         task: decides the head.
         options: ``dtype``, ``attn_implementation``, as ``AutoModel.from_config`` takes them.
     """
-    import transformers
-
     # Classes of encoders change the configuration that they are given to an encoder's.
     config = copy.deepcopy(config)
-    model: PreTrainedModel
+    # A method that an Auto class calls of the class that it finds.
+    model: PreTrainedModel = model_class(config, family=family, task=task)._from_config(config, **options)
+    return model
+
+
+def model_class(config: PreTrainedConfig, *, family: Family, task: Task) -> Any:
+    """The class of transformers, or of ours, that loads a family's checkpoints for a task.
+
+    Args:
+        config: of a model.
+        family: of the model.
+        task: decides the head.
+    """
+    import transformers
+    from transformers.models.auto.auto_factory import _get_model_class
+
     task = model_task(task)
     alone = family.encoder_classes.get(config.model_type) if task is Task.FEATURE_EXTRACTION else None
-    if alone is None:
-        model = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(config, **options)
-    else:
-        # A method that an Auto class calls of the class that it finds.
-        model = getattr(transformers, alone)._from_config(config, **options)
-    return model
+    if alone is not None:
+        return getattr(transformers, alone)
+    return _get_model_class(config, getattr(transformers, AUTO_CLASS_OF_TASK[task])._model_mapping)

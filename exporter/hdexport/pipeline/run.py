@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.declarations import unfollowed
 from hdexport.checkpoint.library_files import write_library_files
 from hdexport.checkpoint.position_choice import choose_positions
 from hdexport.checkpoint.sentence_settings import sentence_settings
@@ -134,6 +135,8 @@ def _write_graphs(
             f"Give {expansion.length} or more."
         )
     sees_all = expansion is None or expansion.attend
+    for line in unfollowed(checkpoint, task):
+        logger.warning("%s", line)
     model = checkpoint.load(task, report=progress.result)
     positions = extended_positions(model, checkpoint, choice, options, progress)
     query_scale = LogScale.of_positions(positions)

@@ -115,6 +115,9 @@ def with_texts(
         except (BackendUnavailableError, _LibraryError) as error:
             reason = str(error).splitlines()[0]
     left_out = [] if reason is None else [f"{name}: not checked: {reason}"]
+    code = reference.checkpoint.code(task)
+    if code is not None and not reference.checkpoint.trust.code:
+        left_out.append(f"the checkpoint's own code, {code.reference}: not run without --trust-remote-code")
     for what in left_out:
         report(f"-[-] {what}")
     return dataclasses.replace(found, texts=tuple(checks), not_checked=(*found.not_checked, *left_out))
@@ -187,7 +190,9 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
     from transformers import AutoTokenizer
 
     manifest, task = bundle.manifest, Task(bundle.manifest.task)
-    tokenizer = AutoTokenizer.from_pretrained(reference.checkpoint.path, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(
+        reference.checkpoint.path, local_files_only=True, trust_remote_code=reference.checkpoint.trust.code
+    )
     limit = min(tokenizer.model_max_length, manifest.positions.base, manifest.max_len, _LONGEST)
     with hdruntime.load(bundle, Backend.ONNXRUNTIME, precision=Precision.FLOAT32) as session:
         own = session.tokenizer.limited(limit)
@@ -226,6 +231,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
     import torch
 
     manifest, checkpoint = bundle.manifest, reference.checkpoint
+    task = Task(manifest.task)
     # Where the modules lie as they were published, nothing that hdexport arranges is between.
     path = checkpoint.origin if (checkpoint.origin / "modules.json").is_file() else checkpoint.path
     with _failures_of_library(f"it does not load {path}"):
@@ -238,7 +244,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
         ).eval()
     # Attention of a kind of its own may answer by what the model was asked before. A bundle of a model with a decoder
     # holds the encoder alone.
-    is_same = type(library[0].model) is type(reference.model)
+    is_same = type(library[0].model) is type(reference.model) or (checkpoint.trust.code and checkpoint.code(task))
     if checkpoint.family.own is not None or reference.is_changed or not (is_same or theirs == "CrossEncoder"):
         if theirs == "CrossEncoder" and not is_same:
             raise _LibraryError("it scores by all logits of a generator, whose attention the bundle changes")

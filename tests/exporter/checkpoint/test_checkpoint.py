@@ -69,6 +69,8 @@ def test_what_is_not_a_directory_is_refused(tiny_bert: Path) -> None:
             r"'clip' is not supported: it is no encoder.*\n.*\nSupported: albert, bert, .*, xlm-roberta",
         ),
         ('{"model_type": "bert", "is_decoder": true}', r"says is_decoder(.|\n)*\"is_decoder\": false"),
+        ('{"model_type": "bert", "is_causal": true}', r"is_causal True(.|\n)*a bert sees both sides"),
+        ('{"model_type": "bert", "auto_map": 5}', r"auto_map 5, which names no class"),
         ('{"model_type": "bert", "position_embedding_type": "relative_key"}', r"asks for 'relative_key' positions"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.trust import Trust
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.task import Task
 from hdexport.support.bundle_writer import seal
@@ -18,6 +19,7 @@ from hdexport.verify import Check, Grid, Verification, with_texts
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle
 from support.grids import nightly_unless
+from support.tiny_models import change_json
 
 DAILY = {
     ("bert", "feature-extraction"),
@@ -154,3 +156,32 @@ def test_the_quick_grid_leaves_sentence_transformers_to_the_command(tiny_bundles
     assert not checks
     assert len(left_out) == 1
     assert left_out[0].endswith("`hdexport verify BUNDLE` compares them")
+
+
+OWN_CODE = """
+from transformers import DebertaV2Model
+
+class Shifted(DebertaV2Model):
+    def forward(self, *args, **options):
+        found = super().forward(*args, **options)
+        found["last_hidden_state"] = found["last_hidden_state"] + 0.5
+        return found
+"""
+
+
+def test_code_of_the_checkpoint_is_run_by_the_library_where_it_is_trusted(tiny_bundles, tmp_path) -> None:
+    """The library's model is the checkpoint's own then, and no other takes its place."""
+    bundle = tiny_bundles("deberta-v2", "sentence-similarity")
+    path = tmp_path / "theirs"
+    shutil.copytree(bundle.checkpoint, path)
+    (path / "theirs.py").write_text(OWN_CODE)
+    change_json(path / "config.json", auto_map={"AutoModel": "theirs.Shifted"})
+    reference = reference_of(open_bundle(bundle.path), find_checkpoint(path))
+    nothing = Verification(grid=Grid.FULL, checks=(), not_checked=())
+    found = with_texts(nothing, open_bundle(bundle.path), reference)
+    assert not any(not check.passed for check in found.texts)
+    assert found.not_checked == ("the checkpoint's own code, theirs.Shifted: not run without --trust-remote-code",)
+    reference.checkpoint = dataclasses.replace(reference.checkpoint, trust=Trust(code=True))
+    found = with_texts(nothing, open_bundle(bundle.path), reference)
+    assert {check.text for check in found.texts if check.passed} == {"length that texts are cut to"}
+    assert found.not_checked == ()

@@ -61,7 +61,8 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
 
     task = Task(manifest.task)
     checkpoint = find_checkpoint(folder, trust=Trust(pickles=True, code=True))
-    model = checkpoint.load(task)
+    # The bundle was compared with code of the checkpoint when it was made, and the folder may be a changed copy.
+    model = checkpoint.load(task, runs_code=False)
     scale_queries(model, checkpoint.family, manifest)
     if half_precision:
         for parameter in model.parameters():

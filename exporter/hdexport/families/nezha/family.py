@@ -54,6 +54,7 @@ def _adapt(model: PreTrainedModel) -> None:
 
 FAMILY = Family(
     model_types=("nezha",),
+    keys_of_other_code=frozenset({"use_relative_position"}),
     classes=ModelClasses(
         config=NezhaConfig,
         models={

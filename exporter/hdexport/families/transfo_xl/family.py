@@ -83,11 +83,13 @@ def _memories(config: Any, task: Task) -> tuple[InputSpec, ...]:
 
 FAMILY = Family(
     model_types=("transfo-xl",),
+    keys_of_other_code=frozenset({"dropatt", "ext_len", "sample_softmax", "tgt_len", "tie_weight"}),
     classes=ModelClasses(
         config=TransfoXLConfig,
         models={Task.FEATURE_EXTRACTION: TransfoXLModel, Task.TEXT_SCORING: TransfoXLLMHeadModel},
     ),
     learned_positions=False,
+    is_causal=True,
     counts_distances=True,
     embeddings=lambda model: model.base_model,
     own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember, memories=_memories),

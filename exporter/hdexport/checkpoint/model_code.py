@@ -1,0 +1,269 @@
+"""The Python code of a checkpoint's own model, which ``auto_map`` of ``config.json`` names, beside the class we build.
+
+A bundle is made of a class of transformers or of hdexport, by the ``model_type``. Where the checkpoint's code may run,
+both answer the same inputs, one after the other in memory, and a difference is refused.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CodeAnswers", "ModelCode", "model_code"]
+
+import gc
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hdexport.checkpoint.loading import free_of_reports
+from hdexport.model.model_classes import model_class
+from hdexport.model.task import AUTO_CLASS_OF_TASK, Task
+from hdexport.support.json_files import shown
+from hdruntime.errors import ModelError
+
+logger = logging.getLogger(__package__)
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from hdexport.checkpoint import Checkpoint
+
+_CONFIG_CLASS = "AutoConfig"
+
+_OUTPUTS = {
+    Task.FEATURE_EXTRACTION: ("last_hidden_state",),
+    Task.QUESTION_ANSWERING: ("start_logits", "end_logits"),
+}
+"""Task of a model -> its outputs that are compared, by their names in transformers; the logits of others."""
+
+_LONGEST = 1024
+"""Tokens of the longest text: windows and rotary scalings show, and a model of a gigabyte needs seconds."""
+
+_MOST_VALUES = 2**25
+"""Values of a text's outputs: logits of a vocabulary are of fewer tokens."""
+
+_SHORT = (21, 8)
+"""Tokens of two texts that are one batch, with padding."""
+
+_SPECIAL_IDS = 4
+"""Ids from 0 that no text has: of most vocabularies they are the special tokens'."""
+
+_TOLERANCE = 1e-4
+"""Largest difference, absolute or of the largest value: of two programs of one model in float32, 1e-6 is usual."""
+
+CodeAnswers = list[list[np.ndarray[Any, Any]]]
+"""Of each batch of inputs, the outputs that are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCode:
+    """The code that ``auto_map`` names for a task.
+
+    Attributes:
+        key: the Auto class of transformers that it is named for: of the task's model, or ``AutoConfig``.
+        reference: the class, as ``auto_map`` has it: ``module.Class``, after ``repository--`` where it is elsewhere.
+        instead: name of the class that a bundle is made of, with its package.
+    """
+
+    key: str
+    reference: str
+    instead: str
+
+    @property
+    def name(self) -> str:
+        """Of the class."""
+        return self.reference.rpartition(".")[2]
+
+    @property
+    def named(self) -> str:
+        """The class and where it is named, for messages."""
+        return f"Python code for {self.key}: {shown(self.reference)} (auto_map of config.json)"
+
+    @property
+    def not_run(self) -> str:
+        """The sentences for a user who does not let the code run."""
+        return (
+            f"The checkpoint names {self.named}. It was not run: the answers are those of {self.instead}. "
+            "--trust-remote-code runs both, and refuses a difference."
+        )
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"For the answers of {self.instead}, leave --trust-remote-code out, or take {self.key} out of auto_map in "
+            "config.json; for those of the code, choose a checkpoint whose model is in transformers."
+        )
+
+    def _is_namesake(self) -> bool:
+        """Whether the class is named as the one that a bundle is made of, as code is that transformers adopted."""
+        return self.name == self.instead.rpartition(" ")[2]
+
+    def answers(self, checkpoint: Checkpoint, task: Task) -> CodeAnswers | None:
+        """Load the code's model, run it, and forget it; None, with a warning, where a namesake of our class cannot run.
+
+        Args:
+            checkpoint: whose user trusts the code.
+            task: of `AUTO_CLASS_OF_TASK`.
+
+        Raises:
+            ModelError: the code cannot be run, and nothing says that it is that of our class.
+        """
+        settings = checkpoint.settings()
+        free_of_reports()
+        try:
+            model = _loaded(checkpoint.path, task)
+            return _answers(model, checkpoint, settings, task)
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Code of the checkpoint's own, often of another version of transformers, fails in any way.
+            failure = f"{checkpoint.path} names {self.named}, which cannot be run here: {shown(error)}"
+            if self._is_namesake():
+                logger.warning("%s. The answers are those of %s, which was not compared.", failure, self.instead)
+                return None
+            raise ModelError(f"{failure}\nInstall what it needs. {self._remedy}") from error
+        finally:
+            model = None
+            gc.collect()
+
+    def compare(self, answers: CodeAnswers, model: PreTrainedModel, checkpoint: Checkpoint, task: Task) -> str:
+        """Compare the code's answers with those of the model that a bundle is made of.
+
+        Args:
+            answers: the result of `answers`.
+            model: as it was loaded; it stays as it is.
+            checkpoint: of both.
+            task: as of `answers`.
+
+        Returns:
+            A line that says that they are the same.
+
+        Raises:
+            ModelError: they differ.
+        """
+        ours = _answers(_with_the_same_weights(model), checkpoint, checkpoint.settings(), task)
+        for batch, (theirs, own) in enumerate(zip(answers, ours, strict=True)):
+            for wanted, got in zip(theirs, own, strict=True):
+                if wanted.shape != got.shape:
+                    raise self._differs(f"whose answers have the shape {list(wanted.shape)}, and {list(got.shape)}")
+                most = _TOLERANCE * max(1.0, float(np.abs(got).max()))
+                error = float(np.abs(wanted - got).max())
+                # The negation, because NaN is not within any bound.
+                if not error <= most:
+                    tokens = max(_lengths(checkpoint, checkpoint.settings(), task)[batch])
+                    raise self._differs(f"whose answers to {tokens} tokens differ by {error:.2g} from those")
+        return f"The answers of {shown(self.reference)} (auto_map) are those of {self.instead}, as the bundle's are."
+
+    def _differs(self, how: str) -> ModelError:
+        return ModelError(
+            f"The checkpoint names {self.named}, {how} of {self.instead}, which a bundle is made of.\n{self._remedy}"
+        )
+
+
+def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
+    """The code that a checkpoint names for a task; None where its library runs the class that we build.
+
+    Args:
+        checkpoint: whose ``auto_map`` it is.
+        task: of `AUTO_CLASS_OF_TASK`.
+    """
+    named = _auto_map(checkpoint.config)
+    for key in (AUTO_CLASS_OF_TASK[task], _CONFIG_CLASS):
+        if key in named:
+            try:
+                kind = model_class(checkpoint.settings(), family=checkpoint.family, task=task)
+            except KeyError:
+                # No class at all, which is refused where it is needed.
+                return None
+            package = "transformers'" if kind.__module__.startswith("transformers.") else "hdexport's"
+            return ModelCode(key=key, reference=named[key], instead=f"{package} {kind.__name__}")
+    return None
+
+
+def _auto_map(config: Mapping[str, Any]) -> dict[str, str]:
+    named = config.get("auto_map")
+    found = named.items() if isinstance(named, dict) else ()
+    return {key: reference for key, reference in found if isinstance(reference, str) and "." in reference}
+
+
+def _loaded(path: Path, task: Task) -> Any:
+    """The model by the classes that ``auto_map`` names, as transformers loads it where we have registered nothing."""
+    import json
+
+    import torch
+    import transformers
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    named = _auto_map(json.loads((path / "config.json").read_text(encoding="utf-8")))
+
+    def kind(key: str) -> Any:
+        # Code of another repository is downloaded, as its user trusts it.
+        return get_class_from_dynamic_module(named[key], str(path), local_files_only="--" not in named[key])
+
+    config_kind = kind(_CONFIG_CLASS) if _CONFIG_CLASS in named else transformers.AutoConfig
+    config = config_kind.from_pretrained(path, local_files_only=True)
+    auto_class = AUTO_CLASS_OF_TASK[task]
+    model_kind = kind(auto_class) if auto_class in named else getattr(transformers, auto_class)
+    return model_kind.from_pretrained(path, config=config, local_files_only=True, dtype=torch.float32).eval()
+
+
+def _with_the_same_weights(model: PreTrainedModel) -> Any:
+    """A copy that shares the weights: some models remember what they were asked before, as BigBird does."""
+    import copy
+
+    shared = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(weight): weight for weight in shared})
+
+
+def _lengths(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> list[tuple[int, ...]]:
+    """The tokens of the texts of each batch, the longest first: what a model remembers of it shows later."""
+    most = min(_LONGEST, checkpoint.base_positions)
+    if task in (Task.FILL_MASK, Task.TEXT_SCORING):
+        most = min(most, max(1, _MOST_VALUES // settings.vocab_size))
+    short = tuple(min(tokens, most) for tokens in _SHORT)
+    # Classifiers find the end of a text by its padding.
+    return [(most,), *([short] if settings.pad_token_id is not None else [(tokens,) for tokens in short]), (1,)]
+
+
+def _batches(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> Iterator[dict[str, torch.Tensor]]:
+    import torch
+
+    padding = settings.pad_token_id
+    ids = [number for number in range(settings.vocab_size) if number >= _SPECIAL_IDS and number != padding] or [0]
+    generator = torch.Generator().manual_seed(0)
+    for lengths in _lengths(checkpoint, settings, task):
+        shape = (len(lengths), max(lengths))
+        place = torch.arange(shape[1])
+        is_real = place < torch.tensor(lengths)[:, None]
+        text = torch.tensor(ids)[torch.randint(len(ids), shape, generator=generator)]
+        batch = {"input_ids": torch.where(is_real, text, padding or 0), "attention_mask": is_real.long()}
+        if checkpoint.family.has_token_types(settings, task):
+            batch["token_type_ids"] = ((place >= shape[1] // 2) & is_real).long()
+        yield batch
+
+
+def _answers(model: Any, checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> CodeAnswers:
+    """A model's outputs for each batch, without those of padding."""
+    import torch
+
+    if task is Task.FEATURE_EXTRACTION and model.config.is_encoder_decoder:
+        model = model.get_encoder()
+    takes = inspect.signature(model.forward).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in takes.values())
+    answers = []
+    for batch in _batches(checkpoint, settings, task):
+        with torch.inference_mode():
+            found = model(**{name: values for name, values in batch.items() if takes_all or name in takes})
+        names = _OUTPUTS.get(task, ("logits",))
+        has_names = isinstance(found, Mapping) and names[0] in found
+        outputs = [found[name] if has_names else found[place] for place, name in enumerate(names)]
+        is_real = batch["attention_mask"].bool()
+        if task is not Task.TEXT_CLASSIFICATION:
+            # A value for each token.
+            outputs = [output[is_real] for output in outputs]
+        answers.append([output.float().numpy() for output in outputs])
+    return answers

@@ -1,0 +1,67 @@
+"""The commands on a checkpoint whose model is Python code of its own, which answers otherwise than our class."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hdexport.model.task import Task
+from support.made_once import made_once
+from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+CODE = """
+from transformers import BertModel
+
+class Twice(BertModel):
+    def forward(self, *args, **options):
+        found = super().forward(*args, **options)
+        found["last_hidden_state"] = found["last_hidden_state"] + 0.5
+        return found
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, hdexport: Command) -> Path:
+    """A folder with the checkpoint, its bundle, and what the build printed."""
+
+    def build(directory: Path) -> None:
+        path = directory / "model"
+        save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION)
+        save_sentence_modules(path, pooling={"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
+        change_json(path / "config.json", auto_map={"AutoModel": "theirs.Twice"}, architectures=["Twice"])
+        (path / "theirs.py").write_text(CODE)
+        done = hdexport("build", path, "-o", directory / "bundle", "--target", "onnx")
+        (directory / "process.json").write_text(json.dumps(vars(done)))
+
+    return made_once(tmp_path_factory, "own-code", build)
+
+
+def test_a_build_without_trust_says_whose_answers_the_bundle_gives(built: Path) -> None:
+    done = json.loads((built / "process.json").read_text())
+    assert done["returncode"] == 0
+    (line,) = [line for line in done["stderr"].splitlines() if "auto_map" in line]
+    assert "'theirs.Twice' (auto_map of config.json). It was not run: the answers are those of transformers' " in line
+
+
+@pytest.mark.parametrize("verify", ["none", "quick"])
+def test_a_build_with_trust_is_refused(built: Path, tmp_path: Path, refused: Callable[..., str], verify: str) -> None:
+    options = ["--target", "onnx", "--trust-remote-code", "--verify", verify]
+    refused("build", built / "model", "-o", tmp_path / "b", *options, message="'theirs.Twice' .*differ by 0.5 from")
+    assert not (tmp_path / "b").exists()
+
+
+def test_verification_with_trust_fails(built: Path, refused: Callable[..., str]) -> None:
+    options = ["--model", built / "model", "--grid", "quick"]
+    refused("verify", built / "bundle", *options, "--trust-remote-code", message="'theirs.Twice' .*differ by 0.5 from")
+
+
+def test_verification_without_trust_says_what_was_not_run(built: Path, hdexport: Command) -> None:
+    done = hdexport("verify", built / "bundle", "--model", built / "model", "--grid", "quick")
+    assert done.returncode == 0
+    assert "the checkpoint's own code, theirs.Twice: not run without --trust-remote-code" in done.stdout
