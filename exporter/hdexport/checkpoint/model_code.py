@@ -20,7 +20,7 @@ import numpy as np
 
 from hdexport.checkpoint.loading import free_of_reports
 from hdexport.model.model_classes import model_class
-from hdexport.model.task import AUTO_CLASS_OF_TASK, Task
+from hdexport.model.task import AUTO_CLASS_OF_TASK, Task, model_task
 from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
 
@@ -241,7 +241,8 @@ def _batches(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> 
         is_real = place < torch.tensor(lengths)[:, None]
         text = torch.tensor(ids)[torch.randint(len(ids), shape, generator=generator)]
         batch = {"input_ids": torch.where(is_real, text, padding or 0), "attention_mask": is_real.long()}
-        if checkpoint.family.has_token_types(settings, task):
+        types: int = checkpoint.family.token_types or getattr(settings, "type_vocab_size", 0) or 0
+        if model_task(task) is task and types > 1:
             batch["token_type_ids"] = ((place >= shape[1] // 2) & is_real).long()
         yield batch
 

@@ -65,6 +65,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--timeout", metavar="S", type=float, default=120.0, help="seconds until a request is given up (default: 120)"
     )
+    around = parser.add_argument_group("proxies and browsers")
+    around.add_argument(
+        "--keep-alive",
+        metavar="S",
+        type=float,
+        default=120.0,
+        help="seconds until an idle connection is closed; more than the proxy's (default: 120)",
+    )
+    around.add_argument(
+        "--forwarded-allow-ips",
+        metavar="IPS",
+        help="addresses and networks of proxies whose X-Forwarded-For is believed, with commas, or '*' "
+        "(default: FORWARDED_ALLOW_IPS, else this machine)",
+    )
+    around.add_argument("--root-path", metavar="PATH", default="", help="path before every route (default: none)")
+    around.add_argument(
+        "--cors-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="site whose scripts may read answers, such as https://example.com, or '*'; repeatable (default: none)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,6 +101,8 @@ def run(options: argparse.Namespace) -> int:
         max_body_bytes=options.max_body_mb * 2**20,
         max_text_characters=options.max_text_characters,
         timeout_s=options.timeout,
+        cors_origins=tuple(options.cors_origin),
+        root_path=options.root_path,
     )
     serve(
         options.bundle,
@@ -88,6 +112,8 @@ def run(options: argparse.Namespace) -> int:
         threads=options.threads,
         precision=options.precision,
         options=limits,
+        keep_alive_s=options.keep_alive,
+        forwarded_allow_ips=options.forwarded_allow_ips,
         on_ready=lambda line: print(line, file=sys.stderr, flush=True),
     )
     return 0

@@ -15,13 +15,15 @@ from hdruntime.tasks.task import Task
 from hdruntime.text.logits import classification
 from hdruntime.text.tokenization import Overflow
 
-Truncate = Literal["error", "end", "split"]
-"""The treatment of a text of too many tokens."""
+Truncate = Literal["error", "end", "split", "NONE", "END"]
+"""The treatment of a text of too many tokens; the last two are Cohere's words for the first two."""
 
 OVERFLOWS: dict[Truncate | bool, Overflow] = {
     "error": Overflow.ERROR,
     "end": Overflow.TRUNCATE,
     "split": Overflow.SPLIT,
+    "NONE": Overflow.ERROR,
+    "END": Overflow.TRUNCATE,
     False: Overflow.ERROR,
     True: Overflow.TRUNCATE,
 }

@@ -7,20 +7,21 @@ __all__ = ["application"]
 import asyncio
 import base64
 import contextlib
+import functools
 import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import BackendError, InputError
 from hdruntime.optional import require
-from hdruntime.serve.answering import OVERFLOWS, scores_of, served_task
-from hdruntime.serve.bodies import EmbedBody, EmbeddingsBody, PredictBody, RerankBody, SparseBody
+from hdruntime.serve.answering import scores_of, served_task
+from hdruntime.serve.bodies import Body, EmbedBody, EmbeddingsBody, PredictBody, RerankBody, SparseBody, read_body
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import QueueFullError, TextQueue
@@ -36,7 +37,7 @@ from hdruntime.text.chunking import overlap_of
 from hdruntime.text.embeddings import normalized, truncated
 from hdruntime.text.logits import activated
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.tokenization import Overflow, TextTokenizer
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -44,11 +45,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Body = TypeVar("Body")
 Answer = Callable[["Request"], Awaitable["Response"]]
 
 _OPEN = ("/health", "/ready")
 """Routes that need no key."""
+
+_KEPT_TOKENIZERS = 8
+"""Tokenizers with limits of requests; one with a limit on whole texts is a copy of several megabytes."""
 
 _GONE = 499
 """The status of a request whose client is gone, for the metrics; nobody reads the answer."""
@@ -63,10 +66,13 @@ class _RequestError(Exception):
 def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
     """The ASGI application; the session stays open when the application ends.
 
+    A process serves with a session that it loaded itself: an application that is made before a fork, as by gunicorn's
+    ``--preload``, refuses to start in the fork, and where it runs no lifespan it answers 503.
+
     Args:
         bundle: the bundle of the session.
         session: that runs all texts.
-        options: limits.
+        options: limits, and the browsers and the path that are served.
 
     Raises:
         MissingDependencyError: the extra ``serve`` is not installed.
@@ -74,12 +80,15 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
     """
     require("starlette")
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
     from starlette.routing import Route
 
     server = _Server(bundle, session, options)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
+        server.start()
         try:
             yield
         finally:
@@ -87,7 +96,23 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
 
     routes = [Route(path, server.answered(path, answer), methods=[method]) for method, path, answer in server.routes()]
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=errors)
+    middleware = []
+    if options.cors_origins:
+        # A preflight has no key: it is answered before the key is asked for. Clients send headers of their own.
+        cors = Middleware(
+            CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+        middleware.append(cors)
+    served = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=errors)
+    if not options.root_path:
+        return served
+
+    async def under_root_path(scope: Any, receive: Any, send: Any) -> None:
+        # Not uvicorn's own root path, which takes it for granted that the proxy has cut it off.
+        scope["root_path"] = scope.get("root_path", "") + options.root_path
+        await served(scope, receive, send)
+
+    return under_root_path
 
 
 class _Server:
@@ -97,6 +122,12 @@ class _Server:
         self._chunks: ChunkEmbeddings | None = None
         self._inferences: dict[tuple[Task, Overflow, str], TextInference] = {}
         self._running: asyncio.Task[None] | None = None
+        self._has_ended = False
+        self._tokenizer = session.tokenizer.bounded(options.max_text_characters)
+        self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(self._tokenizer.limited)
+        self._probing: asyncio.Task[None] | None = None
+        # Whether a text ran since the last failure, and why the last one failed.
+        self._has_worked, self._broken = False, ""
         self.queue = TextQueue(
             batch_tokens=session.batch_tokens,
             most_tokens=options.queue_tokens(),
@@ -105,8 +136,20 @@ class _Server:
         )
         self.metrics = Metrics(lambda: self.queue.tokens, lambda: session.padding)
 
+    def start(self) -> None:
+        """Run a text, on which readiness waits.
+
+        Raises:
+            BackendError: no request could be answered in this process.
+        """
+        fault = self._fault()
+        if fault:
+            raise BackendError(f"{fault}\nLoad the bundle in each process that serves; gunicorn: leave out --preload.")
+        self._probe()
+
     def close(self) -> None:
         """End the queue."""
+        self._has_ended = True
         if self._running is not None:
             self._running.cancel()
         self.queue.close()
@@ -115,7 +158,7 @@ class _Server:
         """Method, path and answer of the routes that fit the bundle's task."""
         always: list[tuple[str, str, Answer]] = [
             ("GET", "/health", self._health),
-            ("GET", "/ready", self._health),
+            ("GET", "/ready", self._ready),
             ("GET", "/metrics", self._metrics),
             ("GET", "/v1/models", self._models),
         ]
@@ -152,10 +195,13 @@ class _Server:
             except asyncio.TimeoutError:
                 status = 503
                 return self._error(status, f"No answer within {self._options.timeout_s:g} seconds.", retry_after=1)
-            except Exception:
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
+            except BaseException:  # tokenizers' panics are no Exception
                 # The client gets no detail, and the log no text of a client's.
-                status = 500
+                status, self._has_worked = 500, False
                 logger.error("%s failed", path, exc_info=True)
+                self._probe()
                 return self._error(status, "The server failed; its log has the reason.")
             finally:
                 self.metrics.requests.labels(path, status).inc()
@@ -165,11 +211,67 @@ class _Server:
 
     async def unknown(self, request: Request, error: Any) -> Response:
         """The answer to an unknown path, and to a method that a path has not."""
-        paths = ", ".join(f"{method} {path}" for method, path, _ in self.routes())
+        root = self._options.root_path
+        paths = ", ".join(f"{method} {root}{path}" for method, path, _ in self.routes())
         return self._error(error.status_code, f"There is no such route for the bundle's task; there are {paths}.")
 
     async def _health(self, request: Request) -> Response:
+        """Whether the process can answer at all: a restart is the remedy where it cannot."""
+        self._check_fault()
+        if self._broken:
+            # Asked again, for it may work by now.
+            self._probe()
+            raise _RequestError(503, self._broken)
         return self._json({"status": "ok"})
+
+    async def _ready(self, request: Request) -> Response:
+        """Whether a text was answered since the start, and since the last failure."""
+        self._check_fault()
+        if not self._has_worked:
+            # The text runs on if this client goes, for the next one that asks.
+            await asyncio.wait([self._probe()])
+            if not self._has_worked:
+                raise _RequestError(503, self._broken or "A text is being tried.")
+        return self._json({"status": "ok"})
+
+    def _check_fault(self) -> None:
+        fault = self._fault()
+        if fault:
+            raise _RequestError(503, fault)
+
+    def _fault(self) -> str:
+        """Why this process can answer nothing; empty if it can."""
+        try:
+            _ = self._session.batch_tokens
+        except BackendError as error:
+            return str(error).partition("\n")[0]
+        if self._has_ended or (self._running is not None and self._running.done()):
+            return "The queue of texts has ended; start the server again."
+        return ""
+
+    def _probe(self) -> asyncio.Task[None]:
+        """A text that runs beside the queue's, which may be long; one at a time."""
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probed())
+        return self._probing
+
+    async def _probed(self) -> None:
+        try:
+            await asyncio.to_thread(self._run_a_text)
+        except BackendError:
+            logger.error("a text of one token failed", exc_info=True)
+            self._has_worked, self._broken = False, "A text of one token fails; the server's log has the reason."
+        else:
+            self._has_worked, self._broken = True, ""
+
+    def _run_a_text(self) -> None:
+        sample = self._session.tokenizer.sample
+        text = Text(text=sample, text_pair=sample if self._task.pairs is Pairs.REQUIRED else None)
+        inference = TextInference(self._session, self._task, Reading.of(overflow=Overflow.TRUNCATE))
+        (item,) = inference.encode([text])
+        inference.run([item])
+        if isinstance(item.error, BackendError):
+            raise item.error
 
     async def _metrics(self, request: Request) -> Response:
         from starlette.responses import Response
@@ -183,15 +285,17 @@ class _Server:
 
     async def _embeddings(self, request: Request) -> Response:
         body = await self._body(request, EmbeddingsBody)
-        texts = self._texts_or_ids(body.input)
+        texts = self._texts_or_ids(body)
         if body.late_chunking:
+            if body.truncate_prompt_tokens is not None:
+                raise InputError("late_chunking reads whole texts.\nLeave out truncate_prompt_tokens.")
             items = await self._late_chunks(request, [text.text for text in texts], body)
             vectors = items[0].answer.vectors
         else:
-            overflow = OVERFLOWS[body.truncate]
-            items = await self._answers(request, self._task, texts, overflow, prompt_name=body.prompt_name)
+            items = await self._answers_of(request, body, texts, prompt_name=body.prompt_name)
             vectors = np.stack([item.answer for item in items])
         vectors = self._shortened(vectors, body.dimensions)
+        vectors = normalized(vectors) if body.normalize else vectors
         rows = [vector.tolist() for vector in vectors]
         if body.encoding_format == "base64":
             rows = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
@@ -218,9 +322,7 @@ class _Server:
 
     async def _embedded(self, request: Request, body: SparseBody) -> list[TextItem]:
         inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        texts = [Text(text=text) for text in inputs]
-        overflow = OVERFLOWS[body.truncate]
-        return await self._answers(request, self._task, texts, overflow, prompt_name=body.prompt_name)
+        return await self._answers_of(request, body, [Text(text=text) for text in inputs], prompt_name=body.prompt_name)
 
     async def _rerank(self, request: Request) -> Response:
         body = await self._body(request, RerankBody)
@@ -231,9 +333,12 @@ class _Server:
         if body.top_n is not None and body.top_n < 1:
             raise InputError(f"top_n is {body.top_n}; it must be 1 or more.")
         pairs = [Text(text=body.query, text_pair=document) for document in documents]
-        items = await self._answers(request, self._task, pairs, OVERFLOWS[body.truncate])
+        items = await self._answers_of(
+            request, body, pairs, most_of_each=(body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
+        )
         logits = np.array([item.answer for item in items], np.float32).reshape(len(items), 1)
-        scores = (logits if body.raw_scores else activated(logits, self._task.activation))[:, 0]
+        is_raw = body.raw_scores or not body.use_activation
+        scores = (logits if is_raw else activated(logits, self._task.activation))[:, 0]
         order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
         if body.documents is None:
             kept = {index: {"text": documents[index]} if body.return_text else {} for index in order}
@@ -243,8 +348,11 @@ class _Server:
             | ({"document": {"text": documents[index]}} if body.return_documents else {})
             for index in order
         ]
-        usage = {"total_tokens": _usage(items)["total_tokens"]}
-        return self._json({"id": "", "model": self._manifest.name, "results": results, "usage": usage, "meta": {}})
+        answer = {"id": "", "model": self._manifest.name, "usage": _usage(items), "meta": {}}
+        if body.truncation is not None:
+            # Voyage's key, which its client always sends, and that client reads the results there.
+            return self._json(answer | {"object": "list", "data": results})
+        return self._json(answer | {"results": results})
 
     async def _predict(self, request: Request) -> Response:
         body = await self._body(request, PredictBody)
@@ -253,7 +361,7 @@ class _Server:
         alone, texts = _texts_or_pairs(body.inputs)
         if task.pairs is Pairs.REQUIRED and any(text.text_pair is None for text in texts):
             raise InputError('The model compares two texts.\nGive pairs of them: {"inputs": [["...", "..."]]}.')
-        items = await self._answers(request, task, texts, OVERFLOWS[body.truncate])
+        items = await self._answers_of(request, body, texts)
         found = []
         for item in items:
             scores = item.answer if body.raw_scores else scores_of(item.answer, task)
@@ -271,23 +379,70 @@ class _Server:
         text = Text(text=" ".join(chunks), spans=spans)
         return await self._answers(request, self._chunks, [text], Overflow.SPLIT, prompt_name=body.prompt_name)
 
+    async def _answers_of(
+        self,
+        request: Request,
+        body: Body,
+        texts: Sequence[Text],
+        *,
+        prompt_name: str | None = None,
+        most_of_each: tuple[int | None, int | None] = (None, None),
+    ) -> list[TextItem]:
+        """The texts' answers, as long as the body's keys say."""
+        overflow, tokenizer = body.overflow, None
+        most = self._most_tokens(body, is_pair=texts[0].text_pair is not None) if texts else self._session.max_len
+        each = [
+            None if limit is None or (limit >= most and overflow is Overflow.TRUNCATE) else limit
+            for limit in most_of_each
+        ]
+        if any(limit is not None and limit < 1 for limit in each):
+            raise InputError("max_tokens_per_doc and max_tokens_per_query are 1 or more, or 0 for no limit.")
+        if most < self._session.max_len or each != [None, None]:
+            tokenizer = self._limited(most, text=each[0], pair=each[1])
+        return await self._answers(request, self._task, texts, overflow, prompt_name=prompt_name, tokenizer=tokenizer)
+
+    def _most_tokens(self, body: Body, *, is_pair: bool) -> int:
+        """Most tokens of a text or a pair; vLLM's -1 stands for the bundle's number."""
+        asked, most = body.truncate_prompt_tokens, self._session.max_len
+        if asked is None or asked == -1:
+            return most
+        special = self._session.tokenizer.whole.num_special_tokens_to_add(is_pair)
+        if asked <= special:
+            raise InputError(
+                f"truncate_prompt_tokens is {asked}, of which the special tokens are {special}.\n"
+                f"Give {special + 1} or more, or -1 for as many as fit."
+            )
+        return min(asked, most)
+
     async def _answers(
-        self, request: Request, task: Task, texts: Sequence[Text], overflow: Overflow, *, prompt_name: str | None = None
+        self,
+        request: Request,
+        task: Task,
+        texts: Sequence[Text],
+        overflow: Overflow,
+        *,
+        prompt_name: str | None = None,
+        tokenizer: TextTokenizer | None = None,
     ) -> list[TextItem]:
         self._check_number(len(texts))
+        self._check_fault()
         has_prompt = task.prompts and texts[0].input_ids is None
         prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
         key = (task, overflow, prompt)
-        if key not in self._inferences:
+        inference = self._inferences.get(key) if tokenizer is None else None
+        if inference is None:
             stride = overlap_of(None, self._session.max_len) if task is self._chunks else 0
             reading = Reading.of(overflow=overflow, stride=stride)
-            tokenizer = self._session.tokenizer.bounded(self._options.max_text_characters)
-            self._inferences[key] = TextInference(self._session, task, reading, prompt=prompt, tokenizer=tokenizer)
+            inference = TextInference(
+                self._session, task, reading, prompt=prompt, tokenizer=tokenizer or self._tokenizer
+            )
+        if tokenizer is None:
+            self._inferences[key] = inference
         # Begun here: an application in which this one is mounted runs no lifespan of it.
         self._running = self._running or asyncio.create_task(self.queue.run())
         client = request.client
         items = await self.queue.answer(
-            self._inferences[key], task, texts, client="" if client is None else f"{client.host}:{client.port}"
+            inference, task, texts, client="" if client is None else f"{client.host}:{client.port}"
         )
         for number, item in enumerate(items):
             if isinstance(item.error, InputError):
@@ -305,8 +460,9 @@ class _Server:
         if not 1 <= texts <= self._options.max_texts:
             raise InputError(f"There are {texts} texts in the request; 1 to {self._options.max_texts} fit.")
 
-    def _texts_or_ids(self, given: object) -> list[Text]:
+    def _texts_or_ids(self, body: EmbeddingsBody) -> list[Text]:
         """OpenAI's ``input``: a text, texts, ids, or lists of ids."""
+        given = body.input
         if isinstance(given, str):
             return [Text(text=given)]
         if isinstance(given, list) and given:
@@ -316,8 +472,23 @@ class _Server:
             if all(isinstance(each, str) for each in listed):
                 return [Text(text=each) for each in listed]
             if all(_is_ids(each) for each in listed):
-                return [Text(input_ids=each) for each in listed]
+                return self._texts_of_ids(body, listed)
         raise InputError("input is neither a text, nor a list of texts, of ids, or of lists of ids.")
+
+    def _texts_of_ids(self, body: EmbeddingsBody, listed: list[list[int]]) -> list[Text]:
+        """Ids of the bundle's tokenizer, which LangChain's class sends of OpenAI's unless it is told not to."""
+        tokenizer = self._session.tokenizer
+        most = self._most_tokens(body, is_pair=False) if body.overflow is Overflow.TRUNCATE else None
+        texts = []
+        for number, ids in enumerate(listed):
+            try:
+                texts.append(Text(input_ids=tokenizer.checked_ids(ids, most=most)))
+            except InputError as error:
+                raise InputError(
+                    f"input[{number}]: {error} Send texts, or that tokenizer's ids with special tokens. LangChain's "
+                    "OpenAIEmbeddings sends OpenAI's ids, and with check_embedding_ctx_length=False texts."
+                ) from None
+        return texts
 
     def _shortened(self, vectors: Any, dimensions: int | None) -> Any:
         """The first dimensions, of length 1 where the bundle's vectors are."""
@@ -331,7 +502,10 @@ class _Server:
         try:
             while not working.done():
                 await asyncio.wait([working], timeout=0.5)
-                if not working.done() and request.scope.get("hdexport.read") and await request.is_disconnected():
+                if working.done():
+                    break
+                self._check_fault()
+                if request.scope.get("hdexport.read") and await request.is_disconnected():
                     raise _RequestError(_GONE, "The client is gone.")
             return working.result()
         finally:
@@ -349,10 +523,7 @@ class _Server:
         except ClientDisconnect:
             raise _RequestError(_GONE, "The client is gone.") from None
         request.scope["hdexport.read"] = True
-        try:
-            return msgspec.json.decode(content, type=kind)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise InputError(f"The body is not valid: {error}") from None
+        return read_body(content, kind)
 
     def _check_key(self, request: Request, path: str) -> None:
         if self._options.api_key is None or path in _OPEN:

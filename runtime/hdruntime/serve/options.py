@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["ServeOptions"]
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from hdruntime.errors import InputError
 from hdruntime.process_limits import free_bytes
@@ -18,7 +19,7 @@ characters."""
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """The limits of a server.
+    """The limits of a server, and where it is reached.
 
     Attributes:
         api_key: that requests have to carry, as ``Authorization: Bearer KEY``; None takes all.
@@ -30,6 +31,8 @@ class ServeOptions:
         max_text_characters: of a text that is read whole: one that is split or chunked, or that the tokenizer takes for
             one word. Of a text that is cut or refused for its tokens, only the part that decides is read.
         timeout_s: after which a request that has no answer leaves the queue, and a body that has not come is refused.
+        cors_origins: of pages whose scripts may read answers, ``https://example.com``; ``*`` for all.
+        root_path: before every path, ``/prefix``, for a proxy that passes it on; paths without it are answered, too.
     """
 
     api_key: str | None = None
@@ -39,6 +42,8 @@ class ServeOptions:
     max_body_bytes: int = 32 * 2**20
     max_text_characters: int = 2**20
     timeout_s: float = 120.0
+    cors_origins: tuple[str, ...] = ()
+    root_path: str = ""
 
     def queue_tokens(self) -> int:
         """`max_queue_tokens`, or its default with the memory that is free now."""
@@ -52,7 +57,8 @@ class ServeOptions:
         """Refuse limits under which nothing could be served.
 
         Raises:
-            InputError: a limit is too small or NaN, or the key is empty or fits in no header.
+            InputError: a limit is too small or NaN, the key is empty or fits in no header, an origin is none that a
+                browser sends, or the root path is none.
         """
         limits = ("max_queue_tokens", 1), ("max_texts", 1), ("max_body_bytes", 1024), ("max_text_characters", 1)
         for name, least in (*limits, ("timeout_s", 0.1)):
@@ -67,3 +73,21 @@ class ServeOptions:
                 "The API key is empty, or no header carries it.\nGive one line of ASCII without spaces around it, or "
                 "leave it out for a server that takes all requests."
             )
+        for origin in self.cors_origins:
+            if origin != "*" and not _is_origin(origin):
+                raise InputError(
+                    f"--cors-origin is {origin!r}, which no browser sends.\n"
+                    "Give the page's scheme, host and port in small letters, such as https://example.com, or '*'."
+                )
+        path = self.root_path
+        if path and not (path.startswith("/") and not path.endswith("/") and path.isascii() and path.isprintable()):
+            raise InputError(f"--root-path is {path!r}.\nGive the path that the proxy passes on, such as /embeddings.")
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return False
+    return bool(parts.scheme and parts.hostname) and text == f"{parts.scheme}://{parts.netloc}".lower()

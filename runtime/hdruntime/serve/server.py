@@ -5,9 +5,11 @@ from __future__ import annotations
 __all__ = ["bound_sockets", "serve"]
 
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.hub import opened_bundle
@@ -17,6 +19,9 @@ from hdruntime.optional import require
 from hdruntime.serve.application import application
 from hdruntime.serve.options import ServeOptions
 from hdruntime.session import load
+
+KEEP_ALIVE_SECONDS = 120.0
+"""How long a connection may idle: longer than the 60 to 75 seconds of common proxies."""
 
 _DRAIN_SECONDS = 30
 """How long requests that run are waited for when the server is stopped."""
@@ -31,6 +36,8 @@ def serve(
     threads: int | None = None,
     precision: Precision | str = Precision.AUTO,
     options: ServeOptions | None = None,
+    keep_alive_s: float = KEEP_ALIVE_SECONDS,
+    forwarded_allow_ips: str | None = None,
     on_ready: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Serve a bundle until SIGINT or SIGTERM; requests that run are answered.
@@ -41,6 +48,9 @@ def serve(
         port: of it; 0 for a free one.
         backend, threads, precision: as of `hdruntime.load`.
         options: limits.
+        keep_alive_s: after which an idle connection is closed; a proxy must close its own sooner.
+        forwarded_allow_ips: addresses and networks of proxies whose ``X-Forwarded-For`` is believed, with commas; ``*``
+            for all; None for ``FORWARDED_ALLOW_IPS``, else this machine alone.
         on_ready: takes a line that says where the server listens, and what runs the bundle, before it answers.
 
     Raises:
@@ -52,6 +62,7 @@ def serve(
     if not 0 <= port <= 65535:
         raise InputError(f"--port is {port}; ports are 0 to 65535.")
     uvicorn = require("uvicorn")
+    settings = _settings(keep_alive_s, forwarded_allow_ips)
     opened = opened_bundle(bundle, backend, precision)
     with bound_sockets(host, port) as bound, load(opened, backend, threads=threads, precision=precision) as session:
         served = application(opened, session, options)
@@ -64,8 +75,29 @@ def serve(
             f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_len} tokens, {session.backend.value} "
             f"({session.backend_reason}): http://{place}:{bound[0].getsockname()[1]}"
         )
-        config = uvicorn.Config(served, access_log=False, log_level="warning", timeout_graceful_shutdown=_DRAIN_SECONDS)
+        config = uvicorn.Config(served, **settings)
         uvicorn.Server(config).run(sockets=bound)
+
+
+def _settings(keep_alive_s: float, forwarded_allow_ips: str | None) -> dict[str, Any]:
+    """Uvicorn's."""
+    if not 0 < keep_alive_s < float("inf"):
+        raise InputError(f"--keep-alive is {keep_alive_s:g}.\nGive seconds, more than those of the proxy.")
+    for address in (forwarded_allow_ips or "*").split(","):
+        if address.strip() != "*":
+            try:
+                ipaddress.ip_network(address.strip())
+            except ValueError as error:
+                raise InputError(
+                    f"--forwarded-allow-ips: {error}.\nGive addresses or networks of proxies, such as 10.0.0.0/8,::1."
+                ) from None
+    return {
+        "access_log": False,
+        "log_level": "warning",
+        "timeout_graceful_shutdown": _DRAIN_SECONDS,
+        "timeout_keep_alive": keep_alive_s,
+        "forwarded_allow_ips": forwarded_allow_ips,
+    }
 
 
 @contextlib.contextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 __all__ = ["Encoding", "Overflow", "TextTokenizer", "read_tokenizer"]
 
 import bisect
+import contextlib
 import dataclasses
 import functools
+import itertools
 import operator
 import sys
 from collections.abc import Sequence
@@ -100,6 +102,7 @@ class TextTokenizer:
         self._template, self._side = template, truncation_side
         self._kept_parts = KeptParts(self.whole)
         self._most_characters: int | None = None
+        self._most_of_each: tuple[int | None, int | None] = (None, None)
 
     @classmethod
     def of(cls, bundle: Bundle, *, max_len: int, template: PairTemplate | None = None) -> TextTokenizer:
@@ -118,10 +121,16 @@ class TextTokenizer:
         new = functools.partial(TextTokenizer, template=self._template, truncation_side=self._side)
         return functools.partial(new, max_len=self.max_len), (self._path,)
 
-    def limited(self, max_len: int) -> TextTokenizer:
-        """The same tokenizer with another limit."""
-        other = self._copied(max_len=max_len)
-        vars(other).pop("_truncating", None)
+    def limited(self, max_len: int, *, text: int | None = None, pair: int | None = None) -> TextTokenizer:
+        """The same tokenizer with other limits.
+
+        Args:
+            max_len: most tokens of a text or pair.
+            text, pair: tokens that the first text, and the second of a pair, is cut to before anything else; None: all.
+        """
+        other = self._copied(max_len=max_len, _most_of_each=(text, pair))
+        if max_len != self.max_len:
+            vars(other).pop("_truncating", None)
         return other
 
     def bounded(self, characters: int) -> TextTokenizer:
@@ -136,6 +145,71 @@ class TextTokenizer:
         other = object.__new__(TextTokenizer)
         vars(other).update(vars(self), **changes)
         return other
+
+    @functools.cached_property
+    def sample(self) -> str:
+        """A short text that has a token: ``a``, or the first word of the vocabulary where that has none."""
+        words = (self.whole.decode([number]) for number in range(self.whole.get_vocab_size()))
+        for text in itertools.chain("a", words):
+            # tokenizers raises nothing more specific for a text that it cannot encode.
+            with contextlib.suppress(Exception):
+                if self.whole.encode(text, add_special_tokens=False).ids:
+                    return text
+        return ""
+
+    @functools.cached_property
+    def special_ids(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after the tokens of every text, each empty where there are none."""
+        encoded = self.whole.encode(self.sample)
+        of_text = [place for place, number in enumerate(encoded.sequence_ids) if number is not None]
+        return (encoded.ids[: of_text[0]], encoded.ids[of_text[-1] + 1 :]) if of_text else ([], [])
+
+    def checked_ids(self, ids: list[int], *, most: int | None = None) -> list[int]:
+        """The ids of a text, special tokens included, cut as a text is.
+
+        Args:
+            ids: of one text.
+            most: tokens, special tokens included; None: all.
+
+        Raises:
+            InputError: the special tokens around a text are missing, so that the ids are another tokenizer's.
+        """
+        first, last = self.special_ids
+        end = len(ids) - len(last)
+        if end < len(first) or ids[: len(first)] != first or ids[end:] != last:
+            around = [
+                f"{', '.join(f'{number} ({self.whole.id_to_token(number)})' for number in special)} {place} every text"
+                for special, place in ((first, "before"), (last, "after"))
+                if special
+            ]
+            raise InputError(
+                "The ids lack special tokens, as another tokenizer's do: "
+                f"this bundle's tokenizer puts {' and '.join(around)}."
+            )
+        if most is None or len(ids) <= most:
+            return ids
+        kept = max(0, most - len(first) - len(last))
+        begin = end - kept if self._side == "left" else len(first)
+        return [*first, *ids[begin : begin + kept], *last]
+
+    def beginning(self, text: str, tokens: int) -> str:
+        """The longest beginning of a text that has only the text's first tokens, and at most so many.
+
+        Special tokens do not count. Tokens with a part of a character whose other parts are left out are left out, too.
+        """
+
+        part = self._kept_parts.of(text, tokens=tokens + 1, side="right", in_pair=True, most=self._most_characters)
+        self._check_size(part)
+        found = self.whole.encode(part, add_special_tokens=False)
+        ids, offsets = found.ids, found.offsets
+        if len(ids) <= tokens:
+            return text
+        for kept in range(tokens, 0, -1):
+            # A mark that belongs to the last character may be in no token.
+            for end in (offsets[kept - 1][1], offsets[kept][0]):
+                if self.whole.encode(text[:end], add_special_tokens=False).ids == ids[:kept]:
+                    return text[:end]
+        return ""
 
     def encode(
         self,
@@ -169,6 +243,11 @@ class TextTokenizer:
             pairs = _unicode_texts(pairs, "pairs")
             if len(texts) != len(pairs):
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
+        for_text, for_pair = self._most_of_each
+        if for_text is not None:
+            texts = [self.beginning(text, for_text) for text in texts]
+        if for_pair is not None and pairs is not None:
+            pairs = [self.beginning(text, for_pair) for text in pairs]
         tokenizer = self._truncating if choice is Overflow.TRUNCATE else self.whole
         if self._template is None:
             texts = [prompt + text for text in texts]
