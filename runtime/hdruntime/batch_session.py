@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["BatchSession"]
 
 import logging
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING
@@ -408,9 +409,9 @@ class BatchSession:
         shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
         where = f" in rows {shown}" if rows else ""
         advice = (
-            "float16 may overflow in this model: rebuild with --bf16, or without --fp16."
+            "float16 may overflow in this model: build the bundle again with --bf16, or without --fp16."
             if self.manifest.dtype == "float16"
-            else f"Compare the bundle with its checkpoint: hdexport verify {self._bundle.path}"
+            else f"Compare the bundle with its checkpoint: hdexport verify {shlex.quote(str(self._bundle.path))}"
         )
         return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.\n{advice}")
 

@@ -294,7 +294,7 @@ class BundleModel:
         fewest = 1 + sample.sequence_ids.count(None)
         if not isinstance(tokens, (int, np.integer)) or not fewest <= tokens <= most:
             is_more = isinstance(tokens, (int, np.integer)) and tokens > most
-            advice = f"\nRebuild the bundle with --max-len {tokens}." if is_more else ""
+            advice = f"\nBuild the bundle again with --max-len {tokens}." if is_more else ""
             raise InputError(f"{named} is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
         return self._tokenizer.limited(int(tokens))
 

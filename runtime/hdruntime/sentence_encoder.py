@@ -269,6 +269,6 @@ def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooli
     if not is_needed:
         raise InputError(
             f"pooling is {chosen.value!r}, but this bundle pools as its model does.\n"
-            "Leave it out, or rebuild the bundle with --task feature-extraction."
+            "Leave it out, or build the bundle again with --task feature-extraction."
         )
     return chosen

@@ -86,7 +86,7 @@ class SparseEncoder(TwoSidedModel):
         if manifest.task != "sparse-similarity":
             raise InputError(
                 f"This bundle's task is {manifest.task}, which gives no sparse vectors.\n"
-                "Rebuild it with --task sparse-similarity, from a SPLADE model."
+                "Build it again with --task sparse-similarity, from a SPLADE model."
             )
         self.max_active_dims = most_active_dims(manifest, max_active_dims)
         self.similarity_fn_name: str = manifest.sentence.similarity if manifest.sentence else "dot"

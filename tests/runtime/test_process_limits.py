@@ -58,7 +58,9 @@ V1 = "11:memory:/x\n4:cpu,cpuacct:/a/b\n1:name=systemd:/a/b\n0::/\n"
         pytest.param("0::/a/b\n", of_cpu("a/b/", 300_000) | of_cpu("a/", "max"), 3.0, id="version 2, own group"),
         pytest.param("0::/a/b\n", of_cpu("a/b/", 300_000) | of_cpu("a/", 150_000), 1.5, id="version 2, group above"),
         pytest.param("0::/docker/12\n", of_cpu("", 25_000, 50_000), 0.5, id="version 2, own group as the outermost"),
-        pytest.param("0::/../../x\n", of_cpu("", 50_000), 0.5, id="version 2, moved out of the namespace"),
+        pytest.param(
+            "0::/../x\n", of_cpu("", 50_000) | of_cpu("../", 10_000), 0.5, id="version 2, moved out of the namespace"
+        ),
         pytest.param("0::/a\n", of_cpu("unified/a/", 50_000), 0.5, id="version 2 beside version 1"),
         pytest.param(V1, of_cpu("cpu,cpuacct/a/b/", 250_000, version=1), 2.5, id="version 1"),
         pytest.param(V1, of_cpu("cpu/a/b/", 250_000, version=1), 2.5, id="version 1, short mount"),

@@ -114,7 +114,9 @@ def test_outputs_without_a_tokens_axis_come_back_in_order(new_bundle: BundleMake
 
 # Invalid inputs
 
-TOO_LONG = r"^Input has 17 tokens; this bundle accepts 1 to 16\.\nTruncate it, or rebuild with --max-len 17\.$"
+TOO_LONG = (
+    r"^Input has 17 tokens; this bundle accepts 1 to 16\.\nTruncate it, or build the bundle again with --max-len 17\.$"
+)
 IDS = {"input_ids": [[1, 2]]}
 
 

@@ -252,7 +252,7 @@ def test_a_pooling_that_segments_do_not_determine_is_refused(
 
 INVALID_OPTIONS = [
     ({"segment": 0}, r"A segment of 0 tokens does not fit; this bundle accepts 1 to 16\.\nChoose another segment\."),
-    ({"segment": 17}, r"segment of 17 tokens does not fit; .* 1 to 16\..*rebuild with --max-len 17"),
+    ({"segment": 17}, r"segment of 17 tokens does not fit; .* 1 to 16\..*build the bundle again with --max-len 17"),
     ({"outputs": ["logits"]}, r"No output 'logits'; this bundle has last_hidden_state, new_mems\.0"),
 ]
 
@@ -293,9 +293,7 @@ def test_a_document_beyond_the_bundles_positions_is_refused(tmp_path: Path) -> N
     seal(bundle, dataclasses.replace(open_bundle(bundle).manifest, document_tokens=16))
     with hdruntime.load(bundle, "onnxruntime") as session:
         assert len(list(session.stream(document(16), segment=5))) == 4
-        message = (
-            r"has 17 tokens; this bundle has positions for 16, counted.*\nRebuild it with --max-len 17, or run .* split"
-        )
+        message = r"has 17 tokens; this bundle has positions for 16, counted.*\nBuild the bundle again with --max-len 17, or run .* split"
         with pytest.raises(InputError, match=message):
             session.stream(document(17), segment=5)
         with pytest.raises(InputError, match=f"^Document 1: The document {message}"):

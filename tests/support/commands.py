@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.cli import main
+from hdexport.cli import COMMANDS, main
+from support.named_options import missing_options
 
 
 @contextlib.contextmanager
@@ -38,7 +39,7 @@ def _as_in_a_new_process(arguments: list[str], cwd: Path | None) -> Iterator[Non
 def run_here(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A command in this process, where all that it imports is there, as if it were one.
 
-    An error that it raises and does not turn into a message is raised here.
+    An error that it raises and does not turn into a message is raised here. A message names options that there are.
     """
     words = list(map(str, arguments))
     stdout, stderr = io.StringIO(), io.StringIO()
@@ -51,6 +52,8 @@ def run_here(*arguments: object, cwd: Path | None = None) -> subprocess.Complete
             code = main(words)
         except SystemExit as end:  # argparse's, after --help and --version
             code = int(end.code or 0)
+    if code == 1 and words[0] in COMMANDS:
+        assert not missing_options(stderr.getvalue(), command=words[0], given=words), stderr.getvalue()
     return subprocess.CompletedProcess(["hdexport", *words], code, stdout.getvalue(), stderr.getvalue())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = ["check_extendable", "extension_of", "write_extended"]
 
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,17 +47,18 @@ def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
             f"{checkpoint.origin} holds an adapter, which a build merges, and no weights whose positions grow.\n"
             "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
         )
+    origin = shlex.quote(str(checkpoint.origin))
     if not checkpoint.family.learned_positions:
         raise ModelError(
             f"{checkpoint.origin} is a {checkpoint.config['model_type']}: its positions are computed, not learned, so "
             "there is no table to extend.\n"
-            f"Build it as it is, with the length that you need: hdexport build {checkpoint.origin} --max-len 16384"
+            f"Build it as it is, with the length that you need: hdexport build {origin} --max-len 16384"
         )
     if not checkpoint.family.stores_table(checkpoint.config):
         raise ModelError(
             f"{checkpoint.origin} is a {checkpoint.config['model_type']} whose positions are computed from several "
             "tables, so there is no table to extend.\n"
-            f"A build makes one of them and extends it: hdexport build {checkpoint.origin} --max-len 16384"
+            f"A build makes one of them and extends it: hdexport build {origin} --max-len 16384"
         )
 
 

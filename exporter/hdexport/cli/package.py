@@ -7,6 +7,7 @@ the extra of the backend. See docs/triton.md; `hdexport serve` needs no Triton.
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from hdexport.cli.arguments import BACKENDS
@@ -44,5 +45,5 @@ def run(options: argparse.Namespace) -> int:
         open_bundle(options.bundle), options.triton, name=options.name, backend=options.backend, force=options.force
     )
     print(f"{path}: a model of Triton's Python backend, whose Python needs hdexport")
-    print(f"Serve it: tritonserver --model-repository {options.triton}")
+    print(f"Serve it: tritonserver --model-repository {shlex.quote(str(options.triton))}")
     return 0

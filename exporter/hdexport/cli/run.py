@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import functools
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -365,7 +366,7 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
         if options.rebuild:
             raise InputError(
                 "--rebuild is for one machine; with --ray every worker would build.\n"
-                f"Build the engine before: hdexport rebuild {bundle.path}"
+                f"Build the engine before: hdexport rebuild {shlex.quote(str(bundle.path))}"
             )
         if options.device is not None:
             raise InputError(

@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
         f"{outcome.documents} texts in {outcome.steps} steps, {outcome.seconds / 60:.1f} minutes; "
         f"loss {first:.4g} to {last:.4g}"
     )
-    attention = "" if extension.attention is None else f" --attention {extension.attention}"
+    attention = "" if extension.attention is None else f" --attention {shlex.quote(extension.attention)}"
     print(f"Next: hdexport build {shlex.quote(str(options.output))}{attention}")
     return 0
 

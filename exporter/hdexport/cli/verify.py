@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,5 +143,5 @@ def _model_of(bundle: Bundle, model: str | None) -> str | Path:
     source = source or "a checkpoint that it does not name"
     raise InputError(
         f"The bundle {bundle.path} was built from {source}, which is not here.\n"
-        f"Name the checkpoint: hdexport verify {bundle.path} --model MODEL"
+        f"Name the checkpoint: hdexport verify {shlex.quote(str(bundle.path))} --model MODEL"
     )

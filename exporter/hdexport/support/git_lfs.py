@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["refuse_pointer"]
 
+import shlex
 from pathlib import Path
 
 from hdruntime.errors import ModelError
@@ -29,5 +30,5 @@ def refuse_pointer(file: Path) -> None:
         file = file.resolve()
         raise ModelError(
             f"{file} is a pointer of Git LFS, and the file that it stands for was not fetched.\n"
-            f"Fetch it: cd {file.parent} && git lfs install && git lfs pull"
+            f"Fetch it: cd {shlex.quote(str(file.parent))} && git lfs install && git lfs pull"
         )

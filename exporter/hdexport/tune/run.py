@@ -8,6 +8,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     if checkpoint.family.why_not_tuned is not None:
         raise ModelError(
             f"{checkpoint.origin} is a {checkpoint.config['model_type']}, which is not tuned: "
-            f"{checkpoint.family.why_not_tuned}.\nBuild it as it is: hdexport build {checkpoint.origin} --max-len 4096"
+            f"{checkpoint.family.why_not_tuned}.\n"
+            f"Build it as it is: hdexport build {shlex.quote(str(checkpoint.origin))} --max-len 4096"
         )
     require_replaceable(options.output.resolve(), CHECKPOINT_DIRECTORY, force=options.force)
     loss, reason = _loss(checkpoint, options)

@@ -112,6 +112,8 @@ def with_texts(
             for each in answers(bundle, reference):
                 checks.append(_check(name, each, manifest))
                 report(checks[-1].line())
+            if not checks:
+                reason = f"no text fits in {manifest.max_len} tokens beside the special ones"
         except (BackendUnavailableError, _LibraryError) as error:
             reason = str(error).splitlines()[0]
     left_out = [] if reason is None else [f"{name}: not checked: {reason}"]
@@ -201,6 +203,9 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
                 continue
             # As a batch: a single call takes an empty second text for none.
             batch = [[text] for text in each]
+            if own.whole.num_special_tokens_to_add(len(each) > 1) > limit:
+                # Nothing cuts a text to less, and the library takes it whole then.
+                continue
             with _failures_of_library(f"its own call fails on the {name}"):
                 features = tokenizer(*batch, truncation=True, max_length=limit, return_tensors="pt")
             ids = features["input_ids"][0].numpy()
@@ -261,7 +266,11 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
             wanted={"max_seq_length": np.array([most])},
             got={"max_seq_length": np.array([ours.max_seq_length])},
         )
-        library.max_seq_length = ours.max_seq_length = min(most, _LONGEST)
+        try:
+            library.max_seq_length = ours.max_seq_length = min(most, _LONGEST)
+        except InputError:
+            # No text fits beside the special tokens, or beside the template.
+            return
         output = manifest.answers[-1].name
         counted = TextTokenizer.of(bundle, max_len=ours.max_seq_length, template=manifest.pair_template)
         for name, each, method in _calls(theirs, _texts(bundle, reference)):

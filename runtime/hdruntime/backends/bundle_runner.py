@@ -73,7 +73,7 @@ class BundleRunner(abc.ABC):
 def out_of_memory(library: str, said: object, batch: int, tokens: int) -> OutOfMemoryError:
     """The error for a batch that a library got no memory for."""
     advice = (
-        "Use smaller batches: --batch-tokens, in Python batch_tokens."
+        "Use smaller batches: hdexport run --batch-tokens, in Python batch_tokens."
         if batch > 1
         else "Free memory, or cut the text into shorter ones."
     )

@@ -297,7 +297,7 @@ def _advice(bundle: Bundle, backend: Backend, machine: ThisMachine) -> str:
     if steps[0].startswith("hdexport"):
         return (
             f"Rebuild the engine on this machine: {steps[0]}\n"
-            "or load the bundle with rebuild=True, on the command line --rebuild."
+            "or load the bundle with rebuild=True, in a job hdexport run --rebuild."
         )
     return f"Install it with: {' && '.join(steps)}"
 

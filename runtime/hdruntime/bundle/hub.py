@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["HubName", "hub_name", "opened_bundle"]
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def opened_bundle(bundle: Path | str | Bundle, backend: Backend | str = _AUTO, p
     if not (snapshot / MANIFEST_FILE).is_file():
         raise BundleNotFoundError(
             f"{named} on the Hugging Face Hub has no {MANIFEST_FILE}: it is no bundle.\n"
-            f"If it is a checkpoint, build a bundle of it: hdexport build {named} -o BUNDLE"
+            f"If it is a checkpoint, build a bundle of it: hdexport build {shlex.quote(str(named))} -o BUNDLE"
         )
     manifest = read_manifest(snapshot)
     needed = _needed(manifest, str(getattr(backend, "value", backend)), str(getattr(precision, "value", precision)))

@@ -131,7 +131,7 @@ class Device:
         if int(code) == _OUT_OF_MEMORY:
             return OutOfMemoryError(
                 f"The GPU has too little free memory ({name}: {explained}).\n"
-                "Use smaller batches: --batch-tokens, in Python batch_tokens."
+                "Use smaller batches: hdexport run --batch-tokens, in Python batch_tokens."
             )
         return BackendError(
             f"CUDA error {int(code)} at {name}: {explained}.\n"

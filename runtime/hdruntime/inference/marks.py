@@ -77,7 +77,7 @@ def check_marks(spec: InputSpec, marks: IntArray, mask: IntArray) -> None:
         row = int(np.argmax(marked > spec.bound))
         raise InputError(
             f"{spec.name}: row {row} marks {marked[row]} tokens as global; this bundle accepts {spec.bound}.\n"
-            f"Mark fewer, or rebuild with --max-global {marked[row]}."
+            f"Mark fewer, or build the bundle again with --max-global {marked[row]}."
         )
 
 
@@ -90,5 +90,5 @@ def _check_question(what: str, tokens: int | None, spec: InputSpec) -> None:
     if spec.bound is not None and tokens > spec.bound:
         raise InputError(
             f"The question of {what} has {tokens} tokens, which are all global; this bundle accepts {spec.bound}.\n"
-            f"Shorten it, give {spec.name}, or rebuild with --max-global {tokens}."
+            f"Shorten it, give {spec.name}, or build the bundle again with --max-global {tokens}."
         )

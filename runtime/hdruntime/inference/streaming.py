@@ -79,7 +79,7 @@ def checked_segment(segment: int | None, manifest: Manifest, *, max_len: int) ->
     if segment is None:
         return min(SEGMENT_TOKENS, max_len)
     if not 1 <= segment <= max_len:
-        advice = f", or rebuild with --max-len {segment}" if segment > max_len else ""
+        advice = f", or build the bundle again with --max-len {segment}" if segment > max_len else ""
         raise InputError(
             f"A segment of {segment} tokens does not fit; this bundle accepts 1 to {max_len}.\n"
             f"Choose another segment{advice}."
@@ -99,7 +99,8 @@ def check_document_length(tokens: int, manifest: Manifest) -> None:
     elif tokens > most:
         raise InputError(
             f"The document has {tokens} tokens; this bundle has positions for {most}, counted through all segments.\n"
-            f"Rebuild it with --max-len {tokens}, or run the document in independent pieces: --overflow split."
+            f"Build the bundle again with --max-len {tokens}, or run the document in independent pieces: "
+            "--overflow split."
         )
 
 

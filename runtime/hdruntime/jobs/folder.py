@@ -206,8 +206,8 @@ class JobFolder:
                 raise damaged(self.path, "results are missing")
             self._cut_results(self._results)
 
-    def append(self, data: bytes, saved: Saved) -> None:
-        """Add the encoded results of rows, and replace `saved`.
+    def append(self, data: bytes) -> None:
+        """Add encoded results of rows, which count when `saved` is replaced.
 
         Raises:
             HdexportError: the disk does not take them.
@@ -217,8 +217,6 @@ class JobFolder:
         with disk_errors_explained(self._output):
             while view:
                 view = view[os.write(self._results, view) :]
-        # One assignment: if an interrupt comes before it, the new rows do not count.
-        self.saved = saved
 
     def keep_ranges(self, ranges: Ranges) -> None:
         """Keep the ranges of quantised vectors, before the first vector is appended.
@@ -365,15 +363,14 @@ class StandardOutput:
     saved = Saved()
     ranges: Ranges | None = None
 
-    def append(self, data: bytes, saved: Saved) -> None:
-        """Write the results of rows.
+    def append(self, data: bytes) -> None:
+        """Write encoded results of rows.
 
         Raises:
             BrokenPipeError: the reader is gone.
         """
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
-        self.saved = saved
 
     def keep_ranges(self, ranges: Ranges) -> None:
         """Remember them."""

@@ -6,6 +6,7 @@ __all__ = ["Job", "JobOptions", "plan_job", "run_job", "upload"]
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -269,18 +270,21 @@ def _run_windows(
         result = vectors.finish(computed)
         if vectors.ranges is not folder.ranges and vectors.ranges is not None:
             folder.keep_ranges(vectors.ranges)
-        data = encoding.encode([row for row in result.results if not (job.options.skip_failed and row["error"])])
-        if not folder.saved.result_bytes:
-            data = encoding.begin() + data
+        rows = [row for row in result.results if not (job.options.skip_failed and row["error"])]
+        written = folder.saved.result_bytes
+        for piece in itertools.chain(() if written else (encoding.begin(),), encoding.encode(rows)):
+            folder.append(piece)
+            written += len(piece)
         saved = replace(
             folder.saved,
             position=window.end,
             stamp=watch.stamp(window.end.file),
             counts=folder.saved.counts + result.counts,
             seconds=meter.seconds,
-            result_bytes=folder.saved.result_bytes + len(data),
+            result_bytes=written,
         )
-        folder.append(data, saved)
+        # One assignment: if an interrupt comes before it, the new rows do not count.
+        folder.saved = saved
         folder.commit_if_due()
         report(meter.progress(JobState.RUNNING, saved))
     _require_unchanged(watch.final_change(folder.saved.position), folder)

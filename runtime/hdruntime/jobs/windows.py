@@ -8,13 +8,15 @@ __all__ = [
     "WindowOptions",
     "WindowPool",
     "WindowResult",
+    "cut_by_bytes",
     "cut_windows",
 ]
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from hdruntime.errors import InputError
@@ -34,8 +36,11 @@ most a window."""
 _WINDOW_ROWS = 4096
 """Upper bound on rows per window."""
 
-_KEPT_BYTES = 2**26
-"""Kept columns of about this size end a window, whose results are encoded together."""
+_MOST_BYTES = 2**26
+"""Kept columns of about this size end a window, and results of about this size are encoded together: the chunks of a
+text repeat its kept columns."""
+
+Values = TypeVar("Values", bound=Mapping[str, object])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,15 +165,44 @@ def cut_windows(rows: Iterable[Row], *, characters: int) -> Iterator[Window]:
     for row in rows:
         window.append(row)
         size += size_of(row)
-        kept += sum(map(_bytes_of_kept, row.kept.values()))
-        if len(window) >= _WINDOW_ROWS or size >= characters or kept >= _KEPT_BYTES:
+        kept += _bytes_of(row.kept)
+        if len(window) >= _WINDOW_ROWS or size >= characters or kept >= _MOST_BYTES:
             yield Window(rows=window)
             window, size, kept = [], 0, 0
     if window:
         yield Window(rows=window)
 
 
-def _bytes_of_kept(value: object) -> int:
-    if isinstance(value, Cell):
-        return int(pa.repeat(value.scalar, 1).nbytes)
-    return len(value) if isinstance(value, str | list | dict) else 0
+def cut_by_bytes(rows: Iterable[Values]) -> Iterator[list[Values]]:
+    """Cut rows into groups of about 64 MB, each of at least one row.
+
+    Args:
+        rows: with the values of their columns.
+    """
+    group: list[Values] = []
+    size = 0
+    for row in rows:
+        group.append(row)
+        size += _bytes_of(row)
+        if size >= _MOST_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _bytes_of(row: Mapping[str, object]) -> int:
+    """About how many bytes the values of a row have, however deep they are nested."""
+    size = 0
+    left: list[object] = list(row.values())
+    while left:
+        value = left.pop()
+        if isinstance(value, Cell):
+            size += int(pa.repeat(value.scalar, 1).nbytes)
+        elif isinstance(value, np.ndarray):
+            size += value.nbytes
+        elif isinstance(value, str | list | dict):
+            size += len(value)
+            left += () if isinstance(value, str) else value
+            left += value.values() if isinstance(value, dict) else ()
+    return size

@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from hdruntime.jobs.files import FINISHED_FILE, RESULTS_FILE, OpenFolder
 from hdruntime.jobs.parquet_rows import Cell
 from hdruntime.jobs.places import special_kind
 from hdruntime.jobs.vectors import COLUMN
+from hdruntime.jobs.windows import cut_by_bytes
 
 STDOUT = Path("-")
 """Stands for the standard output, on which results are JSON Lines."""
@@ -117,7 +119,8 @@ def check_output(output: Path, *, force: bool) -> None:
     if os.path.lexists(output) and not force:
         raise OutputExistsError(f"{output} exists.\nReplace it with --force, or choose another place with -o.")
     if not output.parent.is_dir():
-        raise InputError(f"There is no directory {output.parent} for the output.\nMake it: mkdir -p {output.parent}")
+        make = f"mkdir -p {shlex.quote(str(output.parent))}"
+        raise InputError(f"There is no directory {output.parent} for the output.\nMake it: {make}")
 
 
 def is_part(name: str) -> bool:
@@ -152,7 +155,7 @@ def encoding_of_output(output: Path, fields: Sequence[pa.Field]) -> ResultEncodi
 
 
 class ResultEncoding(ABC):
-    """How results are kept while the job runs: bytes to which more can be appended after any call of `encode`.
+    """How results are kept while the job runs: bytes to which more can be appended after any piece of `encode`.
 
     Args:
         schema: of the output; fields with the metadata `OPEN_TYPE` get their type at the end.
@@ -165,9 +168,13 @@ class ResultEncoding(ABC):
     def begin(self) -> bytes:
         """The bytes before the first row."""
 
+    def encode(self, rows: Results) -> Iterator[bytes]:
+        """Rows, each with a value for every column, None for no value; in pieces, which bound memory."""
+        return map(self._encoded_rows, cut_by_bytes(rows))
+
     @abstractmethod
-    def encode(self, rows: Results) -> bytes:
-        """Rows, each with a value for every column; None for no value."""
+    def _encoded_rows(self, rows: Results) -> bytes:
+        """Rows of one piece."""
 
     @abstractmethod
     def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
@@ -186,7 +193,7 @@ class _JsonLines(ResultEncoding):
     def begin(self) -> bytes:
         return b""
 
-    def encode(self, rows: Results) -> bytes:
+    def _encoded_rows(self, rows: Results) -> bytes:
         members = [(name, f"{json.dumps(name)}: ") for name in self._schema.names]
         lines = (", ".join([key + _json_from_value(row[name]) for name, key in members]) for row in rows)
         return "".join([f"{{{line}}}\n" for line in lines]).encode()
@@ -201,7 +208,7 @@ class _ArrowResults(ResultEncoding):
     def begin(self) -> bytes:
         return bytes(self._schema.serialize())
 
-    def encode(self, rows: Results) -> bytes:
+    def _encoded_rows(self, rows: Results) -> bytes:
         columns = [_array([row[field.name] for row in rows], field) for field in self._schema]
         return bytes(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 

@@ -6,6 +6,7 @@ __all__ = ["BUNDLE_FOLDER", "TritonPythonModel", "tensors_of"]
 
 import importlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,7 @@ def tensors_of(bundle: Bundle) -> TritonTensors:
         return TritonTensors(pairs=task.pairs, output="scores", size=len(task.labels))
     raise InputError(
         f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.\n"
-        f"Serve it with: hdexport serve {bundle.path}"
+        f"Serve it with: hdexport serve {shlex.quote(str(bundle.path))}"
     )
 
 

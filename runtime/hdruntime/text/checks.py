@@ -104,7 +104,7 @@ def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -
 
 def length_error(what: str, tokens: int, max_len: int, remedy: str) -> InputError:
     """The error for a text of that length, with its remedy."""
-    advice = f"\n{remedy}, or rebuild with --max-len {tokens}." if tokens > max_len else ""
+    advice = f"\n{remedy}, or build the bundle again with --max-len {tokens}." if tokens > max_len else ""
     fits = "1 or more" if max_len == sys.maxsize else f"1 to {max_len}"
     return InputError(f"{what} has {tokens} tokens; this bundle accepts {fits}.{advice}")
 

@@ -266,7 +266,7 @@ def _checked_spans(spans: Spans | None, text: str) -> IntArray:
 
 def _unfit(reason: str, advice: str = "") -> InputError:
     advice = advice or (
-        "Use a model of mean pooling alone, or token vectors, whose mean it is then: rebuild with "
+        "Use a model of mean pooling alone, or token vectors, whose mean it is then: build again with "
         "--task feature-extraction"
     )
     return InputError(

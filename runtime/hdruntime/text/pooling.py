@@ -38,7 +38,7 @@ def embedding_output(manifest: Manifest) -> TensorSpec:
     for name in (SENTENCE_EMBEDDING, "last_hidden_state"):
         if name in outputs:
             return outputs[name]
-    advice = "Rebuild it with --task feature-extraction or --task sentence-similarity."
+    advice = "Build it again with --task feature-extraction or --task sentence-similarity."
     if manifest.task == "token-similarity":
         advice = "A text has a vector for each token: hdruntime.MultiVectorEncoder gives them."
     raise InputError(f"This bundle's task is {manifest.task}, which gives no embeddings.\n{advice}")

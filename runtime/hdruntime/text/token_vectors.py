@@ -75,7 +75,7 @@ def multi_vector_of(manifest: Manifest) -> SentenceSettings:
     if manifest.task != "token-similarity" or settings is None or settings.multi_vector is None:
         raise InputError(
             f"Vectors of tokens are given by bundles of token-similarity, and this bundle's task is {manifest.task}.\n"
-            "Rebuild it from a ColBERT, PyLate or MultiVectorEncoder checkpoint with --task token-similarity."
+            "Build it again from a ColBERT, PyLate or MultiVectorEncoder checkpoint with --task token-similarity."
         )
     return settings
 

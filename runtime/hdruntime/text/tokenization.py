@@ -378,7 +378,14 @@ class TextTokenizer:
             raise _unencodable(tokenizer, batch, error) from error
         # Before there are lists of a text's tokens: of one with millions they take a gigabyte.
         any_length = choice in (Overflow.SPLIT, Overflow.RECUR)
-        check_text_lengths([len(item) for item in encoded], sys.maxsize if any_length else self.max_len)
+        lengths = [len(item) for item in encoded]
+        if choice is Overflow.TRUNCATE and max(lengths, default=0) > self.max_len:
+            special = tokenizer.num_special_tokens_to_add(isinstance(batch[0], tuple))
+            raise InputError(
+                f"No text can be cut to {self.max_len} tokens: its special tokens are {special}.\n"
+                f"Build the bundle again with --max-len {special + 1} or more, or give ids."
+            )
+        check_text_lengths(lengths, sys.maxsize if any_length else self.max_len)
         return encoded
 
     @functools.cached_property

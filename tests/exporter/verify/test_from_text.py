@@ -185,3 +185,12 @@ def test_code_of_the_checkpoint_is_run_by_the_library_where_it_is_trusted(tiny_b
     found = with_texts(nothing, open_bundle(bundle.path), reference)
     assert {check.text for check in found.texts if check.passed} == {"length that texts are cut to"}
     assert found.not_checked == ()
+
+
+@pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
+def test_a_bundle_of_fewer_tokens_than_the_special_ones_has_no_text_to_compare(tiny_bundles, task: str) -> None:
+    bundle = tiny_bundles("bert", task, max_len=1)
+    checks, left_out = checked(open_bundle(bundle.path), bundle.checkpoint)
+    assert set(checks) <= {"length that texts are cut to"}
+    assert not failed(checks)
+    assert checks or "not checked: no text fits in 1 tokens beside the special ones" in left_out[0]

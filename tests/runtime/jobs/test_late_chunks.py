@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows
+from hdruntime.jobs.folder import JobFolder
 from hdruntime.jobs.rows import Columns
 from hdruntime.ray.mapper import BundleMapper
 from hdruntime.text.chunking import TextChunks
@@ -24,7 +26,7 @@ from hdruntime.text.embeddings import EmbeddingPrecision, normalized
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 from support.comparators import named_case
-from support.job_runs import VOCABULARY, gather_bundle, random_texts, read, run, stop_at, write_rows
+from support.job_runs import VOCABULARY, content_of, gather_bundle, random_texts, read, run, stop_at, write_rows
 
 BundleMaker = Callable[..., Path]
 
@@ -199,6 +201,44 @@ def test_a_stopped_job_continues_and_writes_the_same_bytes(
     done = run(bundle_path, inputs, output, **options)
     assert (done.rows, done.resumed_rows) == (27, 20)
     assert output.read_bytes() == (tmp_path / f"whole{ending}").read_bytes()
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet", "", ".npz"])
+def test_chunks_that_repeat_a_long_kept_column_are_written_in_pieces(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    kept = () if ending == ".npz" else ("page",)
+    page = {"html": "x" * 1000}
+    texts = ["read whole . " * 5, "read", "long documents are read . " * 4]
+    names = ["x" * 1000 + key for key in "abc"] if ending == ".npz" else ["a", "b", "c"]
+    lines = [json.dumps({"id": name, "text": text, "page": page}) for name, text in zip(names, texts, strict=True)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    options = {"late_chunking": "tokens:1", "columns": Columns(keep=kept)}
+    run(bundle_path, tmp_path / "in.jsonl", tmp_path / f"whole{ending}", **options)
+
+    monkeypatch.setattr(windows, "_MOST_BYTES", 3000)
+    sizes: list[int] = []
+    append = JobFolder.append
+
+    def interrupted_once(folder: JobFolder, data: bytes) -> None:
+        append(folder, data)
+        sizes.append(len(data))
+        if len(sizes) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(JobFolder, "append", interrupted_once)
+    for _ in range(2):
+        with contextlib.suppress(KeyboardInterrupt):
+            run(bundle_path, tmp_path / "in.jsonl", tmp_path / f"out{ending}", **options)
+    # 36 chunks, three of them in a piece.
+    assert len(sizes) > 12
+    assert max(sizes) < 6000
+    whole, out = tmp_path / f"whole{ending}", tmp_path / f"out{ending}"
+    if ending in (".parquet", ""):
+        # Row groups may differ.
+        assert pa.parquet.read_table(out).equals(pa.parquet.read_table(whole))
+    else:
+        assert content_of(out) == content_of(whole)
 
 
 @pytest.mark.parametrize(("window_rows", "batch_tokens"), [(1, None), (4096, 1)])

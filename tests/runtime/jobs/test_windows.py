@@ -68,8 +68,8 @@ def test_a_window_ends_with_the_row_that_fills_it() -> None:
 
 
 def test_a_window_ends_with_the_row_whose_kept_columns_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_KEPT_BYTES", 100)
-    for value in ("x" * 50, [0] * 50, Cell(pa.scalar(b"x" * 50))):
+    monkeypatch.setattr(windows, "_MOST_BYTES", 100)
+    for value in ("x" * 50, [0] * 50, [{"a": ["x" * 50]}], {"x" * 50: None}, Cell(pa.scalar(b"x" * 50))):
         rows = [dataclasses.replace(row, kept={"kept": value, "more": None}) for row in rows_of(*"abc")]
         assert [len(window.rows) for window in cut_windows(rows, characters=10)] == [2, 1]
 

@@ -70,6 +70,14 @@ def test_truncation_keeps_the_special_tokens(tokenizer: TextTokenizer) -> None:
     assert SEP not in encoding.input_ids[:-1]
 
 
+def test_a_text_is_not_cut_to_fewer_tokens_than_the_special_ones(tokenizer: TextTokenizer) -> None:
+    for tokens, pairs, least in ((1, None, 3), (2, ["read"], 4)):
+        with pytest.raises(
+            InputError, match=rf"cut to {tokens} tokens: .* are {least - 1}\.\nBuild .*--max-len {least}"
+        ):
+            tokenizer.limited(tokens).encode([words(20)], pairs, overflow="truncate")
+
+
 def test_truncation_cuts_the_longer_of_a_pair(tokenizer: TextTokenizer) -> None:
     (encoding,) = tokenizer.encode(["documents"], [words(500)], overflow="truncate")
     assert len(encoding) == 16

@@ -137,7 +137,7 @@ def _too_large(profiles: Sequence[ProfileShape], batch: int, tokens: int, limit:
     if tokens > most:
         return InputError(
             f"The batch has {tokens} tokens; this engine accepts 1 to {most}.\n"
-            f"Truncate it, or rebuild with --max-len {tokens} (or longer --profiles)."
+            f"Truncate it, rebuild with longer --profiles, or build the bundle again with --max-len {tokens}."
         )
     rows = most_rows(profiles, tokens, limit=limit)
     return InputError(
