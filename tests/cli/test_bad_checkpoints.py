@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import hdexport.cli
 from hdexport.checkpoint import find_checkpoint
@@ -102,6 +103,14 @@ def missing_shard(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def without_token_types(directory: Path) -> None:
+    change_json(directory / "config.json", type_vocab_size=0)
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    weights["embeddings.token_type_embeddings.weight"] = torch.zeros(0, WIDTH)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
 def save_dense(directory: Path, width: int, outputs: int, **weights: torch.Tensor) -> None:
     folder = directory / "2_Dense"
     (folder / "config.json").write_text(json.dumps({"in_features": width, "out_features": outputs}))
@@ -130,6 +139,7 @@ OF_A_MODEL: dict[str, tuple[Change, str]] = {
         config(num_attention_heads="four"),
         "does not describe a bert: Validation error for field",
     ),
+    "no token types": (without_token_types, "has type_vocab_size 0, but the model adds the vector of a type"),
     "an unknown activation": (config(hidden_act="none such"), "No bert can be made of "),
     "layers": (config(num_hidden_layers=10**9), "has num_hidden_layers 1000000000; the most is 1024"),
     "positions": (config(max_position_embeddings=10**12), "max_position_embeddings 1000000000000; at most 16777216"),
@@ -187,6 +197,18 @@ def test_a_fault_of_the_machine_is_not_called_a_damaged_download(
     printed = capsys.readouterr().err
     assert "can't allocate memory" in printed
     assert "ownload" not in printed
+
+
+def test_where_no_temporary_directory_can_be_written_tmpdir_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "gone")])
+    monkeypatch.setattr("hdexport.cli.build.run", lambda options: tempfile.mkdtemp())
+    assert hdexport.cli.main(["build", "anything", "-o", str(tmp_path / "bundle")]) == 1
+    said = capsys.readouterr().err
+    assert "No usable temporary directory found in" in said
+    assert "TMPDIR=DIRECTORY hdexport" in said
 
 
 VALUES = st.recursive(

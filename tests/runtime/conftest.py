@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,3 +78,18 @@ def sample_bundle(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         build(BuildOptions(model=sample, output=directory / "bundle", **options))
 
     return made_once(tmp_path_factory, "bundle of the sample", make) / "bundle"
+
+
+@pytest.fixture(scope="session")
+def reranker_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of 64 tokens that gives a pair one score."""
+    from hdexport.build import BuildOptions, build
+    from hdexport.model.task import Task
+    from support.tiny_models import save_tiny_model
+
+    def make(directory: Path) -> None:
+        labels: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
+        save_tiny_model(directory / "checkpoint", "bert", Task.TEXT_CLASSIFICATION, **labels)
+        build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", max_len=64, verify=None))
+
+    return made_once(tmp_path_factory, "reranker to serve", make) / "bundle"

@@ -27,8 +27,6 @@ import pytest
 import uvicorn
 
 import hdruntime
-from hdexport.build import BuildOptions, build
-from hdexport.model.task import Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.serve import ServeOptions, application, serve
@@ -36,9 +34,7 @@ from hdruntime.serve.queue import QueueFullError, TextQueue
 from hdruntime.serve.server import bound_sockets
 from hdruntime.tasks.classification import TextClassification
 from hdruntime.tasks.task import Pairs, Text
-from support.made_once import made_once
 from support.splade_models import made_splade
-from support.tiny_models import save_tiny_model
 
 TEXTS = ["What is read, and by whom?", "Museums! " * 40, "a", "Nobody reads twice; " * 5]
 KEY = "a secret key"
@@ -67,16 +63,6 @@ def served(bundle: Path, **options: Any) -> Iterator[tuple[httpx2.Client, hdrunt
 def embedder(sample_bundle: Path) -> Iterator[tuple[httpx2.Client, hdruntime.Session]]:
     with served(sample_bundle, max_texts=64, max_body_bytes=2**20) as both:
         yield both
-
-
-@pytest.fixture(scope="module")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def make(path: Path) -> None:
-        labels: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
-        save_tiny_model(path / "checkpoint", "bert", Task.TEXT_CLASSIFICATION, **labels)
-        build(BuildOptions(model=path / "checkpoint", output=path / "bundle", max_len=64, verify=None))
-
-    return made_once(tmp_path_factory, "reranker to serve", make) / "bundle"
 
 
 def test_openais_client_gets_the_sessions_vectors(embedder: Any) -> None:
@@ -114,7 +100,9 @@ def test_long_texts_are_refused_cut_or_split_and_chunks_see_each_other(embedder:
     assert refused.status_code == 400
     assert "input[1]: The text has" in refused.json()["error"]["message"]
     assert 'send truncate: "end" or "split"' in refused.json()["error"]["message"]
-    for given, remedy in (([5] * (session.max_len + 1), 'send truncate: "end".'), ([10**6], None)):
+    first, last = session.tokenizer.special_ids
+    for inside, remedy in (([5] * session.max_len, 'send truncate: "end".'), ([10**6], None)):
+        given = first + inside + last
         said = client.post("/v1/embeddings", json={"input": given}).json()["error"]["message"]
         assert remedy in said if remedy else "truncate" not in said, "each remedy works, and none is for other errors"
     for truncate, overflow in (("end", "truncate"), ("split", "split")):
@@ -131,9 +119,9 @@ def test_long_texts_are_refused_cut_or_split_and_chunks_see_each_other(embedder:
     np.testing.assert_allclose(embedded, session.embed(TEXTS), atol=1e-6)
 
 
-def test_a_reranker_answers_as_cohere_jina_and_text_embeddings_inference(reranker: Path) -> None:
+def test_a_reranker_answers_as_cohere_jina_and_text_embeddings_inference(reranker_bundle: Path) -> None:
     documents = ["w7 w8", "w9 " * 30, "w10"]
-    with served(reranker) as (client, session):
+    with served(reranker_bundle) as (client, session):
         expected = session.rank("w1 w2", documents, overflow="truncate")
         places, scores = ([each[key] for each in expected] for key in ("corpus_id", "score"))
         for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
@@ -150,11 +138,13 @@ def test_a_reranker_answers_as_cohere_jina_and_text_embeddings_inference(reranke
             assert client.post("/rerank", json={"query": "a"} | wrong).status_code == 400, wrong
 
 
-def test_a_text_alone_is_refused_where_the_model_compares_two(reranker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = TextClassification(open_bundle(reranker))
+def test_a_text_alone_is_refused_where_the_model_compares_two(
+    reranker_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = TextClassification(open_bundle(reranker_bundle))
     task.pairs = Pairs.REQUIRED
     monkeypatch.setattr(sys.modules["hdruntime.serve.application"], "served_task", lambda bundle: task)
-    with served(reranker) as (client, _):
+    with served(reranker_bundle) as (client, _):
         for inputs, status in (("w7", 400), (["w7"], 400), ([["w7", "w8"], ["w9"]], 400), ([["w7", "w8"]], 200)):
             assert client.post("/predict", json={"inputs": inputs}).status_code == status
 
@@ -180,7 +170,7 @@ def test_classes_and_sparse_vectors_are_those_of_a_session(
             dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True)), abs=1e-5
         )
         for unknown in ("dimensions", "normalize"):
-            refused = client.post("/embed_sparse", json={"inputs": "a", unknown: None})
+            refused = client.post("/embed_sparse", json={"inputs": "a", unknown: 5})
             assert f"unknown field `{unknown}`" in refused.json()["error"]["message"]
 
 
@@ -193,7 +183,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "an unknown key": ("/v1/embeddings", {"input": "a", "task": "retrieval.query"}, 400, "unknown field `task`"),
     "a cut at the left": ("/embed", {"inputs": "a", "truncation_direction": "Left"}, 400, "truncation_direction"),
     "texts and ids": ("/v1/embeddings", {"input": ["a", 5]}, 400, "neither a text"),
-    "an id that is none": ("/v1/embeddings", {"input": [10**6]}, 400, "input[0]"),
+    "an id that is none": ("/v1/embeddings", {"input": [101, 10**6, 102]}, 400, "input[0]"),
     "true as an id": ("/v1/embeddings", {"input": [True]}, 400, "neither a text"),
     "a truncation": ("/v1/embeddings", {"input": "a", "truncate": "middle"}, 400, "Invalid enum value"),
     "a prompt": ("/v1/embeddings", {"input": "a", "prompt_name": "nobody"}, 400, "no prompt 'nobody'"),
@@ -203,7 +193,12 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "a large body": ("/v1/embeddings", {"input": "a" * 2**21}, 413, "more than 1048576 bytes"),
     "half of a pair": ("/v1/embeddings", b'{"input": "\\ud800"}', 400, ""),
     "many chunks": ("/v1/embeddings", {"input": ["a"] * 65, "late_chunking": True}, 400, "1 to 64 fit"),
-    "ids in chunks": ("/v1/embeddings", {"input": [[5]], "late_chunking": True}, 400, "late_chunking reads texts"),
+    "ids in chunks": (
+        "/v1/embeddings",
+        {"input": [[101, 5, 102]], "late_chunking": True},
+        400,
+        "late_chunking reads texts",
+    ),
     "deep": ("/v1/embeddings", b"[" * 100_000, 400, "not valid"),
     "a path": ("/nowhere", {}, 404, "POST /v1/embeddings"),
 }

@@ -198,20 +198,20 @@ def test_a_queue_that_has_ended_is_neither_alive_nor_ready_and_requests_say_so(
     asyncio.run(story())
 
 
-def in_fork(story: Callable[[], Awaitable[list[int]]]) -> list[int]:
-    """The statuses that a fork of this process finds."""
+def in_fork(story: Callable[[], bytes]) -> bytes:
+    """What a fork of this process says."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
-            os.write(writing, bytes(status // 100 for status in asyncio.run(story())))  # type: ignore[arg-type]
+            os.write(writing, story())
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as found:
-        statuses = [100 * each for each in found.read()]
+        said = found.read()
     os.waitpid(child, 0)
-    return statuses
+    return said
 
 
 @pytest.mark.parametrize("has_served", [False, True])
@@ -221,12 +221,12 @@ def test_a_fork_is_neither_alive_nor_ready_and_hangs_no_request(bundle: Path, ha
     async def served() -> None:
         assert vector_of(await told.embed("read")) == pytest.approx(READ)
 
-    async def story() -> list[int]:
-        return [*await told.probes(), (await told.embed("read"))[0]]
+    async def story() -> str:
+        return repr([*await told.probes(), (await told.embed("read"))[0]])
 
     if has_served:
         asyncio.run(served())
-    assert in_fork(story) == [500, 500, 500], "503 each"
+    assert in_fork(lambda: asyncio.run(story()).encode()) == b"[503, 503, 503]"
 
 
 def lifespan(app: Any) -> list[dict[str, Any]]:
@@ -263,6 +263,18 @@ def test_an_application_starts_with_a_text_and_refuses_to_start_where_nothing_wo
     assert said[0]["type"] == "lifespan.startup.failed"
     assert "The session is closed" in said[-1]["error"]
     assert "gunicorn: leave out --preload" in said[-1]["error"]
+
+
+def test_an_application_that_is_made_before_a_fork_refuses_to_start_in_the_fork(bundle: Path) -> None:
+    """As gunicorn's workers do after ``--preload``."""
+    told = Told(bundle)
+
+    def fork() -> bytes:
+        said = lifespan(told.app)
+        right = said[0]["type"] == "lifespan.startup.failed" and "a fork of it" in said[-1]["error"]
+        return b"refused" if right else repr(said).encode()
+
+    assert in_fork(fork) == b"refused"
 
 
 # Requests that fail beside others

@@ -15,14 +15,10 @@ import pytest
 
 import hdruntime
 from fakes.recording_runner import RecordingRunner, answer
-from hdexport.build import BuildOptions, build
-from hdexport.model.task import Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.serve import ServeOptions, application, bodies
 from hdruntime.session import Session
-from support.made_once import made_once
 from support.tiny_bundle import make_bundle
-from support.tiny_models import save_tiny_model
 
 CLS, SEP = 2, 3
 WORDS = {"long": 4, "documents": 5, "are": 6, "read": 7, "whole": 8}
@@ -68,15 +64,9 @@ def vectors_of(found: tuple[int, Any]) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def reranking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ask, Session]]:
+def reranking(reranker_bundle: Path) -> Iterator[tuple[Ask, Session]]:
     """The same for a reranker of 64 tokens, and its session."""
-
-    def make(path: Path) -> None:
-        labels: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
-        save_tiny_model(path / "checkpoint", "bert", Task.TEXT_CLASSIFICATION, **labels)
-        build(BuildOptions(model=path / "checkpoint", output=path / "bundle", max_len=64, verify=None))
-
-    bundle = open_bundle(made_once(tmp_path_factory, "reranker to serve", make) / "bundle")
+    bundle = open_bundle(reranker_bundle)
     with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
         yield lambda path, body: asked(application(bundle, session, ServeOptions()), path, body), session
 

@@ -158,6 +158,8 @@ def _message(error: Exception) -> str | None:
         return None if missing is None else str(missing)
     short = want_of_memory(error)
     if short is None and isinstance(error, OSError):
+        if "No usable temporary directory" in str(error):
+            return f"{error.strerror}.\nName a directory that can be written: TMPDIR=DIRECTORY hdexport ..."
         # A disk or a permission, not a mistake in hdexport.
         return f"{error}\nTo see where it happened, add --debug."
     return short

@@ -20,6 +20,7 @@ from hdexport.model.memories import POSITION, Memories
 from hdexport.model.positions import FactoredTable, Form, Scheme, choose_form, extend_table, factor_table
 from hdexport.model.task import Task, model_task
 from hdruntime.bundle.manifest import Positions
+from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -301,12 +302,20 @@ def number_of_token_types(model: PreTrainedModel, family: Family, task: Task) ->
         model: as it was loaded.
         family: of the model.
         task: that the model runs as.
+
+    Raises:
+        ModelError: the model looks types up, and its table has no row.
     """
     if family.token_types is not None:
         return family.token_types
     # Not config.json's type_vocab_size, which models without a table may have, too.
     table = getattr(family.embeddings(model), "token_type_embeddings", None)
     rows = 0 if table is None else len(table.weight)
+    if table is not None and not rows:
+        raise ModelError(
+            "config.json has type_vocab_size 0, but the model adds the vector of a type to every token.\n"
+            "Set it to the rows of the checkpoint's table of token types, 1 or more."
+        )
     # A module that sentence-transformers puts after a model reads single texts.
     return rows if model_task(task) is task and rows > 1 else 0
 

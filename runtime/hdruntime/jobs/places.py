@@ -165,9 +165,13 @@ class StandardInput:
                 self._copy.write(block)
             self._copy.flush()
         except OSError as error:
+            # Where no directory can be written, the reason names all that were tried.
+            place = directory or tempfile.tempdir or "a temporary directory"
+            other = "" if directory else " name another directory in TMPDIR,"
             raise InputError(
-                f"The input - could not be copied to {directory or tempfile.gettempdir()}: {error.strerror}.\n"
-                "Free some space or check the permissions there, or write the rows to a file elsewhere, and name that."
+                f"The input - could not be copied to {place}: {error.strerror}.\n"
+                f"Free some space or check the permissions there,{other} or write the rows to a file elsewhere, and "
+                "name that."
             ) from error
         self._version = Version(size_bytes=self._copy.tell(), modified=digest.hexdigest())
 

@@ -83,7 +83,7 @@ def _settings(keep_alive_s: float, forwarded_allow_ips: str | None) -> dict[str,
     """Uvicorn's."""
     if not 0 < keep_alive_s < float("inf"):
         raise InputError(f"--keep-alive is {keep_alive_s:g}.\nGive seconds, more than those of the proxy.")
-    for address in (forwarded_allow_ips or "*").split(","):
+    for address in ("*" if forwarded_allow_ips is None else forwarded_allow_ips).split(","):
         if address.strip() != "*":
             try:
                 ipaddress.ip_network(address.strip())

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -321,6 +322,11 @@ def test_a_standard_input_that_has_no_rows_or_comes_twice_is_refused(
         rows_of("-")
     with pytest.raises(InputError, match=r"The input - could not be copied to .*/gone: No such file or directory"):
         find_inputs(["-"], columns=KEYED, spool=tmp_path / "gone")
+    with monkeypatch.context() as read_only:
+        read_only.setattr(tempfile, "tempdir", None)
+        read_only.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "gone")])
+        with pytest.raises(InputError, match=r"No usable temporary directory(.|\n)*name another directory in TMPDIR"):
+            find_inputs(["-"], columns=KEYED)
     with pytest.raises(InputError, match="The input - is named twice"):
         rows_of("-", "-")
     monkeypatch.setattr(sys, "stdin", None)

@@ -1,0 +1,152 @@
+"""A server behind a proxy and for browsers: idle connections, who the client is, a path before all, other origins."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+
+from hdexport.cli import main
+from hdruntime.errors import InputError
+from hdruntime.serve import ServeOptions, serve
+from hdruntime.serve.queue import TextQueue
+
+ORIGIN = "https://pages.example"
+
+
+@pytest.fixture
+def bundle(new_bundle: Callable[..., Path]) -> Path:
+    return new_bundle()
+
+
+@contextlib.contextmanager
+def command(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, uvicorn.Config]]:
+    """A client of a real server of the command, and the server's settings."""
+    servers: list[uvicorn.Server] = []
+
+    class Server(uvicorn.Server):
+        def __init__(self, config: uvicorn.Config) -> None:
+            super().__init__(config)
+            servers.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn, "Server", Server)
+        thread = threading.Thread(target=main, args=(["serve", str(bundle), "--port", "0", *options],))
+        thread.start()
+        try:
+            while not (servers and servers[0].started):
+                assert thread.is_alive()
+                time.sleep(0.01)
+            port = servers[0].servers[0].sockets[0].getsockname()[1]
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                yield client, servers[0].config
+        finally:
+            if servers:
+                servers[0].should_exit = True
+            thread.join()
+
+
+def preflight(client: httpx2.Client, origin: str, headers: str = "authorization,content-type,x-stainless-os") -> Any:
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": headers}
+    return client.request("OPTIONS", "/v1/embeddings", headers=asked)
+
+
+def test_connections_idle_for_longer_than_proxies_keep_theirs_and_as_long_as_is_said(bundle: Path) -> None:
+    with command(bundle) as (client, config):
+        assert config.timeout_keep_alive > 75
+        assert client.get("/health").status_code == 200
+    with command(bundle, "--keep-alive", "620") as (_, config):
+        assert config.timeout_keep_alive == 620
+    with command(bundle, "--keep-alive", "0.01") as (client, config):
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            while connection.recv(4096):
+                pass  # It ends when the server has closed it.
+
+
+def test_scripts_of_other_origins_read_answers_only_where_that_is_asked_for(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a key")
+    key = {"Authorization": "Bearer a key"}
+    with command(bundle) as (client, _):
+        assert preflight(client, ORIGIN).status_code == 405
+        found = client.post("/v1/embeddings", json={"input": "read"}, headers={"Origin": ORIGIN})
+        assert (found.status_code, "access-control-allow-origin" in found.headers) == (200, False)
+    given = ["--api-key-file", str(tmp_path / "key"), "--cors-origin", ORIGIN, "--cors-origin", "http://localhost:3000"]
+    with command(bundle, *given) as (client, _):
+        for origin in (ORIGIN, "http://localhost:3000"):
+            allowed = preflight(client, origin)
+            assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, origin)
+            assert "x-stainless-os" in allowed.headers["access-control-allow-headers"]
+            assert "POST" in allowed.headers["access-control-allow-methods"]
+            for headers, status in ((key, 200), ({}, 401)):
+                found = client.post("/v1/embeddings", json={"input": "read"}, headers=headers | {"Origin": origin})
+                assert (found.status_code, found.headers["access-control-allow-origin"]) == (status, origin)
+        for origin in ("https://other.example", "https://pages.example.other", "null"):
+            refused = preflight(client, origin)
+            assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (400, False)
+            found = client.post("/v1/embeddings", json={"input": "read"}, headers=key | {"Origin": origin})
+            assert "access-control-allow-origin" not in found.headers
+    with command(bundle, "--api-key-file", str(tmp_path / "key"), "--cors-origin", "*") as (client, _):
+        assert preflight(client, ORIGIN).headers["access-control-allow-origin"] == "*"
+        found = client.post("/v1/embeddings", json={"input": "read"}, headers=key | {"Origin": ORIGIN})
+        assert (found.status_code, found.headers["access-control-allow-origin"]) == (200, "*")
+
+
+def test_a_prefix_that_a_proxy_passes_on_or_cuts_off_is_served(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a key")
+    with command(bundle, "--root-path", "/a/b", "--api-key-file", str(tmp_path / "key")) as (client, _):
+        for prefix in ("", "/a/b"):
+            assert client.get(f"{prefix}/health").status_code == 200
+            assert client.post(f"{prefix}/v1/embeddings", json={"input": "read"}).status_code == 401
+            headers = {"Authorization": "Bearer a key"}
+            assert client.post(f"{prefix}/v1/embeddings", json={"input": "read"}, headers=headers).status_code == 200
+        for path in ("/a/health", "/a/bb/health", "/a/b/a/b/health"):
+            assert client.get(path).status_code == 404
+        assert "POST /a/b/v1/embeddings" in client.get("/a/b/nowhere").json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "believed"),
+    [([], True), (["--forwarded-allow-ips", "10.0.0.0/8,::1"], False), (["--forwarded-allow-ips", "*"], True)],
+)
+def test_a_proxy_that_is_trusted_says_who_the_client_is(
+    bundle: Path, options: list[str], believed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[str] = []
+    real = TextQueue.answer
+
+    def answer(self: Any, *given: Any, client: str) -> Any:
+        clients.append(client)
+        return real(self, *given, client=client)
+
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+    monkeypatch.setattr(TextQueue, "answer", answer)
+    with command(bundle, *options) as (client, _):
+        headers = {"X-Forwarded-For": "192.0.2.7"}
+        assert client.post("/v1/embeddings", json={"input": "read"}, headers=headers).status_code == 200
+    assert [each.startswith("192.0.2.7:") for each in clients] == [believed]
+
+
+def test_what_no_proxy_and_no_browser_sends_is_refused(tmp_path: Path) -> None:
+    for origin in ("example.com", "https://a.example/", "https://a.example/b", "https://A.example", "https://a:b", ""):
+        with pytest.raises(InputError, match=r"--cors-origin is .*\n.*https://example.com"):
+            ServeOptions(cors_origins=(ORIGIN, origin)).check()
+    for path in ("a", "/", "/a/", "/ä"):
+        with pytest.raises(InputError, match=r"--root-path is .*\n.*/embeddings"):
+            ServeOptions(root_path=path).check()
+    ServeOptions(cors_origins=("*", ORIGIN, "http://localhost:3000", "http://[::1]:80"), root_path="/a/b").check()
+    for seconds in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InputError, match=r"--keep-alive is .*\n.*those of the proxy"):
+            serve(tmp_path, keep_alive_s=seconds)
+    for addresses in ("proxy.example", "10.0.0.0/33", "10.0.0.1,", ""):
+        with pytest.raises(InputError, match=r"--forwarded-allow-ips: .*\n.*10\.0\.0\.0/8"):
+            serve(tmp_path, forwarded_allow_ips=addresses)
