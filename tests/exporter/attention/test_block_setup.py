@@ -15,6 +15,7 @@ from hdexport.attention.blocks.setup import BlockSetup, block_setup, read_setup
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.families import convertible_model_types, family_of
+from hdexport.model.family import Family
 from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
 from hdexport.model.task import Task
@@ -30,6 +31,11 @@ MAX_LEN = 300
 ROW = {"bigbird_last_block": "row"}
 
 
+def of_config(model_type: str, config: dict) -> Family:
+    family = family_of(model_type)
+    return family.of_config(config) if family.of_config and config else family
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory):
     """Tiny models by type, with `MAX_LEN` positions; nothing here changes them."""
@@ -40,8 +46,8 @@ def models(tmp_path_factory: pytest.TempPathFactory):
         if key not in made:
             directory = tmp_path_factory.mktemp(model_type)
             model = save_tiny_model(directory, model_type, Task.FEATURE_EXTRACTION, **changes)
-            model = family_of(model_type).encoder(model)
-            extend_positions(model, family_of(model_type), max_len=MAX_LEN, scheme=Scheme.TILE, alpha=0.4)
+            model = of_config(model_type, changes).encoder(model)
+            extend_positions(model, of_config(model_type, changes), max_len=MAX_LEN, scheme=Scheme.TILE, alpha=0.4)
             made[key] = model
         return made[key]
 
@@ -62,7 +68,7 @@ def setup_of(models):
     ) -> BlockSetup | None:
         subject = Subject(
             model=models(model_type, **config or {}),
-            family=family_of(model_type),
+            family=of_config(model_type, config or {}),
             task=Task.FEATURE_EXTRACTION,
             max_len=MAX_LEN,
             first_special_id=first_special_id,
@@ -186,6 +192,10 @@ def test_what_does_not_fit_is_refused(setup_of) -> None:
             setup_of(model_type, spec, **options)
     with pytest.raises(ModelError, match=r'original_full.*\nLeave out --attention, or set "attention_type"'):
         setup_of("big_bird", "bigbird:mode=table", config={"attention_type": "original_full"})
+    # The first special token is the mask, and of masks alone the original divides by zero.
+    drops = {"position_embedding_type": "absolute", "token_dropout": True, "mask_token_id": 7}
+    with pytest.raises(InputError, match=r"embeddings of .* ids 7 alone are NaN .*\nName another id: .*tokens=ID"):
+        setup_of("esm", "etc:global=2", config=drops)
 
 
 def test_attention_that_is_dense_at_every_length_is_warned_of(setup_of, caplog: pytest.LogCaptureFixture) -> None:

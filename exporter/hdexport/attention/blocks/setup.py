@@ -396,6 +396,12 @@ def _global_embeddings(
             "Name ids of the model's own tokenizer."
         )
     embedded: npt.NDArray[np.float32] = states_before_layers(model, torch.tensor(given * (count // len(given)))).numpy()
+    if not np.isfinite(embedded).all():
+        # An ESM divides by the tokens that are no masks.
+        raise InputError(
+            f"The model's embeddings of a text of the ids {', '.join(map(str, given))} alone are NaN or infinite.\n"
+            "Name another id: --attention etc:global=G,tokens=ID, or give --global-embeddings FILE.npy."
+        )
     return embedded
 
 
