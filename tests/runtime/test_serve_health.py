@@ -137,12 +137,13 @@ def test_a_text_that_fails_alone_makes_no_server_unready(bundle: Path) -> None:
 
 def test_a_server_that_was_never_ready_is_not_until_a_text_works(bundle: Path) -> None:
     async def story() -> None:
-        told = Told(bundle)
-        told.runner.fails = BackendError("no memory")
-        assert (await told.ask("/ready"))[0] == 503
-        assert await told.probes() == (503, 503)
-        told.runner.fails = None
-        assert (await told.ask("/ready"))[0] == 200
+        for failure in (BackendError("no memory"), RuntimeError("a fault of a backend")):
+            told = Told(bundle)
+            told.runner.fails = failure
+            assert (await told.ask("/ready"))[0] == 503
+            assert await told.probes() == (503, 503)
+            told.runner.fails = None
+            assert (await told.ask("/ready"))[0] == 200
 
     asyncio.run(story())
 
@@ -262,7 +263,7 @@ def test_an_application_starts_with_a_text_and_refuses_to_start_where_nothing_wo
     said = lifespan(told.app)
     assert said[0]["type"] == "lifespan.startup.failed"
     assert "The session is closed" in said[-1]["error"]
-    assert "gunicorn: leave out --preload" in said[-1]["error"]
+    assert "leave out gunicorn --preload" in said[-1]["error"]
 
 
 def test_an_application_that_is_made_before_a_fork_refuses_to_start_in_the_fork(bundle: Path) -> None:

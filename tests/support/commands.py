@@ -52,8 +52,10 @@ def run_here(*arguments: object, cwd: Path | None = None) -> subprocess.Complete
             code = main(words)
         except SystemExit as end:  # argparse's, after --help and --version
             code = int(end.code or 0)
-    if code == 1 and words[0] in COMMANDS:
-        assert not missing_options(stderr.getvalue(), command=words[0], given=words), stderr.getvalue()
+    if code == 1 and words and words[0] in COMMANDS:
+        assert not missing_options(
+            stderr.getvalue(), command=words[0], given=[word.partition("=")[0] for word in words]
+        ), stderr.getvalue()
     return subprocess.CompletedProcess(["hdexport", *words], code, stdout.getvalue(), stderr.getvalue())
 
 

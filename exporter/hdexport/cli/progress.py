@@ -47,6 +47,11 @@ class StatusLine(rich.progress.Progress):
         )
         self._task = self.add_task("", total=None)
 
+    def stop(self) -> None:
+        """Remove the line. One that is not shown has nothing to remove, and rich before 14.3 prints an empty line."""
+        if not self.disable:
+            super().stop()
+
     def get_renderables(self) -> Iterable[RenderableType]:
         """The parts of the line."""
         yield from super().get_renderables()

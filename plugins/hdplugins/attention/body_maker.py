@@ -34,8 +34,8 @@ from onnx import AttributeProto, GraphProto, TensorProto, helper
 from hdplugins.attention.operator import BlockOrder, Operator
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
 
-_VALUES = {float: "value_float", int: "value_int", list: "value_ints"}
-"""Type of a number or list -> the attribute of a Constant that holds it."""
+_VALUES = {float: "value_float", int: "value_int"}
+"""Type of a number -> the attribute of a Constant that holds it."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,12 @@ class Op:
     def _constant(self, literal: float | list[int]) -> Value:
         key = repr(literal)
         if key not in self._constants:
-            value: dict[str, Any] = {_VALUES[type(literal)]: literal}
-            self._constants[key] = self._append("Constant", **value)
+            if isinstance(literal, list):
+                # As a tensor: ONNX Runtime before 1.26 takes the attribute value_ints for a scalar when a Pad reads it.
+                attribute, value = "value", helper.make_tensor("", TensorProto.INT64, [len(literal)], literal)
+            else:
+                attribute, value = _VALUES[type(literal)], literal
+            self._constants[key] = self._append("Constant", **{attribute: value})
         return self._constants[key]
 
 

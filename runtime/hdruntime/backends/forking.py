@@ -61,8 +61,9 @@ def start_threads(backend: Backend) -> None:
 def threads_are_lost(backend: Backend) -> bool:
     """Whether a backend had threads in a process that this one was forked from: it must not be used here.
 
-    Its library waits for them, or for a lock that one of them held, and nothing says when a fork would be safe: of
-    forks that were taken between two batches of OpenVINO 2026.4.1, 2 of 63 waited for ever as they loaded a bundle.
+    Threads that look for work after a batch hold locks, which a fork copies, and nothing says when they sleep. Of forks
+    that were taken between two batches of OpenVINO 2026.4.1, 2 of 63 and 1 of 939 waited for ever as they loaded a
+    bundle: the one, where ``tbb::spawn`` wakes the pool's threads, for a lock of the pool.
     """
     return backend in _lost
 

@@ -144,7 +144,7 @@ class _Server:
         """
         fault = self._fault()
         if fault:
-            raise BackendError(f"{fault}\nLoad the bundle in each process that serves; gunicorn: leave out --preload.")
+            raise BackendError(f"{fault}\nLoad the bundle in each process that serves; leave out gunicorn --preload.")
         self._probe()
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class _Server:
     async def _probed(self) -> None:
         try:
             await asyncio.to_thread(self._run_a_text)
-        except BackendError:
+        except Exception:
             logger.error("a text of one token failed", exc_info=True)
             self._has_worked, self._broken = False, "A text of one token fails; the server's log has the reason."
         else:

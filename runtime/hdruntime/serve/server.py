@@ -20,7 +20,7 @@ from hdruntime.serve.application import application
 from hdruntime.serve.options import ServeOptions
 from hdruntime.session import load
 
-KEEP_ALIVE_SECONDS = 120.0
+_KEEP_ALIVE_SECONDS = 120.0
 """How long a connection may idle: longer than the 60 to 75 seconds of common proxies."""
 
 _DRAIN_SECONDS = 30
@@ -36,7 +36,7 @@ def serve(
     threads: int | None = None,
     precision: Precision | str = Precision.AUTO,
     options: ServeOptions | None = None,
-    keep_alive_s: float = KEEP_ALIVE_SECONDS,
+    keep_alive_s: float = _KEEP_ALIVE_SECONDS,
     forwarded_allow_ips: str | None = None,
     on_ready: Callable[[str], None] = lambda line: None,
 ) -> None:

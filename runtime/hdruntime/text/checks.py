@@ -113,5 +113,5 @@ def unread_length_error(what: str, characters: int, max_len: int) -> InputError:
     """The error for a long text whose tokens were not counted to its end."""
     return InputError(
         f"{what} has {characters} characters and more than {max_len} tokens; this bundle accepts 1 to {max_len}.\n"
-        f"{_REMEDY}, or rebuild with a larger --max-len."
+        f"{_REMEDY}, or build the bundle again with a larger --max-len."
     )

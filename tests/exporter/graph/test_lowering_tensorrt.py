@@ -76,6 +76,7 @@ def _by_onnxruntime(model: ir.Model) -> Run:
     return onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString()).run
 
 
+@pytest.mark.pinned  # ONNX Runtime 1.26 computes Attention otherwise
 @pytest.mark.parametrize(
     "layer", [_DENSE, _BY_DISTANCE, _GROUPED, _CAUSAL], ids=["dense", "by distance", "grouped", "causal"]
 )

@@ -45,6 +45,13 @@ def test_numbers_become_constants_of_a_type_that_their_kind_decides() -> None:
     assert answer.tolist() == [7, 9]
 
 
+def test_a_list_is_held_with_its_shape() -> None:
+    """ONNX Runtime before 1.26 refuses a Pad whose amounts are the attribute value_ints."""
+    proto = function(OPERATOR, lambda op, x: op.Pad(x, [1, 2]), inputs=1)
+    (constant,) = [node for node in proto.node if node.op_type == "Constant"]
+    assert list(constant.attribute[0].t.dims) == [2]
+
+
 def test_equal_numbers_share_a_constant() -> None:
     proto = function(OPERATOR, lambda op, x: op.Add(op.Add(x, 1), op.Add(x, 1)), inputs=1)
     assert [node.op_type for node in proto.node] == ["Constant", "Add", "Add", "Add"]
@@ -57,6 +64,7 @@ def test_attributes_are_those_of_each_node() -> None:
     assert answer_of(body, np.float32(4)) == 6
 
 
+@pytest.mark.pinned  # the evaluator of onnx 1.20 lacks them
 def test_a_loop_reads_the_values_around_it_and_returns_states_and_results() -> None:
     def body(op: Op, x: Value) -> Value:
         doubled = op.Mul(x, 2.0)

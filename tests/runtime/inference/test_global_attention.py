@@ -138,8 +138,8 @@ def test_marks_on_padding_do_not_count(marking: Sessions) -> None:
 INVALID_MARKS = [
     (
         [[0] * 6, [1] * 5 + [0]],
-        r"row 1 marks 5 tokens as global; this bundle accepts 4\.\nMark fewer, or rebuild "
-        r"with --max-global 5\.",
+        r"row 1 marks 5 tokens as global; this bundle accepts 4\.\nMark fewer, or build "
+        r"the bundle again with --max-global 5\.",
     ),
     ([[0, 2, 0, 0, 0, 0]] * 2, r"global_attention_mask\[0, 1\] is 2; it must be 1 for global tokens and 0"),
     ([[0.5] * 6] * 2, "global_attention_mask is of type float64"),

@@ -266,6 +266,7 @@ def test_a_text_of_nothing_but_control_characters_is_a_bad_row_and_any_other_a_g
     assert [(row.text, row.error) for row in rows[5:]] == [(text, None) for text in good]
 
 
+@pytest.mark.pinned  # pyarrow 25 reads no missing list of a fixed size
 @pytest.mark.parametrize("kind", [pa.large_list(pa.int64()), pa.list_(pa.uint16(), 2), pa.null()], ids=str)
 def test_lists_of_integers_are_read_as_ids(tmp_path: Path, kind: pa.DataType) -> None:
     columns = Columns(input_ids="ids")
