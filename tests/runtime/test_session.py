@@ -293,7 +293,7 @@ def test_a_graph_whose_weights_lie_outside_of_the_bundle_is_not_loaded(bundle_pa
     (bundle_path / "model.onnx").write_bytes(model.SerializeToString())
     (bundle_path / "model.onnx.data").rename(bundle_path.parent / "model.onnx.data")
     seal(bundle_path, manifest)
-    with pytest.raises(BackendError, match="escapes model directory"):
+    with pytest.raises(BackendError, match=r"escapes (both )?model directory"):
         hdruntime.load(bundle_path)
 
 

@@ -13,7 +13,6 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,13 +23,13 @@ from hdexport.model.task import AUTO_CLASS_OF_TASK, Task, model_task
 from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
 
-logger = logging.getLogger(__package__)
-
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from hdexport.checkpoint import Checkpoint
+
+logger = logging.getLogger(__package__)
 
 _CONFIG_CLASS = "AutoConfig"
 
@@ -115,7 +114,7 @@ class ModelCode:
         settings = checkpoint.settings()
         free_of_reports()
         try:
-            model = _loaded(checkpoint.path, task)
+            model = _loaded(checkpoint, task)
             return _answers(model, checkpoint, settings, task)
         except MemoryError:
             raise
@@ -190,15 +189,13 @@ def _auto_map(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: reference for key, reference in found if isinstance(reference, str) and "." in reference}
 
 
-def _loaded(path: Path, task: Task) -> Any:
+def _loaded(checkpoint: Checkpoint, task: Task) -> Any:
     """The model by the classes that ``auto_map`` names, as transformers loads it where we have registered nothing."""
-    import json
-
     import torch
     import transformers
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-    named = _auto_map(json.loads((path / "config.json").read_text(encoding="utf-8")))
+    path, named = checkpoint.path, _auto_map(checkpoint.config)
 
     def kind(key: str) -> Any:
         # Code of another repository is downloaded, as its user trusts it.

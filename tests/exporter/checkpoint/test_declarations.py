@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.task import Task
 from hdruntime.errors import ModelError
+from support.chat_rerankers import save_chat_reranker
+from support.colbert_models import MODELS, save_colbert
 from support.grids import nightly_unless
 from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
 
@@ -149,8 +152,6 @@ def test_an_architecture_of_another_model_is_named(tmp_path: Path, name: str, wh
     (line,) = lines(tmp_path)
     assert f"architecture {name!r}, which is " in line
     assert "the answers are those of BertModel, by the model_type bert." in line
-    import re
-
     assert re.search(what, line)
 
 
@@ -245,3 +246,15 @@ def test_the_pooling_of_published_eurobert_classifiers_is_followed(tmp_path: Pat
     del values["classifier_pooling"]
     (tmp_path / "config.json").write_text(json.dumps(values | {"clf_pooling": "mean"}))
     assert find_checkpoint(tmp_path).settings().classifier_pooling == "mean"
+
+
+@pytest.mark.parametrize("name", [nightly_unless(name == "pylate", name) for name in MODELS])
+def test_models_of_late_interaction_have_no_warnings(tmp_path: Path, name: str) -> None:
+    save_colbert(tmp_path / "model", name)
+    assert lines(tmp_path / "model", Task.TOKEN_SIMILARITY) == []
+
+
+@pytest.mark.parametrize("score", [nightly_unless(score == "logits", score) for score in ("logits", "classifier")])
+def test_rerankers_have_no_warnings(tmp_path: Path, score: str) -> None:
+    save_chat_reranker(tmp_path / "model", template=None, score=score)
+    assert lines(tmp_path / "model", Task.TEXT_CLASSIFICATION) == []

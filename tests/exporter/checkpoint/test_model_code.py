@@ -13,6 +13,7 @@ from hdexport.checkpoint.declarations import unfollowed
 from hdexport.checkpoint.trust import Trust
 from hdexport.model.task import Task
 from hdruntime.errors import ModelError
+from support.chat_rerankers import save_chat_reranker
 from support.tiny_models import change_json, save_tiny_model
 
 TRUSTED = Trust(code=True)
@@ -138,6 +139,15 @@ def test_code_of_a_head_is_compared_for_its_task(tmp_path: Path, task: Task) -> 
         loaded(other, task)
     # The library runs its own class for a task that auto_map does not name.
     assert not any("auto_map" in line for line in loaded(other))
+
+
+def test_code_of_a_generator_whose_logits_are_a_score_is_compared(tmp_path: Path) -> None:
+    save_chat_reranker(tmp_path / "model", template=None)
+    code = changed("Qwen3ForCausalLM", "value * 2", "input_ids, attention_mask=None")
+    (tmp_path / "model" / "theirs.py").write_text(code)
+    change_json(tmp_path / "model" / "config.json", auto_map={"AutoModelForCausalLM": "theirs.Theirs"})
+    with pytest.raises(ModelError, match=r"AutoModelForCausalLM: 'theirs.Theirs'(.|\n)*transformers' Qwen3ForCausalLM"):
+        loaded(tmp_path / "model", Task.TEXT_CLASSIFICATION)
 
 
 def test_a_configuration_of_its_own_is_compared(tmp_path: Path) -> None:
