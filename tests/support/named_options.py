@@ -16,7 +16,7 @@ _NAMED = re.compile(r"\bhdexport (\w+)|\b([Rr]e)?[Bb]uil(?:d\b|t (?=with|by))")
 """A command by its name; rebuilding and building are commands, too."""
 
 _CLAUSE_ENDS = re.compile(r"[,;()]|\.(?:\s|$)|\n|\bor\b")
-_OTHER_PROGRAMS = re.compile(r"\b(?:pip|ray|docker|gunicorn|python|tritonserver) .*")
+_OTHER_PROGRAMS = re.compile(r"\b(?:pip|hf|ray|docker|gunicorn|python|tritonserver) .*")
 
 
 def missing_options(message: str, *, command: str | None = None, given: Collection[str] = ()) -> list[str]:

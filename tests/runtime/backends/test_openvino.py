@@ -411,6 +411,21 @@ def test_a_graph_that_is_no_graph_is_an_error_of_ours(bundle: Bundle, tmp_path: 
         OpenVinoRunner(other)
 
 
+def test_weights_behind_a_link_as_in_the_hubs_cache_have_a_remedy_that_works(bundle: Bundle, tmp_path: Path) -> None:
+    model, copy = tmp_path / "a model", tmp_path / "copy"
+    linked, blobs = model / "snapshots" / "commit", model / "blobs"
+    shutil.copytree(bundle.path, linked)
+    blobs.mkdir()
+    for weights in linked.glob("*.data"):
+        weights.replace(blobs / weights.name)
+        weights.symlink_to(blobs / weights.name)
+    with pytest.raises(BackendError, match=r"reads no weights behind a link(.|\n)*cp -rL '.*' BUNDLE$") as refused:
+        OpenVinoRunner(open_bundle(linked))
+    command = str(refused.value).partition("or cp ")[2].removesuffix("BUNDLE")
+    subprocess.run(["sh", "-c", f"cp {command} {copy}"], check=True)
+    OpenVinoRunner(open_bundle(copy)).close()
+
+
 def test_a_batch_without_memory_is_said_to_be_one(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = OpenVinoRunner(bundle, threads=1)
 

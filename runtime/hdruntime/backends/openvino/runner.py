@@ -8,6 +8,7 @@ import contextlib
 import logging
 import math
 import os
+import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -188,9 +189,15 @@ class _Model:
         except (RuntimeError, MemoryError) as error:  # OpenVINO's exceptions are RuntimeErrors
             if _is_out_of_memory(error):
                 raise OutOfMemoryError(f"OpenVINO got no memory for {path}: {_said(error)}\nFree memory.") from error
+            remedy = "Try a newer one: pip install -U openvino; or another backend."
+            if "outside the base directory" in str(error):
+                copying = shlex.join(["cp", "-rL", str(self._bundle.path), "BUNDLE"])
+                remedy = (
+                    "It reads no weights behind a link, as in the cache of the Hugging Face Hub. Load files: "
+                    f"hf download ORGANISATION/NAME --local-dir BUNDLE, or {copying}"
+                )
             raise BackendError(
-                f"OpenVINO {_version()} cannot load {path} on {self._device}: {_said(error)}\n"
-                "Try a newer one: pip install -U openvino; or another backend."
+                f"OpenVINO {_version()} cannot load {path} on {self._device}: {_said(error)}\n{remedy}"
             ) from error
 
     def run(self, inputs: Inputs, outputs: Sequence[str], *, shape: tuple[int, int]) -> Outputs:
