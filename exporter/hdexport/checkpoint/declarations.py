@@ -1,4 +1,4 @@
-"""What a checkpoint's files declare and a build does not follow: a line for each, for a warning.
+"""The declarations in a checkpoint's files that a build does not follow, one warning line per declaration.
 
 Every key of these files is honoured, known to change no answer, or named here. Keys that the library reads are honoured
 by its own code, of which graphs are traced and beside which they are verified; so the table below holds the others.

@@ -55,7 +55,7 @@ _TOLERANCE = 1e-4
 """Largest difference, absolute or of the largest value: of two programs of one model in float32, 1e-6 is usual."""
 
 CodeAnswers = list[list[np.ndarray[Any, Any]]]
-"""Of each batch of inputs, the outputs that are compared."""
+"""The compared outputs of each batch of inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class ModelCode:
 
     @property
     def name(self) -> str:
-        """Of the class."""
+        """The name of the class."""
         return self.reference.rpartition(".")[2]
 
     @property

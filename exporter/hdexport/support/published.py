@@ -1,4 +1,4 @@
-"""What a result, a card or a record says of the machine that made it: its kind, and nothing that names this one."""
+"""The filter of published results: they keep the kind of a machine, and nothing that identifies this machine."""
 
 from __future__ import annotations
 

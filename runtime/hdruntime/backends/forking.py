@@ -25,10 +25,10 @@ _forking = 0
 """Threads that fork, or wait to."""
 
 _with_threads: set[Backend] = set()
-"""Backends that have started threads that stay."""
+"""Backends that have started threads in this process, or in one of which it is a fork."""
 
 _lost: set[Backend] = set()
-"""Of these, the backends that did so before this process was forked."""
+"""Backends whose threads a process started of which this process is a fork."""
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ _MEANINGS = {
     Role.MASK: "1 for real tokens and 0 for padding",
     Role.MARKS: "1 for global tokens and 0 for all others",
     Role.POOLED: "1 for tokens that are pooled and 0 for a prompt's",
-    Role.ATTENDED: "1 for tokens that others attend to and 0 for those that only attend",
+    Role.ATTENDED: "1 for tokens that other tokens attend to and 0 for tokens that only attend",
 }
 """Role -> the meaning of its two values."""
 

@@ -14,7 +14,7 @@ from hdruntime.bundle.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 _STATES, _COPIES = 32, 2
-"""What a batch on a CPU takes for each token, in float32: so many times the hidden size, and its outputs so many times.
+"""The memory of a batch on a CPU, as float32 numbers per token: 32 times the hidden size, and twice the outputs.
 
 Growth of the peak by batches of 1024 tokens, ONNX Runtime 1.31.1 and OpenVINO 2026.4.1: 13 to 14 and 15 to 31 times the
 hidden size in models of 384 and 768 whose networks are four times as wide; 2.1 and 2.0 times the logits of a
@@ -27,7 +27,7 @@ _WARNING = (
 
 
 def tokens_with_room(manifest: Manifest, *, free_bytes: int | None) -> int:
-    """Most tokens of a batch on a CPU unless more are asked for: those that, by an estimate, half of the memory holds.
+    """The default limit on the tokens of a batch on a CPU: by an estimate, half of the free memory holds so many.
 
     A CPU's memory does not fail: the kernel kills the process that takes too much. The other half is for texts and
     answers, and for another thread's batch.

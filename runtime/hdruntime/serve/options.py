@@ -57,8 +57,8 @@ class ServeOptions:
         """Refuse limits under which nothing could be served.
 
         Raises:
-            InputError: a limit is too small or NaN, the key is empty or fits in no header, an origin is none that a
-                browser sends, or the root path is none.
+            InputError: a limit is too small or NaN, the key is empty or fits in no header, an origin is not one that
+                a browser sends, or the root path is invalid.
         """
         limits = ("max_queue_tokens", 1), ("max_texts", 1), ("max_body_bytes", 1024), ("max_text_characters", 1)
         for name, least in (*limits, ("timeout_s", 0.1)):
