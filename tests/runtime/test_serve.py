@@ -228,6 +228,19 @@ def test_random_bodies_end_nothing(embedder: Any) -> None:
         assert client.post("/v1/embeddings", content=bytes(body)).status_code in (200, 400)
 
 
+def test_a_text_that_is_read_whole_has_a_limit_and_one_that_is_cut_has_none(sample_bundle: Path) -> None:
+    with served(sample_bundle, max_text_characters=1) as (client, session):
+        long = "read " * (4 * session.max_len + 1000)
+        cut = client.post("/v1/embeddings", json={"input": long, "truncate": "end"})
+        np.testing.assert_allclose(
+            [cut.json()["data"][0]["embedding"]], session.embed([long], overflow="truncate"), atol=1e-6
+        )
+        for body in ({"input": long, "truncate": "split"}, {"input": [long, "a"], "late_chunking": True}):
+            refused = client.post("/v1/embeddings", json=body)
+            assert refused.status_code == 400
+            assert "can be read at once where a text is not cut" in refused.json()["error"]["message"]
+
+
 def test_a_key_is_asked_for_where_there_is_one(sample_bundle: Path) -> None:
     with served(sample_bundle, api_key=KEY) as (client, _):
         for headers in (
@@ -476,6 +489,40 @@ def test_of_a_large_call_two_windows_are_tokenized_ahead_and_all_texts_are_answe
     inference = in_queue(story)
     assert sorted(each for batch in inference.batches for each in batch) == [*range(1, 9)]
     assert inference.most_in_work == 2, "one that waits or runs, and the next"
+
+
+class Steps:
+    """An event that lets one batch go at a time."""
+
+    def __init__(self) -> None:
+        self._batches = threading.Semaphore(0)
+
+    def wait(self, seconds: float) -> bool:
+        return self._batches.acquire(timeout=seconds)
+
+    def set(self, batches: int = 100) -> None:
+        self._batches.release(batches)
+
+
+def test_a_window_of_a_large_call_waits_for_room_in_the_queue() -> None:
+    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
+        inference.go = go = Steps()  # type: ignore[assignment]
+        inference.has_read.set()
+        large = ask("large", 10, 600, 500)
+        await until(lambda: inference.in_work == 2 and queue.tokens == 600)
+        inference.has_read.clear()
+        go.set(1)
+        await until(lambda: queue.tokens == 0)
+        other = ask("one", 900)
+        await until(lambda: queue.tokens == 900)
+        inference.has_read.set()
+        await until(lambda: inference.in_work == 3)
+        await asyncio.sleep(0.1)
+        assert queue.tokens == 900, "the last window is tokenized, and has no room yet"
+        go.set()
+        await asyncio.gather(large, other)
+
+    assert sorted(sum(batch) for batch in in_queue(story).batches) == [10, 500, 600, 900]
 
 
 def test_a_call_that_is_cancelled_leaves_no_window_behind() -> None:

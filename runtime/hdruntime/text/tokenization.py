@@ -333,7 +333,8 @@ class TextTokenizer:
         if self._most_characters is not None and len(text) > self._most_characters:
             raise InputError(
                 f"The text has {len(text)} characters, and at most {self._most_characters} can be read at once where "
-                "a text is not cut, or has no spaces between words."
+                "a text is not cut, or has no spaces between words. Send it in parts, or start the server with a "
+                "larger --max-text-characters."
             )
 
     def _encode_written(

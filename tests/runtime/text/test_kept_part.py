@@ -144,7 +144,8 @@ def test_tokens_that_count_as_settled_are_the_whole_texts_wherever_it_is_cut(
     parts = KeptParts(tokenizer)
     settled = dict.fromkeys(("right", "left"), 0)
     for seed in range(2):
-        text = text_of(60, seed)
+        # A token that goes on beyond a space, and one that would begin there.
+        text = f"{text_of(30, seed)} a multi word flows {text_of(30, seed + 10)}"
         whole = ids_of(tokenizer, text)
         for size in range(30, len(text), 2):
             for side, part in (("right", text[:size]), ("left", text[-size:])):
