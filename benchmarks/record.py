@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["append", "command_line", "now", "show"]
-
 import datetime
 import json
 import platform

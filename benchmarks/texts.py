@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HELP", "tokenizer_of"]
-
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any

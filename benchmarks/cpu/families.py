@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, VOCAB_SIZE, build_bundle, load, save_checkpoint
+from benchmarks.cpu.family_shapes import VOCAB_SIZE
+from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, build_bundle, load, save_checkpoint
 from benchmarks.cpu.targets import Figure, Target, compare, figures_of, random_ids
 from benchmarks.record import append, now
 from hdexport.bench.measure.processes import run_process

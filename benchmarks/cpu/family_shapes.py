@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["VOCAB_SIZE", "base_config"]
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 

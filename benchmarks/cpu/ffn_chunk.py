@@ -21,7 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.models import VOCAB_SIZE, build_bundle, load_bundle, save_checkpoint
+from benchmarks.cpu.family_shapes import VOCAB_SIZE
+from benchmarks.cpu.models import build_bundle, load_bundle, save_checkpoint
 from benchmarks.cpu.targets import Figure, Target, child_arguments, figures_of, output_of, random_ids, run_cases
 from hdexport.bench.measure.calls import timed
 

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BUNDLE",
-    "HUGGING_FACE",
-    "OPENVINO",
-    "OPENVINO_BFLOAT16",
-    "VOCAB_SIZE",
-    "build_bundle",
-    "load",
-    "load_bundle",
-    "openvino_cases",
-    "run_of_torch",
-    "save_checkpoint",
-]
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.family_shapes import VOCAB_SIZE, base_config
+from benchmarks.cpu.family_shapes import base_config
 from benchmarks.cpu.targets import Ids, Run
 from hdruntime.backends.openvino.devices import chosen_device, new_core
 

@@ -7,24 +7,6 @@ process prints what `figures_of` returns.
 
 from __future__ import annotations
 
-__all__ = [
-    "TARGET_MISSED",
-    "Figure",
-    "Run",
-    "Target",
-    "check_answers",
-    "child_arguments",
-    "chosen",
-    "compare",
-    "cosines",
-    "figures_of",
-    "is_chosen",
-    "output_of",
-    "random_ids",
-    "report",
-    "run_cases",
-]
-
 import argparse
 import json
 import statistics

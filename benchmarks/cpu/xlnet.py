@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, VOCAB_SIZE, build_bundle, save_checkpoint
+from benchmarks.cpu.family_shapes import VOCAB_SIZE
+from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, build_bundle, save_checkpoint
 from benchmarks.cpu.targets import Figure, Ids, Run, Target, figures_of, random_ids, run_cases
 
 _MODULE = "benchmarks.cpu.xlnet"

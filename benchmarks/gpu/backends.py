@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["build_models", "run_engine", "run_model", "run_onnxruntime"]
-
 import contextlib
 import functools
 import os

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["measure"]
-
 import dataclasses
 import functools
 import itertools

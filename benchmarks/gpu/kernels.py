@@ -8,22 +8,6 @@ copy, both measured in the same run. The batch is such that every case has the s
 
 from __future__ import annotations
 
-__all__ = [
-    "ARCHITECTURES",
-    "LENGTHS",
-    "TOTAL_TOKENS",
-    "WINDOW",
-    "architecture_of",
-    "attention_call",
-    "check",
-    "check_long",
-    "check_shipped",
-    "compare",
-    "count_registers",
-    "time_kernels",
-    "why_no_gpu",
-]
-
 import dataclasses
 import functools
 import itertools

@@ -5,8 +5,6 @@ Nothing is timed before the kernels have given the right answers on that GPU, in
 
 from __future__ import annotations
 
-__all__ = ["WRONG_ANSWERS", "add_arguments", "run"]
-
 import argparse
 import sys
 from dataclasses import dataclass, field

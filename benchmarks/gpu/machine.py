@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["describe", "measure_ceilings"]
-
 import importlib.metadata
 from dataclasses import asdict
 

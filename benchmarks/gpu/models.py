@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Sizes", "expected", "prepare", "save_checkpoint", "sizes_of"]
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ memory, as the library's models do where no fused attention has their scores.
 
 from __future__ import annotations
 
-__all__ = ["PEERS", "Peer", "compile_every_shape", "flex_attention_on"]
-
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence

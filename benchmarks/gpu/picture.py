@@ -5,8 +5,6 @@ Usage: python -m benchmarks.gpu.picture benchmarks/results/gpu_h100.jsonl docs/g
 
 from __future__ import annotations
 
-__all__ = ["main", "picture"]
-
 import json
 import sys
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check", "gpu_tests"]
-
 import importlib.util
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check"]
-
 import os
 import shutil
 import subprocess

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PLAN_MINUTES", "STEPS", "Step"]
-
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["main"]
-
 import argparse
 import json
 import os

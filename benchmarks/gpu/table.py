@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["kernel_line", "lines_of", "verdicts"]
-
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CORPORA", "Corpus"]
-
 import hashlib
 import platform
 from collections import Counter

@@ -6,8 +6,6 @@ is installed.
 
 from __future__ import annotations
 
-__all__ = ["HELD_OUT", "TRAINING", "Page", "cache_folder", "held_out_pages", "page_of_html", "training_pages"]
-
 import os
 import re
 import subprocess

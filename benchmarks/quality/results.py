@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BASELINE", "PRECISIONS_RUNNER", "TITLES", "Facts", "Line", "read_lines"]
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ with --precisions: bfloat16 and int8 beside float32.
 
 from __future__ import annotations
 
-__all__ = ["BEGIN", "END", "PAGE", "PRECISIONS_PAGE", "RESULTS", "markdown"]
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

@@ -10,8 +10,6 @@ The texts depend on the installed Python and Debian's release: `hdexport tune` r
 
 from __future__ import annotations
 
-__all__ = ["module_pages"]
-
 import argparse
 import importlib
 import pkgutil

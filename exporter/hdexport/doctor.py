@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Finding", "Status", "diagnose"]
-
 import json
 import os
 import platform

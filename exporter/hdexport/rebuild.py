@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["RebuildOptions", "previous_engines", "rebuild"]
-
 import dataclasses
 import datetime
 import logging

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ONNX_DOMAIN", "ONNX_DOMAIN_VERSION", "ONNX_OPSET"]
-
 ONNX_DOMAIN = "hdexport"
 """The ONNX domain of the operators."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["AnyArray", "FloatArray", "FloatingArray", "IntArray", "WideArray"]
-
 from typing import Any
 
 import numpy as np

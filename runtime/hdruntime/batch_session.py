@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchSession"]
-
 import logging
 import shlex
 import sys

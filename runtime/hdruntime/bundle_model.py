@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BundleModel", "Device", "Length", "TwoSidedModel", "also_named", "evaluate"]
-
 import contextlib
 import functools
 import logging

@@ -2,22 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CONFIG_FILE",
-    "CPU_LOWERING",
-    "CUDA_LOWERING",
-    "CUDA_PROVIDER",
-    "FORMAT_VERSION",
-    "KERNELS_FOLDER",
-    "MANIFEST_FILE",
-    "OPENVINO_LOWERING",
-    "OPENVINO_UNPADDED_LOWERING",
-    "PORTABLE_LOWERING",
-    "RUNTIME_CACHE_SUFFIX",
-    "TENSORRT_RTX_ARCHITECTURES",
-    "TENSORRT_RTX_ON_REQUEST",
-]
-
 from typing import Final
 
 FORMAT_VERSION = 3

@@ -15,8 +15,6 @@ be lifted to the bundle's limit, and documents that are longer can be read in pi
 
 from __future__ import annotations
 
-__all__ = ["CrossEncoder"]
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -14,8 +14,6 @@ thread.
 
 from __future__ import annotations
 
-__all__ = ["LangChainEmbeddings"]
-
 import asyncio
 import importlib
 from typing import Any

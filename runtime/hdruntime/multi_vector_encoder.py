@@ -16,8 +16,6 @@ Prompts, lengths, the expansion of queries and the tokens that are left out are 
 
 from __future__ import annotations
 
-__all__ = ["MultiVectorEncoder"]
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

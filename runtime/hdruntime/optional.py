@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["INSTALL_ONNXRUNTIME_CUDA", "is_installed", "missing_dependency", "require"]
-
 import importlib
 import importlib.util
 import sys

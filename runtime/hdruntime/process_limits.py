@@ -7,8 +7,6 @@ group in the place of the outermost.
 
 from __future__ import annotations
 
-__all__ = ["chosen_threads", "cpu_quota", "free_bytes", "memory_limit_bytes", "usable_cpus"]
-
 import contextlib
 import math
 import os

@@ -16,8 +16,6 @@ Prompts, the length that texts are cut to, truncation and similarity are the mod
 
 from __future__ import annotations
 
-__all__ = ["SentenceEncoder"]
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path

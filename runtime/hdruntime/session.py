@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Session", "load"]
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload

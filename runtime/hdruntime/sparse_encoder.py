@@ -16,8 +16,6 @@ PyTorch, and `SparseEncoder.max_seq_length` can be lifted to the bundle's limit.
 
 from __future__ import annotations
 
-__all__ = ["SparseEncoder"]
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any

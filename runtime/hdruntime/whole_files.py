@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["is_partial", "whole_file", "write_whole"]
-
 import contextlib
 import os
 import secrets

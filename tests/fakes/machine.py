@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HIDDEN", "LONG", "SHORT", "ByDlpack", "ByInterface", "Machine", "MachineMaker", "OnGpu", "new_batch"]
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

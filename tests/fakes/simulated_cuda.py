@@ -6,8 +6,6 @@ supplies the function that runs it, see `simulated_gpu`.
 
 from __future__ import annotations
 
-__all__ = ["LaunchedKernel", "SimulatedDriver", "write_simulated_kernels"]
-
 import ctypes
 import enum
 import hashlib

@@ -10,8 +10,6 @@ some seed. Access to memory that is freed or was never allocated is a recorded f
 
 from __future__ import annotations
 
-__all__ = ["SimulatedDevice"]
-
 import contextlib
 import ctypes
 import enum

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["plugin_answers", "plugin_of", "tensor_descriptions"]
-
 import importlib
 import itertools
 import math

@@ -7,8 +7,6 @@ enumerations are TensorRT-RTX's own.
 
 from __future__ import annotations
 
-__all__ = ["SimulatedTensorRt", "add_engine", "simulated_engine"]
-
 import base64
 import dataclasses
 import json

@@ -6,8 +6,6 @@ TensorRT that supports the GPU.
 
 from __future__ import annotations
 
-__all__ = ["GpuOfTests", "TensorRtOnGpu", "compute", "view_on_gpu"]
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ATOL", "assert_answers", "assert_as_hugging_face", "distance", "inputs_of"]
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 

@@ -2,20 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BATCH",
-    "HEADS",
-    "PROTO",
-    "Dense",
-    "answer_by_definition",
-    "attention_model",
-    "chain_of",
-    "insert_after",
-    "portable_graph",
-    "session_of",
-    "states_of",
-]
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["recorded"]
-
 from typing import Any
 
 from hdexport.attention.kinds import attention_of

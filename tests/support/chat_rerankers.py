@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DIGRESSING", "INSTRUCTED", "NO_SYSTEM", "POSITIONS", "save_chat_reranker", "small_tokenizer"]
-
 from pathlib import Path
 from typing import Any
 

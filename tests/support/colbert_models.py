@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DOCUMENT_TOKENS", "MAX_LEN", "MODELS", "POSITIONS", "UNSEEN", "WINDOW", "made_colbert", "save_colbert"]
-
 import json
 import string
 from pathlib import Path

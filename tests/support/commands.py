@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["run_here", "run_installed"]
-
 import contextlib
 import io
 import logging

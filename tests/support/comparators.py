@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "assert_as_accurate",
-    "assert_close",
-    "assert_nearest",
-    "assert_rounded_as_pytorch",
-    "assert_same_directions",
-    "named_case",
-]
-
 import contextlib
 from collections.abc import Iterator, Mapping
 

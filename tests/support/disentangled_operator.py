@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NODES", "Disentangled", "inputs_of", "wrong_inputs"]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

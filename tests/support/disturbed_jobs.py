@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["run_job", "run_job_on_a_small_disk_and_a_large_one"]
-
 import os
 import resource
 import shutil

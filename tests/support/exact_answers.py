@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["answer_of_body", "assert_as_accurate_as", "error_of_pytorch", "exact_answer"]
-
 import functools
 import hashlib
 from collections import OrderedDict

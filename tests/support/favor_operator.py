@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NODES", "Favor", "by_hand", "inputs_of", "wrong_nodes"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Fork"]
-
 import multiprocessing
 import os
 import subprocess

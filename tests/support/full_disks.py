@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["in_mount_namespace", "mount_disk", "on_full_disks"]
-
 import ctypes
 import os
 import subprocess

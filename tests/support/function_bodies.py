@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "growth_bytes",
-    "growths_bytes",
-    "heads_first",
-    "new_session",
-    "nodes_within",
-    "operators_of",
-    "planned_bytes",
-    "run",
-    "unnoticed_mistakes",
-]
-
 import subprocess
 import sys
 from collections import Counter

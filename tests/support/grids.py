@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EVERY_RUN_TYPES", "TASKS_OF_EVERY_RUN", "nightly_unless"]
-
 from typing import Any
 
 import pytest

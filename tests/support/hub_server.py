@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HubServer", "served_hub"]
-
 import base64
 import contextlib
 import hashlib

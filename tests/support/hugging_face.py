@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["AFTER_PADDING_ROW", "ALPHA", "HuggingFace", "extended_rows", "first_real_tokens"]
-
 import functools
 import json
 import math

@@ -5,8 +5,6 @@ Triton decides at its import whether it interprets, and other tests may have imp
 
 from __future__ import annotations
 
-__all__ = ["Inputs", "Interpreter", "guarded"]
-
 import dataclasses
 import os
 from collections.abc import Callable, Mapping

@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BLOCK_MODES",
-    "KERNELS",
-    "KernelDescription",
-    "answer_of_gpu",
-    "block_mask",
-    "chunk_mask",
-    "inputs_of",
-    "right_answers",
-    "row_of_kinds",
-]
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

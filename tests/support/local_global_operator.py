@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NODES", "LocalGlobal", "inputs_of", "wrong_nodes"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LogScaled", "Pairs", "bigbird", "dense", "window"]
-
 from collections.abc import Callable
 from typing import Any
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LSH", "Lsh"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["made_once", "sources_digest"]
-
 import fcntl
 import functools
 import hashlib

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["missing_options"]
-
 import argparse
 import functools
 import re

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["parsed_model"]
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["batches", "cases"]
-
 from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ROOT", "CodeBlock", "code_blocks", "page"]
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -5,21 +5,6 @@ One has a memory of a fixed size; the other remembers its last tokens, as `hdexp
 
 from __future__ import annotations
 
-__all__ = [
-    "MEMORY",
-    "NEW_MEMORY",
-    "REMEMBERED",
-    "RecurrentAnswer",
-    "TokensAnswer",
-    "make_recurrent_bundle",
-    "make_streaming_bundle",
-    "recurrent_states",
-    "streamed_states",
-    "tokens_answer",
-    "with_graph_for_openvino",
-    "with_memory_of",
-]
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

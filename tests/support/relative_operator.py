@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "MEMORIES",
-    "NODES",
-    "Relative",
-    "inputs_of",
-    "key_kinds",
-    "wrong_nodes",
-]
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

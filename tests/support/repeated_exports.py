@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["one_table_of_operators", "quiet_pytorch"]
-
 import functools
 import logging
 from collections.abc import Iterator

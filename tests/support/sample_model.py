@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SAMPLE_MAX_LEN", "build_of_the_tutorial", "environment", "save_sample_model", "tutorial_bundle"]
-
 import json
 import os
 import re

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["with_settings_of"]
-
 import dataclasses
 import shutil
 from pathlib import Path

@@ -5,8 +5,6 @@ A new one is a module with a `SparseLayer` and a `Description`, and a line here.
 
 from __future__ import annotations
 
-__all__ = ["DESCRIPTIONS"]
-
 from support.block_operator import BLOCKS
 from support.chunk_operator import CHUNKS
 from support.lsh_operator import LSH

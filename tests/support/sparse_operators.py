@@ -5,18 +5,6 @@ Sliding windows are here; each other operator has a module, and `support.sparse_
 
 from __future__ import annotations
 
-__all__ = [
-    "GLOBALS",
-    "PADDINGS",
-    "WINDOWS",
-    "Description",
-    "Layer",
-    "SparseLayer",
-    "Window",
-    "scans",
-    "token_kinds",
-]
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

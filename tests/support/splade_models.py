@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_LEN", "MODELS", "VOCAB_SIZE", "made_splade"]
-
 import json
 from pathlib import Path
 from typing import Any

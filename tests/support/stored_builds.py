@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["build_of_stored_graph", "take_stored_graph"]
-
 from pathlib import Path
 
 import onnx_ir as ir

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["positions_used", "tampered"]
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

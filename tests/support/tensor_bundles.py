@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BERT4KERAS", "copied_checkpoint", "header", "rewritten", "sorted_table", "write_checkpoint"]
-
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path

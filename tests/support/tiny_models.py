@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BASE",
-    "BLOCK_SIZE",
-    "COPIES",
-    "LABELS",
-    "MANY_GLOBAL_TOKENS",
-    "PAD_TOKEN_ID",
-    "RANDOM_BLOCKS",
-    "SEPARATOR_ID",
-    "VOCAB_SIZE",
-    "WINDOWS",
-    "change_json",
-    "pickle_weights",
-    "save_sentence_modules",
-    "save_tiny_model",
-]
-
 import json
 from pathlib import Path
 from typing import Any

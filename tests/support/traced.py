@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TracedModel"]
-
 import functools
 from pathlib import Path
 from types import SimpleNamespace

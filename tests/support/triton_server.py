@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["missing_triton", "triton_server"]
-
 import contextlib
 import os
 import shutil

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["verified"]
-
 from pathlib import Path
 from typing import Any
 

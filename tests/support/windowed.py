@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["WINDOWED_TYPES", "expected_of", "pair_mask"]
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any

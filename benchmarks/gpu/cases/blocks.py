@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BLOCK_SIZE", "ETC", "HF_EVAL", "TABLE", "BlockCase"]
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

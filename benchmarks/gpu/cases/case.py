@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Case"]
-
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence

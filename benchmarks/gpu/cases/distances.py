@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DistanceCase"]
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

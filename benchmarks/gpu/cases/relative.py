@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["RelativeCase"]
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

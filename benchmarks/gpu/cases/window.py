@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["WindowCase"]
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ClippedDistanceKind", "ClippedDistances"]
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

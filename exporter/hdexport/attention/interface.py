@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LayerMask", "use_operators"]
-
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol

@@ -14,20 +14,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "DECISION",
-    "DENSE_PEER",
-    "NOT_TRAINED",
-    "AttentionKind",
-    "Boundaries",
-    "Decisions",
-    "Form",
-    "OperatorNode",
-    "ReferenceFacts",
-    "Setup",
-    "Subject",
-]
-
 import argparse
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence

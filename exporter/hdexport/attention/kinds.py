@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "Attention",
-    "attention_from_spec",
-    "attention_of",
-    "attention_records",
-    "attention_setups",
-    "check_unseen_tokens",
-    "forms",
-    "kind_named",
-    "kinds",
-    "lowering_of",
-]
-
 import functools
 import importlib.metadata
 import logging

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Layers", "attention_calls", "attention_modules", "layer_stack", "states_before_layers", "wrap_layers"]
-
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PairCounts", "use_pair_counts"]
-
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 

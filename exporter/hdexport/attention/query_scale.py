@@ -6,8 +6,6 @@ keys and L0 trained positions; here by no less than 1, so that texts of trained 
 
 from __future__ import annotations
 
-__all__ = ["LogScale", "scaled"]
-
 import math
 from dataclasses import dataclass
 

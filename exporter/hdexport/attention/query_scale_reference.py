@@ -6,8 +6,6 @@ other queries, nothing of ours. Keys are counted in the mask that each attention
 
 from __future__ import annotations
 
-__all__ = ["use_query_scale"]
-
 import functools
 import inspect
 import math

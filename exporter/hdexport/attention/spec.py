@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NotUnderstoodError", "SpecReader"]
-
 from hdruntime.errors import InputError
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["operator_node"]
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

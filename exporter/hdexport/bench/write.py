@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BENCH_DIRECTORY", "write_results"]
-
 import errno
 from pathlib import Path
 

@@ -7,15 +7,6 @@ place of the model's. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Lan
 
 from __future__ import annotations
 
-__all__ = [
-    "ADAPTER_CONFIG",
-    "adapter_named",
-    "adapters_of",
-    "is_adapter",
-    "merge_adapter",
-    "saved_names",
-]
-
 import math
 import re
 from collections.abc import Mapping, Sequence

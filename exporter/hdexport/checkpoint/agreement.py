@@ -5,8 +5,6 @@ Names are compared without the prefix of the base model (``bert.``), which a fil
 
 from __future__ import annotations
 
-__all__ = ["Agreement", "check_layers"]
-
 import copy
 import re
 from collections import Counter

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CHECKPOINT_DIRECTORY",
-    "is_copied",
-    "rewrite_json",
-    "write_index",
-    "write_weights",
-]
-
 import errno
 import json
 import os

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Checkpoint", "default_model", "find_checkpoint"]
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

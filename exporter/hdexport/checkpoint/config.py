@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "HIERARCHICAL_KEY",
-    "MOST_LAYERS",
-    "check_labels",
-    "file_key",
-    "hierarchical_alpha",
-    "read_config",
-    "settings_from",
-]
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ by its own code, of which graphs are traced and beside which they are verified; 
 
 from __future__ import annotations
 
-__all__ = ["unfollowed"]
-
 import dataclasses
 import inspect
 import re

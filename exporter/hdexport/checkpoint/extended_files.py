@@ -5,8 +5,6 @@ The original's files are edited, so every weight that was not trained keeps ever
 
 from __future__ import annotations
 
-__all__ = ["check_extendable", "extension_of", "write_extended"]
-
 import shlex
 import shutil
 from collections.abc import Mapping

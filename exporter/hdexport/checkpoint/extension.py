@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EXTENSION_KEY", "Extension", "read_extension"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ModuleChain", "sentence_vectors", "task_head", "token_layers"]
-
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path

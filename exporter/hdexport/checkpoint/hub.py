@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["cached_snapshot", "download", "local_snapshot"]
-
 import re
 from pathlib import Path
 

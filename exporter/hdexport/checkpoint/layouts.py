@@ -5,8 +5,6 @@ Each is arranged as a Hugging Face directory of links, in which nothing is copie
 
 from __future__ import annotations
 
-__all__ = ["arranged", "is_checkpoint"]
-
 from pathlib import Path
 
 from hdexport.checkpoint.adapters import ADAPTER_CONFIG, is_adapter

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-__all__ = ["write_library_files"]
-
 import fnmatch
 import json
 import shutil

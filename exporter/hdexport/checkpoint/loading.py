@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["folded_vocabulary", "free_of_reports", "load_model"]
-
 import functools
 from collections.abc import Callable, Set
 from pathlib import Path

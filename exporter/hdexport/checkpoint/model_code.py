@@ -6,8 +6,6 @@ both answer the same inputs, one after the other in memory, and a difference is 
 
 from __future__ import annotations
 
-__all__ = ["CodeAnswers", "ModelCode", "model_code"]
-
 import gc
 import inspect
 import logging

@@ -5,19 +5,6 @@ A bundle gives the same vectors as ``sentence_transformers.MultiVectorEncoder`` 
 
 from __future__ import annotations
 
-__all__ = [
-    "MASK_KEYS",
-    "PROJECTION",
-    "SENTENCE_KEYS",
-    "STANFORD",
-    "LateInteraction",
-    "is_late_interaction",
-    "late_interaction",
-    "leaves_tokens_out",
-    "multi_vector_settings",
-    "register_markers",
-]
-
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

@@ -6,8 +6,6 @@ other texts, which a program may treat otherwise, then have to be written in the
 
 from __future__ import annotations
 
-__all__ = ["MessageFormat", "pair_template"]
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PositionChoice", "choose_positions", "configuration_remark", "configured_alpha"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["as_tokenizer_file", "fits_a_file"]
-
 import itertools
 import random
 from collections.abc import Iterator, Sequence

@@ -2,24 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "POOLING_FLAGS",
-    "SCORES",
-    "TOKENS",
-    "TOKENS_INSTEAD",
-    "LogitScore",
-    "PoolingSettings",
-    "SentenceModule",
-    "encoder_folder",
-    "logit_score",
-    "module_folders",
-    "pooling_settings",
-    "reads_and_writes",
-    "scored_labels",
-    "sentence_modules",
-    "token_modules",
-]
-
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path

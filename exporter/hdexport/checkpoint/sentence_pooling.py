@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["POOLED_MASK", "SENTENCE", "Features", "Pooling"]
-
 from collections.abc import Callable
 
 import torch

@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "SENTENCE_CONFIG",
-    "SENTENCE_KEYS",
-    "TRANSFORMER_KEYS",
-    "lowercases",
-    "sentence_class",
-    "sentence_settings",
-    "transformer_file",
-]
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SAMPLE_MODEL", "is_hub_source", "name_of_directory", "path_of_source", "sample_path"]
-
 import importlib
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MODULES_OF_MODELS", "SPLADE_KEYS", "SpladePooling", "splade_pooling"]
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal

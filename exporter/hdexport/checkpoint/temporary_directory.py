@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Converted", "remove_converted", "written"]
-
 import json
 import tempfile
 import weakref

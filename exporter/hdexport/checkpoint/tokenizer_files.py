@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TOKENIZER_CONFIG", "code_of_tokenizer", "first_special_id", "read_tokenizer", "write_tokenizer"]
-
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

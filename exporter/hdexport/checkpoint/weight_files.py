@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["StoredWeight", "pickles_refused", "read_weights", "stored_weights", "weight_files"]
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ projections there. Its own rules are applied to names and shapes alone.
 
 from __future__ import annotations
 
-__all__ = ["Unwrapping", "as_loaded", "unwrapping"]
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

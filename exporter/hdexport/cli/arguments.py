@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BACKENDS",
-    "PRECISIONS",
-    "add_attention_arguments",
-    "add_attention_scale_argument",
-    "add_int8_arguments",
-    "add_position_arguments",
-    "add_precision_argument",
-    "add_revision_argument",
-    "add_trust_arguments",
-    "command_line",
-    "int8_options",
-    "rope_factor",
-    "trust_of",
-    "whole_number",
-]
-
 import argparse
 import math
 import shlex

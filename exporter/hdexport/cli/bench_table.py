@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BenchTable", "case_line", "summary_parts"]
-
 import shutil
 import sys
 from collections import Counter

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CommandParser"]
-
 import argparse
 import difflib
 import sys

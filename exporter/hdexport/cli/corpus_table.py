@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["print_corpus"]
-
 from rich.console import Console
 from rich.table import Table
 

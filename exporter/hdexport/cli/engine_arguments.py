@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["add_engine_arguments", "engine_options", "refuse_engine_options"]
-
 import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SUMMARY", "add_arguments", "run", "summary"]
-
 import argparse
 import dataclasses
 import json

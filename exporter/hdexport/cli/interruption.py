@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["READER_GONE", "exit_code", "interruption_explained", "stopped_like_interrupted", "whole_or_nothing"]
-
 import contextlib
 import os
 import signal

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["JobReport", "PlainLines", "job_report"]
-
 import contextlib
 import json
 import sys

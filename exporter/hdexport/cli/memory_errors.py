@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["interrupted_by_openblas", "want_of_memory"]
-
 import resource
 import sys
 

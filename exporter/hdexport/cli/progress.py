@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["StatusLine", "TerminalProgress", "duration_text"]
-
 import sys
 import time
 from collections.abc import Callable, Iterable

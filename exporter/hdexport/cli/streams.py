@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["complain", "finish_output", "outlive_readers", "prepare_streams", "reader_is_gone"]
-
 import contextlib
 import io
 import os

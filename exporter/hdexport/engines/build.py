@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EngineBuilder", "EngineOptions"]
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BuildWatch", "Progress"]
-
 import logging
 import signal
 import threading

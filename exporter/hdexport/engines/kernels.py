@@ -6,8 +6,6 @@ and the operators' geometry decide which kernels a bundle holds: no duplicates, 
 
 from __future__ import annotations
 
-__all__ = ["write_kernels"]
-
 import logging
 import shutil
 from collections.abc import Callable, Sequence

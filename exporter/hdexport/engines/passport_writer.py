@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["built_here", "onnx_hashes", "write_passport"]
-
 import json
 import platform
 from dataclasses import asdict

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_BATCH", "default_lengths", "default_profiles", "profiles_from_options", "with_memory"]
-
 import dataclasses
 import logging
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TARGETS", "EngineTarget", "builds_for_openvino", "flavours_of_targets"]
-
 import logging
 from collections.abc import Sequence
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["build_engine"]
-
 import functools
 import hashlib
 import logging
@@ -20,7 +18,8 @@ from hdexport.engines.passport_writer import built_here, onnx_hashes, write_pass
 from hdexport.engines.targets import EngineTarget
 from hdexport.engines.tensorrt_packages import load_polygraphy
 from hdplugins.tensorrt.link import provide_library_link
-from hdplugins.tensorrt.plugins import plugins_with_kernels, take_plugin_errors
+from hdplugins.tensorrt.plugin_class import take_plugin_errors
+from hdplugins.tensorrt.plugins import plugins_with_kernels
 from hdruntime.backends.tensorrt.log import log_of
 from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Flavour, ProfileShape
 from hdruntime.bundle.passport import Passport

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["architectures_from_option", "buildable_flavours", "load_flavour", "load_polygraphy"]
-
 import functools
 import importlib
 import logging

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 from hdexport.model.family import Family
 
 FAMILY = Family(model_types=("albert",), shares_layers=True)

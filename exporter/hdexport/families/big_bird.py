@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "SelfAttention", "block_sparse", "forget_short_texts", "own_blocks", "run_layers"]
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any

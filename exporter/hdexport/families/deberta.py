@@ -5,8 +5,6 @@ Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention"
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "rows_of_distances"]
-
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ Source: Lin et al., "Evolutionary-scale prediction of atomic-level protein struc
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 import dataclasses
 import functools
 from collections.abc import Mapping

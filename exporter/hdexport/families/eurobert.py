@@ -5,8 +5,6 @@ Source: Boizard et al., "EuroBERT: Scaling Multilingual Encoders for European La
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

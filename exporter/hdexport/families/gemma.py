@@ -6,8 +6,6 @@ also with weights of another type.
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 import functools
 from typing import TYPE_CHECKING, Any
 

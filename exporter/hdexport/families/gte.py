@@ -5,8 +5,6 @@ Source: Zhang et al., "mGTE: Generalized Long-Context Text Representation and Re
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 from hdexport.model.family import Family
 from hdexport.model.rotary_tables import use_rotary_tables
 from hdexport.model.task import ENCODER_TASKS, Task

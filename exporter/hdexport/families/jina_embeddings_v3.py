@@ -5,8 +5,6 @@ Source: Sturua et al., "jina-embeddings-v3: Multilingual Embeddings With Task Lo
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 import dataclasses
 
 from hdexport.families import gte

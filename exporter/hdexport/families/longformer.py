@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "LongformerTokens", "SelfAttention", "attention_windows", "longformer_tokens"]
-
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

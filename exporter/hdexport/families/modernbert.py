@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "classify", "mean"]
-
 import functools
 from typing import TYPE_CHECKING, Any
 

@@ -5,8 +5,6 @@ Its images are patches at places of two axes, of which a graph of texts has none
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 from typing import TYPE_CHECKING, Any
 
 import torch

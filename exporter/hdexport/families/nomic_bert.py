@@ -5,8 +5,6 @@ Source: Nussbaum et al., "Nomic Embed: Training a Reproducible Long Context Text
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -9,8 +9,6 @@ Source: Zhang et al., "Qwen3 Embedding: Advancing Text Embedding and Reranking T
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 import functools
 from typing import TYPE_CHECKING, Any
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "WHY_NOT_CONVERTED", "SelfAttention", "query_projections"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 from hdexport.model.family import Family
 
 FAMILY = Family(

@@ -5,8 +5,6 @@ Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embeddin
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 from typing import TYPE_CHECKING, Any
 
 import torch

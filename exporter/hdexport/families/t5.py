@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "Layer", "check_buckets", "run_layers", "wide_states"]
-
 import functools
 from typing import TYPE_CHECKING, Any
 

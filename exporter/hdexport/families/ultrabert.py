@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 import functools
 from typing import TYPE_CHECKING
 

@@ -5,8 +5,6 @@ People try some of them; of the others, the library's classes say whether they a
 
 from __future__ import annotations
 
-__all__ = ["UNSUPPORTED", "Unsupported", "is_text_encoder", "unsupported", "what_it_is"]
-
 import functools
 from dataclasses import dataclass
 

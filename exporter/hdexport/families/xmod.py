@@ -5,8 +5,6 @@ Source: Pfeiffer et al., "Lifting the Curse of Multilinguality by Pre-training M
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
-
 import functools
 from typing import TYPE_CHECKING, Any
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["read_graph", "read_portable_graph"]
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["composites_rewritten"]
-
 import contextlib
 import functools
 import logging

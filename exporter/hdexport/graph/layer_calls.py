@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["intercepted_layers", "layers_of"]
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence

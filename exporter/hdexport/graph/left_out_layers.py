@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "LayerResults",
-    "layer_results",
-    "layers_left_out_of_pytorch",
-    "leave_layers_out_of_graph",
-    "leave_layers_out_of_openvino",
-]
-
 import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["layers_traced_once"]
-
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ The graph is the same, which test_composites.py shows. A small model takes a thi
 
 from __future__ import annotations
 
-__all__ = ["repetitions_left_out"]
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["quiet_exporter", "trace"]
-
 import contextlib
 import logging
 import warnings

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HEAD_INPUT", "SAMPLED_TOKENS", "sampled_graph", "sampled_head", "sampled_openvino_model"]
-
 import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any

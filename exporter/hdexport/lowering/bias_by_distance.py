@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SCORES", "bias_by_distance", "has_shared_numbers"]
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["KeyMask", "masked_choice"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Lowering", "SharedParts"]
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar

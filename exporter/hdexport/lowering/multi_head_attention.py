@@ -6,18 +6,6 @@ branches, and chooses by the tokens it is given.
 
 from __future__ import annotations
 
-__all__ = [
-    "CONTRIB_DOMAIN",
-    "SWAP_HEADS_AND_TOKENS",
-    "Insertion",
-    "choice",
-    "fused_attention",
-    "merge_heads",
-    "repeat_key_heads",
-    "replace_by_merged",
-    "states_tokens_first",
-]
-
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 

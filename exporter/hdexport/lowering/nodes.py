@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "attributes_of",
-    "body_of",
-    "group_of",
-    "is_causal",
-    "operator_nodes",
-    "operator_of",
-    "sequential_node",
-    "token_mask_of",
-]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 

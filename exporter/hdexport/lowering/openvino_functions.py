@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OPSET", "call_function", "call_once"]
-
 import functools
 import inspect
 from collections.abc import Callable, Sequence

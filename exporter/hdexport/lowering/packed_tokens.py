@@ -7,8 +7,6 @@ scores with one.
 
 from __future__ import annotations
 
-__all__ = ["PackedTokens"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 

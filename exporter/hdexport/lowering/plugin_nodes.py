@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["plan_use_of", "plugin_nodes", "shapes_of_inputs", "use_plugins"]
-
 from typing import TYPE_CHECKING, Any
 
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of

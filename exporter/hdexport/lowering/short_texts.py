@@ -5,8 +5,6 @@ Longer texts are not for it: its time is quadratic, and with the mask that they 
 
 from __future__ import annotations
 
-__all__ = ["are_at_most", "are_dense", "fuse_short_texts"]
-
 from typing import TYPE_CHECKING
 
 from hdexport.lowering.multi_head_attention import (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["fuse_gelu"]
-
 import torch
 from transformers.activations import FastGELUActivation, NewGELUActivation
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Family", "ModelClasses", "OwnAttention"]
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any

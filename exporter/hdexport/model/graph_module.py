@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GraphModule", "argument_name", "graph_inputs", "named_arguments"]
-
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence

@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "MASK",
-    "POSITION",
-    "Memories",
-    "counts_tokens",
-    "left_name",
-    "memory_input",
-    "memory_name",
-    "remembered",
-    "text_ends",
-]
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING

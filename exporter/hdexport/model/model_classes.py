@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["model_class", "model_from_config"]
-
 import copy
 from typing import TYPE_CHECKING, Any
 

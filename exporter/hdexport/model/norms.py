@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["RootMeanSquareNorm", "float32_norm", "use_root_mean_squares"]
-
 from typing import Any
 
 import torch

@@ -23,20 +23,6 @@ stretch is a table.
 
 from __future__ import annotations
 
-__all__ = [
-    "DEFAULT_ALPHA",
-    "FOLDED_LIMIT_BYTES",
-    "LONGEST",
-    "TABLES",
-    "FactoredTable",
-    "Form",
-    "Scheme",
-    "check_options",
-    "choose_form",
-    "extend_table",
-    "factor_table",
-]
-
 import math
 from dataclasses import dataclass
 from enum import Enum

@@ -6,8 +6,6 @@ turn less, and the fast ones, by which near tokens are told apart, nearly as bef
 
 from __future__ import annotations
 
-__all__ = ["check_rope_factor", "stretch_rotary", "use_stretched_rotary"]
-
 from typing import TYPE_CHECKING, Any
 
 import torch

@@ -17,8 +17,6 @@ Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embeddin
 
 from __future__ import annotations
 
-__all__ = ["RotaryTable", "turned", "use_rotary_tables"]
-
 from typing import TYPE_CHECKING, Any
 
 import torch

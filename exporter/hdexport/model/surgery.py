@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "PositionsByLength",
-    "continue_positions",
-    "extend_positions",
-    "fold_positions",
-    "fold_token_types",
-    "number_of_token_types",
-]
-
 from typing import TYPE_CHECKING, Any
 
 import torch

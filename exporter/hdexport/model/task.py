@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "AUTO_CLASS_OF_TASK",
-    "ENCODER_TASKS",
-    "TASKS",
-    "Task",
-    "TaskTraits",
-    "infer_task",
-    "model_task",
-    "unread_head",
-]
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["cast_model"]
-
 import torch
 
 from hdexport.model.norms import float32_norm

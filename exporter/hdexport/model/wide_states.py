@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FromStates", "InFloat32", "IntoStates"]
-
 import torch
 
 _SHRUNK = 2.0**-6

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["manifest_of_graph"]
-
 import datetime
 import importlib.metadata
 import platform

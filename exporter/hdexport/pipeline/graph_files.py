@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["lowered_graphs", "portable_graph"]
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BuildOptions"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

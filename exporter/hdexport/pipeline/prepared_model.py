@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["attention_of_model", "extended_positions", "graph_module"]
-
 import dataclasses
 import logging
 from collections.abc import Mapping

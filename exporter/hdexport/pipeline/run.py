@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["build"]
-
 import contextlib
 import dataclasses
 import logging

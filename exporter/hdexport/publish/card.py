@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["model_card"]
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 

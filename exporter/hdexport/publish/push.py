@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PushOptions", "Pushed", "push"]
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["package_for_triton"]
-
 import re
 import shutil
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Line", "Way", "similarities_of_ways", "vectors_of"]
-
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from itertools import islice

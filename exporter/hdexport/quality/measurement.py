@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["QualityResult", "Score", "findings", "measure_quality"]
-
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence

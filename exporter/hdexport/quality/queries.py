@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["KINDS", "Collection", "Queries", "collection_of", "prose_sentences", "unread_from"]
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CUTOFF", "Mean", "mean_of", "ranks_of", "reciprocal_ranks"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

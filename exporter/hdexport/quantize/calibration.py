@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CalibratedProduct", "calibrate"]
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["docstrings"]
-
 import ast
 import sysconfig
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EVERYDAY"]
-
 EVERYDAY = (
     "Who wrote this book, and when was it published?",
     "Why is the sky blue?",

@@ -9,8 +9,6 @@ takes them and rounds value by value (1.31.1, an Intel Xeon with VNNI, one threa
 
 from __future__ import annotations
 
-__all__ = ["quantize_products"]
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Int8Options"]
-
 from dataclasses import dataclass
 from pathlib import Path
 

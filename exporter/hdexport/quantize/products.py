@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["WeightProduct", "constant_array", "initializer_of", "weight_products"]
-
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ActivationScale", "Int8Weight", "Statistics", "activation_scale", "round_weight"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

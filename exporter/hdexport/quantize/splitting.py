@@ -10,8 +10,6 @@ https://arxiv.org/abs/1901.09504, halves values, where both halves are rounded f
 
 from __future__ import annotations
 
-__all__ = ["HEADROOM", "Split", "Widening", "chosen_split", "widening"]
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CalibrationTexts", "calibration_texts", "tokens_in_memory"]
-
 import itertools
 import re
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["load_arrays", "reading"]
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

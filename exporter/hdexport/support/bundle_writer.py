@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BUNDLE_DIRECTORY", "seal", "write_manifest"]
-
 import dataclasses
 import json
 from pathlib import Path

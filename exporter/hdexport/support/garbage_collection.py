@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["rare_garbage_collection"]
-
 import contextlib
 import gc
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["refuse_pointer"]
-
 import shlex
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GpuMemory", "GpuMemoryWatch", "first_gpu", "gpu_memory"]
-
 import contextlib
 import importlib
 import logging

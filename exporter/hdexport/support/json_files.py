@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["read_json", "read_object", "read_settings", "several", "shown"]
-
 import errno
 import json
 from collections.abc import Sequence

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "peak_resident_bytes",
-    "reset_peak",
-    "resident_bytes",
-    "resident_bytes_of",
-    "says_out_of_memory",
-]
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

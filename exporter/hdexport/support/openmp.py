@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["heed_quota", "let_threads_sleep"]
-
 import os
 
 from hdruntime.process_limits import chosen_threads, cpu_quota

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """Silent progress; the base class of classes that show something."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["published", "published_argument"]
-
 import dataclasses
 import re
 from collections.abc import Mapping

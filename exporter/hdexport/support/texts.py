@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Text", "read_texts"]
-
 import codecs
 import logging
 from collections.abc import Iterator

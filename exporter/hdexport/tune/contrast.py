@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Contrast"]
-
 import contextlib
 import math
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FEWEST_LONG", "Corpus", "Document", "read_corpus"]
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Distill", "MaskedTokens", "Objective", "text_ids"]
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any

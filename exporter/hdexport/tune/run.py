@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Tuned", "tune"]
-
 import datetime
 import importlib.metadata
 import json

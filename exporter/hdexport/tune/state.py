@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TuneFolder", "kept_steps", "opened_tune_folder"]
-
 import contextlib
 import json
 import time

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Encoder", "Student", "make_student", "make_teacher", "training_device"]
-
 import contextlib
 import dataclasses
 import functools

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Outcome", "train"]
-
 import logging
 import math
 import time

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["arrays_bytes", "open_at_once", "scores_bytes"]
-
 import math
 from collections.abc import Iterator, Sequence
 

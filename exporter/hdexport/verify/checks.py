@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Check", "Verification", "case_text", "compare_case", "not_finite"]
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -2,25 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "FLOAT32_ATOL",
-    "FLOAT32_STEPS",
-    "HALF_COSINE",
-    "HALF_LENGTH",
-    "NOT_FINITE",
-    "ROUNDING",
-    "SCORES",
-    "SUMS",
-    "SUM_PART",
-    "Comparison",
-    "Rounding",
-    "compare",
-    "compare_output",
-    "compare_scores",
-    "compare_vectors",
-    "joined",
-]
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

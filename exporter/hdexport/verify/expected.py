@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["expected_rows", "padded_batch", "sampled_tokens", "samples_of_row", "why_not_left"]
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any

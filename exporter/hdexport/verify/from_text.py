@@ -7,8 +7,6 @@ nobody marks any; prompts, pooling, and the function that makes scores.
 
 from __future__ import annotations
 
-__all__ = ["with_texts"]
-
 import contextlib
 import dataclasses
 import functools

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Run", "repeated_layers", "runner"]
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GraphSet", "check_precision", "gpu_sets", "graph_sets"]
-
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LONGEST_CHECKED", "Case", "Grid", "cases", "grid_lengths"]
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum

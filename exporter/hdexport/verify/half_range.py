@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["RangeCheck", "check_half_range"]
-
 import bisect
 import logging
 import math

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Reference", "positions_of", "reference_of"]
-
 import copy
 import inspect
 from collections.abc import Collection, Mapping

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PastTexts", "there"]
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

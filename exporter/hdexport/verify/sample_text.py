@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ENGLISH", "RANDOM_IDS", "english_texts", "random_ids", "sample_ids"]
-
 from collections.abc import Sequence
 
 import numpy as np

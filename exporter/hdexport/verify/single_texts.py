@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["single_text_runner"]
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["verify_bundle"]
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -8,19 +8,6 @@ read the values of the function around it.
 
 from __future__ import annotations
 
-__all__ = [
-    "Bodies",
-    "Op",
-    "Value",
-    "choose",
-    "float_attribute",
-    "function",
-    "function_of_body",
-    "function_of_node",
-    "integer_attribute",
-    "scan",
-]
-
 import functools
 import inspect
 import itertools

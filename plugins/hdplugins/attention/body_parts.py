@@ -2,27 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "MASKED",
-    "Blocks",
-    "RowShift",
-    "TextBlocks",
-    "attention",
-    "biased_scores",
-    "blocks_from_start",
-    "column",
-    "join_blocks",
-    "join_heads",
-    "query_blocks",
-    "row_shift",
-    "rows_or_zero",
-    "shift_rows",
-    "split_by_block",
-    "steps_of_texts",
-    "swap_heads_and_tokens",
-    "wide",
-]
-
 from dataclasses import dataclass
 
 from onnx import TensorProto

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["BlockOrder", "Operator"]
-
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -73,10 +72,9 @@ class Operator:
 
     @property
     def definition(self) -> Callable[..., Any]:
-        """The function on PyTorch's tensors that defines the operator: the inputs in order, the attributes by name."""
-        reference = self.face("reference")
-        (name,) = reference.__all__
-        function: Callable[..., Any] = getattr(reference, name)
+        """The function of ``reference`` that defines the operator: tensors as ``inputs``, attributes by name."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", self.name)
+        function: Callable[..., Any] = getattr(self.face("reference"), words.lower())
         return function
 
     def face(self, face: str) -> ModuleType:

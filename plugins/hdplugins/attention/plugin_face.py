@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "PLAN",
-    "PLAN_USE",
-    "PLUGIN_FACE",
-    "Attributes",
-    "FieldType",
-    "PlanSize",
-    "PlanUse",
-    "PluginFace",
-    "Shapes",
-    "face_of",
-]
-
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check_reach"]
-
 
 def check_reach(reach: int) -> None:
     """Refuse a reach that leaves nothing to tell apart.

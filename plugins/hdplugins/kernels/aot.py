@@ -10,8 +10,6 @@ nothing in Triton's own cache.
 
 from __future__ import annotations
 
-__all__ = ["CompiledKernel", "KernelError", "KernelSource", "cache_directory", "compile_kernels", "read_kernel"]
-
 import collections
 import contextlib
 import dataclasses

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["main", "register_limits"]
-
 import contextlib
 import hashlib
 import importlib

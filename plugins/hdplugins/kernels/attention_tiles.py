@@ -5,20 +5,6 @@ Nothing here needs Triton or PyTorch: a machine that runs compiled kernels has n
 
 from __future__ import annotations
 
-__all__ = [
-    "HEAD_DIMS",
-    "INNER_LOOP",
-    "LOG2_E",
-    "TRITON_TYPE",
-    "Tiles",
-    "ceil_div",
-    "check_head_dim",
-    "check_sizes",
-    "cubin_architecture",
-    "listed_architecture",
-    "tiles_for",
-]
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,16 +7,6 @@ nothing, and is captured like any launch.
 
 from __future__ import annotations
 
-__all__ = [
-    "FIRST_ARCHITECTURE_OF_ITS_OWN",
-    "Launch",
-    "LaunchError",
-    "LoadedKernel",
-    "PreparedLaunch",
-    "find_kernels",
-    "load_kernels",
-]
-
 import ctypes
 import importlib
 import threading

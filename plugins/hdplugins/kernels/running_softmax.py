@@ -11,8 +11,6 @@ numbers, and TF32 keeps 10 bits of the mantissa, no more than float16, which is 
 # Annotations of device functions are read by Triton, as types of its own.
 from __future__ import annotations
 
-__all__ = ["add_values", "attend_keys", "load_rows", "load_tail", "nothing_seen", "store_shares", "weigh_keys"]
-
 import triton
 import triton.language as tl
 

@@ -10,8 +10,6 @@ by another path.
 
 from __future__ import annotations
 
-__all__ = ["provide_library_link"]
-
 import atexit
 import ctypes
 import importlib.util

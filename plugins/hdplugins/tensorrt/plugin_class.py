@@ -13,8 +13,6 @@ plain base classes in place of TensorRT's, plugins have launched their kernels o
 
 from __future__ import annotations
 
-__all__ = ["PLUGIN_NAMESPACE", "Plugin", "plugin_class", "reported", "take_plugin_errors"]
-
 import contextlib
 import ctypes
 import functools

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FieldCollection", "attributes_from_fields"]
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ Each flavour is a module that the caller passes; none is imported here. What an 
 
 from __future__ import annotations
 
-__all__ = ["PLUGIN_NAMESPACE", "plugin_operators", "plugins_with_kernels", "take_plugin_errors"]
-
 import contextlib
 import functools
 import threading
@@ -20,7 +18,7 @@ from typing import Any, cast
 from hdplugins import OPERATORS
 from hdplugins.attention.operator import Operator
 from hdplugins.attention.plugin_face import PLUGIN_FACE, PluginFace, face_of
-from hdplugins.tensorrt.plugin_class import PLUGIN_NAMESPACE, Plugin, plugin_class, reported, take_plugin_errors
+from hdplugins.tensorrt.plugin_class import PLUGIN_NAMESPACE, Plugin, plugin_class, reported
 from hdplugins.tensorrt.plugin_fields import FieldCollection, attributes_from_fields
 
 _registry_lock = threading.RLock()

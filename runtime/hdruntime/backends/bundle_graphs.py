@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["chosen_graph", "has_graph"]
-
 from collections.abc import Sequence
 
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision

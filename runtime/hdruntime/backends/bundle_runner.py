@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BundleRunner", "Inputs", "Outputs", "out_of_memory"]
-
 import abc
 import functools
 import sys

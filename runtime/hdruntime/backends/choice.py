@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GPU_BACKENDS", "open_runner", "why_unavailable"]
-
 import dataclasses
 import logging
 import os

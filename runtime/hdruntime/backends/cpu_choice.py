@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CPU_BACKENDS",
-    "CpuOptions",
-    "backend_on_cpu",
-    "cpu_runner",
-    "first_on_cpu",
-    "prefers_openvino_here",
-    "require_no_device",
-    "why_not_on_cpu",
-]
-
 import logging
 import platform
 import shlex

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EqualLengthRunner", "equal_length_groups", "give_memory_back", "right_padded_rows"]
-
 import abc
 import ctypes
 import functools

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["keep_for_ever", "no_fork", "start_threads", "tell_of_forks", "threads_are_lost"]
-
 import contextlib
 import ctypes
 import os

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OnnxRuntimeRunner", "graph_on_cpu"]
-
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OnnxRuntimeCudaRunner"]
-
 import contextlib
 import io
 import logging

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GraphRunner", "open_session", "run_error", "session_options"]
-
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

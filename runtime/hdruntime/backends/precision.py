@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OPTION_OF_GRAPHS", "Precision"]
-
 from collections.abc import Mapping
 from enum import Enum
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["has_bfloat16", "has_int8"]
-
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 

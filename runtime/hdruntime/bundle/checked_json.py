@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "JsonMismatchError",
-    "MalformedJsonError",
-    "UnknownChoiceError",
-    "from_json",
-    "from_values",
-    "json_from_dataclass",
-]
-
 import copy
 import dataclasses
 import json

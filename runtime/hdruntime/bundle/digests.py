@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["for_each_file", "sha256_of_file"]
-
 import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor

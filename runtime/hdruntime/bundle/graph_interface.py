@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Found", "check_interface"]
-
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 

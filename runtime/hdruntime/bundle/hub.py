@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HubName", "hub_name", "opened_bundle"]
-
 import re
 import shlex
 from dataclasses import dataclass

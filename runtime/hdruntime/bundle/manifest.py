@@ -2,27 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "Backend",
-    "Default",
-    "EngineFile",
-    "FileRecord",
-    "Fill",
-    "GraphFile",
-    "GraphVerification",
-    "HalfRange",
-    "InputSpec",
-    "Int8Calibration",
-    "Manifest",
-    "PaddingRule",
-    "Positions",
-    "ProfileShape",
-    "Role",
-    "TensorSpec",
-    "TokenizerInfo",
-    "Verification",
-]
-
 import sys
 from dataclasses import dataclass, field
 from enum import Enum

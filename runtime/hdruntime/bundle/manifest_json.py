@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["manifest_from_json"]
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

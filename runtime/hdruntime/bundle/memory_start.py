@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["memory_at_start"]
-
 import numpy as np
 import numpy.typing as npt
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PairTemplate", "Slot", "TemplatePart", "Wording", "WrittenPair"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BuiltOn",
-    "Passport",
-    "ThisMachine",
-    "builds_for",
-    "differences",
-    "older_driver",
-    "read_passport",
-    "this_machine",
-    "version_numbers",
-]
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

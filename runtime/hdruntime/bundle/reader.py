@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Bundle", "open_bundle", "read_config", "read_manifest"]
-
 import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath

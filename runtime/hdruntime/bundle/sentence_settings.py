@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Kind", "MultiVectorSettings", "QueryExpansion", "SentenceSettings", "Similarity"]
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DirectoryKind", "locked_directory", "require_replaceable", "staged_directory"]
-
 import contextlib
 import ctypes
 import errno

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TASKS", "Task", "TaskFormat"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Count", "LargeCount", "Length", "Name", "Sha256", "Size", "TokenCount", "TokenId"]
-
 from typing import Annotated
 
 from msgspec import Meta

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Device", "open_device"]
-
 import contextlib
 import importlib
 import threading

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DeviceArray"]
-
 import weakref
 from typing import TYPE_CHECKING, Any
 

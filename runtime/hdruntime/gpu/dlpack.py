@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CPU", "CUDA", "DlTensor", "capsule_of", "contiguous_strides", "open_capsule"]
-
 import contextlib
 import ctypes
 import math

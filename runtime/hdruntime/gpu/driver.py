@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Gpu", "driver_version", "gpus", "listed_gpus", "why_no_gpu"]
-
 import ctypes
 import os
 import sys

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GpuOptions"]
-
 from dataclasses import dataclass
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["grouped", "pack_by_tokens", "padded"]
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

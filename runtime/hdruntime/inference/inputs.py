@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BUILD_WITH_MEMORY", "check_text", "checked_inputs", "inputs_of_texts"]
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

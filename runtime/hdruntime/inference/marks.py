@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check_marks", "check_texts_for_marks", "default_marks"]
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MemoryLimits", "tokens_with_room"]
-
 import logging
 import math
 import sys

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchResult", "PaddingCount", "Scheduler", "non_finite_rows"]
-
 import contextlib
 import functools
 import logging

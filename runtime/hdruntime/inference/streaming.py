@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "SEGMENT_TOKENS",
-    "Document",
-    "DocumentStream",
-    "Lanes",
-    "Segment",
-    "check_document_length",
-    "checked_segment",
-    "columns_of",
-]
-
 import contextlib
 import sys
 import threading

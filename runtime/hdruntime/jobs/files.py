@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "FINISHED_FILE",
-    "JOB_FILE",
-    "LOCK_FILE",
-    "RANGES_FILE",
-    "RESULTS_FILE",
-    "SAVED_FILE",
-    "OpenFolder",
-    "damaged",
-    "disk_errors_explained",
-    "job_folder_path",
-    "locked_folder",
-    "opened_folder",
-]
-
 import contextlib
 import errno
 import fcntl

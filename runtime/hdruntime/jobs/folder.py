@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "JobFolder",
-    "StandardOutput",
-    "alone",
-    "check_job",
-    "check_place",
-    "is_jobs_own",
-    "kept_rows",
-    "opened_job_folder",
-]
-
 import contextlib
 import dataclasses
 import json

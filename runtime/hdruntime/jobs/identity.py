@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "Identity",
-    "difference",
-    "has_receipt",
-    "identity_of_bundle",
-    "identity_of_inputs",
-    "leave_receipt",
-    "receipt_of",
-]
-
 import contextlib
 import dataclasses
 import hashlib

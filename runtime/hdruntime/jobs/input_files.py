@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_LINE_BYTES", "InputFile", "Line", "RowFormat", "format_of", "read_lines"]
-
 import codecs
 import io
 import zlib

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FIRST_ROWS", "fields_of_columns", "find_inputs", "resolved_columns"]
-
 import codecs
 import contextlib
 import itertools

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Job", "JobOptions", "plan_job", "run_job", "upload"]
-
 import contextlib
 import importlib.metadata
 import itertools

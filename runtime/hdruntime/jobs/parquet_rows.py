@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Cell", "Undecodable", "opened_parquet", "parquet_values"]
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LocalFile", "Place", "Version", "places_at", "read_errors_explained", "special_kind"]
-
 import contextlib
 import glob
 import hashlib

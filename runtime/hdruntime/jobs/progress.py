@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["JobProgress", "JobState", "ProgressMeter", "RowCounts", "Saved", "json_from_saved", "saved_from_json"]
-
 import dataclasses
 import json
 import time

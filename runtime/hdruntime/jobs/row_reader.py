@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Values", "checksum_before", "csv_records", "is_encodable", "read_rows", "read_values", "row_from_values"]
-
 import csv
 import inspect
 import itertools

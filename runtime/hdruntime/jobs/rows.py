@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ID", "Columns", "ErrorKind", "Position", "Row"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum

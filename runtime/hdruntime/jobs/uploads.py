@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MANIFEST", "Upload", "place_of_output"]
-
 import contextlib
 import hashlib
 import json

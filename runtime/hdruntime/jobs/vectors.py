@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COLUMN", "VectorOptions", "Vectors", "is_of_tokens"]
-
 import itertools
 from dataclasses import dataclass
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LocalPool", "WindowInference"]
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "WINDOW_CHARACTERS",
-    "Window",
-    "WindowOptions",
-    "WindowPool",
-    "WindowResult",
-    "cut_by_bytes",
-    "cut_windows",
-]
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar

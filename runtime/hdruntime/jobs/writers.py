@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "OPEN_TYPE",
-    "STDOUT",
-    "ResultEncoding",
-    "array_of_cells",
-    "check_output",
-    "encoding_of_output",
-    "is_part",
-    "result_format",
-]
-
 import base64
 import contextlib
 import itertools

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Places", "connected", "places"]
-
 import contextlib
 import logging
 import os

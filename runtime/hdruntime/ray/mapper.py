@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BundleMapper"]
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Loaded", "WindowWorker", "session_in_worker"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

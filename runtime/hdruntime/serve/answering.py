@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OVERFLOWS", "Truncate", "scores_of", "served_task"]
-
 from typing import Any, Literal
 
 from hdruntime.bundle.reader import Bundle

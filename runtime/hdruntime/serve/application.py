@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["application"]
-
 import asyncio
 import base64
 import contextlib

@@ -6,8 +6,6 @@ author expects, so it is refused. docs/serve.md has a table of the keys.
 
 from __future__ import annotations
 
-__all__ = ["EmbedBody", "EmbeddingsBody", "PredictBody", "RerankBody", "SparseBody", "read_body"]
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Metrics"]
-
 from collections.abc import Callable
 
 from hdruntime.inference.scheduling import PaddingCount

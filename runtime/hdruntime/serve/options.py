@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ServeOptions"]
-
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["QueueFullError", "TextQueue"]
-
 import asyncio
 import time
 from collections import OrderedDict, deque

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["bound_sockets", "serve"]
-
 import contextlib
 import ipaddress
 import socket

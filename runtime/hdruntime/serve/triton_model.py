@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BUNDLE_FOLDER", "TritonPythonModel", "tensors_of"]
-
 import importlib
 import json
 import shlex

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TextClassification", "check_query", "ranked"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 

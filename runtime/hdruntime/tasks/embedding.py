@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Embedding", "TokenStates"]
-
 from typing import TYPE_CHECKING
 
 from hdruntime.arrays import FloatArray

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MaskFillings"]
-
 import dataclasses
 from typing import TYPE_CHECKING
 

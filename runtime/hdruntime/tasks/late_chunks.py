@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ChunkEmbeddings", "column_of_spans"]
-
 from typing import TYPE_CHECKING
 
 from hdruntime.bundle.manifest import Manifest

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check_pairs", "task_of_bundle"]
-
 from collections.abc import Callable
 
 from hdruntime.bundle.reader import Bundle

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Reading"]
-
 from dataclasses import dataclass
 
 from hdruntime.errors import InputError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Outputs", "Pairs", "Pending", "Task", "TaskOptions", "Text", "Values"]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -6,8 +6,6 @@ answer is made when the last of its pieces has run, so that little is held.
 
 from __future__ import annotations
 
-__all__ = ["TextInference", "TextItem", "answers_of", "checked_streaming", "size_of"]
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TextScores"]
-
 from typing import TYPE_CHECKING
 
 from hdruntime.tasks.task import Outputs, Task, Text, Values

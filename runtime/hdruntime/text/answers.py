@@ -9,8 +9,6 @@ to whole words.
 
 from __future__ import annotations
 
-__all__ = ["MAX_ANSWER_TOKENS", "Answer", "AnswerOptions", "best_answers"]
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

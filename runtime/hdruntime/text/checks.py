@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check_text_lengths", "checked_choice", "checked_texts", "length_error", "several", "unread_length_error"]
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AnySet

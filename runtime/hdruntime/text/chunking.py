@@ -9,8 +9,6 @@ its state from the one whose border is farther away.
 
 from __future__ import annotations
 
-__all__ = ["SENTENCES", "LateChunking", "LateChunks", "Spans", "TextChunks", "overlap_of", "tokens_per_chunk"]
-
 import operator
 import re
 from collections.abc import Mapping, Sequence

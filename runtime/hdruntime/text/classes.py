@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["activation_of", "check_classifier", "check_reranker", "labels_of"]
-
 from collections.abc import Sequence
 
 from hdruntime.bundle.manifest import Manifest

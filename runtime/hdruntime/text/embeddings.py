@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EmbeddingPrecision", "normalized", "quantized", "truncated"]
-
 from enum import Enum
 
 import numpy as np

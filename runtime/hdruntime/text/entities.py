@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Aggregation", "Entity", "entities"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum

@@ -2,20 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "FILL_MASK_CHOICES",
-    "Activation",
-    "Classification",
-    "Filling",
-    "TextScore",
-    "activated",
-    "classification",
-    "fillings",
-    "shortest",
-    "softmax",
-    "text_score",
-]
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SENTENCE_EMBEDDING", "Pooling", "embedding_output", "embedding_size", "pooled_text"]
-
 from collections.abc import Callable
 from enum import Enum
 

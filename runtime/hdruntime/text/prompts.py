@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["chosen_prompt", "prompts_of"]
-
 from collections.abc import Mapping
 
 from hdruntime.bundle.manifest import Manifest

@@ -9,8 +9,6 @@ letter or a digit (``Fig. 3``, ``am 3. Oktober``) do. Scripts without such punct
 
 from __future__ import annotations
 
-__all__ = ["sentence_spans"]
-
 import itertools
 import re
 import unicodedata

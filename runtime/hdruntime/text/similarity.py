@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["maxsim", "maxsim_of_pairs", "similarities", "similarities_of_pairs"]
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SPARSE_EMBEDDING", "SparseVector", "most_active_dims", "pooling_of_pieces", "sparse_vector", "stacked"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

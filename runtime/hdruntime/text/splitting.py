@@ -13,17 +13,6 @@ Nothing is carried from piece to piece. Bundles that remember earlier tokens are
 
 from __future__ import annotations
 
-__all__ = [
-    "SUM",
-    "PiecePooling",
-    "SplitEncoding",
-    "SplitPooling",
-    "in_one_piece",
-    "merged",
-    "pooled_embedding",
-    "split_encodings",
-]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum

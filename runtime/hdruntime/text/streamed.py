@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["StreamedOutputs"]
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

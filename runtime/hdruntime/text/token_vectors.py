@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OUTPUT", "Side", "TextSide", "multi_vector_of"]
-
 import dataclasses
 from enum import Enum
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Encoding", "Overflow", "TextTokenizer", "read_tokenizer"]
-
 import bisect
 import contextlib
 import dataclasses

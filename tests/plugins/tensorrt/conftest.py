@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
-from hdplugins.tensorrt.plugins import take_plugin_errors
+from hdplugins.tensorrt.plugin_class import take_plugin_errors
 
 
 @pytest.fixture

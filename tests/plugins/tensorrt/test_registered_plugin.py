@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_gpu import plugin_of
 from hdplugins.attention.plugin_face import face_of
-from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, take_plugin_errors
+from hdplugins.tensorrt.plugin_class import take_plugin_errors
+from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels
 from support.plugin_calls import (
     ATTRIBUTES,
     RELATIVE,

@@ -18,7 +18,7 @@ from hdplugins.attention.plugin_face import PlanUse, face_of
 from hdplugins.kernels.aot import KernelError
 from hdplugins.kernels.attention_tiles import cubin_architecture
 from hdplugins.kernels.cuda_launch import LaunchError
-from hdplugins.tensorrt.plugins import take_plugin_errors
+from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from support.comparators import named_case
 from support.plugin_calls import (
     ADDRESSES,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BlocksKind"]
-
 import argparse
 import dataclasses
 from collections.abc import Iterator, Mapping

@@ -12,8 +12,6 @@ rows of its states by these tables.
 
 from __future__ import annotations
 
-__all__ = ["LOWERING"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 

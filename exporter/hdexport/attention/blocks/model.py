@@ -7,16 +7,6 @@ Counts are made block by block, as the papers draw them.
 
 from __future__ import annotations
 
-__all__ = [
-    "LISTED_BLOCKS",
-    "BlockMask",
-    "block_query_factors",
-    "block_sparse_node",
-    "give_tables",
-    "through_blocks",
-    "use_block_masks",
-]
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

@@ -6,8 +6,6 @@ are integers: in bfloat16, OpenVINO rounds numbers above 256.
 
 from __future__ import annotations
 
-__all__ = ["attend_in_groups", "group_tables"]
-
 import math
 
 from onnx import TensorProto

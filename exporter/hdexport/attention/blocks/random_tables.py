@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["random_table", "read_block_lists", "read_table"]
-
 from pathlib import Path
 from typing import Any
 

@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "GLOBAL_EMBEDDINGS_FILE",
-    "LISTED_BLOCKS_FILE",
-    "BlockRequest",
-    "BlockSparse",
-    "LastBlock",
-    "Mode",
-    "Pattern",
-]
-
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path

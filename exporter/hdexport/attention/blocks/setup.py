@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BlockSetup", "bigbird", "block_setup", "read_setup"]
-
 import dataclasses
 import logging
 from collections.abc import Callable

@@ -7,8 +7,6 @@ with all scores in memory.
 
 from __future__ import annotations
 
-__all__ = ["CausalMask", "causal_choice"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 

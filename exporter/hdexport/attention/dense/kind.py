@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DenseAttention", "DenseKind"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -24,8 +24,6 @@ it, 64 MB for a text of 4096 tokens.
 
 from __future__ import annotations
 
-__all__ = ["LOWERING"]
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 

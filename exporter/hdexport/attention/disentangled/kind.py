@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DisentangledAttention", "DisentangledKind"]
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ClippedAttention", "DistanceKind"]
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -21,8 +21,6 @@ for one of 2048 (medians of three processes each, in turn).
 
 from __future__ import annotations
 
-__all__ = ["LOWERING"]
-
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 

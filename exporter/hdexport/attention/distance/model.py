@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["attend_by_distance"]
-
 import torch
 
 from hdexport.attention.dense.model import DenseMask

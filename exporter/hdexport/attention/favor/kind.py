@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FavorKind", "FavorSetup"]
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ The reference that bundles are compared with is the attention in plain PyTorch, 
 
 from __future__ import annotations
 
-__all__ = ["FavorMask", "FeatureAttention", "attend_by_features", "favor_node", "use_features"]
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FavorAttention", "FavorRequest"]
-
 from dataclasses import dataclass
 from typing import Literal
 

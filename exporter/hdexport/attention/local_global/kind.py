@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LocalGlobalAttention", "LocalGlobalKind"]
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal

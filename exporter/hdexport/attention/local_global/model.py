@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LocalTokens", "local_global_node"]
-
 from dataclasses import dataclass
 
 import torch

@@ -7,8 +7,6 @@ its answers, in the library's own model on another machine as well.
 
 from __future__ import annotations
 
-__all__ = ["HashDecisions"]
-
 import contextlib
 import math
 import re

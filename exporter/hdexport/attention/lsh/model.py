@@ -6,8 +6,6 @@ its -1e5 for a token's own key leaves two decimals of a weight.
 
 from __future__ import annotations
 
-__all__ = ["LshMask", "chunk_node", "lsh_node", "use_hashes", "use_own_hashes"]
-
 import functools
 import math
 from dataclasses import dataclass

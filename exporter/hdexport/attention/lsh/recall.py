@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["recall"]
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Chunks", "Hashes", "LayerType", "LshAttention", "LshRequest", "buckets_for"]
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Distances", "key_kinds", "relative_node"]
-
 from dataclasses import dataclass
 
 import torch

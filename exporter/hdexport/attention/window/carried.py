@@ -6,8 +6,6 @@ cut off. That costs (memory + tokens) / tokens of the attention itself, and noth
 
 from __future__ import annotations
 
-__all__ = ["CarriedMask", "carried_mask"]
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -6,15 +6,6 @@ tokens.
 
 from __future__ import annotations
 
-__all__ = [
-    "GlobalRows",
-    "absorbs_projections",
-    "attend_through_projections",
-    "attend_to_all",
-    "find_global_rows",
-    "overwrite_rows",
-]
-
 from dataclasses import dataclass
 
 import torch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_GLOBAL_TOKENS", "WindowKind", "WindowRequest", "WindowSetup"]
-
 import argparse
 import logging
 from collections import Counter

@@ -22,8 +22,6 @@ span, and the mask are made once for all layers alike; a layer copies the rows o
 
 from __future__ import annotations
 
-__all__ = ["LOWERING"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 

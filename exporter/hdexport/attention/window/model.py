@@ -6,8 +6,6 @@ every pair of tokens: PyTorch's attention and a mask, nothing of ours.
 
 from __future__ import annotations
 
-__all__ = ["WindowMask", "asking_kinds", "sliding_window_node", "use_window_masks", "window_mask"]
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

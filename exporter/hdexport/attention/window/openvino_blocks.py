@@ -5,8 +5,6 @@ Numbers that count tokens are integers: in bfloat16, OpenVINO rounds numbers abo
 
 from __future__ import annotations
 
-__all__ = ["attend_in_blocks", "window_tables"]
-
 from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Op, Value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Window", "WindowAttention"]
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CorpusBench", "CorpusOptions", "largest_difference"]
-
 import dataclasses
 import datetime
 import functools

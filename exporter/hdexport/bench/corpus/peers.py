@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CorpusPeer", "corpus_peers", "python_of_optimum"]
-
 import contextlib
 import json
 import os

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CORPUS_DIRECTORY", "CORPUS_FILE", "CorpusResult", "CorpusSeries", "write_corpus_result"]
-
 import statistics
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SAMPLES", "texts_of"]
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["environment", "latency_of", "time_runs", "timed", "warm_up", "with_growth"]
-
 import contextlib
 import importlib.metadata
 import os

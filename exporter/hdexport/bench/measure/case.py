@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CaseFigures", "CaseSpec", "Subject"]
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DTYPES", "measured_ceilings", "replayed_ms", "times_ms"]
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 

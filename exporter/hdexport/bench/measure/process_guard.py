@@ -7,8 +7,6 @@ process has: when that process closes it or dies, by any signal, the pipe ends. 
 
 from __future__ import annotations
 
-__all__ = ["descendants"]
-
 import contextlib
 import ctypes
 import os

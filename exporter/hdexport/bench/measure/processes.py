@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Outcome", "own_output", "run_process"]
-
 import contextlib
 import json
 import logging

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-__all__ = ["main", "run_function"]
-
 import json
 import logging
 import os

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Work", "roofline", "work_of", "works_of"]
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ChartRows", "chart_rows"]
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

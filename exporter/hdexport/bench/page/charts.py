@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Look", "chart", "write_pngs"]
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PAGE_FILE", "write_page"]
-
 import json
 import re
 from functools import cache

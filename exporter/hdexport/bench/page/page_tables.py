@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Cell", "Row", "Table", "cases_table", "glance", "largest_batches_table"]
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DARK_COLOURS", "LIGHT_COLOURS", "SeriesStyle"]
-
 from dataclasses import dataclass
 
 LIGHT_COLOURS = ("#0068a8", "#d95f02", "#6c12f3", "#1ea0a9", "#5c2805", "#183f49")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["checkpoint_folder"]
-
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING

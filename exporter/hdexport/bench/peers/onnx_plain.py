@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OnnxPlain", "export_plainly"]
-
 import logging
 import warnings
 from collections.abc import Mapping, Sequence

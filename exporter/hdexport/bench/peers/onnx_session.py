@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MODEL_FILE", "OnnxPeer", "check_provider"]
-
 from typing import Any
 
 import numpy as np

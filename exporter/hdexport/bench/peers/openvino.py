@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "MODEL_FILE",
-    "OpenVino",
-    "OpenVinoDefault",
-    "check_cpu",
-    "converted_model",
-    "default_type",
-]
-
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OpenVinoInt8"]
-
 import contextlib
 import io
 import logging

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Optimum"]
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "OpenCase",
-    "Peer",
-    "Prepared",
-    "first_cause",
-    "not_installed",
-    "runs_in_half",
-    "staged_artefact",
-]
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SentenceTransformers"]
-
 from typing import Any
 
 from hdexport.bench.measure.case import CaseSpec

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TorchCompile"]
-
 import os
 import shutil
 import sysconfig

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TorchEager", "load_module", "open_module", "scale_queries"]
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LATENCIES", "Column", "columns_of"]
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Change", "ChangeKind", "Drift", "ResultComparison", "compare_results"]
-
 import math
 import statistics
 from collections.abc import Iterator, Sequence

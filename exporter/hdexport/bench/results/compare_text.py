@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["comparison_lines"]
-
 from collections.abc import Iterator
 
 from hdexport.bench.results.compare import Case, Change, ChangeKind, ResultComparison

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COLUMNS", "CSV_FILE", "write_csv"]
-
 import csv
 import io
 from pathlib import Path

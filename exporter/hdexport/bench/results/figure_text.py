@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "bytes_text",
-    "case_state",
-    "cosine_text",
-    "error_text",
-    "ms_text",
-    "number_text",
-    "range_text",
-    "ratio_text",
-]
-
 import math
 
 from hdexport.bench.results.result import CaseResult, OutputError, Ratio, Status

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["findings"]
-
 from collections import defaultdict
 from collections.abc import Iterator
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["caution", "headline", "model_names"]
-
 from pathlib import Path
 
 from hdexport.bench.results.figure_text import bytes_text, case_state, ms_text

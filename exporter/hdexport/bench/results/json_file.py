@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["JSON_FILE", "read_result", "write_result"]
-
 from dataclasses import dataclass
 from pathlib import Path
 

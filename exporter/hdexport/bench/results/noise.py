@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ASSUMED_SPREAD", "FALSE_ALARMS", "Noise", "noise_of", "threshold"]
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,21 +5,6 @@ docs/bench.md describes every field, with its unit and what None means; a test c
 
 from __future__ import annotations
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "BenchResult",
-    "CaseResult",
-    "Ceilings",
-    "LargestBatch",
-    "Latency",
-    "OutputError",
-    "PeakMemory",
-    "Ratio",
-    "Roofline",
-    "Series",
-    "Status",
-]
-
 from dataclasses import dataclass
 from enum import Enum
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_TEXTS", "Found", "Probe", "bytes_from", "largest_batch", "probe_case"]
-
 import dataclasses
 import functools
 import logging

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["default_lengths", "parse_lengths"]
-
 import re
 
 from hdruntime.errors import InputError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["open_case", "wrong_by"]
-
 from collections.abc import Mapping
 from pathlib import Path
 

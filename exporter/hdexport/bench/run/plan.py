@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BenchOptions", "Plan", "PlannedSeries", "plan"]
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["expected_path", "inputs_path", "make_artefact", "write_expected", "write_inputs", "write_rows"]
-
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Preparation"]
-
 import dataclasses
 from functools import partial
 from pathlib import Path

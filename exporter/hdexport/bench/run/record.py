@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CaseRecord"]
-
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any

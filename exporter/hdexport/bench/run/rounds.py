@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Bench"]
-
 import dataclasses
 import datetime
 import functools

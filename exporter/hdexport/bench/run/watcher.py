@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Watcher"]
-
 from collections.abc import Sequence
 
 from hdexport.bench.results.result import CaseResult

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["measured"]
-
 import contextlib
 from collections.abc import Callable
 

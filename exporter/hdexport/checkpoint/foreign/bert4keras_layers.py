@@ -5,8 +5,6 @@ Source: the names in bert4keras 0.11.5, ``variable_mapping`` of its models.
 
 from __future__ import annotations
 
-__all__ = ["google_variables", "named_layers"]
-
 import numpy as np
 
 from hdexport.checkpoint.foreign.keras_file import KerasLayers

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["convert", "google_files"]
-
 import errno
 import functools
 import re

@@ -6,8 +6,6 @@ per step, and the lanes' checksums are joined by the linear map of "as many zero
 
 from __future__ import annotations
 
-__all__ = ["crc32c", "masked_crc32c"]
-
 import functools
 
 import numpy as np

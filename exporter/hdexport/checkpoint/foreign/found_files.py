@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FoundFiles", "find_files", "google_config", "has_google_config", "is_foreign"]
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["hugging_face_config", "model_type_of"]
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any

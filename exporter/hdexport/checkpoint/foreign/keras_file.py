@@ -6,8 +6,6 @@ write another, in which layers are called by their class and counted in the mode
 
 from __future__ import annotations
 
-__all__ = ["KerasLayers", "is_hdf5", "read_keras_file"]
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

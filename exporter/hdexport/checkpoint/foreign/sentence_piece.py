@@ -9,8 +9,6 @@ Source: ``sentencepiece_model.proto``.
 
 from __future__ import annotations
 
-__all__ = ["tokenizer_of_sentence_piece"]
-
 import struct
 from pathlib import Path
 from typing import Any

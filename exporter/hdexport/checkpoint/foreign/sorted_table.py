@@ -8,8 +8,6 @@ Source: the file ``doc/table_format.md`` of LevelDB, and TensorFlow's ``core/lib
 
 from __future__ import annotations
 
-__all__ = ["read_table"]
-
 from collections.abc import Iterator
 
 from hdexport.checkpoint.foreign.crc32c import masked_crc32c

@@ -8,8 +8,6 @@ Source: TensorFlow's ``core/protobuf/tensor_bundle.proto`` and ``core/util/tenso
 
 from __future__ import annotations
 
-__all__ = ["StoredTensor", "TensorBundle"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

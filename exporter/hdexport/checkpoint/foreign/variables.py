@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MODEL_TYPES", "Variable", "Variables", "variables_of"]
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Vocabulary", "read_vocabulary"]
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

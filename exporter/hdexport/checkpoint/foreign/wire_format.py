@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DamagedError", "fields_of", "read_varint"]
-
 _VARINT, _FIXED_64, _LENGTH_DELIMITED, _FIXED_32 = 0, 1, 2, 5
 _WIDTH_OF_FIXED = {_FIXED_64: 8, _FIXED_32: 4}
 _MOST_VARINT_BYTES = 10

@@ -1,7 +1,5 @@
 """``config.json`` of a NEZHA, with the keys and defaults of transformers 4."""
 
-__all__ = ["NezhaConfig"]
-
 # No postponed annotations in this module: `strict` checks values against them, and takes no strings.
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig

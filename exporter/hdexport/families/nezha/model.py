@@ -6,15 +6,6 @@ embeddings and the attention is the library's BERT.
 
 from __future__ import annotations
 
-__all__ = [
-    "NezhaForMaskedLM",
-    "NezhaForQuestionAnswering",
-    "NezhaForSequenceClassification",
-    "NezhaForTokenClassification",
-    "NezhaModel",
-    "NezhaSelfAttention",
-]
-
 import math
 from typing import Any
 

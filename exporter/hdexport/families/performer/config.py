@@ -1,7 +1,5 @@
 """``config.json`` of a Performer: the arguments of performer-pytorch's ``PerformerLM``, with their defaults."""
 
-__all__ = ["PerformerConfig"]
-
 # No postponed annotations in this module: `strict` checks values against them, and takes no strings.
 import math
 from typing import Any

@@ -5,8 +5,6 @@ Source: Choromanski et al., "Rethinking Attention with Performers" (2021).
 
 from __future__ import annotations
 
-__all__ = ["EPSILON", "PerformerForMaskedLM", "PerformerModel"]
-
 from typing import Any
 
 import torch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["AdaptiveEmbedding", "AdaptiveSoftmax"]
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any

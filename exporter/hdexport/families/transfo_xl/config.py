@@ -1,7 +1,5 @@
 """``config.json`` of a Transformer-XL, with the keys and defaults of transformers 4."""
 
-__all__ = ["TransfoXLConfig"]
-
 # No postponed annotations in this module: `strict` checks values against them, and takes no strings.
 from itertools import pairwise
 from typing import Any

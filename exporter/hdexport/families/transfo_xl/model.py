@@ -5,8 +5,6 @@ Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Le
 
 from __future__ import annotations
 
-__all__ = ["LAST", "STARTED", "TransfoXLLMHeadModel", "TransfoXLModel", "TransfoXLOutput", "TransfoXLScores"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

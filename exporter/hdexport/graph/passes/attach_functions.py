@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["attach_functions"]
-
 from typing import TYPE_CHECKING
 
 from hdexport.lowering.nodes import body_of, operator_nodes

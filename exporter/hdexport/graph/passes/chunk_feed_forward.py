@@ -7,8 +7,6 @@ Loops add to that, because their results are kept to the end: 12 networks alone 
 
 from __future__ import annotations
 
-__all__ = ["FeedForward", "chunk_feed_forward", "feed_forward_networks"]
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["lay_out_weights"]
-
 from typing import BinaryIO
 
 import numpy as np

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["module_names", "name_transposed_weights"]
-
 import itertools
 from typing import TYPE_CHECKING
 

@@ -8,8 +8,6 @@ takes the place of five, which a batch of 8 x 4096 tokens of BERT-base spends a 
 
 from __future__ import annotations
 
-__all__ = ["narrow_norms"]
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -9,8 +9,6 @@ For ONNX Runtime and OpenVINO only: TensorRT-RTX 1.7.1 ends with an internal err
 
 from __future__ import annotations
 
-__all__ = ["BLOCK_TOKENS", "pool_in_blocks", "pools_products"]
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 

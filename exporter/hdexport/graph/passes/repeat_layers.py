@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FIRST", "INPUTS", "LAYERS_DOMAIN", "OUTPUTS", "REPEAT", "repeat_layers"]
-
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["scans_to_loops"]
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

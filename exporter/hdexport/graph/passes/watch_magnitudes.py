@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Watched", "watch_magnitudes"]
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["widen_to_float32"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 

@@ -6,8 +6,6 @@ CPU, and reads the portable graph's weights.
 
 from __future__ import annotations
 
-__all__ = ["lower_for_onnxruntime_cpu"]
-
 from typing import TYPE_CHECKING
 
 from hdexport.attention.kinds import lowering_of

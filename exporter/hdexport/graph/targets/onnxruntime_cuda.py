@@ -30,8 +30,6 @@ head of keys that several heads of queries share is repeated.
 
 from __future__ import annotations
 
-__all__ = ["lower_for_onnxruntime_cuda"]
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 

@@ -11,8 +11,6 @@ In half precision, OpenVINO rounds whatever is a float, so what counts tokens mu
 
 from __future__ import annotations
 
-__all__ = ["lower_for_openvino", "write_openvino_graphs"]
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 

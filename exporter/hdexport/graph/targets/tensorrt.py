@@ -26,8 +26,6 @@ fourth of these masks in engines for short texts.
 
 from __future__ import annotations
 
-__all__ = ["AttentionImpl", "tensorrt_graph"]
-
 import functools
 import logging
 from enum import Enum

@@ -20,8 +20,6 @@ kernels: i and j count blocks of queries and keys, m and n count queries and key
 # Annotations of device functions are read by Triton, as types of its own.
 from __future__ import annotations
 
-__all__ = ["attend", "combine", "count_tokens", "list_blocks"]
-
 import triton
 import triton.language as tl
 

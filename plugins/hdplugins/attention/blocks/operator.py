@@ -7,8 +7,6 @@ means stands in `reference`.
 
 from __future__ import annotations
 
-__all__ = ["OPERATOR"]
-
 from hdplugins.attention.operator import Operator
 
 OPERATOR = Operator(

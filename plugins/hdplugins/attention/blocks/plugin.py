@@ -8,8 +8,6 @@ neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE", "HEADER_INTS"]
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

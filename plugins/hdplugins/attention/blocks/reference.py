@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["block_sparse_attention"]
-
 import torch
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BlockTables", "Parts", "block_tables", "longest_dense", "neighbours"]
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

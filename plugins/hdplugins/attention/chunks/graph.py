@@ -22,8 +22,6 @@ all layers of a model need the same tables, and computes them once in the parall
 
 from __future__ import annotations
 
-__all__ = ["ChunkTables", "behind_bias", "bodies", "chunk_tables"]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

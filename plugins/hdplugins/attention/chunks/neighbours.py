@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check_chunks", "neighbours", "padded_tokens"]
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

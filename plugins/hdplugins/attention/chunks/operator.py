@@ -5,8 +5,6 @@ It is the attention of Reformer's ``local`` layers. What each attribute means st
 
 from __future__ import annotations
 
-__all__ = ["OPERATOR"]
-
 from hdplugins.attention.operator import Operator
 
 OPERATOR = Operator(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["pairs", "seen_keys", "sizes_of_chunks"]
-
 from collections.abc import Mapping
 from typing import Any
 

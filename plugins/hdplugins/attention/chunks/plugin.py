@@ -6,8 +6,6 @@ has neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE", "check_circle"]
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -5,8 +5,6 @@ Source: the ``LocalSelfAttention`` of Hugging Face's Reformer, outside of traini
 
 from __future__ import annotations
 
-__all__ = ["chunk_attention"]
-
 import torch
 
 from hdplugins.attention.chunks.neighbours import check_chunks, neighbours, padded_tokens

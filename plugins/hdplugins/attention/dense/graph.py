@@ -10,8 +10,6 @@ nothing.
 
 from __future__ import annotations
 
-__all__ = ["bodies"]
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

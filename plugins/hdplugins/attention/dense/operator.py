@@ -9,8 +9,6 @@ lowering maps it. Being one node in the portable graph, it is found without matc
 
 from __future__ import annotations
 
-__all__ = ["OPERATOR"]
-
 from hdplugins.attention.operator import Operator
 
 OPERATOR = Operator(

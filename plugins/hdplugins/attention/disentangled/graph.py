@@ -11,8 +11,6 @@ around the block, and farther keys share one term per query and one term per key
 
 from __future__ import annotations
 
-__all__ = ["bodies"]
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

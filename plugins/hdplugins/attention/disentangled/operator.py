@@ -10,8 +10,6 @@ distances are those of DeBERTa-v2's code.
 
 from __future__ import annotations
 
-__all__ = ["OPERATOR"]
-
 from hdplugins.attention.operator import Operator
 
 OPERATOR = Operator(

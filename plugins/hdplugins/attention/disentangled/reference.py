@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["disentangled_attention"]
-
 import torch
 
 from hdplugins.attention.reach import check_reach

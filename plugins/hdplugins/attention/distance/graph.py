@@ -15,8 +15,6 @@ cache at any batch size.
 
 from __future__ import annotations
 
-__all__ = ["bodies"]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

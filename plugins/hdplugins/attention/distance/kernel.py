@@ -18,8 +18,6 @@ kernel: m and n count queries and keys; `tail` is explained in `running_softmax`
 # Annotations of device functions are read by Triton, as types of its own.
 from __future__ import annotations
 
-__all__ = ["attend"]
-
 import triton
 import triton.language as tl
 

@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["pairs"]
-
-from hdplugins.attention.dense.pairs import pairs
+from hdplugins.attention.dense.pairs import pairs as pairs

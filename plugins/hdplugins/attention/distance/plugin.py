@@ -6,8 +6,6 @@ neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE"]
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -5,8 +5,6 @@ Attributes are checked without PyTorch, which a machine that only runs a bundle 
 
 from __future__ import annotations
 
-__all__ = ["check_attributes", "check_projection", "draw_projection"]
-
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

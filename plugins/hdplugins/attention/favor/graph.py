@@ -8,8 +8,6 @@ maximum, then the queries read the sums. All of it is float32 whatever the type 
 
 from __future__ import annotations
 
-__all__ = ["CHUNK_TOKENS", "bodies"]
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -8,8 +8,6 @@ attribute means stands in `reference`, and how the features are drawn in `featur
 
 from __future__ import annotations
 
-__all__ = ["OPERATOR"]
-
 from hdplugins.attention.operator import Operator
 
 OPERATOR = Operator(

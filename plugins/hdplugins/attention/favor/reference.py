@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["favor_attention"]
-
 import torch
 
 from hdplugins.attention.favor.features import check_attributes, check_projection

@@ -14,8 +14,6 @@ the same.
 
 from __future__ import annotations
 
-__all__ = ["bodies"]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -12,8 +12,6 @@ It has no kernel of ours: its body is products and a softmax, which TensorRT fus
 
 from __future__ import annotations
 
-__all__ = ["OPERATOR"]
-
 from hdplugins.attention.operator import Operator
 
 OPERATOR = Operator(

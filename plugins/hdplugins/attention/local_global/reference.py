@@ -6,8 +6,6 @@ implementation in Hugging Face transformers.
 
 from __future__ import annotations
 
-__all__ = ["local_global_attention"]
-
 import torch
 
 from hdplugins.attention.local_global.sides import check_reaches, number_of_sides, whole_sides

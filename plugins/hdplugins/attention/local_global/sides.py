@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check_reaches", "number_of_sides", "whole_sides"]
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["counting_sort"]
-
 import math
 
 from onnx import TensorProto

@@ -32,8 +32,6 @@ layers of a model need the same tables, and computes them once in the parallel o
 
 from __future__ import annotations
 
-__all__ = ["bodies"]
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

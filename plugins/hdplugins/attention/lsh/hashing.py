@@ -5,8 +5,6 @@ Attributes are checked without PyTorch, which a machine that only runs a bundle 
 
 from __future__ import annotations
 
-__all__ = ["check_buckets", "check_hashes", "draw_rotations", "hash_tokens"]
-
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -20,8 +20,6 @@ as a constant. Letters in the kernels: m and n are queries and keys, as tokens o
 # Annotations of device functions are read by Triton, as types of its own.
 from __future__ import annotations
 
-__all__ = ["attend", "count", "hash_tokens", "place", "scan"]
-
 import triton
 import triton.language as tl
 

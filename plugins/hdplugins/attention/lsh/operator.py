@@ -6,8 +6,6 @@ means stands in `reference`, and what a hash is in `hashing`.
 
 from __future__ import annotations
 
-__all__ = ["OPERATOR"]
-
 from hdplugins.attention.operator import Operator
 
 OPERATOR = Operator(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FACE"]
-
 import itertools
 import math
 import operator

@@ -5,8 +5,6 @@ Source: the ``LSHSelfAttention`` of Hugging Face's Reformer, outside of training
 
 from __future__ import annotations
 
-__all__ = ["lsh_attention"]
-
 import math
 from collections.abc import Sequence
 

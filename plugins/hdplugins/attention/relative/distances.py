@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["check_distances"]
-
 
 def check_distances(*, causal: int, reach: int) -> None:
     """Refuse attributes that define nothing.

@@ -21,8 +21,6 @@ tokens  keys  segments  sequential  Hugging Face
 
 from __future__ import annotations
 
-__all__ = ["bodies"]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

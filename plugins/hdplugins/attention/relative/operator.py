@@ -5,8 +5,6 @@ It is the attention of Transformer-XL and XLNet. What each attribute means stand
 
 from __future__ import annotations
 
-__all__ = ["OPERATOR"]
-
 from hdplugins.attention.operator import Operator
 
 OPERATOR = Operator(

@@ -7,8 +7,6 @@ segments.
 
 from __future__ import annotations
 
-__all__ = ["relative_attention"]
-
 import torch
 
 from hdplugins.attention.relative.distances import check_distances

@@ -31,8 +31,6 @@ all layers of a model need the same tables and masks, and computes them once.
 
 from __future__ import annotations
 
-__all__ = ["bodies"]
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

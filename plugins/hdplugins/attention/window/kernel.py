@@ -19,8 +19,6 @@ kernels: m and n count queries and keys within a residue class; `tail` is explai
 # Annotations of device functions are read by Triton, as types of its own.
 from __future__ import annotations
 
-__all__ = ["attend", "plan_keys"]
-
 import triton
 import triton.language as tl
 

@@ -9,8 +9,6 @@ and values.
 
 from __future__ import annotations
 
-__all__ = ["OPERATOR"]
-
 from hdplugins.attention.operator import Operator
 
 OPERATOR = Operator(

@@ -8,8 +8,6 @@ neither.
 
 from __future__ import annotations
 
-__all__ = ["FACE", "PLAN_CHUNK", "SUMMARY_INTS", "WINDOW_HEAD_DIMS"]
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar

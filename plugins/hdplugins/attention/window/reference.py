@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["sliding_window_attention"]
-
 from collections.abc import Sequence
 
 import torch

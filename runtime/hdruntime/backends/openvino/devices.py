@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CPU", "OpenVinoDevice", "chosen_device", "chosen_precision", "needs_float32", "new_core"]
-
 from dataclasses import dataclass
 from typing import Any
 

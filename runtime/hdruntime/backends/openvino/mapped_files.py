@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["release_mapped_files"]
-
 import ctypes
 import mmap
 import os

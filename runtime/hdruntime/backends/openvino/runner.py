@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OpenVinoRunner", "is_unpadded"]
-
 import contextlib
 import logging
 import math

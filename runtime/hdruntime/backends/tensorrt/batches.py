@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Batches"]
-
 import math
 from collections.abc import Callable, Collection, Mapping
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Carried"]
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

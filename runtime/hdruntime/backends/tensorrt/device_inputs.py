@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DeviceInput", "copy_to_device", "device_inputs", "size_of_memory", "values_of"]
-
 import contextlib
 import math
 from collections.abc import Iterator, Mapping

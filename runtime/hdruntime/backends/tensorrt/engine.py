@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["KernelSpecialization", "LoadedEngine", "error_of", "load_engine"]
-
 import ctypes
 import logging
 import re
@@ -17,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from hdplugins.tensorrt.link import provide_library_link
-from hdplugins.tensorrt.plugins import plugins_with_kernels, take_plugin_errors
+from hdplugins.tensorrt.plugin_class import take_plugin_errors
+from hdplugins.tensorrt.plugins import plugins_with_kernels
 from hdruntime.backends.tensorrt.layout import Layout, layout_of
 from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
 from hdruntime.backends.tensorrt.shapes import Shape

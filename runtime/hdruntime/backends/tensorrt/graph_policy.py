@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GraphMode", "GraphPolicy", "same_answers"]
-
 import logging
 import threading
 from collections import OrderedDict

@@ -7,8 +7,6 @@ flavours use these graphs. TensorRT-RTX with lazy compilation replaces kernels b
 
 from __future__ import annotations
 
-__all__ = ["BatchGraph", "CaptureError"]
-
 from collections.abc import Mapping
 from typing import Any
 

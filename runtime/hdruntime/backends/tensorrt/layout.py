@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Layout", "Place", "layout_of", "padding_ranges", "rounded_up"]
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TensorRtLog", "log_of"]
-
 import functools
 import logging
 import threading

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Machine"]
-
 import logging
 import time
 from collections import OrderedDict

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Block"]
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

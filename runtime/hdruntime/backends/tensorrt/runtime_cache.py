@@ -6,8 +6,6 @@ not list it: it belongs to this machine and may be deleted at any time.
 
 from __future__ import annotations
 
-__all__ = ["RuntimeCacheFile"]
-
 import hashlib
 import logging
 import os

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Choice", "Shape", "check_limits", "choose_profile", "longest", "most_rows"]
-
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

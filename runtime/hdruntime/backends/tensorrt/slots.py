@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Pending", "Slot"]
-
 import threading
 from collections.abc import Callable
 
