@@ -123,9 +123,9 @@ def test_the_ratio_is_that_of_the_medians_and_its_range_that_of_the_rounds() -> 
 
 
 IN_THE_FILE = [
-    getattr(results, name)
-    for name in results.__all__
-    if dataclasses.is_dataclass(getattr(results, name)) and name != "Ratio"
+    each
+    for each in vars(results).values()
+    if dataclasses.is_dataclass(each) and each.__module__ == results.__name__ and each is not results.Ratio
 ]
 """The dataclasses of the schema; a ratio is computed from them."""
 
