@@ -64,7 +64,7 @@ def write_plain_export(path: Path, tokens: int) -> None:
     """The sample model, extended as `torch_model` does it, exported as PyTorch's documentation shows."""
     from hdexport.bench.peers.onnx_plain import export_plainly
     from hdexport.model.graph_module import GraphModule, graph_inputs
-    from hdexport.model.task import Task
+    from hdruntime.bundle.task_formats import Task
 
     module = GraphModule(
         torch_model(tokens),
@@ -78,9 +78,10 @@ def write_plain_export(path: Path, tokens: int) -> None:
 def torch_model(tokens: int) -> Any:
     """The sample model with positions for so many tokens."""
     from hdexport.checkpoint import default_model, find_checkpoint
-    from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+    from hdexport.model.positions import DEFAULT_ALPHA
     from hdexport.model.surgery import extend_positions
-    from hdexport.model.task import Task
+    from hdruntime.bundle.manifest import Scheme
+    from hdruntime.bundle.task_formats import Task
 
     checkpoint = find_checkpoint(default_model()[0])
     model = checkpoint.load(Task.FEATURE_EXTRACTION)

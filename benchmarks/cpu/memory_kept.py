@@ -125,7 +125,7 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     from hdexport.attention.kinds import attention_from_spec
-    from hdexport.bench.measure.case import Subject
+    from hdexport.bench.measure.case import MeasuredModel
     from hdexport.bench.peers import PEERS
     from hdexport.checkpoint import default_model
 
@@ -139,7 +139,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
         about = {"calls": options.calls, "tokens": options.tokens}
         return {"cases": _random_cases(), "targets": flat_targets(), **about}
     build_bundle(options.models, source=source, max_len=options.tokens, openvino=True)
-    subject = Subject(bundle=options.models / BUNDLE, checkpoint=str(source))
+    subject = MeasuredModel(bundle=options.models / BUNDLE, checkpoint=str(source))
     PEERS["openvino"].prepare(subject, options.models, device="cpu")
     write_plain_export(options.models / "plain.onnx", options.tokens)
     return {"cases": _KEEPERS, "targets": targets(), "tokens": options.tokens}

@@ -144,7 +144,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
-    from hdexport.bench.measure.case import Subject
+    from hdexport.bench.measure.case import MeasuredModel
     from hdexport.bench.peers import PEERS
     from hdexport.checkpoint import default_model
 
@@ -157,7 +157,7 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
     for precision in ("float32", "bfloat16"):
         more = int8 if precision == "float32" else {}
         build_bundle(folder, source=source, name=precision, max_len=longest, precision=precision, openvino=True, **more)
-    subject = Subject(bundle=folder / "float32", checkpoint=str(source))
+    subject = MeasuredModel(bundle=folder / "float32", checkpoint=str(source))
     for peer in OPENVINO:
         if peer in models:
             PEERS[peer].prepare(subject, folder, device="cpu")

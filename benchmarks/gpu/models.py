@@ -147,7 +147,7 @@ def _windowed(model: str, sizes: Sizes) -> Any:
     from hdexport.attention.window.kind import WindowKind, WindowRequest
     from hdexport.attention.window.record import Window
     from hdexport.families import family_of
-    from hdexport.model.task import Task
+    from hdruntime.bundle.task_formats import Task
 
     module = _as_published(model, sizes, attention="sdpa")
     family = family_of(module.config.model_type)

@@ -205,8 +205,8 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: 
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.checkpoint.extension import read_extension
-    from hdexport.model.positions import Scheme
     from hdexport.quantize.options import Int8Options
+    from hdruntime.bundle.manifest import Scheme
 
     # One bundle has all precisions.
     built = {name: value for name, value in asdict(variant).items() if name not in ("reading", "precision")}

@@ -93,7 +93,7 @@ _PRECISIONS = {"FP32": "float32", "BF16": "bfloat16", "FP16": "float16", "INT8":
 """OpenVINO's words for a device's types -> ours."""
 
 
-class Status(str, Enum):
+class FindingStatus(str, Enum):
     """The finding: ``INFO`` is a fact, ``MISSING`` a limit of this machine, ``BROKEN`` a fault."""
 
     OK = "ok"
@@ -114,7 +114,7 @@ class Finding:
     """
 
     part: str
-    status: Status
+    status: FindingStatus
     detail: str
     fix: str | None = None
 
@@ -125,15 +125,15 @@ def diagnose() -> tuple[Finding, ...]:
     loading = {name: _start_loading(code, name) for name, code in codes.items() if is_installed(name)}
     found = gpus()
     findings = [
-        Finding("Python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
-        Finding("hdexport", Status.OK, __version__),
-        Finding("system", Status.INFO, platform.platform()),
-        Finding("processor", Status.INFO, f"{platform.machine()}, {os.cpu_count()} CPUs"),
-        Finding("CPU threads", Status.INFO, chosen_threads()[1]),
-        Finding("memory", Status.INFO, _memory()),
+        Finding("Python", FindingStatus.OK, f"{platform.python_version()} ({sys.executable})"),
+        Finding("hdexport", FindingStatus.OK, __version__),
+        Finding("system", FindingStatus.INFO, platform.platform()),
+        Finding("processor", FindingStatus.INFO, f"{platform.machine()}, {os.cpu_count()} CPUs"),
+        Finding("CPU threads", FindingStatus.INFO, chosen_threads()[1]),
+        Finding("memory", FindingStatus.INFO, _memory()),
         _driver(),
         _gpu(found),
-        *(_package(name, _NEEDED, f"pip install {name}", Status.BROKEN) for name in _RUNTIME_PACKAGES),
+        *(_package(name, _NEEDED, f"pip install {name}", FindingStatus.BROKEN) for name in _RUNTIME_PACKAGES),
         *(_package(name, _TO_BUILD, "pip install 'hdexport[export]'") for name in _EXPORT_PACKAGES),
         *(_package(name, purpose, fix) for name, (purpose, fix) in _OPTIONAL_PACKAGES.items()),
     ]
@@ -186,54 +186,54 @@ def _memory() -> str:
 def _driver() -> Finding:
     version = driver_version()
     if version is None:
-        return Finding("NVIDIA driver", Status.MISSING, "none: bundles run on the CPU here")
-    return Finding("NVIDIA driver", Status.OK, version)
+        return Finding("NVIDIA driver", FindingStatus.MISSING, "none: bundles run on the CPU here")
+    return Finding("NVIDIA driver", FindingStatus.OK, version)
 
 
 def _gpu(found: tuple[Gpu, ...]) -> Finding:
     if not found:
         listed = listed_gpus()
         fix = _SHOW_GPU if listed else None
-        return Finding("GPU", Status.MISSING, why_no_gpu(listed), fix)
+        return Finding("GPU", FindingStatus.MISSING, why_no_gpu(listed), fix)
     names = [f"{gpu.name}, {gpu.architecture}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in found]
-    return Finding("GPU", Status.OK, "; ".join(names))
+    return Finding("GPU", FindingStatus.OK, "; ".join(names))
 
 
-def _package(name: str, missing: str, fix: str, status: Status = Status.MISSING) -> Finding:
+def _package(name: str, missing: str, fix: str, status: FindingStatus = FindingStatus.MISSING) -> Finding:
     version = _version(name)
-    return Finding(name, status, missing, fix) if version is None else Finding(name, Status.OK, version)
+    return Finding(name, status, missing, fix) if version is None else Finding(name, FindingStatus.OK, version)
 
 
 def _onnxruntime(loaded: _Loaded | None, *, has_gpu: bool) -> Finding:
     part = "ONNX Runtime"
     if loaded is None:
-        return Finding(part, Status.BROKEN, _NEEDED, "pip install onnxruntime")
+        return Finding(part, FindingStatus.BROKEN, _NEEDED, "pip install onnxruntime")
     if loaded.error is not None:
-        return Finding(part, Status.BROKEN, loaded.error, "pip install --force-reinstall onnxruntime")
+        return Finding(part, FindingStatus.BROKEN, loaded.error, "pip install --force-reinstall onnxruntime")
     detail = f"{loaded.version}: {', '.join(loaded.providers)}"
     on_gpu = CUDA_PROVIDER in loaded.providers
     if not on_gpu and _version("onnxruntime") and _version("onnxruntime-gpu"):
         return Finding(
             part,
-            Status.BROKEN,
+            FindingStatus.BROKEN,
             f"{detail}; onnxruntime and onnxruntime-gpu share their files, and the CPU's overwrote the GPU's",
             INSTALL_ONNXRUNTIME_CUDA,
         )
     if has_gpu and not on_gpu:
         reason = f"{detail}; the backend {Backend.ONNXRUNTIME_CUDA.value} cannot use the GPU"
-        return Finding(part, Status.MISSING, reason, INSTALL_ONNXRUNTIME_CUDA)
+        return Finding(part, FindingStatus.MISSING, reason, INSTALL_ONNXRUNTIME_CUDA)
     if loaded.opens_cuda is False:
         reason = f"{detail}; no session opens on the GPU: libraries of CUDA or cuDNN are missing or of another version"
-        return Finding(part, Status.BROKEN, reason, INSTALL_ONNXRUNTIME_CUDA)
-    return Finding(part, Status.OK, detail)
+        return Finding(part, FindingStatus.BROKEN, reason, INSTALL_ONNXRUNTIME_CUDA)
+    return Finding(part, FindingStatus.OK, detail)
 
 
 def _openvino(loaded: _Loaded | None) -> Finding:
     part, fix = "OpenVINO", "pip install 'hdexport[openvino]'"
     if loaded is None:
-        return Finding(part, Status.MISSING, "not installed: on the CPU, auto takes onnxruntime", fix)
+        return Finding(part, FindingStatus.MISSING, "not installed: on the CPU, auto takes onnxruntime", fix)
     if loaded.error is not None:
-        return Finding(part, Status.BROKEN, loaded.error, f"pip install --force-reinstall openvino; {fix}")
+        return Finding(part, FindingStatus.BROKEN, loaded.error, f"pip install --force-reinstall openvino; {fix}")
     devices = [
         f"{name} ({model}: {', '.join(words for key, words in _PRECISIONS.items() if key in has)})"
         for name, model, has in loaded.devices
@@ -241,7 +241,7 @@ def _openvino(loaded: _Loaded | None) -> Finding:
     faster = "windows and, outside of float32, for dense attention, blocks and chunks, of bundles with its graph"
     but_for = "" if has_int8() else "; not for int8, without VNNI"
     taken = f"openvino for {faster}{but_for}" if loaded.prefers_openvino else "onnxruntime"
-    return Finding(part, Status.OK, f"{loaded.version}: {'; '.join(devices)}; on the CPU, auto takes {taken}")
+    return Finding(part, FindingStatus.OK, f"{loaded.version}: {'; '.join(devices)}; on the CPU, auto takes {taken}")
 
 
 def _flavour(name: str, loaded: _Loaded | None, gpu: Gpu | None) -> Finding:
@@ -251,21 +251,21 @@ def _flavour(name: str, loaded: _Loaded | None, gpu: Gpu | None) -> Finding:
         limit = f"it supports no GPU of {gpu.architecture}"
     if loaded is None:
         if limit:
-            return Finding(part, Status.INFO, f"not installed; {limit}")
+            return Finding(part, FindingStatus.INFO, f"not installed; {limit}")
         if name == "tensorrt" and gpu is None:
-            return Finding(part, Status.INFO, "not installed; it needs a GPU")
+            return Finding(part, FindingStatus.INFO, "not installed; it needs a GPU")
         # Only bundles with version-compatible engines need it.
-        status = Status.INFO if name == "tensorrt_lean" else Status.MISSING
+        status = FindingStatus.INFO if name == "tensorrt_lean" else FindingStatus.MISSING
         return Finding(part, status, "not installed", fix)
     if loaded.error is not None:
-        return Finding(part, Status.BROKEN, loaded.error, fix)
+        return Finding(part, FindingStatus.BROKEN, loaded.error, fix)
     if name != "tensorrt_lean" and _version("polygraphy") is None:
-        return Finding(part, Status.MISSING, f"{loaded.version}; building engines needs polygraphy", fix)
+        return Finding(part, FindingStatus.MISSING, f"{loaded.version}; building engines needs polygraphy", fix)
     if limit:
-        return Finding(part, Status.INFO, f"{loaded.version}; {limit}")
+        return Finding(part, FindingStatus.INFO, f"{loaded.version}; {limit}")
     if gpu is not None or name != "tensorrt_rtx":
-        return Finding(part, Status.OK, loaded.version)
-    return Finding(part, Status.OK, f"{loaded.version}: builds engines here, running them needs a GPU")
+        return Finding(part, FindingStatus.OK, loaded.version)
+    return Finding(part, FindingStatus.OK, f"{loaded.version}: builds engines here, running them needs a GPU")
 
 
 def _version(distribution: str) -> str | None:

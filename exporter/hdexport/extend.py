@@ -16,9 +16,9 @@ from hdexport.checkpoint.all_files import CHECKPOINT_DIRECTORY
 from hdexport.checkpoint.extended_files import check_extendable, extension_of, write_extended
 from hdexport.checkpoint.position_choice import configuration_remark, configured_alpha
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
-from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme, check_options
+from hdexport.model.positions import DEFAULT_ALPHA, check_options
 from hdexport.support.progress import Progress
-from hdruntime.bundle.manifest import Positions
+from hdruntime.bundle.manifest import PositionForm, Positions, Scheme
 from hdruntime.bundle.staging import staged_directory
 
 
@@ -71,17 +71,17 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
     alpha = _alpha(checkpoint, options, progress)
     check_options(scheme=options.scheme, alpha=alpha, max_len=options.max_len, base=base)
     positions = Positions(
-        scheme=options.scheme.value,
+        scheme=options.scheme,
         alpha=alpha if options.scheme is Scheme.HIERARCHICAL else None,
         base=base,
         rows=options.max_len,
         first_row=checkpoint.config[checkpoint.family.positions_key] - base,
-        form=Form.FOLDED.value,
+        form=PositionForm.FOLDED,
     )
     files = checkpoint.weight_files()
     extension = extension_of(checkpoint, positions)
     with staged_directory(options.output, CHECKPOINT_DIRECTORY, force=options.force) as directory:
-        progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
+        progress.step(f"Extending positions to {options.max_len} ({options.scheme})")
         write_extended(checkpoint, files, positions, extension, directory)
     return positions
 

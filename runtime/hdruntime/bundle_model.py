@@ -22,7 +22,7 @@ from hdruntime.inference.inputs import inputs_of_texts
 from hdruntime.replacements import REPLACEMENTS
 from hdruntime.session import load
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.task import Task, Text
+from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.checks import checked_texts
 from hdruntime.text.prompts import prompts_of
@@ -53,7 +53,7 @@ def also_named(**names: str) -> Callable[[Method], Method]:
     return decorate
 
 
-class Device(str):
+class TorchDevice(str):
     """The name of a device as PyTorch spells and takes it: ``cpu``, ``cuda:0``; it equals that string."""
 
     @property
@@ -117,7 +117,7 @@ class BundleModel:
             load, backend=backend, threads=threads, precision=precision, device=device, gpu=gpu
         )
         self._session = self._load(bundle)
-        asked = Device(device or "").index
+        asked = TorchDevice(device or "").index
         self._gpu_number = (gpu or GpuOptions()).device if asked is None else asked
         self._tokenizer = self._session.tokenizer
         # As sentence-transformers reads a classifier that it has not saved.
@@ -165,13 +165,13 @@ class BundleModel:
             raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
     @property
-    def device(self) -> Device:
+    def device(self) -> TorchDevice:
         """Where the bundle runs: ``cpu`` or ``cuda:0``, a string with PyTorch's ``type`` and ``index``.
 
         Results are in the CPU's memory all the same, and so are those of OpenVINO on its other devices, which are
         ``cpu`` here.
         """
-        return Device("cpu" if self._session.backend in CPU_BACKENDS else f"cuda:{self._gpu_number}")
+        return TorchDevice("cpu" if self._session.backend in CPU_BACKENDS else f"cuda:{self._gpu_number}")
 
     def to(self, device: object = None, dtype: object = None, non_blocking: bool = False) -> Self:
         """The encoder itself, where it is on that device already.
@@ -298,7 +298,7 @@ class BundleModel:
 
     def _answers(
         self,
-        task: Task,
+        task: TextTask,
         texts: Sequence[Text],
         reading: Reading,
         *,
@@ -359,7 +359,7 @@ class BundleModel:
     def _check_device(self, device: object) -> None:
         """Refuse another device than the bundle's; None is any, and a number that of a GPU."""
         here = self.device
-        asked = Device(f"cuda:{device}" if isinstance(device, int) else device)
+        asked = TorchDevice(f"cuda:{device}" if isinstance(device, int) else device)
         if device is None or (asked.type == here.type and asked.index in (None, here.index or 0)):
             return
         there = "cpu" if asked.type == "cpu" else asked if asked.type == "cuda" else None

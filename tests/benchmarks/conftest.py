@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cpu import targets
-from hdexport.bench.measure.processes import Outcome, run_process
+from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
 
 
@@ -28,7 +28,7 @@ def rehearse(
     """
 
     def run(script: ModuleType, options: str) -> Any:
-        def run_here(arguments: list[str], **limits: Any) -> Outcome:
+        def run_here(arguments: list[str], **limits: Any) -> ProcessOutcome:
             if arguments[:2] != ["-m", script.__name__]:
                 return run_process(arguments, **limits)
             printed = io.StringIO()
@@ -36,7 +36,7 @@ def rehearse(
                 child.setattr(sys, "argv", arguments[1:])
                 assert script.main() == 0
             found = json.loads(printed.getvalue().splitlines()[-1])
-            return Outcome(status=Status.OK, output=found)
+            return ProcessOutcome(status=Status.OK, output=found)
 
         results = tmp_path / "results.jsonl"
         command = [script.__name__, *options.split(), "--rounds", "1", "--output", str(results)]
@@ -61,7 +61,7 @@ def rehearse(
 def tiny_sentence_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A BERT that sentence-transformers reads too, in the place of the sample model."""
     import hdexport.checkpoint
-    from hdexport.model.task import Task
+    from hdruntime.bundle.task_formats import Task
     from support.tiny_models import save_sentence_modules, save_tiny_model
 
     directory = tmp_path / "tiny"

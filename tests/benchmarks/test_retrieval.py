@@ -15,7 +15,7 @@ import pytest
 from benchmarks.quality import corpora, retrieval, tables
 from benchmarks.quality.results import Line, read_lines
 from hdexport.extend import ExtendOptions, extend
-from hdexport.model.positions import Scheme
+from hdruntime.bundle.manifest import Scheme
 from support.needs import needs_openvino
 
 ROOT = Path(retrieval.__file__).parents[2]

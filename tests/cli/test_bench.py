@@ -20,7 +20,7 @@ import onnx_ir as ir
 import psutil
 import pytest
 
-from hdexport.bench.measure.processes import Outcome
+from hdexport.bench.measure.processes import ProcessOutcome
 from hdexport.bench.results.result import BenchResult, Ceilings, Status
 from hdexport.bench.run import prepared, rounds
 from hdexport.bench.run.prepared import Preparation
@@ -82,8 +82,8 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     def draw(folder: Path, result: BenchResult) -> None:
         (folder / "latency.png").write_bytes(b"\x89PNG")
 
-    def run_here(call: Callable[[], object], *, time_limit_s: float) -> tuple[Outcome, object]:
-        return Outcome(status=Status.OK), call()
+    def run_here(call: Callable[[], object], *, time_limit_s: float) -> tuple[ProcessOutcome, object]:
+        return ProcessOutcome(status=Status.OK), call()
 
     patch.setattr(prepared, "run_function", run_here)
     patch.setattr(rounds, "_LEAST_SECONDS", 0.1)

@@ -130,18 +130,18 @@ def test_two_onnx_runtimes_over_each_other_are_broken(tmp_path: Path) -> None:
 
 def test_a_gpu_that_onnx_runtime_does_not_use_comes_with_the_command() -> None:
     """What the doctor asks of ONNX Runtime is real; the GPU is not."""
-    from hdexport.doctor import Status, _Loaded, _onnxruntime
+    from hdexport.doctor import FindingStatus, _Loaded, _onnxruntime
     from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
     found = _onnxruntime(_Loaded(version="1.31.1", providers=("CPUExecutionProvider",)), has_gpu=True)
-    assert (found.status, found.fix) == (Status.MISSING, INSTALL_ONNXRUNTIME_CUDA)
+    assert (found.status, found.fix) == (FindingStatus.MISSING, INSTALL_ONNXRUNTIME_CUDA)
     assert "the backend onnxruntime_cuda cannot use the GPU" in found.detail
     providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
     broken = _onnxruntime(_Loaded(version="1.31.1", providers=providers, opens_cuda=False), has_gpu=True)
-    assert (broken.status, broken.fix) == (Status.BROKEN, INSTALL_ONNXRUNTIME_CUDA)
+    assert (broken.status, broken.fix) == (FindingStatus.BROKEN, INSTALL_ONNXRUNTIME_CUDA)
     assert "no session opens on the GPU: libraries of CUDA or cuDNN are missing" in broken.detail
     with_cuda = _Loaded(version="1.31.1", providers=providers, opens_cuda=True)
-    assert _onnxruntime(with_cuda, has_gpu=True).status is Status.OK
+    assert _onnxruntime(with_cuda, has_gpu=True).status is FindingStatus.OK
 
 
 def test_the_graph_that_the_doctor_runs_doubles_a_number() -> None:

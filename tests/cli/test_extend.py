@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
 import hdruntime
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 from support.comparators import assert_close
 from support.full_disks import on_full_disks
 from support.tiny_models import BASE, change_json, save_tiny_model

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 from support.made_once import made_once
 from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
 

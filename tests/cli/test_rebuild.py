@@ -12,10 +12,10 @@ import pytest
 
 from hdexport.engines.build import EngineOptions
 from hdexport.graph.targets.tensorrt import AttentionImpl
-from hdexport.model.task import Task
 from hdexport.rebuild import previous_engines
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.jobs.identity import identity_of_bundle
 from support.tiny_models import save_tiny_model
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.cli.build import own_length
-from hdexport.model.task import Task
 from hdruntime.bundle.manifest import Backend, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.made_once import made_once
 from support.needs import needs_rtx
@@ -184,7 +184,7 @@ def test_code_of_a_checkpoint_runs_where_it_is_trusted_and_not_otherwise(hdexpor
     assert "from text, as in sentence-transformers' SentenceTransformer" in verified.stdout
     assert "checks passed" in verified.stdout
     with pytest.raises(ModelError, match="--trust-remote-code"):
-        checkpoint_folder(Subject(bundle=tmp_path / "bundle", checkpoint=str(checkpoint)), tmp_path)
+        checkpoint_folder(MeasuredModel(bundle=tmp_path / "bundle", checkpoint=str(checkpoint)), tmp_path)
     longer = tmp_path / "longer"
     assert hdexport("extend", checkpoint, "--max-len", 100, "-o", longer).returncode == 0
     again = hdexport("build", longer, "-o", tmp_path / "again", "--no-verify", "--trust-remote-code")

@@ -28,7 +28,7 @@ from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.window_inference import LocalPool
-from hdruntime.jobs.windows import Window, WindowOptions, WindowResult, cut_windows
+from hdruntime.jobs.windows import RowWindow, WindowOptions, WindowResult, cut_windows
 from hdruntime.ray import BundleMapper, RayPool
 from hdruntime.ray import pool as pool_module
 from hdruntime.ray.worker import WindowWorker
@@ -106,17 +106,19 @@ def job_of(
     return plan_job(hdruntime.open_bundle(bundle_path), [rows], folder / output, options=options)
 
 
-def windows_of(texts: list[str], *, characters: int = 400) -> list[Window]:
+def windows_of(texts: list[str], *, characters: int = 400) -> list[RowWindow]:
     rows = (row_from_values({"text": text}, Columns(), end=Position(row=n)) for n, text in enumerate(texts, start=1))
     return list(cut_windows(rows, characters=characters))
 
 
-def results_in_one_process(bundle_path: Path, job: Job, windows: list[Window]) -> list[tuple[Window, WindowResult]]:
+def results_in_one_process(
+    bundle_path: Path, job: Job, windows: list[RowWindow]
+) -> list[tuple[RowWindow, WindowResult]]:
     with hdruntime.load(bundle_path, threads=1) as session:
         return list(LocalPool(session, job.task, options=job.options).map(iter(windows)))
 
 
-def comparable(pairs: list[tuple[Window, WindowResult]]) -> list[tuple[object, ...]]:
+def comparable(pairs: list[tuple[RowWindow, WindowResult]]) -> list[tuple[object, ...]]:
     """Rows, counts and results in order, vectors as their bits."""
 
     def bits(row: dict[str, Any]) -> dict[str, object]:
@@ -154,7 +156,7 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_whatever_becomes_of_t
     assert len(windows) > 20
     drawn, killed = 0, []
 
-    def killing() -> Iterator[Window]:
+    def killing() -> Iterator[RowWindow]:
         nonlocal drawn
         for number, window in enumerate(windows):
             drawn += 1
@@ -188,7 +190,7 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_whatever_becomes_of_t
         assert comparable(wrong) != comparable(expected)
 
 
-def on_a_worker(bundle_path: Path, job: Job, windows: list[Window]) -> list[tuple[Window, WindowResult]]:
+def on_a_worker(bundle_path: Path, job: Job, windows: list[RowWindow]) -> list[tuple[RowWindow, WindowResult]]:
     """What a worker makes of windows: in a task, whose process the next one reuses; each actor starts a new one."""
     import ray
 

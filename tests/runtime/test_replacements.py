@@ -19,7 +19,7 @@ import torch
 import hdruntime
 from hdruntime import CrossEncoder, MultiVectorEncoder, SentenceEncoder, SparseEncoder, bundle_model
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle_model import BundleModel, Device
+from hdruntime.bundle_model import BundleModel, TorchDevice
 from hdruntime.errors import HdexportError, InputError, MissingAttributeError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.replacements import REPLACEMENTS
@@ -282,7 +282,7 @@ def test_the_number_of_the_gpu_is_that_of_the_options(
 
 def test_a_device_is_a_string_as_pytorch_spells_it() -> None:
     for name in ("cpu", "cuda", "cuda:3"):
-        ours, theirs = Device(name), torch.device(name)
+        ours, theirs = TorchDevice(name), torch.device(name)
         assert (ours, ours.type, ours.index) == (str(theirs), theirs.type, theirs.index)
 
 

@@ -24,7 +24,7 @@ from hdruntime.jobs import JobOptions, plan_job, run_job
 from hdruntime.jobs.progress import JobProgress, RowCounts
 from hdruntime.jobs.rows import Row
 from hdruntime.jobs.window_inference import LocalPool
-from hdruntime.jobs.windows import Window, WindowResult
+from hdruntime.jobs.windows import RowWindow, WindowResult
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")
@@ -56,7 +56,7 @@ class WordPool:
 
     window_characters = 2**17
 
-    def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
+    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
         for window in windows:
             results = [_result(row) for row in window.rows]
             errors = [result for result in results if result["error"] is not None]

@@ -43,7 +43,7 @@ class TracedModel:
         memories = tuple(spec for spec in self._module.inputs if spec.role is Role.MEMORY)
         self.manifest = SimpleNamespace(
             model_type=self._module.model.config.model_type,
-            task=self._module.task.value,
+            task=self._module.task,
             inputs=self._module.inputs,
             outputs=[SimpleNamespace(name=name, shape=axes) for name, axes in self._module.outputs.items()],
             memories=memories,

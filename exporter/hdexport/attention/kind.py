@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from hdexport.lowering.lowering import Lowering
 from hdexport.model.family import Family
 from hdexport.model.memories import Memories
-from hdexport.model.task import Task
 from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.constants import OPENVINO_LOWERING
 from hdruntime.errors import ModelError
 

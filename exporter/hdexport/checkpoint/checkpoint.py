@@ -25,9 +25,10 @@ from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of, generator_model_types
 from hdexport.model.positions import LONGEST
-from hdexport.model.task import ENCODER_TASKS, TASKS, Task, infer_task, model_task, unread_head
+from hdexport.model.task import ENCODER_TASKS, TASKS, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
 from hdruntime.bundle.hub import HubName, hub_name
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -311,11 +312,11 @@ class Checkpoint:
             return
         if model_task(task) in ENCODER_TASKS and Task.FILL_MASK in tasks:
             raise ModelError(
-                f"The task {task.value} of a {self.config['model_type']} has no model in transformers; there are "
+                f"The task {task} of a {self.config['model_type']} has no model in transformers; there are "
                 f"{', '.join(known.value for known in tasks)}.\nBuild one of these: --task {tasks[0].value}"
             )
         raise ModelError(
-            f"The task {task.value} of a {self.config['model_type']} {self.family.why_not_other_tasks}.\n"
+            f"The task {task} of a {self.config['model_type']} {self.family.why_not_other_tasks}.\n"
             f"Build its encoder alone: --task {tasks[0].value}"
         )
 

@@ -20,8 +20,9 @@ from hdexport.checkpoint.extension import EXTENSION_KEY
 from hdexport.checkpoint.splade_pooling import MODULES_OF_MODELS, SPLADE_KEYS
 from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, code_of_tokenizer
 from hdexport.model.model_classes import model_class
-from hdexport.model.task import Task, model_task
+from hdexport.model.task import model_task
 from hdexport.support.json_files import read_json, read_object, several, shown
+from hdruntime.bundle.task_formats import Task
 
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint

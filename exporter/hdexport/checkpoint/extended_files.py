@@ -19,7 +19,7 @@ from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.extension import EXTENSION_KEY, Extension, read_extension
 from hdexport.checkpoint.sentence_modules import module_folders
 from hdexport.checkpoint.weight_files import read_weights
-from hdexport.model.positions import DEFAULT_ALPHA, Scheme, extend_table
+from hdexport.model.positions import DEFAULT_ALPHA, extend_table
 from hdruntime.bundle.manifest import Positions
 from hdruntime.errors import ModelError, OutputExistsError
 
@@ -178,7 +178,7 @@ def _extended(table: torch.Tensor, positions: Positions) -> torch.Tensor:
     extended = extend_table(
         rows,
         positions.rows,
-        scheme=Scheme(positions.scheme),
+        scheme=positions.scheme,
         alpha=DEFAULT_ALPHA if positions.alpha is None else positions.alpha,
         first_row=positions.first_row,
     )

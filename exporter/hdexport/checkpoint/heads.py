@@ -20,13 +20,13 @@ from hdexport.checkpoint.sentence_modules import (
     scored_labels,
     token_modules,
 )
-from hdexport.checkpoint.sentence_pooling import POOLED_MASK, SENTENCE, Features, Pooling
+from hdexport.checkpoint.sentence_pooling import POOLED_MASK, SENTENCE, Features, PoolingModule
 from hdexport.checkpoint.splade_pooling import splade_pooling
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import read_weights, weight_files
 from hdexport.model.head import Head
-from hdexport.model.task import Task
 from hdexport.support.json_files import read_object, shown
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 
@@ -169,7 +169,7 @@ def _chain(
 ) -> ModuleChain:
     loaded = [_loaded(path, module, trust, reads=SENTENCE) for module in modules]
     # A module that mixes tokens, as a convolution does, sees none after a text's last.
-    first = [] if isinstance(loaded[0], Pooling) else [_WithoutPadding()]
+    first = [] if isinstance(loaded[0], PoolingModule) else [_WithoutPadding()]
     return _tried(path, ModuleChain([*first, *loaded], gives), width)
 
 
@@ -184,7 +184,7 @@ def _loaded(path: Path, module: SentenceModule, trust: Trust, *, reads: str) -> 
     """
     file = path / module.folder / "config.json"
     if module.kind == "Pooling":
-        return Pooling(pooling_settings(path).modes)
+        return PoolingModule(pooling_settings(path).modes)
     if module.kind == "Normalize":
         return _Normalize(*reads_and_writes(file, default=reads))
     _check_code(path, module, trust)

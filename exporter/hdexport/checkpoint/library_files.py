@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from hdexport.checkpoint.all_files import rewrite_json
 from hdexport.checkpoint.sentence_modules import logit_score, module_folders, scored_labels, sentence_modules
-from hdexport.model.task import Task
 from hdexport.support.json_files import read_json, read_object
 from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.task_formats import Task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,7 +104,7 @@ def _name_as_before(file: Path) -> None:
 
 
 def _fits_sentence_transformers(checkpoint: Checkpoint, manifest: Manifest) -> bool:
-    path, task = checkpoint.path, Task(manifest.task)
+    path, task = checkpoint.path, manifest.task
     if not {spec.role for spec in manifest.inputs} <= _LIBRARY_INPUTS:
         return False
     if task is Task.TEXT_CLASSIFICATION:

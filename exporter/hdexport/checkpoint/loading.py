@@ -13,9 +13,9 @@ from hdexport.checkpoint.weight_files import read_weights, stored_weights
 from hdexport.checkpoint.weight_names import as_loaded, unwrapping
 from hdexport.families import Family
 from hdexport.model.model_classes import model_from_config
-from hdexport.model.task import Task
 from hdexport.support.json_files import several, shown
 from hdexport.support.memory import says_out_of_memory
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def load_model(
     _check_missing(checkpoint, task, found["missing_keys"] - brought)
     _check_finite(path, model)
     if unused := agreement.unused():
-        report(f"Not needed for {task.value}, and left out: {unused}.")
+        report(f"Not needed for {task}, and left out: {unused}.")
     return model
 
 
@@ -180,7 +180,7 @@ def _check_missing(checkpoint: Checkpoint, task: Task, keys: set[str]) -> None:
         else:
             remedy = f"Choose the task it was made for (--task {own.value}), or fine-tune it first."
         raise ModelError(
-            f"{checkpoint.path} has no weights for {several(missing)}, which the task {task.value} needs.\n{remedy}"
+            f"{checkpoint.path} has no weights for {several(missing)}, which the task {task} needs.\n{remedy}"
         )
 
 

@@ -10,9 +10,10 @@ from hdexport.attention.kinds import kind_named
 from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.config import HIERARCHICAL_KEY, hierarchical_alpha
 from hdexport.checkpoint.extension import Extension, read_extension
-from hdexport.model.positions import DEFAULT_ALPHA, Scheme, check_options
-from hdexport.model.task import TASKS, Task
-from hdruntime.bundle.manifest import AttentionScale
+from hdexport.model.positions import DEFAULT_ALPHA, check_options
+from hdexport.model.task import TASKS
+from hdruntime.bundle.manifest import AttentionScale, Scheme
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 
 _EMBEDDING_ALPHA = 0.05
@@ -48,7 +49,7 @@ class PositionChoice:
     def describe(self) -> str:
         """The choice in a few words: "hierarchical, alpha 0.05, queries scaled by log n"."""
         alpha = f", alpha {self.alpha:g}" if self.scheme is Scheme.HIERARCHICAL else ""
-        return f"{self.scheme.value}{alpha}{', queries scaled by log n' if self.attention_scale == 'logn' else ''}"
+        return f"{self.scheme}{alpha}{', queries scaled by log n' if self.attention_scale == 'logn' else ''}"
 
 
 def choose_positions(
@@ -131,7 +132,7 @@ def configuration_remark(configured: float, *, scheme: Scheme, alpha: float | No
     """
     said = f"{HIERARCHICAL_KEY} of the configuration (alpha {configured:g})"
     if scheme is not Scheme.HIERARCHICAL:
-        return f"Positions: --positions {scheme.value} overrules {said}."
+        return f"Positions: --positions {scheme} overrules {said}."
     if alpha is not None and alpha != configured:
         return f"Positions: --alpha {alpha:g} overrules {said}."
     return f"Positions: hierarchical, as {said} says."
@@ -174,7 +175,7 @@ def _beyond(
         return PositionChoice(reason="as the options say")
     if TASKS[task].vectors is None:
         return PositionChoice(
-            reason=f"a {task.value} model is mostly fine-tuned on long texts",
+            reason=f"a {task} model is mostly fine-tuned on long texts",
             force=f"{as_it_is}, for one that is not",
         )
     return PositionChoice(

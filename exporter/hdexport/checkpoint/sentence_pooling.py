@@ -18,7 +18,7 @@ POOLED_MASK = "pooled_mask"
 """The feature, [batch, tokens], int64, that is 1 for tokens that are pooled."""
 
 
-class Pooling(torch.nn.Module):
+class PoolingModule(torch.nn.Module):
     """Pools the tokens of each row to one vector.
 
     The library's own module leaves out a prompt of the same length in all rows, and sums a row's tokens with its

@@ -19,10 +19,10 @@ from hdexport.checkpoint.sentence_modules import (
     token_modules,
 )
 from hdexport.model.positions import LONGEST
-from hdexport.model.task import Task
 from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.pair_template import PairTemplate
 from hdruntime.bundle.sentence_settings import SentenceSettings, Similarity
+from hdruntime.bundle.task_formats import Task
 from hdruntime.bundle.value_types import Size
 from hdruntime.errors import ModelError
 

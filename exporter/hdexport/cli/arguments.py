@@ -9,7 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from hdexport.support.published import published_argument
 from hdruntime.backends.precision import Precision
@@ -113,7 +113,7 @@ def add_position_arguments(parser: argparse._ActionsContainer, *, alpha: str) ->
     """
     parser.add_argument(
         "--positions",
-        choices=get_args(Scheme),
+        choices=[str(scheme) for scheme in Scheme],
         default="hierarchical",
         help="where positions past the checkpoint's come from (default: hierarchical); see docs/positions.md",
     )

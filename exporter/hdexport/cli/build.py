@@ -46,9 +46,9 @@ _READERS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     from hdexport.engines.targets import TARGETS
-    from hdexport.model.task import Task
+    from hdruntime.bundle.task_formats import Task
 
-    tasks = [task.value for task in Task]
+    tasks = [str(task) for task in Task]
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -166,9 +166,9 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.engines.targets import builds_for_openvino, flavours_of_targets
-    from hdexport.model.positions import Scheme
-    from hdexport.model.task import Task
     from hdexport.verify.grid import Grid
+    from hdruntime.bundle.manifest import Scheme
+    from hdruntime.bundle.task_formats import Task
 
     int8 = int8_options(options)
     model = options.model
@@ -241,7 +241,7 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
         f"{output}: {manifest.name}, {manifest.task}, 1 to {manifest.max_len} tokens, {manifest.dtype}, "
         f"{size_bytes / 1e6:.1f} MB, {engines}"
     )
-    from hdexport.model.task import TASKS, Task
+    from hdexport.model.task import TASKS
 
     asked = manifest.tokenizer.text_length if manifest.tokenizer else None
     if manifest.sentence and (own := own_length(manifest.sentence, max_len=manifest.max_len, text_length=asked)):
@@ -252,5 +252,5 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
         print(f"Run it:      hdexport run {place} INPUT -o OUTPUT")
     positions = manifest.positions
     # Only vectors can be judged without labels.
-    if positions.rows > positions.base and TASKS[Task(manifest.task)].vectors == "texts":
+    if positions.rows > positions.base and TASKS[manifest.task].vectors == "texts":
         print(f"Measure it:  hdexport quality {place} --texts FILE")

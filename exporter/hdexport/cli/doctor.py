@@ -16,10 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit code is 1 when something installed is broken."""
-    from hdexport.doctor import Status, diagnose
+    from hdexport.doctor import FindingStatus, diagnose
 
     findings = diagnose()
-    healthy = all(finding.status is not Status.BROKEN for finding in findings)
+    healthy = all(finding.status is not FindingStatus.BROKEN for finding in findings)
     if options.json:
         found = [dataclasses.asdict(finding) for finding in findings]
         print(json.dumps({"healthy": healthy, "findings": found}, indent=2))

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     with whole_or_nothing(options.output), TerminalProgress() as progress:
         progress.step("Starting")
         from hdexport.extend import ExtendOptions, extend
-        from hdexport.model.positions import Scheme
+        from hdruntime.bundle.manifest import Scheme
 
         positions = extend(
             ExtendOptions(

@@ -113,9 +113,9 @@ def run(options: argparse.Namespace) -> int:
     outlive_readers()
     with interruption_explained(lambda: _kept(options.output)), TerminalProgress() as progress:
         progress.step("Starting")
-        from hdexport.model.positions import Scheme
         from hdexport.tune.options import Loss, Trained, TuneOptions
         from hdexport.tune.run import tune
+        from hdruntime.bundle.manifest import Scheme
 
         tuned = tune(
             TuneOptions(

@@ -16,7 +16,7 @@ from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.interface import LayerMask
 from hdexport.families import rembert
 from hdexport.model.family import Family, OwnAttention
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hdexport.attention.blocks.setup import BlockSetup
 
 
-class SelfAttention(rembert.SelfAttention):
+class BigBirdAttention(rembert.RemBertAttention):
     """The original's projections around our operators, and the layer's table of blocks.
 
     Args:
@@ -101,16 +101,16 @@ def run_layers(
 
 
 class _Attention(torch.nn.Module):
-    """`SelfAttention` and its output layer, without the original's seed, in which all layers differ.
+    """`BigBirdAttention` and its output layer, without the original's seed, in which all layers differ.
 
     Args:
         original: a ``BigBirdAttention``.
-        listed_blocks: as `SelfAttention` takes it.
+        listed_blocks: as `BigBirdAttention` takes it.
     """
 
     def __init__(self, original: Any, listed_blocks: torch.Tensor | None) -> None:
         super().__init__()
-        self.self, self.output = SelfAttention(original.self, listed_blocks), original.output
+        self.self, self.output = BigBirdAttention(original.self, listed_blocks), original.output
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: LayerMask, **_: Any) -> tuple[torch.Tensor, None]:
         """Attend; the arguments are named as the layer around names them."""

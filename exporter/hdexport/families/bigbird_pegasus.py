@@ -10,10 +10,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hdexport.attention.blocks.record import BlockSparse
 from hdexport.attention.interface import LayerMask
-from hdexport.families.big_bird import SelfAttention, block_sparse, forget_short_texts, own_blocks, run_layers
+from hdexport.families.big_bird import BigBirdAttention, block_sparse, forget_short_texts, own_blocks, run_layers
 from hdexport.families.led import encoder_of
 from hdexport.model.family import Family, OwnAttention
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 
 if TYPE_CHECKING:
     from hdexport.attention.blocks.setup import BlockSetup
@@ -27,7 +27,7 @@ class _Layer(torch.nn.Module):
         attention: replaces the original's.
     """
 
-    def __init__(self, original: Any, attention: SelfAttention) -> None:
+    def __init__(self, original: Any, attention: BigBirdAttention) -> None:
         super().__init__()
         self.self_attn, self.output = attention, original.self_attn.output
         self.self_attn_layer_norm, self.final_layer_norm = original.self_attn_layer_norm, original.final_layer_norm
@@ -69,7 +69,7 @@ def _forward(
 def _adapt(encoder: Any, setup: BlockSetup | None = None) -> None:
     spec, tables = own_blocks(encoder, setup)
     encoder.layers = torch.nn.ModuleList(
-        _Layer(layer, SelfAttention(layer.self_attn.self, table))
+        _Layer(layer, BigBirdAttention(layer.self_attn.self, table))
         for layer, table in zip(encoder.layers, tables, strict=True)
     )
     encoder.forward = functools.partial(_forward, encoder, spec)

@@ -15,7 +15,8 @@ from hdexport.families.modernbert import mean
 from hdexport.model.family import Family
 from hdexport.model.norms import use_root_mean_squares
 from hdexport.model.rotary_tables import use_rotary_tables
-from hdexport.model.task import ENCODER_TASKS, Task
+from hdexport.model.task import ENCODER_TASKS
+from hdruntime.bundle.task_formats import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,8 +15,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from hdexport.model.family import Family
 from hdexport.model.norms import use_root_mean_squares
 from hdexport.model.rotary_tables import use_rotary_tables
-from hdexport.model.task import Task
 from hdexport.model.wide_states import FromStates, InFloat32, IntoStates
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
-from hdexport.families.longformer import SelfAttention, attention_windows, longformer_tokens
+from hdexport.families.longformer import LongformerAttention, attention_windows, longformer_tokens
 from hdexport.model.family import Family, OwnAttention
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,7 +66,7 @@ def _forward(
 def _adapt(encoder: Any, setup: WindowSetup) -> None:
     for layer in encoder.layers:
         attention = layer.self_attn
-        attention.longformer_self_attn = SelfAttention(attention.longformer_self_attn, setup.bound)
+        attention.longformer_self_attn = LongformerAttention(attention.longformer_self_attn, setup.bound)
     encoder.forward = functools.partial(_forward, encoder, setup.bound)
 
 

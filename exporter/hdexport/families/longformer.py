@@ -40,7 +40,7 @@ class LongformerTokens:
     global_rows: GlobalRows
 
 
-class SelfAttention(torch.nn.Module):
+class LongformerAttention(torch.nn.Module):
     """The projections of the original module around our operator, and the rows of the global tokens.
 
     The rows read `key_global` and `value_global` of every token, for at most `max_global` queries. Where queries are
@@ -148,7 +148,7 @@ def _forward(
 def _adapt(model: PreTrainedModel, setup: WindowSetup) -> None:
     base: Any = model.base_model
     for layer in base.encoder.layer:
-        layer.attention.self = SelfAttention(layer.attention.self, setup.bound)
+        layer.attention.self = LongformerAttention(layer.attention.self, setup.bound)
     base.forward = functools.partial(_forward, base, setup.bound)
 
 

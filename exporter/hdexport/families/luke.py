@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.attention.dense.model import DenseMask
-from hdexport.families.rembert import WHY_NOT_CONVERTED, SelfAttention, query_projections
+from hdexport.families.rembert import WHY_NOT_CONVERTED, RemBertAttention, query_projections
 from hdexport.model.family import Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class _WordAttention(SelfAttention):
+class _WordAttention(RemBertAttention):
     """LUKE's attention among words, whose layers hand on the entities: none."""
 
     def forward(  # type: ignore[override]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WHY_NOT_CONVERTED = "transformers has code of its own for its attention, with which no other could be compared"
 
 
-class SelfAttention(torch.nn.Module):
+class RemBertAttention(torch.nn.Module):
     """The original's projections around our operator.
 
     Args:
@@ -39,7 +39,7 @@ class SelfAttention(torch.nn.Module):
 
 def _adapt(model: PreTrainedModel) -> None:
     for layer in model.base_model.encoder.layer:
-        layer.attention.self = SelfAttention(layer.attention.self)
+        layer.attention.self = RemBertAttention(layer.attention.self)
 
 
 def query_projections(model: PreTrainedModel) -> Sequence[tuple[torch.nn.Module, torch.nn.Module]]:

@@ -13,7 +13,7 @@ from hdexport.attention.relative.kind import RelativeAttention
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
 from hdexport.model.family import Family, OwnAttention
 from hdexport.model.memories import MASK, Memories, remembered, text_ends
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

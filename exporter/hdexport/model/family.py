@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hdexport.model.task import AUTO_CLASS_OF_TASK, ENCODER_TASKS, Task, model_task
+from hdexport.model.task import AUTO_CLASS_OF_TASK, ENCODER_TASKS, model_task
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ import torch
 
 from hdexport.model.head import Head
 from hdexport.model.memories import Memories
-from hdexport.model.task import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
-from hdruntime.bundle.task_formats import TASKS
+from hdruntime.bundle.task_formats import TASKS, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +51,7 @@ class GraphModule(torch.nn.Module):
     def outputs(self) -> dict[str, tuple[str | int, ...]]:
         """Name of each output -> its axes; memories, which are inputs of the next call, come last."""
         memories = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
-        return {**TASKS[self.task.value].outputs, **memories}
+        return {**TASKS[self.task].outputs, **memories}
 
     def forward(
         self,
@@ -86,7 +85,7 @@ class GraphModule(torch.nn.Module):
         if self.head is not None:
             pooled = None if pooling_mask is None else attention_mask * pooling_mask
             return *self.head.outputs(getattr(outputs, self.head.reads), attention_mask, pooled), *left
-        return *(getattr(outputs, name).float() for name in TASKS[self.task.value].outputs), *left
+        return *(getattr(outputs, name).float() for name in TASKS[self.task].outputs), *left
 
 
 @contextlib.contextmanager

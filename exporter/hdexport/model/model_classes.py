@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from hdexport.model.task import AUTO_CLASS_OF_TASK, Task, model_task
+from hdexport.model.task import AUTO_CLASS_OF_TASK, model_task
+from hdruntime.bundle.task_formats import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from hdruntime.bundle.manifest import PositionForm, Scheme
 from hdruntime.errors import ExportError, InputError, ModelError
 
 DEFAULT_ALPHA = 0.4
@@ -47,40 +47,8 @@ table is a small part of a bundle: 64 MiB is below the vocabulary table of a bas
 """
 
 
-class Scheme(str, Enum):
-    """The source of the rows after the checkpoint's last."""
-
-    HIERARCHICAL = "hierarchical"
-    """Hierarchical decomposition: n rows give n * n different ones."""
-    TILE = "tile"
-    """The checkpoint's rows over and over, as Longformer's initialisation did; any number of positions."""
-    INTERPOLATE = "interpolate"
-    """Between the checkpoint's rows, which each text longer than the table spreads over its own length."""
-    INTERPOLATE_STATIC = "interpolate:static"
-    """Between the checkpoint's rows, which are spread over the longest input, for texts of any length."""
-    GROUP = "group"
-    """The checkpoint's rows, each for a group of neighbouring tokens; how many is by a text's own length."""
-    NONE = "none"
-    """Nowhere: at most the checkpoint's own rows."""
-
-
 TABLES = tuple(scheme for scheme in Scheme if scheme not in (Scheme.INTERPOLATE, Scheme.GROUP))
 """Schemes that a table of `max_len` rows can hold for texts of any length."""
-
-
-class Form(str, Enum):
-    """How a graph holds the table."""
-
-    FOLDED = "folded"
-    """One table with a row per position."""
-    FACTORED = "factored"
-    """Two small tables that are looked up and added: see `FactoredTable`."""
-    BY_LENGTH = "by_length"
-    """The checkpoint's table, looked up by each text's own length."""
-    COMPUTED = "computed"
-    """No table: positions are computed in the graph, as rotary ones are."""
-    DISTANCES = "distances"
-    """No positions: scores are of distances, of which there are any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +104,7 @@ def extend_table(
     result[:first_row] = _cast(table[:first_row], result.dtype, "kept row", 0)
     if max_len > base and scheme not in TABLES:
         raise InputError(
-            f"--positions {scheme.value} chooses rows by the length of each text, which no table can do.\n"
+            f"--positions {scheme} chooses rows by the length of each text, which no table can do.\n"
             "Use --positions interpolate:static, tile or hierarchical; hdexport build takes all of them."
         )
     # One run of `base` positions at a time: the float64 copy stays as small as the checkpoint's table.
@@ -180,7 +148,7 @@ def factor_table(
     return FactoredTable(low=low, high=high)
 
 
-def choose_form(scheme: Scheme, max_len: int, *, base: int, width: int, itemsize: int) -> Form:
+def choose_form(scheme: Scheme, max_len: int, *, base: int, width: int, itemsize: int) -> PositionForm:
     """Folded while the table is at most `FOLDED_LIMIT_BYTES`, or where it cannot be smaller; no table by each length.
 
     Args:
@@ -191,10 +159,10 @@ def choose_form(scheme: Scheme, max_len: int, *, base: int, width: int, itemsize
         itemsize: bytes of an element in the stored dtype.
     """
     if max_len > base and scheme not in TABLES:
-        return Form.BY_LENGTH
+        return PositionForm.BY_LENGTH
     if max_len <= base or scheme == Scheme.INTERPOLATE_STATIC or max_len * width * itemsize <= FOLDED_LIMIT_BYTES:
-        return Form.FOLDED
-    return Form.FACTORED
+        return PositionForm.FOLDED
+    return PositionForm.FACTORED
 
 
 def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> None:

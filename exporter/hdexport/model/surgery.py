@@ -8,9 +8,10 @@ import torch
 
 from hdexport.model.family import Family
 from hdexport.model.memories import POSITION, Memories
-from hdexport.model.positions import FactoredTable, Form, Scheme, choose_form, extend_table, factor_table
-from hdexport.model.task import Task, model_task
-from hdruntime.bundle.manifest import Positions
+from hdexport.model.positions import FactoredTable, choose_form, extend_table, factor_table
+from hdexport.model.task import model_task
+from hdruntime.bundle.manifest import PositionForm, Positions, Scheme
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -208,23 +209,23 @@ def extend_positions(
         InputError: the options do not fit; see `hdexport.model.positions.check_options`.
     """
     if not family.learned_positions:
-        base, form = max_len, Form.DISTANCES
+        base, form = max_len, PositionForm.DISTANCES
         if not family.counts_distances:
-            form = Form.COMPUTED
+            form = PositionForm.COMPUTED
             base, model.config.max_position_embeddings = int(model.config.max_position_embeddings), max_len
-        return Positions(scheme=Scheme.NONE.value, alpha=None, base=base, rows=max_len, first_row=0, form=form.value)
+        return Positions(scheme=Scheme.NONE, alpha=None, base=base, rows=max_len, first_row=0, form=form)
     family.prepare(model)
     embeddings = family.embeddings(model)
     first_row = family.first_row(model.config)
     table = embeddings.position_embeddings.weight.detach().numpy()
     base, width = len(table) - first_row, table.shape[1]
     form = choose_form(scheme, max_len, base=base, width=width, itemsize=itemsize)
-    if form is Form.BY_LENGTH:
+    if form is PositionForm.BY_LENGTH:
         text = _TextMask()
         model.base_model.register_forward_pre_hook(text.note, with_kwargs=True)
         rows_of_checkpoint = torch.from_numpy(table[first_row:].copy())
         embeddings.position_embeddings = PositionsByLength(rows_of_checkpoint, scheme, text)
-    elif form is Form.FOLDED:
+    elif form is PositionForm.FOLDED:
         extended = torch.from_numpy(extend_table(table, max_len, scheme=scheme, alpha=alpha, first_row=first_row))
         embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(extended, freeze=False)
     else:
@@ -238,12 +239,12 @@ def extend_positions(
         embeddings.max_position_embeddings = rows
     setattr(model.config, family.positions_key, rows)
     return Positions(
-        scheme=scheme.value,
+        scheme=scheme,
         alpha=alpha if scheme is Scheme.HIERARCHICAL else None,
         base=base,
         rows=max_len,
         first_row=first_row,
-        form=form.value,
+        form=form,
     )
 
 

@@ -5,25 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Literal
 
-
-class Task(str, Enum):
-    """The task of a bundle, by the name in Hugging Face optimum, where it has one."""
-
-    FEATURE_EXTRACTION = "feature-extraction"
-    SENTENCE_SIMILARITY = "sentence-similarity"
-    SPARSE_SIMILARITY = "sparse-similarity"
-    """A weight for each token of the vocabulary, pooled of the logits of a text's tokens, as SPLADE has it."""
-    TOKEN_SIMILARITY = "token-similarity"
-    """A vector for each token, as ColBERT has it."""
-    FILL_MASK = "fill-mask"
-    TEXT_CLASSIFICATION = "text-classification"
-    TOKEN_CLASSIFICATION = "token-classification"
-    QUESTION_ANSWERING = "question-answering"
-    TEXT_SCORING = "text-scoring"
-    """The log-probability of each token after the tokens before it."""
+from hdruntime.bundle.task_formats import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ def manifest_of_graph(
         format_version=FORMAT_VERSION,
         name=checkpoint.name,
         model_type=checkpoint.config["model_type"],
-        task=task.value,
+        task=task,
         max_len=options.max_len,
         dtype=options.precision,
         hidden_size=_token_width(portable, default=checkpoint.family.token_width(config)),

@@ -10,11 +10,11 @@ from typing import Any, get_args
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.engines.build import EngineOptions
-from hdexport.model.positions import LONGEST, Scheme
-from hdexport.model.task import Task
+from hdexport.model.positions import LONGEST
 from hdexport.quantize.options import Int8Options
 from hdexport.verify.grid import Grid
-from hdruntime.bundle.manifest import AttentionScale, Dtype
+from hdruntime.bundle.manifest import AttentionScale, Dtype, Scheme
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 
 

@@ -15,10 +15,10 @@ from hdexport.checkpoint.position_choice import PositionChoice
 from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import convertible_model_types
 from hdexport.model.memories import counts_tokens
-from hdexport.model.task import Task
 from hdexport.pipeline.options import BuildOptions
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Positions
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:

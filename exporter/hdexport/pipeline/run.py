@@ -15,8 +15,6 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.engines.build import EngineBuilder
 from hdexport.families import Family
-from hdexport.model.positions import Form
-from hdexport.model.task import Task
 from hdexport.pipeline.description import manifest_of_graph
 from hdexport.pipeline.graph_files import lowered_graphs, portable_graph
 from hdexport.pipeline.options import BuildOptions
@@ -25,9 +23,10 @@ from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal, write_manifes
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
-from hdruntime.bundle.manifest import Backend, Manifest, Positions
+from hdruntime.bundle.manifest import Backend, Manifest, PositionForm, Positions
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.staging import staged_directory
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, VerificationError
 
 logger = logging.getLogger(__package__)
@@ -141,7 +140,7 @@ def _write_graphs(
     setups = attention_of_model(model, checkpoint, task, options, query_scale, progress)
     for setup in setups.values():
         setup.write(directory)
-    progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
+    progress.step(f"Tracing {checkpoint.config['model_type']} for {task}, {options.precision}")
     module = graph_module(
         model,
         checkpoint,
@@ -196,7 +195,7 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid:
 def _warn_of_untrained_positions(positions: Positions, family: Family) -> None:
     if positions.rows <= positions.base:
         return
-    if positions.form == Form.COMPUTED.value:
+    if positions.form == PositionForm.COMPUTED:
         logger.warning(
             "Positions are computed, not learned: %d to %d are served, but the model never saw them.%s",
             positions.base,

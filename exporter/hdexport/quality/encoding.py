@@ -30,7 +30,7 @@ class Way(str, Enum):
     """Read at once, as far as the bundle takes it."""
 
 
-class Line(Protocol):
+class ProgressLine(Protocol):
     """Shows progress; `hdexport.cli.progress.StatusLine` is one."""
 
     def begin(self, text: str, *, total: float | None = None) -> None:
@@ -50,7 +50,7 @@ def similarities_of_ways(
     trained: int,
     ways: Sequence[Way],
     begin: Callable[[int], None],
-    line: Line,
+    line: ProgressLine,
 ) -> dict[Way, dict[str, FloatingArray]]:
     """Way -> kind of query -> [queries, documents], by the model's own similarity and prompts.
 
@@ -98,7 +98,7 @@ def _vector(way: Way, split: SplitEncoding, vectors: Iterator[FloatingArray]) ->
 
 
 def vectors_of(
-    session: Session, encodings: Sequence[Encoding], *, begin: Callable[[int], None], line: Line
+    session: Session, encodings: Sequence[Encoding], *, begin: Callable[[int], None], line: ProgressLine
 ) -> FloatingArray:
     """[encodings, dimensions], float32, in order; equal encodings run once, and all in batches of similar length.
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from statistics import median
 
-from hdexport.quality.encoding import Line, Way, similarities_of_ways
+from hdexport.quality.encoding import ProgressLine, Way, similarities_of_ways
 from hdexport.quality.queries import Collection, collection_of, unread_from
 from hdexport.quality.ranking import Mean, mean_of, ranks_of, reciprocal_ranks
-from hdexport.support.texts import Text
+from hdexport.support.texts import NamedText
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -77,13 +77,13 @@ class QualityResult:
 
 def measure_quality(
     bundles: Sequence[Path],
-    texts: Sequence[Text],
+    texts: Sequence[NamedText],
     *,
     sentences: int,
     trained: int | None,
     backend: str,
     precision: Precision = Precision.AUTO,
-    line: Line,
+    line: ProgressLine,
 ) -> QualityResult:
     """Retrieval of long texts by their own sentences, for each bundle and way to read them.
 
@@ -196,7 +196,7 @@ def _scores(
     *,
     trained: int,
     load_one: Callable[[Bundle], Session],
-    line: Line,
+    line: ProgressLine,
 ) -> Iterator[Score]:
     asked = {kind: queries for kind, queries in collection.queries.items() if queries.texts}
     baseline = None

@@ -25,14 +25,14 @@ _COMPRESSIONS = (".gz", ".zst")
 
 
 @dataclass(frozen=True)
-class Text:
+class NamedText:
     """A text and its name: its path below the folder, or its row's id, or the file and the row's number."""
 
     name: str
     text: str
 
 
-def read_texts(source: Path, *, column: str | None = None, option: str = "--texts") -> Iterator[Text]:
+def read_texts(source: Path, *, column: str | None = None, option: str = "--texts") -> Iterator[NamedText]:
     """The texts of a file or of all files below a folder, in order; blank ones are left out.
 
     Args:
@@ -58,7 +58,7 @@ def read_texts(source: Path, *, column: str | None = None, option: str = "--text
         raise InputError(f"{source} holds no text that is not blank.\nName another file or folder with {option}.")
 
 
-def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[Text]:
+def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[NamedText]:
     places = places_at(folder, known=lambda path: _is_document(path) or format_of(path) is not None, spool=None)
     if not places:
         raise InputError(
@@ -68,20 +68,20 @@ def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[Te
     for place in places:
         assert isinstance(place, LocalFile)
         if _is_document(place.path):
-            yield Text(place.file.relative_to(folder).as_posix(), _document(place))
+            yield NamedText(place.file.relative_to(folder).as_posix(), _document(place))
         else:
             yield from _rows(place.file, columns)
 
 
-def _texts_of_file(file: Path, columns: Columns) -> Iterator[Text]:
+def _texts_of_file(file: Path, columns: Columns) -> Iterator[NamedText]:
     # Lines of a .txt file are rows, as in jobs.
     if _is_document(str(file)) and format_of(str(file)) is None:
-        yield Text(file.name, _document(LocalFile(file)))
+        yield NamedText(file.name, _document(LocalFile(file)))
     else:
         yield from _rows(file, columns)
 
 
-def _rows(file: Path, columns: Columns) -> Iterator[Text]:
+def _rows(file: Path, columns: Columns) -> Iterator[NamedText]:
     files = _found(file, columns)
     left_out: list[str] = []
     for row in read_rows(files, columns=replace(columns, keep=(ID,))):
@@ -89,7 +89,7 @@ def _rows(file: Path, columns: Columns) -> Iterator[Text]:
             left_out.append(row.error)
             continue
         own = row.kept[ID]
-        yield Text(f"{file.name}:{row.end.row}" if own is None else str(own), row.text)
+        yield NamedText(f"{file.name}:{row.end.row}" if own is None else str(own), row.text)
     if left_out:
         logger.warning("%d rows of %s are left out; the first: %s", len(left_out), file, left_out[0])
 

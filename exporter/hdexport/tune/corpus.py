@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hdexport.support.texts import Text, read_texts
+from hdexport.support.texts import NamedText, read_texts
 from hdruntime.errors import InputError
 from hdruntime.text.sentences import sentence_spans
 
@@ -98,7 +98,7 @@ def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, 
     return Corpus(long=tuple(long), short=tuple(short), texts=count, digest=digest.hexdigest())
 
 
-def _pieces(text: Text, tokenizer: Any, most: int) -> Iterator[Document]:
+def _pieces(text: NamedText, tokenizer: Any, most: int) -> Iterator[Document]:
     specials = tokenizer.num_special_tokens_to_add()
     tokens = tokenizer(text.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tokens["offset_mapping"]

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
-from hdexport.model.positions import Scheme
-from hdruntime.bundle.manifest import AttentionScale
+from hdruntime.bundle.manifest import AttentionScale, Scheme
 from hdruntime.errors import InputError
 
 

@@ -19,7 +19,7 @@ from hdexport.checkpoint.extended_files import check_extendable, extension_of, w
 from hdexport.checkpoint.extension import Extension
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.model.positions import TABLES
-from hdexport.model.task import TASKS, Task
+from hdexport.model.task import TASKS
 from hdexport.support.progress import Progress
 from hdexport.tune.contrast import Contrast
 from hdexport.tune.corpus import Corpus, read_corpus
@@ -29,6 +29,7 @@ from hdexport.tune.state import opened_tune_folder
 from hdexport.tune.student import Student, make_student, make_teacher, training_device
 from hdexport.tune.training import Outcome, train
 from hdruntime.bundle.staging import require_replaceable, staged_directory
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from hdruntime.jobs.identity import Identity
 
@@ -110,10 +111,10 @@ def _loss(checkpoint: Checkpoint, options: TuneOptions) -> tuple[Loss, str]:
         return options.loss, "as --loss says"
     task = checkpoint.task()
     if TASKS[task].vectors == "texts":
-        return Loss.CONTRAST, f"for {task.value} models"
+        return Loss.CONTRAST, f"for {task} models"
     if task is Task.FILL_MASK:
         return Loss.MLM, "because the checkpoint has that head"
-    return Loss.DISTILL, f"because a {task.value} model has neither vectors nor a head for masked tokens"
+    return Loss.DISTILL, f"because a {task} model has neither vectors nor a head for masked tokens"
 
 
 def _encoder_task(checkpoint: Checkpoint) -> Task:
@@ -129,7 +130,7 @@ def _choice(checkpoint: Checkpoint, options: TuneOptions) -> PositionChoice:
         )
     if options.scheme not in TABLES:
         raise InputError(
-            f"--positions {options.scheme.value} chooses rows by the length of each text; no row is there to be "
+            f"--positions {options.scheme} chooses rows by the length of each text; no row is there to be "
             "trained.\nUse --positions hierarchical, tile or interpolate:static."
         )
     return choose_positions(

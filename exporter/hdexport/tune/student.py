@@ -19,15 +19,15 @@ from hdexport.attention.query_scale_reference import use_query_scale
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.heads import ModuleChain, sentence_vectors
 from hdexport.checkpoint.position_choice import PositionChoice
-from hdexport.checkpoint.sentence_pooling import SENTENCE, Pooling
+from hdexport.checkpoint.sentence_pooling import SENTENCE, PoolingModule
 from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import convertible_model_types
 from hdexport.model.positions import extend_table
 from hdexport.model.surgery import extend_positions
-from hdexport.model.task import Task
 from hdexport.support.progress import Progress
 from hdexport.tune.options import Trained, TuneOptions
 from hdruntime.bundle.manifest import Positions
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def make_teacher(checkpoint: Checkpoint, task: Task, device: torch.device) -> En
 def _pooling(checkpoint: Checkpoint, task: Task) -> ModuleChain:
     """The modules that make vectors of token states: the checkpoint's own, else their mean."""
     if task is not Task.SENTENCE_SIMILARITY:
-        return ModuleChain([Pooling(("mean",))], (SENTENCE,))
+        return ModuleChain([PoolingModule(("mean",))], (SENTENCE,))
     hidden_size = checkpoint.family.token_width(checkpoint.settings())
     return sentence_vectors(checkpoint.path, hidden_size=hidden_size, trust=checkpoint.trust).requires_grad_(False)
 

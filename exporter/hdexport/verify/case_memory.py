@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from hdexport.attention.kinds import attention_of
 from hdexport.families import family_of
-from hdexport.model.task import TASKS, Task
+from hdexport.model.task import TASKS
 from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Case
 from hdruntime.bundle.manifest import Manifest, TensorSpec
@@ -67,7 +67,7 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
         reference_values = sum(_tokens_axis(spec, length) if samples is None else samples for length in case.lengths)
         features = math.prod(axis for axis in spec.shape if isinstance(axis, int))
         total += (_OUTPUT_COPIES * graph_values + reference_values) * features * _VALUE_BYTES
-    if TASKS[Task(manifest.task)].pools_logits:
+    if TASKS[manifest.task].pools_logits:
         total += _POOLED_COPIES * case.batch * case.tokens * manifest.vocab_size * _VALUE_BYTES
     if samples is not None:
         head_input = (_OUTPUT_COPIES * case.batch * case.tokens + sum(case.lengths)) * manifest.hidden_size

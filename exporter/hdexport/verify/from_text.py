@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 import hdruntime
-from hdexport.model.task import Task
 from hdexport.support.json_files import shown
 from hdexport.verify.checks import Check, Verification
 from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output
@@ -29,6 +28,7 @@ from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.bundle_model import BundleModel
 from hdruntime.errors import BackendUnavailableError, InputError, NonFiniteOutputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
@@ -96,7 +96,7 @@ def with_texts(
         reference: PyTorch's model, and the checkpoint.
         report: called with one line per check, or with why there are none.
     """
-    manifest, task = bundle.manifest, Task(bundle.manifest.task)
+    manifest, task = bundle.manifest, bundle.manifest.task
     if manifest.tokenizer is None:
         return found
     theirs = "CrossEncoder" if manifest.sentence is not None else None
@@ -189,7 +189,7 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
     import torch
     from transformers import AutoTokenizer
 
-    manifest, task = bundle.manifest, Task(bundle.manifest.task)
+    manifest, task = bundle.manifest, bundle.manifest.task
     tokenizer = AutoTokenizer.from_pretrained(
         reference.checkpoint.path, local_files_only=True, trust_remote_code=reference.checkpoint.trust.code
     )
@@ -234,7 +234,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
     import torch
 
     manifest, checkpoint = bundle.manifest, reference.checkpoint
-    task = Task(manifest.task)
+    task = manifest.task
     # Where the modules lie as they were published, nothing that hdexport arranges is between.
     path = checkpoint.origin if (checkpoint.origin / "modules.json").is_file() else checkpoint.path
     with _failures_of_library(f"it does not load {path}"):

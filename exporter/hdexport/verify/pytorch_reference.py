@@ -16,13 +16,13 @@ from hdexport.attention.kinds import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
 from hdexport.graph.left_out_layers import layers_left_out_of_pytorch
-from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme
-from hdexport.model.task import Task
+from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.verify.remembered import PastTexts
 from hdruntime.arrays import FloatArray, IntArray
-from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.manifest import Manifest, PositionForm, Role, Scheme
 from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
     from hdexport.model.rotary import use_stretched_rotary
     from hdexport.model.surgery import extend_positions
 
-    manifest, task = bundle.manifest, Task(bundle.manifest.task)
+    manifest, task = bundle.manifest, bundle.manifest.task
     if checkpoint.config["model_type"] != manifest.model_type:
         raise ModelError(
             f"The bundle was built from a {manifest.model_type}, and {checkpoint.path} is a "
@@ -260,7 +260,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         manifest,
         checkpoint=checkpoint,
         facts=facts,
-        positions_shift=positions.first_row == 0 and positions.form != Form.BY_LENGTH.value,
+        positions_shift=positions.first_row == 0 and positions.form != PositionForm.BY_LENGTH,
     )
 
 
@@ -299,7 +299,7 @@ def positions_of(manifest: Manifest, family: Family, config: Mapping[str, Any]) 
     """
     # The library may pad a text, and look up positions for the padding; the content of those rows does not matter.
     max_len = family.padded_tokens(SimpleNamespace(**config), manifest.max_len)
-    scheme, alpha = Scheme(manifest.positions.scheme), manifest.positions.alpha
+    scheme, alpha = manifest.positions.scheme, manifest.positions.alpha
     if scheme is Scheme.NONE and max_len > manifest.max_len:
         scheme = Scheme.TILE
     return max_len, scheme, DEFAULT_ALPHA if alpha is None else alpha

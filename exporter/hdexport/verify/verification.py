@@ -14,7 +14,7 @@ from hdexport.attention.kinds import attention_of
 from hdexport.graph.left_out_layers import LayerResults
 from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
-from hdexport.model.task import TASKS, Task
+from hdexport.model.task import TASKS
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
@@ -28,6 +28,7 @@ from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import BackendError, BundleError, NonFiniteOutputError
 from hdruntime.process_limits import free_bytes
 
@@ -229,7 +230,7 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
     chunk = manifest.ffn_chunk
     if chunk is not None:
         yield Boundaries(lengths=frozenset({chunk, chunk + 1, 2 * chunk + 1}), first=chunk, second=chunk + 1)
-    if TASKS[Task(manifest.task)].pools_logits:
+    if TASKS[manifest.task].pools_logits:
         lengths = frozenset({BLOCK_TOKENS, BLOCK_TOKENS + 1, 2 * BLOCK_TOKENS + 1})
         yield Boundaries(lengths=lengths, first=BLOCK_TOKENS, second=BLOCK_TOKENS + 1)
     trained = manifest.positions.trained

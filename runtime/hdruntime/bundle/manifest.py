@@ -12,14 +12,12 @@ from msgspec import Meta
 from hdruntime.bundle.pair_template import PairTemplate
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.task_formats import Task
-from hdruntime.bundle.value_types import Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
+from hdruntime.bundle.value_types import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 
 # Types of values. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 TensorDtype = Literal["int64", "float32"]
-Scheme = Literal["hierarchical", "tile", "interpolate", "interpolate:static", "group", "none"]
-Form = Literal["folded", "factored", "by_length", "computed", "distances"]
 AttentionScale = Literal["logn", "none"]
 Side = Literal["right", "left"]
 GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
@@ -36,6 +34,38 @@ class Backend(str, Enum):
     TENSORRT = "tensorrt"
     TENSORRT_RTX = "tensorrt_rtx"
     TENSORRT_LEAN = "tensorrt_lean"
+
+
+class Scheme(Choice):
+    """The source of the rows after the checkpoint's last."""
+
+    HIERARCHICAL = "hierarchical"
+    """Hierarchical decomposition: n rows give n * n different ones."""
+    TILE = "tile"
+    """The checkpoint's rows over and over, as Longformer's initialisation did; any number of positions."""
+    INTERPOLATE = "interpolate"
+    """Between the checkpoint's rows, which each text longer than the table spreads over its own length."""
+    INTERPOLATE_STATIC = "interpolate:static"
+    """Between the checkpoint's rows, which are spread over the longest input, for texts of any length."""
+    GROUP = "group"
+    """The checkpoint's rows, each for a group of neighbouring tokens; how many is by a text's own length."""
+    NONE = "none"
+    """Nowhere: at most the checkpoint's own rows."""
+
+
+class PositionForm(Choice):
+    """How a graph holds the table."""
+
+    FOLDED = "folded"
+    """One table with a row per position."""
+    FACTORED = "factored"
+    """Two small tables that are looked up and added: see `FactoredTable`."""
+    BY_LENGTH = "by_length"
+    """The checkpoint's table, looked up by each text's own length."""
+    COMPUTED = "computed"
+    """No table: positions are computed in the graph, as rotary ones are."""
+    DISTANCES = "distances"
+    """No positions: scores are of distances, of which there are any number."""
 
 
 class Role(str, Enum):
@@ -166,7 +196,7 @@ class Positions:
     base: Length
     rows: Length
     first_row: TokenCount
-    form: Form
+    form: PositionForm
     attention_scale: AttentionScale = "none"
     trained: Length | None = None
     rope_factor: Annotated[float, Meta(gt=1)] | None = None
@@ -316,7 +346,7 @@ class GraphVerification:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification:
+class VerificationRecord:
     """Keys of every `Manifest.verification`; it may have other keys beside these."""
 
     passed: bool = False
@@ -347,7 +377,7 @@ class Manifest:
         adapter: name of the checkpoint's adapter that was merged into the weights or chosen among them; None for none.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
-            `Verification` names is as it says.
+            `VerificationRecord` names is as it says.
         made_by: versions, command, date and source of the build.
         files: every file but the manifest, POSIX path relative to the bundle -> record.
     """

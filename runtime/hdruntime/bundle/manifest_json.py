@@ -13,7 +13,16 @@ from hdruntime.bundle.checked_json import (
     from_json,
     from_values,
 )
-from hdruntime.bundle.manifest import EngineFile, Fill, InputSpec, Manifest, Positions, Role, TensorSpec, Verification
+from hdruntime.bundle.manifest import (
+    EngineFile,
+    Fill,
+    InputSpec,
+    Manifest,
+    Positions,
+    Role,
+    TensorSpec,
+    VerificationRecord,
+)
 from hdruntime.bundle.pair_template import Slot, Wording
 from hdruntime.bundle.task_formats import TASKS
 from hdruntime.constants import FORMAT_VERSION
@@ -58,7 +67,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
             )
         manifest = from_json(text, Manifest, name="manifest")
         if manifest.verification is not None:
-            from_values(manifest.verification, Verification, name="manifest.verification")
+            from_values(manifest.verification, VerificationRecord, name="manifest.verification")
         for problem in _problems(manifest):
             raise JsonMismatchError(f"manifest.{problem}")
     except MalformedJsonError as error:

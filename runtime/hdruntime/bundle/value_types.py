@@ -1,7 +1,8 @@
-"""Types of numbers and texts of a manifest; `hdruntime.bundle.checked_json` refuses others."""
+"""Types of numbers, texts and choices of a manifest; `hdruntime.bundle.checked_json` refuses others."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 from msgspec import Meta
@@ -20,3 +21,10 @@ Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 LargeCount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, Meta(min_length=1)]
+
+
+class Choice(str, Enum):
+    """One of a closed set of words: its members equal the words, and are printed as them."""
+
+    def __str__(self) -> str:
+        return str(self.value)

@@ -37,11 +37,11 @@ from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.uploads import Upload, place_of_output
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
-from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
+from hdruntime.jobs.windows import RowWindow, WindowOptions, WindowPool, cut_windows
 from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
 from hdruntime.tasks.late_chunks import column_of_spans
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
-from hdruntime.tasks.task import Task
+from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import checked_streaming
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
@@ -94,7 +94,7 @@ class Job:
     without_rows: tuple[InputFile, ...]
     output: Path
     options: JobOptions
-    task: Task
+    task: TextTask
     fields: tuple[pa.Field, ...]
     metadata: Mapping[str, str]
     identity: Identity
@@ -288,7 +288,9 @@ def _run_windows(
     _require_unchanged(watch.final_change(folder.saved.position), folder)
 
 
-def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder | StandardOutput) -> Iterator[Window]:
+def _windows_of(
+    job: Job, characters: int, watch: InputWatch, folder: JobFolder | StandardOutput
+) -> Iterator[RowWindow]:
     """The remaining windows, from inputs that do not change while they are read."""
     start = folder.saved.position
     rows = read_rows(job.files, columns=job.options.columns, start=start)
@@ -316,7 +318,7 @@ def _require_unchanged(change: str | None, folder: JobFolder | StandardOutput) -
     raise InputChangedError(f"{change}.\n{kept}")
 
 
-def _check_options(task: Task, options: JobOptions) -> None:
+def _check_options(task: TextTask, options: JobOptions) -> None:
     columns, manifest = options.columns, task.manifest
     name, max_len = manifest.task, manifest.max_len
     if options.overflow is Overflow.RECUR:
@@ -341,7 +343,7 @@ def _check_options(task: Task, options: JobOptions) -> None:
     check_pairs(task, has_pair=columns.text_pair is not None, has_ids=columns.input_ids is not None)
 
 
-def _fields(task: Task, files: Sequence[InputFile], options: JobOptions) -> tuple[pa.Field, ...]:
+def _fields(task: TextTask, files: Sequence[InputFile], options: JobOptions) -> tuple[pa.Field, ...]:
     columns = options.columns
     row_id = pa.field("id", pa.int64())
     if columns.id:
@@ -422,7 +424,7 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
 
 def _identity(
     bundle: Bundle,
-    task: Task,
+    task: TextTask,
     files: Sequence[InputFile],
     fields: Sequence[pa.Field],
     options: JobOptions,

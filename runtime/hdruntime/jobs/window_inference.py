@@ -10,9 +10,9 @@ from hdruntime.errors import BackendError, NonFiniteOutputError
 from hdruntime.inference.scheduling import PaddingCount
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import ErrorKind, Row
-from hdruntime.jobs.windows import WINDOW_CHARACTERS, Window, WindowOptions, WindowResult
+from hdruntime.jobs.windows import WINDOW_CHARACTERS, RowWindow, WindowOptions, WindowResult
 from hdruntime.session import Session
-from hdruntime.tasks.task import Task
+from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
@@ -36,14 +36,14 @@ class LocalPool:
         options: default `WindowOptions()`.
     """
 
-    def __init__(self, session: Session, task: Task, *, options: WindowOptions | None = None) -> None:
+    def __init__(self, session: Session, task: TextTask, *, options: WindowOptions | None = None) -> None:
         options = options or WindowOptions()
         batch_tokens = options.batch_tokens or session.batch_tokens
         self._infer = WindowInference(session, task, options=options)
         characters = max(WINDOW_CHARACTERS, batch_tokens * _WINDOW_CHARACTERS_PER_TOKEN)
         self.window_characters = min(max(characters, self._infer.lanes * _LANE_CHARACTERS), _MOST_CHARACTERS)
 
-    def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
+    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
         """Run every window; see `WindowPool`."""
         for window in windows:
             yield window, self._infer(window.rows)
@@ -64,7 +64,7 @@ class WindowInference:
         InputError: rows are to be streamed, and the bundle or its task does not allow it.
     """
 
-    def __init__(self, session: Session, task: Task, *, options: WindowOptions) -> None:
+    def __init__(self, session: Session, task: TextTask, *, options: WindowOptions) -> None:
         prompt = options.chosen_prompt(task)
         if options.late_chunking is not None:
             stride = overlap_of(options.overlap, session.max_len)

@@ -14,7 +14,7 @@ from hdruntime.jobs.parquet_rows import Cell
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import Position, Row
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.task import Task, TaskOptions
+from hdruntime.tasks.task import TaskOptions, TextTask
 from hdruntime.tasks.text_inference import size_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow
@@ -86,7 +86,7 @@ class WindowOptions(TaskOptions, Reading):
         if self.overlap is not None and self.overlap < 0:
             raise InputError(f"--overlap {self.overlap} is negative.\nUse 0 or more tokens.")
 
-    def chosen_prompt(self, task: Task) -> str:
+    def chosen_prompt(self, task: TextTask) -> str:
         """The prompt before every text.
 
         Raises:
@@ -101,7 +101,7 @@ class WindowOptions(TaskOptions, Reading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class RowWindow:
     """Consecutive rows; where a window ends depends only on the rows."""
 
     rows: list[Row]
@@ -135,7 +135,7 @@ class WindowPool(Protocol):
 
     window_characters: int
 
-    def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
+    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
         """Run each window once; results are in the order of the windows.
 
         Raises:
@@ -143,7 +143,7 @@ class WindowPool(Protocol):
         """
 
 
-def cut_windows(rows: Iterable[Row], *, characters: int) -> Iterator[Window]:
+def cut_windows(rows: Iterable[Row], *, characters: int) -> Iterator[RowWindow]:
     """Cut rows into groups that bound memory and are large enough for sorting by length.
 
     Args:
@@ -157,10 +157,10 @@ def cut_windows(rows: Iterable[Row], *, characters: int) -> Iterator[Window]:
         size += size_of(row)
         kept += _bytes_of(row.kept)
         if len(window) >= _WINDOW_ROWS or size >= characters or kept >= _MOST_BYTES:
-            yield Window(rows=window)
+            yield RowWindow(rows=window)
             window, size, kept = [], 0, 0
     if window:
-        yield Window(rows=window)
+        yield RowWindow(rows=window)
 
 
 def cut_by_bytes(rows: Iterable[Values]) -> Iterator[list[Values]]:

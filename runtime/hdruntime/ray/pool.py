@@ -14,7 +14,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, HdexportError
 from hdruntime.jobs import Job
 from hdruntime.jobs.identity import identity_of_bundle
-from hdruntime.jobs.windows import WINDOW_CHARACTERS, Window, WindowResult
+from hdruntime.jobs.windows import WINDOW_CHARACTERS, RowWindow, WindowResult
 from hdruntime.ray.cluster import connected, places
 from hdruntime.ray.worker import Loaded, WindowWorker
 
@@ -37,7 +37,7 @@ _PATIENCE_SECONDS = 60
 class _Piece:
     """A window that a worker has, or whose result waits for an earlier one."""
 
-    window: Window
+    window: RowWindow
     result: WindowResult | None = None
     deaths: int = 0
 
@@ -138,7 +138,7 @@ class RayPool:
     def __exit__(self, *_: object) -> None:
         self._exits.close()
 
-    def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
+    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
         """Run every window; see `hdruntime.jobs.windows.WindowPool`.
 
         Raises:

@@ -16,7 +16,7 @@ from hdruntime.jobs import JobOptions
 from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.rows import Row
 from hdruntime.jobs.window_inference import LocalPool
-from hdruntime.jobs.windows import Window, WindowResult
+from hdruntime.jobs.windows import RowWindow, WindowResult
 from hdruntime.optional import require
 from hdruntime.session import Session, load
 from hdruntime.tasks.of_bundle import task_of_bundle
@@ -117,5 +117,5 @@ class WindowWorker:
 
     def infer(self, rows: Sequence[Row]) -> WindowResult:
         """Run a window of these rows."""
-        ((_, result),) = self._pool.map(iter([Window(rows=list(rows))]))
+        ((_, result),) = self._pool.map(iter([RowWindow(rows=list(rows))]))
         return result

@@ -9,7 +9,7 @@ from hdruntime.errors import InputError
 from hdruntime.tasks.classification import TextClassification
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.sparse_vectors import SparseVectors
-from hdruntime.tasks.task import Task
+from hdruntime.tasks.task import TextTask
 from hdruntime.text.logits import classification
 from hdruntime.text.tokenization import Overflow
 
@@ -28,7 +28,7 @@ OVERFLOWS: dict[Truncate | bool, Overflow] = {
 """The session's word for a request's."""
 
 
-def served_task(bundle: Bundle) -> Task:
+def served_task(bundle: Bundle) -> TextTask:
     """The task of a bundle that reads texts and answers with vectors, weights or scores.
 
     Raises:

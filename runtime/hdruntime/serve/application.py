@@ -29,7 +29,7 @@ from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.late_chunks import ChunkEmbeddings
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.sparse_vectors import SparseVectors
-from hdruntime.tasks.task import Pairs, Task, Text
+from hdruntime.tasks.task import Pairs, Text, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.embeddings import normalized, truncated
@@ -118,7 +118,7 @@ class _Server:
         self._session, self._options, self._manifest = session, options, bundle.manifest
         self._task = served_task(bundle)
         self._chunks: ChunkEmbeddings | None = None
-        self._inferences: dict[tuple[Task, Overflow, str], TextInference] = {}
+        self._inferences: dict[tuple[TextTask, Overflow, str], TextInference] = {}
         self._running: asyncio.Task[None] | None = None
         self._has_ended = False
         self._tokenizer = session.tokenizer.bounded(options.max_text_characters)
@@ -415,7 +415,7 @@ class _Server:
     async def _answers(
         self,
         request: Request,
-        task: Task,
+        task: TextTask,
         texts: Sequence[Text],
         overflow: Overflow,
         *,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hdruntime.errors import HdexportError
 from hdruntime.inference.batching import grouped
-from hdruntime.tasks.task import Task, Text
+from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem, size_of
 
 _WINDOW_CHARACTERS = 2**17
@@ -20,7 +20,7 @@ _WINDOW_CHARACTERS = 2**17
 _SHORT_CHARACTERS = 2**14
 """A window of at most so many characters is tokenized within some milliseconds, and waits for no longer one."""
 
-_Class = tuple[Task, int]
+_Class = tuple[TextTask, int]
 """The texts' task, and the power of two that their tokens do not exceed: texts of a batch share both."""
 
 
@@ -87,7 +87,7 @@ class TextQueue:
         return sum(self._tokens_of.values())
 
     async def answer(
-        self, inference: TextInference, task: Task, texts: Sequence[Text], *, client: str
+        self, inference: TextInference, task: TextTask, texts: Sequence[Text], *, client: str
     ) -> list[TextItem]:
         """The texts with their answers, or those up to an error. A call that is cancelled leaves the queue.
 
@@ -131,7 +131,7 @@ class TextQueue:
         pool = self._short_texts if characters <= _SHORT_CHARACTERS else self._long_texts
         return await asyncio.get_running_loop().run_in_executor(pool, inference.encode, texts)
 
-    def _enqueued(self, items: Sequence[TextItem], inference: TextInference, task: Task, client: str) -> _Request:
+    def _enqueued(self, items: Sequence[TextItem], inference: TextInference, task: TextTask, client: str) -> _Request:
         request = _Request(asyncio.get_running_loop().create_future(), len(items))
         for item in items:
             assert item.encoding is not None

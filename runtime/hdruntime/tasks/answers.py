@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.tasks.task import Outputs, Pairs, Task, Text, Values
+from hdruntime.tasks.task import Outputs, Pairs, Text, TextTask, Values
 from hdruntime.text.answers import Answer, AnswerOptions, best_answers
 from hdruntime.text.splitting import PiecePooling, SplitEncoding
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class QuestionAnswers(Task):
+class QuestionAnswers(TextTask):
     """The best answers to a question, best first; of a job one, in columns, or a list of several.
 
     Args:

@@ -11,7 +11,7 @@ from hdruntime.arrays import FloatArray
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.task import Outputs, Pairs, Task, Text, Values
+from hdruntime.tasks.task import Outputs, Pairs, Text, TextTask, Values
 from hdruntime.text.classes import activation_of, labels_of
 from hdruntime.text.logits import classification
 from hdruntime.text.splitting import SplitPooling
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TextClassification(Task):
+class TextClassification(TextTask):
     """The logits of a text or a pair, float32 [labels]; a job writes their class and scores.
 
     Args:

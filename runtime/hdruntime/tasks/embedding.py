@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.tasks.task import Outputs, Pairs, Task, Text, Values
+from hdruntime.tasks.task import Outputs, Pairs, Text, TextTask, Values
 from hdruntime.text.pooling import SENTENCE_EMBEDDING, Pooling, embedding_output, embedding_size, pooled_text
 from hdruntime.text.tokenization import Encoding
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Embedding(Task):
+class Embedding(TextTask):
     """The vector of a text, float32 [dimensions].
 
     Args:
@@ -57,7 +57,7 @@ class Embedding(Task):
         return outputs[SENTENCE_EMBEDDING]
 
 
-class TokenStates(Task):
+class TokenStates(TextTask):
     """The vectors of a text's tokens, special tokens and prompt included: float32 [tokens, hidden_size].
 
     Args:

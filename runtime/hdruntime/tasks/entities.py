@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.tasks.task import Outputs, Task, Text, Values
+from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.text.classes import labels_of
 from hdruntime.text.entities import Aggregation, Entity, entities
 from hdruntime.text.tokenization import Encoding
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Entities(Task):
+class Entities(TextTask):
     """The entities of a text, in order.
 
     Args:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
-from hdruntime.tasks.task import Outputs, Task, Text, Values
+from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.text.logits import Filling, fillings
 from hdruntime.text.tokenization import Encoding, read_tokenizer
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class MaskFillings(Task):
+class MaskFillings(TextTask):
     """The best tokens for each mask of a text.
 
     Args:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError
-from hdruntime.tasks.task import Pending, Task, Text, Values
+from hdruntime.tasks.task import PendingText, Text, TextTask, Values
 from hdruntime.text.chunking import SENTENCES, LateChunking, TextChunks, tokens_per_chunk
 from hdruntime.text.splitting import SplitEncoding, SplitPooling
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class ChunkEmbeddings(Task):
+class ChunkEmbeddings(TextTask):
     """The chunks of a text; each is a row of a job.
 
     Args:
@@ -46,7 +46,7 @@ class ChunkEmbeddings(Task):
             for chunk, ((start, end, tokens), vector) in enumerate(zip(numbers, answer.vectors, strict=True))
         ]
 
-    def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> Pending:
+    def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> PendingText:
         # A row without spans has no chunk; a caller's are checked.
         spans = [] if text.spans is None and self._some else text.spans
         begun = self._chunking.begin(split, text.text, spans if self._rule is None else self._rule, prompt=prompt)

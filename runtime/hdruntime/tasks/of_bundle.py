@@ -13,7 +13,7 @@ from hdruntime.tasks.entities import Entities
 from hdruntime.tasks.fill_mask import MaskFillings
 from hdruntime.tasks.late_chunks import ChunkEmbeddings, column_of_spans
 from hdruntime.tasks.sparse_vectors import SparseVectors
-from hdruntime.tasks.task import Pairs, Task, TaskOptions
+from hdruntime.tasks.task import Pairs, TaskOptions, TextTask
 from hdruntime.tasks.text_scores import TextScores
 from hdruntime.tasks.token_vectors import TokenVectors
 from hdruntime.text.answers import AnswerOptions
@@ -22,7 +22,7 @@ from hdruntime.text.token_vectors import Side
 from hdruntime.text.tokenization import read_tokenizer
 
 
-def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokenized: bool = False) -> Task:
+def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokenized: bool = False) -> TextTask:
     """The task as a job runs it.
 
     Args:
@@ -56,7 +56,7 @@ def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokeni
     return task
 
 
-def check_pairs(task: Task, *, has_pair: bool, has_ids: bool, pair_option: str = "--text-pair-column") -> None:
+def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool, pair_option: str = "--text-pair-column") -> None:
     """Refuse columns that do not fit the task.
 
     Args:
@@ -80,25 +80,25 @@ def check_pairs(task: Task, *, has_pair: bool, has_ids: bool, pair_option: str =
         raise InputError(f"The bundle's task is {name}, which reads one text.\nLeave out {pair_option}.")
 
 
-def _late_chunks(bundle: Bundle, chunks: str, *, tokenized: bool) -> Task:
+def _late_chunks(bundle: Bundle, chunks: str, *, tokenized: bool) -> TextTask:
     if tokenized:
         raise InputError("--late-chunking needs texts, not ids: a chunk has characters.\nLeave out --input-ids-column.")
     return ChunkEmbeddings(bundle.manifest, chunks if column_of_spans(chunks) is None else None, some=True)
 
 
-def _entities(bundle: Bundle, options: TaskOptions) -> Task:
+def _entities(bundle: Bundle, options: TaskOptions) -> TextTask:
     info = bundle.manifest.tokenizer
     assert info is not None, "task_of_bundle checks it"
     return Entities(bundle.manifest, read_tokenizer(bundle.file(info.file)), options.aggregation or Aggregation.NONE)
 
 
-def _token_vectors(bundle: Bundle, options: TaskOptions) -> Task:
+def _token_vectors(bundle: Bundle, options: TaskOptions) -> TextTask:
     """Documents are read as far as the bundle serves; queries as far as the model reads them."""
     side = Side.QUERY if options.prompt_name == Side.QUERY.value else Side.DOCUMENT
     return TokenVectors(bundle.manifest, side, as_far_as_model=True)
 
 
-_TASKS: dict[str, Callable[[Bundle, TaskOptions], Task]] = {
+_TASKS: dict[str, Callable[[Bundle, TaskOptions], TextTask]] = {
     "feature-extraction": lambda bundle, options: Embedding(bundle.manifest),
     "sentence-similarity": lambda bundle, options: Embedding(bundle.manifest),
     "sparse-similarity": lambda bundle, options: SparseVectors(bundle.manifest, options.max_active_dims),

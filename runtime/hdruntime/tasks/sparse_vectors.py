@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.tasks.task import Outputs, Task, Text, Values
+from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.text.sparse import SPARSE_EMBEDDING, SparseVector, most_active_dims, pooling_of_pieces, sparse_vector
 from hdruntime.text.tokenization import Encoding
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class SparseVectors(Task):
+class SparseVectors(TextTask):
     """The sparse vector of a text.
 
     Args:

@@ -70,7 +70,7 @@ class Pairs(str, Enum):
     REQUIRED = "required"
 
 
-class Pending(Protocol):
+class PendingText(Protocol):
     """A text whose pieces are being run."""
 
     def add(self, piece: int, outputs: Outputs) -> None:
@@ -84,7 +84,7 @@ class Pending(Protocol):
         """
 
 
-class Task:
+class TextTask:
     """A task with a bundle; a subclass has the answers and columns of one task.
 
     Args:
@@ -143,7 +143,7 @@ class Task:
         """The tokens of texts, or pairs; see :meth:`TextTokenizer.encode`."""
         return tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt)
 
-    def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> Pending:
+    def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> PendingText:
         """Begin a text.
 
         Args:
@@ -183,7 +183,7 @@ class Task:
 
 
 class _Pieces:
-    def __init__(self, task: Task, split: SplitEncoding, text: Text, pooling: PiecePooling) -> None:
+    def __init__(self, task: TextTask, split: SplitEncoding, text: Text, pooling: PiecePooling) -> None:
         self._task, self._split, self._text, self._pooling = task, split, text, pooling
         self._parts: dict[int, Outputs] = {}
 

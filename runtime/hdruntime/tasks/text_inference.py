@@ -19,7 +19,7 @@ from hdruntime.inference.inputs import check_text
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.inference.streaming import check_document_length, checked_segment
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.task import Outputs, Pending, Task, Text
+from hdruntime.tasks.task import Outputs, PendingText, Text, TextTask
 from hdruntime.text.checks import check_text_lengths
 from hdruntime.text.splitting import SplitEncoding, in_one_piece, split_encodings
 from hdruntime.text.streamed import StreamedOutputs
@@ -58,7 +58,7 @@ class TextItem:
     encoding: SplitEncoding | None = None
     answer: Any = None
     error: HdexportError | None = None
-    pending: Pending | None = None
+    pending: PendingText | None = None
     missing: int = 0
 
 
@@ -89,7 +89,7 @@ class TextInference:
     def __init__(
         self,
         session: BatchSession,
-        task: Task,
+        task: TextTask,
         reading: Reading,
         *,
         prompt: str = "",
@@ -303,7 +303,7 @@ def size_of(text: Text) -> int:
 
 def answers_of(
     session: BatchSession,
-    task: Task,
+    task: TextTask,
     texts: Sequence[Text],
     reading: Reading,
     *,
@@ -349,7 +349,7 @@ def answers_of(
     return answers
 
 
-def checked_streaming(manifest: Manifest, task: Task) -> StreamedOutputs:
+def checked_streaming(manifest: Manifest, task: TextTask) -> StreamedOutputs:
     """How the texts of a task get their outputs when they are streamed.
 
     Raises:

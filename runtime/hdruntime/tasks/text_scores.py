@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdruntime.tasks.task import Outputs, Task, Text, Values
+from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.text.logits import TextScore, text_score
 from hdruntime.text.tokenization import Encoding
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TextScores(Task):
+class TextScores(TextTask):
     """The log-probability of a text and of each token."""
 
     outputs = ("log_probabilities",)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError
-from hdruntime.tasks.task import Outputs, Task, Text, Values
+from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.text.token_vectors import OUTPUT, Side, TextSide, multi_vector_of
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TokenVectors(Task):
+class TokenVectors(TextTask):
     """The vectors of a text's tokens, float32 [vectors, dimensions].
 
     Args:

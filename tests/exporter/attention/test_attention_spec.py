@@ -17,7 +17,7 @@ from hdexport.attention.lsh.record import LshRequest
 from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, WindowKind, WindowRequest
 from hdexport.attention.window.record import Window
 from hdexport.families import convertible_model_types, family_of
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from support.comparators import named_case
 

@@ -15,11 +15,10 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
-from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
-from hdexport.model.task import Task
 from hdexport.model.weight_type import cast_model
-from hdruntime.bundle.manifest import PaddingRule
+from hdruntime.bundle.manifest import PaddingRule, Scheme
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, distance, inputs_of
 from support.attention_records import recorded

@@ -23,14 +23,13 @@ from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.families import family_of
 from hdexport.graph.targets.tensorrt import AttentionImpl
-from hdexport.model.positions import Scheme
-from hdexport.model.task import Task
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of
-from hdruntime.bundle.manifest import Backend, Manifest
+from hdruntime.bundle.manifest import Backend, Manifest, Scheme
 from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from support.answers import ATOL, distance
 from support.commands import run_here

@@ -15,12 +15,12 @@ from hdexport.attention.favor.record import FavorAttention
 from hdexport.attention.kinds import kind_named
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
-from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdplugins.attention.favor.features import draw_projection
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from support.commands import run_here
 from support.comparators import assert_close

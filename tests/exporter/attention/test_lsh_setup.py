@@ -24,11 +24,10 @@ from hdexport.attention.lsh.record import Chunks, Hashes, LshAttention, buckets_
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import convertible_model_types, family_of
-from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
-from hdexport.model.task import Task
 from hdplugins.attention.lsh.hashing import draw_rotations
-from hdruntime.bundle.manifest import PaddingRule
+from hdruntime.bundle.manifest import PaddingRule, Scheme
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from support.comparators import named_case
 from support.tiny_models import BASE, save_tiny_model

@@ -31,12 +31,12 @@ from hdexport.checkpoint.extension import EXTENSION_KEY
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.families import family_of
-from hdexport.model.task import Task
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from support.answers import ATOL, assert_answers, distance, inputs_of
 from support.commands import run_here

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.model.task import Task
 from hdexport.verify import Grid
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.attention_records import recorded

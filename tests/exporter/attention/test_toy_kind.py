@@ -21,7 +21,7 @@ import pytest
 
 import hdruntime
 from hdexport.attention.kinds import kinds
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 from support.commands import run_here, run_installed
 from support.needs import needs_rtx
 from support.tiny_models import save_tiny_model

@@ -16,8 +16,7 @@ import torch
 
 import hdruntime
 from hdexport.checkpoint import find_checkpoint
-from hdexport.model.task import Task
-from hdruntime.bundle.task_formats import TASKS
+from hdruntime.bundle.task_formats import TASKS, Task
 from hdruntime.errors import InputError, ModelError
 from support.attention_records import recorded
 from support.comparators import assert_close, named_case

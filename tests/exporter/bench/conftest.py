@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench.measure.case import CaseSpec, Subject
+from hdexport.bench.measure.case import CaseSpec, MeasuredModel
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.peer import Prepared
 from hdexport.bench.results.result import OutputError
@@ -23,7 +23,7 @@ from support.tiny_models import change_json
 class Workshop:
     """A subject and the folder that is prepared for it."""
 
-    subject: Subject
+    subject: MeasuredModel
     folder: Path
 
     def prepare_shapes(self, shapes: Sequence[tuple[int, int]]) -> None:
@@ -73,7 +73,7 @@ def workshop(tiny_bundles: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
             if pooling.exists():
                 # sentence-transformers needs it; hdexport looks at the model.
                 change_json(pooling, word_embedding_dimension=bundle.manifest.hidden_size)
-            folders[bundle.path] = Workshop(Subject(bundle=bundle.path, checkpoint=str(checkpoint)), folder)
+            folders[bundle.path] = Workshop(MeasuredModel(bundle=bundle.path, checkpoint=str(checkpoint)), folder)
         return folders[bundle.path]
 
     return make

@@ -21,11 +21,11 @@ from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.bench.peers import PEERS, openvino, openvino_int8
 from hdexport.bench.run.opening import open_case
-from hdexport.model.task import Task
 from hdexport.support.bundle_writer import write_manifest
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import BackendUnavailableError
 from support.comparators import assert_close
 from support.tiny_models import save_tiny_model

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.measure.remote import run_function
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.results.result import Status
@@ -31,7 +31,7 @@ def test_inputs_are_written_by_a_process(workshop: Any, tmp_path: Path) -> None:
 
 
 def test_a_known_error_is_its_message_and_leaves_nothing(tmp_path: Path, workshop: Any) -> None:
-    subject = Subject(bundle=workshop("bert").subject.bundle, checkpoint="/nowhere/model")
+    subject = MeasuredModel(bundle=workshop("bert").subject.bundle, checkpoint="/nowhere/model")
     write_inputs(subject, tmp_path, [(1, 9)])
     before = set(tmp_path.iterdir())
     outcome, made = run_function(partial(write_expected, subject, tmp_path, [(1, 9)]), time_limit_s=120)

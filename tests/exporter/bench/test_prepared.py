@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench.measure.processes import Outcome
+from hdexport.bench.measure.processes import ProcessOutcome
 from hdexport.bench.results.result import Status
 from hdexport.bench.run import preparation, prepared
 from hdexport.bench.run.plan import BenchOptions, plan
@@ -16,8 +16,8 @@ from hdexport.bench.run.prepared import Preparation
 from hdexport.bench.run.watcher import Watcher
 
 
-def outcome_of(status: Status) -> Outcome:
-    return Outcome(status=status, reason="no memory")
+def outcome_of(status: Status) -> ProcessOutcome:
+    return ProcessOutcome(status=status, reason="no memory")
 
 
 @pytest.mark.parametrize(("too_large", "processes"), [(None, 1), (9, 2)])
@@ -38,7 +38,7 @@ def test_a_shape_that_fails_takes_no_other_with_it(
             raise MemoryError
         path.touch()
 
-    def run_here(call: partial[Any], *, time_limit_s: float) -> tuple[Outcome, Any]:
+    def run_here(call: partial[Any], *, time_limit_s: float) -> tuple[ProcessOutcome, Any]:
         began.append(call.func is preparation.write_expected)
         try:
             return outcome_of(Status.OK), call()

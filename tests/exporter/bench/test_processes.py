@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.bench.measure import processes
-from hdexport.bench.measure.processes import Outcome, run_process
+from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
 from support.waiting import wait_until
 
@@ -21,7 +21,9 @@ _TIME_LIMIT_S = 60.0
 """Reached only where something is wrong."""
 
 
-def run_code(code: str, *arguments: str, time_limit_s: float = _TIME_LIMIT_S, memory: int | None = None) -> Outcome:
+def run_code(
+    code: str, *arguments: str, time_limit_s: float = _TIME_LIMIT_S, memory: int | None = None
+) -> ProcessOutcome:
     return run_process(["-c", code, *arguments], time_limit_s=time_limit_s, memory_limit_bytes=memory)
 
 
@@ -42,7 +44,7 @@ def test_the_last_line_is_the_result_whatever_is_printed_before_and_beside() -> 
         "import sys; sys.stderr.write('x' * 5_000_000); sys.stdout.buffer.write(bytes(range(256)) * 20_000 + b'\\n');"
     )
     outcome = run_code(noise + "print('{\"seconds\": 1.5}')")
-    assert outcome == Outcome(
+    assert outcome == ProcessOutcome(
         status=Status.OK, output={"seconds": 1.5}, reason=None, peak_rss_bytes=outcome.peak_rss_bytes
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hdexport.bench.measure.case import CaseFigures, CaseSpec
-from hdexport.bench.measure.processes import Outcome
+from hdexport.bench.measure.processes import ProcessOutcome
 from hdexport.bench.measure.remote import run_function
 from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError, Status
@@ -30,7 +30,7 @@ def spec(workshop: Callable[..., Any]) -> CaseSpec:
     return dataclasses.replace(made, least_runs=4, least_seconds=0.01)
 
 
-def run_case(spec: CaseSpec, **limits: Any) -> tuple[Outcome, CaseFigures | None]:
+def run_case(spec: CaseSpec, **limits: Any) -> tuple[ProcessOutcome, CaseFigures | None]:
     return run_function(partial(measured, spec), time_limit_s=_TIME_LIMIT_S, **limits)
 
 

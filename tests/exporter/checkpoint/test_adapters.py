@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.adapters import adapters_of
-from hdexport.model.task import Task
 from hdexport.support.progress import Progress
 from hdexport.verify import verify_bundle
 from hdexport.verify.grid import Grid
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from hdruntime.jobs.identity import identity_of_bundle
 from support.commands import run_here

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.trust import Trust
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.task import ENCODER_TASKS, Task
+from hdexport.model.task import ENCODER_TASKS
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.grids import nightly_unless
 from support.tiny_models import change_json, pickle_weights, save_tiny_model
@@ -206,7 +207,7 @@ def test_missing_weights_are_named(tiny_bert: Path) -> None:
 def test_a_missing_head_is_refused(tmp_path: Path, model_type: str, task: Task) -> None:
     labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
     save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, **labels)
-    message = rf"no weights for .*which the task {task.value} needs.\nChoose .*--task feature-extraction"
+    message = rf"no weights for .*which the task {task} needs.\nChoose .*--task feature-extraction"
     with pytest.raises(ModelError, match=message):
         find_checkpoint(tmp_path).load(task)
 

@@ -15,7 +15,7 @@ import hdexport.checkpoint.agreement
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.grids import nightly_unless
 from support.tiny_models import change_json, pickle_weights, save_tiny_model
@@ -105,7 +105,7 @@ def test_what_the_task_does_not_need_is_named(
     model_type: str, made_for: Task, task: Task, groups: str | None, tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path, model_type, made_for)
-    expected = [] if groups is None else [f"Not needed for {task.value}, and left out: {groups}."]
+    expected = [] if groups is None else [f"Not needed for {task}, and left out: {groups}."]
     assert left_out(tmp_path, task) == expected
 
 

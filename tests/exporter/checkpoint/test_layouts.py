@@ -17,7 +17,7 @@ from hdexport.checkpoint.heads import task_head
 from hdexport.checkpoint.source import path_of_source
 from hdexport.checkpoint.trust import Trust
 from hdexport.extend import ExtendOptions, extend
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.tiny_models import VOCAB_SIZE, change_json, pickle_weights, save_tiny_model
@@ -222,7 +222,7 @@ def test_a_pointer_of_git_lfs_that_is_not_read_is_no_obstacle(tiny_bert: Path) -
 
 def test_names_that_a_wrapper_left_are_those_of_the_model(tmp_path: Path) -> None:
     for task in (Task.FEATURE_EXTRACTION, Task.TEXT_CLASSIFICATION):
-        path = tmp_path / task.value
+        path = tmp_path / task
         expected = save_tiny_model(path, "bert", task).state_dict()
         weights = load_file(path / "model.safetensors")
         for prefix in ("model.", "bert.bert.", "0.auto_model."):

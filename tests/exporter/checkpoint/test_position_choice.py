@@ -13,8 +13,8 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extension import EXTENSION_KEY
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.extend import ExtendOptions, extend
-from hdexport.model.positions import Scheme
-from hdexport.model.task import Task
+from hdruntime.bundle.manifest import Scheme
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from support.tiny_models import BASE, save_tiny_model
 

@@ -20,7 +20,7 @@ from hdexport.extend import ExtendOptions, extend
 from hdexport.families import SUPPORTED_MODEL_TYPES, Family, family_of
 from hdexport.families.unsupported import UNSUPPORTED
 from hdexport.model.surgery import number_of_token_types
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.comparators import assert_close, named_case
@@ -62,7 +62,7 @@ OF_OTHER_TESTS = (Task.FEATURE_EXTRACTION, Task.SPARSE_SIMILARITY, Task.TOKEN_SI
 test_multi_vector_encoder.py."""
 
 TASKS_OF_MODEL_TYPE = [
-    (name, task.value)
+    (name, task)
     for name in SUPPORTED_MODEL_TYPES
     for task in Task
     if task in family_of(name).all_tasks and task not in OF_OTHER_TESTS and name not in COUNTS_PADDING
@@ -368,7 +368,7 @@ def test_an_encoder_has_no_task_that_needs_its_decoder(tmp_path: Path, model_typ
     # T5's library has a head for tokens that reads the encoder alone.
     of_tokens = () if model_type == "t5" else (Task.TOKEN_CLASSIFICATION,)
     for task in (Task.FILL_MASK, Task.TEXT_CLASSIFICATION, Task.QUESTION_ANSWERING, *of_tokens):
-        message = rf"(?s)The task {task.value} of a {model_type} needs its decoder.*--task feature-extraction"
+        message = rf"(?s)The task {task} of a {model_type} needs its decoder.*--task feature-extraction"
         with pytest.raises(ModelError, match=message):
             checkpoint.load(task)
 

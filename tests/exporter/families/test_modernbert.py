@@ -25,9 +25,9 @@ from hdexport.engines.targets import EngineTarget
 from hdexport.engines.tensorrt_builder import build_engine
 from hdexport.families import family_of
 from hdexport.graph.targets.tensorrt import AttentionImpl, tensorrt_graph
-from hdexport.model.task import Task
 from hdexport.pipeline import run
 from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.task_formats import Task
 from support.answers import ATOL, assert_answers, assert_as_hugging_face
 from support.comparators import assert_close
 from support.grids import nightly_unless

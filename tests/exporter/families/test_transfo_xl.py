@@ -21,9 +21,9 @@ from hdexport.checkpoint.trust import Trust
 from hdexport.families import family_of
 from hdexport.families.transfo_xl.adaptive import AdaptiveSoftmax
 from hdexport.families.transfo_xl.config import TransfoXLConfig
-from hdexport.model.task import Task
 from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from hdruntime.jobs import JobOptions, plan_job
 from hdruntime.jobs.rows import Columns
@@ -116,7 +116,7 @@ def pieces(ids: np.ndarray, segments: Sequence[int]) -> list[np.ndarray]:
     ],
 )
 def test_bundles_answer_as_transformers_4_did(stored_bundles, variant: str, task: Task) -> None:
-    bundle = stored_bundles(DATA / variant, task.value)
+    bundle = stored_bundles(DATA / variant, task)
     for rows in (1, 3):
         expected = expected_answers(variant, rows)
         for name, call in streams(bundle, rows).items():

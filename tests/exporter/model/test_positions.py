@@ -13,13 +13,12 @@ from hypothesis.extra import numpy as arrays
 from hdexport.model.positions import (
     DEFAULT_ALPHA,
     FOLDED_LIMIT_BYTES,
-    Form,
-    Scheme,
     check_options,
     choose_form,
     extend_table,
     factor_table,
 )
+from hdruntime.bundle.manifest import PositionForm, Scheme
 from hdruntime.errors import ExportError, InputError, ModelError
 
 ALPHAS = st.floats(0.01, 0.99).filter(lambda alpha: alpha != 0.5)
@@ -162,12 +161,14 @@ def test_bfloat16_tables_are_extended_in_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("max_len", "base", "width", "itemsize", "form"),
     [
-        (16384, 512, 1024, 4, Form.FOLDED),
-        (16385, 512, 1024, 4, Form.FACTORED),
-        (100_000, 100_000, 1024, 4, Form.FOLDED),
+        (16384, 512, 1024, 4, PositionForm.FOLDED),
+        (16385, 512, 1024, 4, PositionForm.FACTORED),
+        (100_000, 100_000, 1024, 4, PositionForm.FOLDED),
     ],
 )
-def test_the_form_changes_at_the_memory_bound(max_len: int, base: int, width: int, itemsize: int, form: Form) -> None:
+def test_the_form_changes_at_the_memory_bound(
+    max_len: int, base: int, width: int, itemsize: int, form: PositionForm
+) -> None:
     assert choose_form(Scheme.HIERARCHICAL, max_len, base=base, width=width, itemsize=itemsize) is form
     assert FOLDED_LIMIT_BYTES == 16384 * 1024 * 4
 

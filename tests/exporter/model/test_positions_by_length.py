@@ -8,12 +8,12 @@ import torch
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
-from hdexport.model.task import Task
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.manifest import Scheme
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.task_formats import Task
 from support.answers import assert_answers, inputs_of
 from support.comparators import assert_close
 from support.grids import nightly_unless

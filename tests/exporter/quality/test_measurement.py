@@ -13,7 +13,7 @@ from hdexport.quality.encoding import Way, similarities_of_ways
 from hdexport.quality.measurement import QualityResult, Score, findings, measure_quality
 from hdexport.quality.queries import Collection, Queries
 from hdexport.quality.ranking import Mean
-from hdexport.support.texts import Text
+from hdexport.support.texts import NamedText
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
 from support.tiny_bundle import MAX_LEN, TABLE, WORDS, make_bundle
@@ -105,10 +105,10 @@ def test_findings_say_what_whole_texts_change_and_begin_with_what_truncation_los
     ]
 
 
-TEXTS = [Text(f"{number}.txt", "Long documents are read. " * 4) for number in range(5)]
+TEXTS = [NamedText(f"{number}.txt", "Long documents are read. " * 4) for number in range(5)]
 
 
-def refusal(*bundles: Path, texts: list[Text] = TEXTS) -> str:
+def refusal(*bundles: Path, texts: list[NamedText] = TEXTS) -> str:
     with pytest.raises(InputError) as raised:
         measure_quality(bundles, texts, sentences=2, trained=None, backend="onnxruntime", line=Silent())
     return str(raised.value)
@@ -130,7 +130,7 @@ def test_bundles_without_vectors_and_of_other_models_are_refused(tmp_path: Path)
 
 def test_too_few_texts_or_sentences_are_refused(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
-    short = [Text("a", "whole"), *TEXTS[:3]]
+    short = [NamedText("a", "whole"), *TEXTS[:3]]
     assert "3 of 4 texts have more than 4 tokens, which the model was trained with; at least 5" in refusal(
         bundle, texts=short
     )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hdexport.support.texts import Text, read_texts
+from hdexport.support.texts import NamedText, read_texts
 from hdruntime.errors import InputError
 
 
@@ -22,11 +22,11 @@ def test_files_of_a_folder_are_one_text_each(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n{"text": " "}\n{"text": "another"}\n')
     (tmp_path / ".hidden.txt").write_text("hidden")
     assert list(read_texts(tmp_path)) == [
-        Text("b.txt", "two\nlines\n"),
-        Text("deep/a.md", "marked"),
-        Text("deep/c.rst.gz", "compressed"),
-        Text("rows.jsonl:1", "a row"),
-        Text("rows.jsonl:3", "another"),
+        NamedText("b.txt", "two\nlines\n"),
+        NamedText("deep/a.md", "marked"),
+        NamedText("deep/c.rst.gz", "compressed"),
+        NamedText("rows.jsonl:1", "a row"),
+        NamedText("rows.jsonl:3", "another"),
     ]
 
 
@@ -40,20 +40,23 @@ def test_rows_of_a_file_are_texts(tmp_path, ending):
         file.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     else:
         file.write_text("".join("\t".join(cells) + "\n" for cells in (rows[0], *(row.values() for row in rows))))
-    assert list(read_texts(file, column="body")) == [Text("one", "first"), Text("two", "second")]
+    assert list(read_texts(file, column="body")) == [NamedText("one", "first"), NamedText("two", "second")]
 
 
 def test_lines_of_a_text_file_are_texts_and_a_document_is_one(tmp_path):
     (tmp_path / "lines.txt").write_text("one\n\nthree\n")
     (tmp_path / "page.md").write_text("# Title\n\nText\n")
-    assert list(read_texts(tmp_path / "lines.txt")) == [Text("lines.txt:1", "one"), Text("lines.txt:3", "three")]
-    assert list(read_texts(tmp_path / "page.md")) == [Text("page.md", "# Title\n\nText\n")]
+    assert list(read_texts(tmp_path / "lines.txt")) == [
+        NamedText("lines.txt:1", "one"),
+        NamedText("lines.txt:3", "three"),
+    ]
+    assert list(read_texts(tmp_path / "page.md")) == [NamedText("page.md", "# Title\n\nText\n")]
 
 
 def test_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path, caplog):
     file = tmp_path / "texts.jsonl"
     file.write_text('{"text": "good"}\n{"text": 7}\nnot json\n')
-    assert list(read_texts(file)) == [Text("texts.jsonl:1", "good")]
+    assert list(read_texts(file)) == [NamedText("texts.jsonl:1", "good")]
     assert "2 rows of" in caplog.text
     assert "Column 'text' holds int" in caplog.text
 

@@ -23,8 +23,6 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extension import read_extension
 from hdexport.checkpoint.position_choice import choose_positions
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.positions import Scheme
-from hdexport.model.task import Task
 from hdexport.support.progress import Progress
 from hdexport.tune import state
 from hdexport.tune.contrast import Contrast
@@ -33,6 +31,8 @@ from hdexport.tune.options import Loss, Trained, TuneOptions
 from hdexport.tune.run import RECORD_FILE, Tuned, tune
 from hdexport.tune.state import kept_steps
 from hdexport.tune.student import make_student
+from hdruntime.bundle.manifest import Scheme
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import HdexportError, InputError, ModelError, NonFiniteOutputError
 from support.grids import nightly_unless
 from support.tiny_models import BASE, save_sentence_modules, save_tiny_model

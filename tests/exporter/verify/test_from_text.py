@@ -13,11 +13,11 @@ import pytest
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.trust import Trust
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.task import Task
 from hdexport.support.bundle_writer import seal
 from hdexport.verify import Check, Grid, Verification, with_texts
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.task_formats import Task
 from support.grids import nightly_unless
 from support.tiny_models import change_json
 
@@ -39,14 +39,14 @@ LEFT_OUT = {
     ("longformer", "question-answering"): "its own call fails on the pair: There should be exactly three separator",
     ("neomme", "sentence-similarity"): "it does not load",
     ("transfo-xl", "text-scoring"): "transformers has no such model any more",
-} | {("reformer", task.value): "PyTorch must follow a graph's decisions" for task in Task}
+} | {("reformer", task): "PyTorch must follow a graph's decisions" for task in Task}
 """What transformers or sentence-transformers cannot answer to -> why, as the report says."""
 
 ELSEWHERE = (Task.SPARSE_SIMILARITY, Task.TOKEN_SIMILARITY)
 """Tasks of checkpoints that sentence-transformers saves: test_sparse_encoder.py and test_multi_vector_encoder.py."""
 
 EVERY = [
-    nightly_unless((name, task.value) in DAILY, name, task.value)
+    nightly_unless((name, task) in DAILY, name, task)
     for name in SUPPORTED_MODEL_TYPES
     for task in family_of(name).all_tasks
     if task not in ELSEWHERE

@@ -15,10 +15,10 @@ from transformers import AutoModel
 
 from hdexport.build import BuildOptions, build
 from hdexport.cli import main
-from hdexport.model.task import Task
 from hdexport.verify.half_range import RangeCheck, check_half_range
 from hdexport.verify.sample_text import sample_ids
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import VerificationError
 from support.tampered_bundles import tampered
 from support.tiny_models import BASE, save_tiny_model

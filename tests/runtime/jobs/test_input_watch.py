@@ -155,7 +155,7 @@ def test_rows_that_are_read_after_a_change_are_not_run(bundle: Bundle, tmp_path:
     given: list[int] = []
 
     class Spy(WordPool):
-        def map(self, windows: Iterator[windows.Window]) -> Iterator[tuple[windows.Window, windows.WindowResult]]:
+        def map(self, windows: Iterator[windows.RowWindow]) -> Iterator[tuple[windows.RowWindow, windows.WindowResult]]:
             for window in windows:
                 given.append(window.end.row)
                 yield from super().map(iter([window]))
@@ -181,7 +181,7 @@ def test_rows_that_were_read_before_a_change_and_done_after_it_are_not_kept(bund
     rows = write_input(tmp_path / "in.jsonl")
 
     class Ahead(WordPool):
-        def map(self, windows: Iterator[windows.Window]) -> Iterator[tuple[windows.Window, windows.WindowResult]]:
+        def map(self, windows: Iterator[windows.RowWindow]) -> Iterator[tuple[windows.RowWindow, windows.WindowResult]]:
             done = list(super().map(windows))
             truncate(rows)
             yield from done

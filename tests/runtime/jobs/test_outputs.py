@@ -26,7 +26,7 @@ from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, windows
 from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.windows import Window, WindowResult
+from hdruntime.jobs.windows import RowWindow, WindowResult
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
 from support.comparators import named_case
 from support.job_runs import (
@@ -136,7 +136,7 @@ IDS = {
 class SendingPool(WordPool):
     """Sends windows and results through pickle, as Ray does."""
 
-    def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
+    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
         for window in windows:
             for _, result in super().map(iter([pickle.loads(pickle.dumps(window))])):
                 yield window, pickle.loads(pickle.dumps(result))

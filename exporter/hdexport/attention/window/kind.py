@@ -26,9 +26,9 @@ from hdexport.attention.window.lower import LOWERING
 from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.model.family import Family
 from hdexport.model.memories import MASK, POSITION, Memories, memory_input
-from hdexport.model.task import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
         )
     if subject.task is Task.TEXT_CLASSIFICATION:
         raise InputError(
-            f"--recurrence {tokens} does not fit {subject.task.value}: a {config.model_type} classifies by a text's "
+            f"--recurrence {tokens} does not fit {subject.task}: a {config.model_type} classifies by a text's "
             "first token, which sees nothing of later segments.\n"
             "Build for answers to every token: --task feature-extraction"
         )

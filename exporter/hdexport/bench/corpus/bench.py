@@ -19,7 +19,7 @@ from hdexport.bench.corpus.peers import CorpusPeer, corpus_peers
 from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
 from hdexport.bench.corpus.samples import texts_of
 from hdexport.bench.measure.calls import environment
-from hdexport.bench.measure.processes import Outcome, run_process
+from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
 from hdruntime.bundle.reader import Bundle
@@ -87,7 +87,7 @@ class CorpusBench:
         )
 
     def _measured(
-        self, runs: Sequence[tuple[CorpusSeries, Callable[[Path], Outcome] | None]], scratch: Path
+        self, runs: Sequence[tuple[CorpusSeries, Callable[[Path], ProcessOutcome] | None]], scratch: Path
     ) -> list[CorpusSeries]:
         found = [series for series, _ in runs]
         vectors: dict[int, Path] = {}
@@ -120,14 +120,14 @@ class CorpusBench:
             for place, series in enumerate(found)
         ]
 
-    def _bundle_runs(self, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], Outcome] | None]]:
+    def _bundle_runs(self, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], ProcessOutcome] | None]]:
         for planned in self._plan.series:
             if planned.series.is_peer:
                 continue
             series = CorpusSeries(name=planned.series.name, is_peer=False, unavailable=planned.series.unavailable)
             yield series, functools.partial(self._run_bundle, planned, texts)
 
-    def _run_bundle(self, planned: PlannedSeries, texts: Path, output: Path) -> Outcome:
+    def _run_bundle(self, planned: PlannedSeries, texts: Path, output: Path) -> ProcessOutcome:
         request = {
             "bundle": str(planned.bundle.path),
             "backend": planned.series.runner,
@@ -146,13 +146,15 @@ class CorpusBench:
         *,
         python: str | None = None,
         parts: int = 1,
-    ) -> Outcome:
+    ) -> ProcessOutcome:
         """Run a script in a process, with a request that is written to the file."""
         file.write_text(json.dumps(request), encoding="utf-8")
         limit_s = self._options.bench.time_limit_s * parts
         return run_process([str(script.__file__), str(file)], python=python, time_limit_s=limit_s)
 
-    def _peer_runs(self, scratch: Path, texts: Path) -> Iterator[tuple[CorpusSeries, Callable[[Path], Outcome] | None]]:
+    def _peer_runs(
+        self, scratch: Path, texts: Path
+    ) -> Iterator[tuple[CorpusSeries, Callable[[Path], ProcessOutcome] | None]]:
         if self._options.bench.peers == ():
             return
         first = self._plan.series[0]
@@ -194,7 +196,7 @@ class CorpusBench:
         texts: Path,
         output: Path,
         sizes: Sequence[int],
-    ) -> Outcome:
+    ) -> ProcessOutcome:
         request = {
             "model": str(model),
             "texts": str(texts),
@@ -210,7 +212,7 @@ class CorpusBench:
         return self._run(encode_script, request, file, python=peer.python, parts=len(sizes))
 
 
-def _reason(ended: Outcome) -> str:
+def _reason(ended: ProcessOutcome) -> str:
     """Why a process has no figures."""
     return ended.reason or ended.status.value
 

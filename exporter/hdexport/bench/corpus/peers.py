@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.onnx_plain import OnnxPlain
 from hdexport.bench.peers.peer import not_installed
@@ -47,7 +47,7 @@ class CorpusPeer:
     backend: str
     dtype: str = "float32"
     batch_size: int = 32
-    folder: Callable[[Subject, Path], Path] = checkpoint_folder
+    folder: Callable[[MeasuredModel, Path], Path] = checkpoint_folder
     python: str | None = None
     unavailable: str | None = None
     remark: str | None = None
@@ -98,7 +98,7 @@ def python_of_optimum(*modules: str) -> str | None:
     return None
 
 
-def _folder_of_fastembed(subject: Subject, folder: Path) -> Path:
+def _folder_of_fastembed(subject: MeasuredModel, folder: Path) -> Path:
     """PyTorch's plain export of the model, beside the bundle's tokenizer, which cuts texts where the bundle ends.
 
     Raises:

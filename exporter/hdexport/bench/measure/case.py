@@ -11,7 +11,7 @@ from hdruntime.backends.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class MeasuredModel:
     """One PyTorch model; bundles of other precisions and backends may share it.
 
     Attributes:

@@ -48,7 +48,7 @@ _REASON_CHARACTERS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ProcessOutcome:
     """How a process ended.
 
     Attributes:
@@ -71,7 +71,7 @@ def run_process(
     time_limit_s: float,
     memory_limit_bytes: int | None = None,
     python: str | None = None,
-) -> Outcome:
+) -> ProcessOutcome:
     """Run Python, and wait for its end. Nothing that it started is left, also if this process is killed meanwhile.
 
     On Linux that holds for all processes; elsewhere only for the one that is started here, and memory has no limit.
@@ -96,7 +96,7 @@ def run_process(
     if output is not None:
         found = Status(output.get("status", Status.OK)), output.get("reason")
     assert found is not None
-    return Outcome(status=found[0], output=output, reason=found[1], peak_rss_bytes=memory.peak_bytes)
+    return ProcessOutcome(status=found[0], output=output, reason=found[1], peak_rss_bytes=memory.peak_bytes)
 
 
 @contextlib.contextmanager

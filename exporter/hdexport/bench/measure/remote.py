@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from hdexport.bench.measure.processes import Outcome, own_output, run_process
+from hdexport.bench.measure.processes import ProcessOutcome, own_output, run_process
 from hdexport.bench.results.result import Status
 from hdexport.support.memory import says_out_of_memory
 from hdruntime.errors import HdexportError, OutOfMemoryError
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 def run_function(
     call: Callable[[], Result], *, time_limit_s: float, memory_limit_bytes: int | None = None
-) -> tuple[Outcome, Result | None]:
+) -> tuple[ProcessOutcome, Result | None]:
     """Call a function in a process of its own.
 
     Args:

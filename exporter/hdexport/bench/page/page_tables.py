@@ -11,7 +11,7 @@ from hdexport.bench.results.figure_text import bytes_text, case_state, ms_text, 
 from hdexport.bench.results.result import BenchResult, CaseResult, LargestBatch, Status
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """One value.
 
     Attributes:
@@ -27,12 +27,12 @@ class Cell(NamedTuple):
     span: int = 1
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One series."""
 
     number: int
     series: str
-    cells: list[Cell]
+    cells: list[TableCell]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Table:
     """
 
     columns: list[tuple[str, str]]
-    groups: dict[int, list[Row]]
+    groups: dict[int, list[TableRow]]
 
 
 def cases_table(result: BenchResult, batch: int) -> Table:
@@ -54,12 +54,13 @@ def cases_table(result: BenchResult, batch: int) -> Table:
     # On the page each kind of memory has its own column.
     known = [column for name, column in columns_of(result).items() if name != "memory"]
     columns = [column for column in known if any(map(column.text, cases))]
-    groups: dict[int, list[Row]] = {}
+    groups: dict[int, list[TableRow]] = {}
     for tokens in sorted({case.tokens for case in cases}):
         beside = _beside(result, batch, tokens)
         best = _fastest_right([case for _, case in beside])
         groups[tokens] = [
-            Row(index, case.series, list(_cells(result, case, columns, is_best=case is best))) for index, case in beside
+            TableRow(index, case.series, list(_cells(result, case, columns, is_best=case is best)))
+            for index, case in beside
         ]
     return Table(columns=[(column.name, column.unit) for column in columns], groups=groups)
 
@@ -68,9 +69,11 @@ def largest_batches_table(result: BenchResult) -> Table:
     """The largest batches within the memory budget."""
     indices = {series.name: index for index, series in enumerate(result.series)}
     found = sorted(result.largest_batches, key=lambda found: (found.tokens, indices[found.series]))
-    groups: dict[int, list[Row]] = {}
+    groups: dict[int, list[TableRow]] = {}
     for each in found:
-        groups.setdefault(each.tokens, []).append(Row(indices[each.series], each.series, _largest_batch_cells(each)))
+        groups.setdefault(each.tokens, []).append(
+            TableRow(indices[each.series], each.series, _largest_batch_cells(each))
+        )
     return Table(columns=[("batch", ""), ("peak", ""), ("stopped by", "")], groups=groups)
 
 
@@ -103,20 +106,20 @@ def _beside(result: BenchResult, batch: int, tokens: int) -> list[tuple[int, Cas
     return [(index, case) for index, case in enumerate(found) if case is not None]
 
 
-def _cells(result: BenchResult, case: CaseResult, columns: list[Column], *, is_best: bool) -> Iterator[Cell]:
+def _cells(result: BenchResult, case: CaseResult, columns: list[Column], *, is_best: bool) -> Iterator[TableCell]:
     if case.status is not Status.OK:
-        yield Cell(case.status.value, "failed", case.reason or "", len(columns))
+        yield TableCell(case.status.value, "failed", case.reason or "", len(columns))
         return
     for column in columns:
         text = column.text(case)
         if column.name == "p50" and is_best:
-            yield Cell(text, "best")
+            yield TableCell(text, "best")
         elif column.name == "error" and case_state(case) == "wrong":
-            yield Cell(text, "wrong", "wrong")
+            yield TableCell(text, "wrong", "wrong")
         elif column.name == "ratio" and case.series != result.first_series:
-            yield Cell(text, small=range_text(result.ratio_to_first(case)))
+            yield TableCell(text, small=range_text(result.ratio_to_first(case)))
         else:
-            yield Cell(text)
+            yield TableCell(text)
 
 
 def _fastest_right(cases: list[CaseResult]) -> CaseResult | None:
@@ -125,6 +128,10 @@ def _fastest_right(cases: list[CaseResult]) -> CaseResult | None:
     return min(right, key=lambda case: case.latency.p50_ms if case.latency else 0.0) if len(right) > 1 else None
 
 
-def _largest_batch_cells(found: LargestBatch) -> list[Cell]:
-    batch = Cell(str(found.batch), small="" if found.is_limit else "or more")
-    return [batch, Cell("" if found.peak_bytes is None else bytes_text(found.peak_bytes)), Cell(found.reason, "text")]
+def _largest_batch_cells(found: LargestBatch) -> list[TableCell]:
+    batch = TableCell(str(found.batch), small="" if found.is_limit else "or more")
+    return [
+        batch,
+        TableCell("" if found.peak_bytes is None else bytes_text(found.peak_bytes)),
+        TableCell(found.reason, "text"),
+    ]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdruntime.bundle.reader import open_bundle
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _FOLDER = "checkpoint"
 
 
-def checkpoint_folder(subject: Subject, folder: Path) -> Path:
+def checkpoint_folder(subject: MeasuredModel, folder: Path) -> Path:
     """The subject's checkpoint, its positions extended; where they are computed, the checkpoint itself.
 
     Positions by each text's length are stretched for the longest text.
@@ -29,16 +29,16 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
     from hdexport.checkpoint import find_checkpoint
     from hdexport.checkpoint.heads import task_head
     from hdexport.extend import ExtendOptions, extend
-    from hdexport.model.positions import TABLES, Scheme
-    from hdexport.model.task import Task
+    from hdexport.model.positions import TABLES
     from hdexport.verify.pytorch_reference import positions_of
+    from hdruntime.bundle.manifest import Scheme
 
     assert subject.checkpoint is not None
     checkpoint = find_checkpoint(subject.checkpoint, trust=subject.trust)
     manifest = open_bundle(subject.bundle, check_files=False).manifest
     # Peers take pickles and code: this is where those are refused.
     checkpoint.weight_files()
-    task_head(checkpoint, Task(manifest.task))
+    task_head(checkpoint, manifest.task)
     is_extended = manifest.positions.rows > manifest.positions.base
     if not checkpoint.family.learned_positions or not (
         is_extended or checkpoint.family.stores_table(checkpoint.config)

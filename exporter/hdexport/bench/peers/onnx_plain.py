@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider
@@ -42,7 +42,7 @@ class OnnxPlain(OnnxPeer):
         packages = ("torch", "transformers", "safetensors", "onnx", "onnxscript")
         return not_installed(*packages, install="pip install 'hdexport[export]'")
 
-    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+    def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
         """Export the model; the remark says so where that took the older exporter."""
         check_provider(device)
         bundle = open_bundle(subject.bundle, check_files=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.case import CaseSpec, Subject
+from hdexport.bench.measure.case import CaseSpec, MeasuredModel
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, Prepared, first_cause, not_installed, staged_artefact
@@ -45,7 +45,7 @@ class OpenVino(Peer):
         packages = ("openvino", "torch", "transformers", "safetensors")
         return not_installed(*packages, install="pip install 'hdexport[export,openvino]'")
 
-    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+    def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
         """Convert the model, once for all peers of OpenVINO."""
         check_cpu(device)
         return Prepared(artefact=converted_model(subject, folder))
@@ -80,7 +80,7 @@ class OpenVinoDefault(OpenVino):
     name = "openvino-default"
     precision = Precision.AUTO
 
-    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+    def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
         """As `OpenVino`; the remark says which precision that is here."""
         made = super().prepare(subject, folder, device=device)
         return Prepared(artefact=made.artefact, remark=f"computes in {default_type()}, its default on this CPU")
@@ -102,7 +102,7 @@ def default_type() -> str:
     return _TYPES.get(name, name)
 
 
-def converted_model(subject: Subject, folder: Path) -> Path:
+def converted_model(subject: MeasuredModel, folder: Path) -> Path:
     """The subject's model in float32, with the bundle's positions, as a file of OpenVINO; made once for a folder.
 
     Raises:

@@ -7,7 +7,7 @@ import io
 import logging
 from pathlib import Path
 
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.openvino import (
     MODEL_FILE,
@@ -37,7 +37,7 @@ class OpenVinoInt8(OpenVino):
     def unavailable(self, manifest: Manifest) -> str | None:
         return super().unavailable(manifest) or not_installed("nncf", install="pip install nncf")
 
-    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+    def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
         """Quantise the model, as NNCF's documentation shows for transformers: SmoothQuant and its other defaults."""
         check_cpu(device)
         model = converted_model(subject, folder)

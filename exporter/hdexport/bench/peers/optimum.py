@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider
 from hdexport.bench.peers.peer import Prepared, not_installed, runs_in_half, staged_artefact
@@ -31,7 +31,7 @@ class Optimum(OnnxPeer):
             return f"{_COMMAND} is not on the PATH: {_INSTALL}"
         return not_installed("torch", "transformers", "safetensors", "onnx", install="pip install 'hdexport[export]'")
 
-    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+    def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
         """Export the extended checkpoint; the remark says which inputs and outputs the graph lacks."""
         check_provider(device)
         manifest = open_bundle(subject.bundle, check_files=False).manifest

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.attention.kinds import attention_of
-from hdexport.bench.measure.case import CaseSpec, Subject
+from hdexport.bench.measure.case import CaseSpec, MeasuredModel
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
@@ -93,7 +93,7 @@ class Peer(ABC):
             return next(filter(None, of_export), None)
         return "; ".join(filter(None, remarks)) or None
 
-    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+    def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
         """Make the artefact: here, the checkpoint with the bundle's positions.
 
         Args:

@@ -55,9 +55,8 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     from hdexport.checkpoint.heads import task_head
     from hdexport.checkpoint.trust import Trust
     from hdexport.model.graph_module import GraphModule
-    from hdexport.model.task import Task
 
-    task = Task(manifest.task)
+    task = manifest.task
     checkpoint = find_checkpoint(folder, trust=Trust(pickles=True, code=True))
     # The bundle was compared with code of the checkpoint when it was made, and the folder may be a changed copy.
     model = checkpoint.load(task, runs_code=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.attention.kinds import attention_of
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Series
 from hdexport.bench.run.lengths import default_lengths
@@ -80,7 +80,7 @@ class PlannedSeries:
 
     series: Series
     bundle: Bundle
-    subject: Subject
+    subject: MeasuredModel
     device: str
     precision: Precision = Precision.AUTO
 
@@ -185,10 +185,10 @@ def _longest(group: Sequence[Bundle]) -> Bundle:
     return max(group, key=lambda bundle: bundle.manifest.max_len)
 
 
-def _subject(group: Sequence[Bundle], options: BenchOptions) -> Subject:
+def _subject(group: Sequence[Bundle], options: BenchOptions) -> MeasuredModel:
     bundle = _longest(group)
     path = path_of_source(bundle.manifest.made_by.get("source"), bundle.path)
-    return Subject(
+    return MeasuredModel(
         bundle=bundle.path,
         checkpoint=options.model or (None if path is None else str(path)),
         trust=options.trust,
@@ -212,7 +212,7 @@ def _own_precisions(bundle: Bundle, backend: Backend) -> list[Precision]:
 
 def _backend_series(
     bundle: Bundle,
-    subject: Subject,
+    subject: MeasuredModel,
     backend: Backend,
     precisions: Iterable[Precision],
     machine: ThisMachine,
@@ -242,7 +242,7 @@ def _backend_series(
 
 
 def _peer_series(
-    bundle: Bundle, subject: Subject, peers: Sequence[str], device: str, *, is_only: bool
+    bundle: Bundle, subject: MeasuredModel, peers: Sequence[str], device: str, *, is_only: bool
 ) -> list[PlannedSeries]:
     series = []
     for name in peers:
@@ -274,7 +274,7 @@ def _missing_checkpoint(bundle: Bundle) -> str:
     return f"{bundle.path} was built from {source}, which is not here."
 
 
-def _notes(groups: Sequence[Sequence[Bundle]], subjects: Sequence[Subject]) -> list[str]:
+def _notes(groups: Sequence[Sequence[Bundle]], subjects: Sequence[MeasuredModel]) -> list[str]:
     return [
         f"{_missing_checkpoint(_longest(group))} So nothing was compared with PyTorch; name it with --model."
         for group, subject in zip(groups, subjects, strict=True)

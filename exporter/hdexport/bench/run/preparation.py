@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.peer import Prepared
@@ -32,7 +32,7 @@ def expected_path(folder: Path, batch: int, tokens: int) -> Path:
     return folder / f"expected-{batch}x{tokens}"
 
 
-def write_inputs(subject: Subject, folder: Path, shapes: Sequence[tuple[int, int]]) -> None:
+def write_inputs(subject: MeasuredModel, folder: Path, shapes: Sequence[tuple[int, int]]) -> None:
     """Write the inputs of every (batch, tokens)."""
     texts = Texts(open_bundle(subject.bundle, check_files=False))
     for batch, tokens in shapes:
@@ -41,7 +41,7 @@ def write_inputs(subject: Subject, folder: Path, shapes: Sequence[tuple[int, int
             np.savez(file, **texts.batch(batch, tokens))  # type: ignore[arg-type]
 
 
-def write_expected(subject: Subject, folder: Path, shapes: Sequence[tuple[int, int]]) -> None:
+def write_expected(subject: MeasuredModel, folder: Path, shapes: Sequence[tuple[int, int]]) -> None:
     """Write PyTorch's outputs for those inputs, one shape after the other."""
     from hdexport.checkpoint import find_checkpoint
     from hdexport.verify.pytorch_reference import reference_of
@@ -79,7 +79,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: i
         folder.rename(path)
 
 
-def make_artefact(subject: Subject, folder: Path, peer: str, device: str) -> Prepared:
+def make_artefact(subject: MeasuredModel, folder: Path, peer: str, device: str) -> Prepared:
     """A peer's artefact."""
     return PEERS[peer].prepare(subject, folder, device=device)
 

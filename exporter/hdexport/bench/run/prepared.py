@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.measure.ceilings import measured_ceilings
-from hdexport.bench.measure.processes import Outcome
+from hdexport.bench.measure.processes import ProcessOutcome
 from hdexport.bench.measure.remote import run_function
 from hdexport.bench.measure.roofline import Work, works_of
 from hdexport.bench.peers.peer import Prepared
@@ -45,8 +45,8 @@ class Preparation:
         self._max_len = {subject: _max_len(subject, plan) for subject in self._subjects}
         self._peers = [planned for planned in available if planned.series.is_peer]
         self._devices = list(dict.fromkeys(map(_device_and_dtype, available)))
-        self._artefacts: dict[str, tuple[Outcome, Prepared | None]] = {}
-        self._work: dict[Subject, dict[tuple[int, int], Work]] = {}
+        self._artefacts: dict[str, tuple[ProcessOutcome, Prepared | None]] = {}
+        self._work: dict[MeasuredModel, dict[tuple[int, int], Work]] = {}
         self._ceilings: dict[tuple[str, str], Ceilings] = {}
         self._notes: list[str] = []
 
@@ -116,21 +116,21 @@ class Preparation:
             return None
         return f"It could not be prepared ({outcome.status.value}): {outcome.reason}"
 
-    def _folder_of(self, subject: Subject) -> Path:
+    def _folder_of(self, subject: MeasuredModel) -> Path:
         return self._folder / f"model-{self._subjects.index(subject)}"
 
-    def _shapes(self, subject: Subject) -> list[tuple[int, int]]:
+    def _shapes(self, subject: MeasuredModel) -> list[tuple[int, int]]:
         lengths = [tokens for tokens in self._plan.lengths if tokens <= self._max_len[subject]]
         return [(batch, tokens) for tokens in lengths for batch in self._plan.batches]
 
-    def _make_inputs(self, subject: Subject) -> None:
+    def _make_inputs(self, subject: MeasuredModel) -> None:
         self._watcher.step("Making the inputs")
         call = partial(write_inputs, subject, self._folder_of(subject), self._shapes(subject))
         outcome, _ = run_function(call, time_limit_s=_TIME_LIMIT_S)
         if outcome.status is not Status.OK:
             raise BackendError(f"The inputs for {subject.bundle} could not be made: {outcome.reason}")
 
-    def _make_expected(self, subject: Subject) -> None:
+    def _make_expected(self, subject: MeasuredModel) -> None:
         failures: dict[str, list[str]] = {}
         left, folder = self._shapes(subject), self._folder_of(subject)
         while left:
@@ -152,7 +152,7 @@ class Preparation:
         call = partial(make_artefact, planned.subject, folder, planned.series.runner, planned.device)
         self._artefacts[planned.series.name] = run_function(call, time_limit_s=_TIME_LIMIT_S)
 
-    def _count_work(self, subject: Subject) -> None:
+    def _count_work(self, subject: MeasuredModel) -> None:
         self._watcher.step("Counting operations")
         call = partial(works_of, subject.bundle, self._shapes(subject))
         outcome, work = run_function(call, time_limit_s=_TIME_LIMIT_S)
@@ -177,7 +177,7 @@ class Preparation:
         )
 
 
-def _max_len(subject: Subject, plan: Plan) -> int:
+def _max_len(subject: MeasuredModel, plan: Plan) -> int:
     """Longest text of the subject's bundles; the subject's own bundle takes the longest."""
     return max(planned.bundle.manifest.max_len for planned in plan.series if planned.subject == subject)
 

@@ -10,7 +10,7 @@ from hdexport.attention.favor.record import FavorAttention
 from hdexport.families.performer.config import PerformerConfig
 from hdexport.families.performer.model import EPSILON, PerformerForMaskedLM, PerformerModel
 from hdexport.model.family import Family, ModelClasses, OwnAttention
-from hdexport.model.task import Task
+from hdruntime.bundle.task_formats import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -90,7 +90,7 @@ def longest_dense(attributes: Mapping[str, Any], *, listed: bool) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastBlock:
+class LastBlocks:
     """The last block of each text.
 
     Attributes:
@@ -165,7 +165,7 @@ class BlockTables:
     real: Value
     token_bias: Value
     key_bias: Value
-    last: LastBlock | None
+    last: LastBlocks | None
     front_end_1d: Value | None
     listed: Value | None
     bias: Value
@@ -287,9 +287,9 @@ def _ends_by_row(op: Op, real: Value, tokens: Value) -> Value:
     return op.ReduceMax(op.Mul(op.Cast(real, to=TensorProto.INT64), ordinals), [1], keepdims=0)
 
 
-def _last_blocks(op: Op, ends: Value, block: Value, numbers: Value) -> LastBlock:
+def _last_blocks(op: Op, ends: Value, block: Value, numbers: Value) -> LastBlocks:
     last_blocks = op.Sub(op.Div(op.Add(ends, op.Sub(block, 1)), block), 1)
-    return LastBlock(numbers=op.Max(last_blocks, 0), is_last=op.Equal(numbers, op.Unsqueeze(last_blocks, [1])))
+    return LastBlocks(numbers=op.Max(last_blocks, 0), is_last=op.Equal(numbers, op.Unsqueeze(last_blocks, [1])))
 
 
 def _short_texts(op: Op, parts: Parts, ends: Value, tokens: Value) -> ShortTexts:

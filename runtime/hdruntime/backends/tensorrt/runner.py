@@ -20,7 +20,7 @@ from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
 from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
 from hdruntime.backends.tensorrt.shapes import Choice, check_limits, choose_profile, longest, most_rows
-from hdruntime.backends.tensorrt.slots import Pending, Slot
+from hdruntime.backends.tensorrt.slots import PendingBatch, Slot
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
@@ -140,7 +140,7 @@ class TensorRtRunner:
                 results, wait = self._with_memory(
                     machine, lambda: self._batches.start_on_device(slot, choice, arrays, list(outputs))
                 )
-            slot.pending = Pending(wait)
+            slot.pending = PendingBatch(wait)
             self._note_shape(choice)
         return results
 
@@ -179,11 +179,11 @@ class TensorRtRunner:
             collect = self._with_memory(
                 machine, lambda: self._batches.start(slot, choice, inputs, list(outputs), carried=carried)
             )
-            slot.pending = pending = Pending(collect)
+            slot.pending = pending = PendingBatch(collect)
             self._note_shape(choice)
         return lambda: self._results(pending)
 
-    def _results(self, pending: Pending) -> Outputs:
+    def _results(self, pending: PendingBatch) -> Outputs:
         results = pending.results()
         if self._closed:
             raise _closed_error()

@@ -14,7 +14,7 @@ _WITHOUT_TIMES = 2
 """``CU_EVENT_DISABLE_TIMING``."""
 
 
-class Pending:
+class PendingBatch:
     """A started batch. The first to request it waits: its caller, or the next batch that needs its slot.
 
     Args:
@@ -81,7 +81,7 @@ class Slot:
         self.inputs, self.outputs = Block(device), Block(device)
         self.copied_in, self.copied_out = (device.call("cuEventCreate", _WITHOUT_TIMES) for _ in range(2))
         self.began, self.computed = (device.call("cuEventCreate", 0) for _ in range(2))
-        self.pending: Pending | None = None
+        self.pending: PendingBatch | None = None
 
     def ensure(self, inputs: Layout, outputs: Layout) -> None:
         """Allocate memory for a batch.

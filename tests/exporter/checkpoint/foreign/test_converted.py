@@ -18,7 +18,8 @@ from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.foreign.bert4keras_layers import google_variables
 from hdexport.checkpoint.foreign.keras_file import read_keras_file
-from hdexport.model.task import AUTO_CLASS_OF_TASK, Task
+from hdexport.model.task import AUTO_CLASS_OF_TASK
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.tensor_bundles import BERT4KERAS, copied_checkpoint, rewritten, write_checkpoint
@@ -316,7 +317,7 @@ def test_a_full_disk_for_temporary_files_is_said(tmp_path: Path, monkeypatch: py
 
 def test_positions_of_the_configuration_are_chosen_with_their_alpha(tmp_path: Path) -> None:
     from hdexport.checkpoint.position_choice import choose_positions
-    from hdexport.model.positions import Scheme
+    from hdruntime.bundle.manifest import Scheme
 
     def choice(checkpoint: Checkpoint, **options: Any) -> tuple[float, str, str]:
         chosen = choose_positions(
