@@ -71,8 +71,8 @@ def _load_bundle(options: argparse.Namespace, past: Ids) -> Run:
 
     session = hdruntime.load(options.models / BUNDLE, backend="onnxruntime")
     left = session(input_ids=past)
-    memories = {spec.name: left[str(spec.fed_from)] for spec in session.manifest.memories}
-    return lambda ids: session(input_ids=ids, **memories)["last_hidden_state"]
+    carried = {spec.name: left[str(spec.fed_from)] for spec in session.manifest.memories}
+    return lambda ids: session(input_ids=ids, **carried)["last_hidden_state"]
 
 
 def _load_hugging_face(options: argparse.Namespace, past: Ids) -> Run:

@@ -74,7 +74,7 @@ def batch_of(lengths: Sequence[int], tokens: int, seed: int = 0) -> tuple[np.nda
     return ids, (np.arange(tokens) < np.array(lengths)[:, None]).astype(np.int64)
 
 
-def memories(rows: int, seed: int = 0) -> np.ndarray:
+def carried(rows: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(100 + seed).standard_normal((rows, 1, 4, 4)).astype(np.float32)
 
 
@@ -97,7 +97,7 @@ def test_a_text_begins_with_a_memory_of_zeros(session: Session) -> None:
 
 def test_a_given_memory_reaches_the_graph_and_is_not_changed(session: Session) -> None:
     ids, _ = batch_of([5] * 3, 5)
-    old = memories(3).astype(np.float16).astype(np.float32)
+    old = carried(3).astype(np.float16).astype(np.float32)
     of_every_second_row: Any = np.repeat(old, 2, axis=0)[::2]
     kept = old.copy()
     for given in (old, old.astype(np.float64), old.astype(np.float16), old.tolist(), of_every_second_row):
@@ -116,7 +116,7 @@ def test_rows_of_all_lengths_keep_their_own_memories(session: Session) -> None:
     """On the CPU rows run in groups by their length."""
     for name, mask in MASKS.items():
         with named_case(name):
-            (ids, _), old = batch_of([5] * len(mask), 5), memories(len(mask))
+            (ids, _), old = batch_of([5] * len(mask), 5), carried(len(mask))
             found = session(input_ids=ids, attention_mask=mask, memory=old)
             check(found, recurrent_states(ids, np.array(mask), old))
 
@@ -140,7 +140,7 @@ def test_a_memory_that_does_not_fit_is_refused(session: Session) -> None:
 
 
 def test_inputs_are_in_the_manifests_order_and_types(bundle: Bundle) -> None:
-    found = checked_inputs({MEMORY: memories(1), "input_ids": [[2, 3]]}, bundle.manifest)
+    found = checked_inputs({MEMORY: carried(1), "input_ids": [[2, 3]]}, bundle.manifest)
     assert {name: (array.dtype.name, array.shape) for name, array in found.items()} == {
         "input_ids": ("int64", (1, 2)),
         "attention_mask": ("int64", (1, 2)),

@@ -1,6 +1,6 @@
 """Bundles of recurrent models small enough to compute by hand, made without torch.
 
-One has a memory of a fixed size; the other remembers its last tokens, as `hdexport.model.memories` names them.
+One has a memory of a fixed size; the other remembers its last tokens, as `hdexport.model.carried_states` names them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def tokens_answer(
 ) -> TokensAnswer:
     """One call of the model that remembers tokens, in float64: each vector plus the mean of the remembered vectors.
 
-    Padding behind a row is not remembered, as `hdexport.model.memories.remembered` has it.
+    Padding behind a row is not remembered, as `hdexport.model.carried_states.remembered` has it.
 
     Args:
         input_ids, attention_mask: int64 [batch, tokens].
@@ -150,7 +150,7 @@ def make_streaming_bundle(
     answers = plain.outputs if of_tokens is None else (of_tokens,)
     fill = Default(fill=Fill.ONES if attended else Fill.ZEROS)
     zeros = Default(fill=Fill.ZEROS)
-    memories = tuple(
+    carried = tuple(
         InputSpec(
             name=f"mems.{part}",
             dtype="float32",
@@ -162,11 +162,11 @@ def make_streaming_bundle(
         )
         for part, sizes, default in (("0", (HIDDEN_SIZE,), zeros), ("mask", (), fill))
     )
-    left = tuple(TensorSpec(name=str(spec.fed_from), dtype="float32", shape=spec.shape) for spec in memories)
+    left = tuple(TensorSpec(name=str(spec.fed_from), dtype="float32", shape=spec.shape) for spec in carried)
     _write_tokens_model(directory / "model.onnx", answers)
     changed = dataclasses.replace(
         plain,
-        inputs=(*plain.inputs, *memories),
+        inputs=(*plain.inputs, *carried),
         outputs=(*answers, *left),
         task=task,
         max_len=max_len,

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hdexport.lowering.lowering import Lowering
+from hdexport.model.carried_states import CallStates
 from hdexport.model.family import Family
-from hdexport.model.memories import Memories
 from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import Task
@@ -151,7 +151,7 @@ class Setup:
     inputs: tuple[InputSpec, ...] = ()
     padding: PaddingRule | None = None
     remark: str | None = None
-    memories: Memories | None = None
+    carried: CallStates | None = None
     record: Any = None
     query_scale: LogScale | None = None
 
@@ -231,7 +231,7 @@ class ReferenceFacts:
     counts_from_padding: bool = False
     decisions: Decisions | None = None
     information: Callable[[torch.Tensor], Iterator[str]] | None = None
-    memories: Memories | None = None
+    carried: CallStates | None = None
 
 
 class AttentionKind:

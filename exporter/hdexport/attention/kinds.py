@@ -142,7 +142,7 @@ def attention_setups(requests: Mapping[str, Any], subject: Subject) -> dict[str,
     setups = {name: setup for name, setup in found.items() if setup is not None}
     if subject.query_scale is not None:
         _check_scaled(setups, subject)
-    if subject.recurrence is not None and all(setup.memories is None for setup in setups.values()):
+    if subject.recurrence is not None and all(setup.carried is None for setup in setups.values()):
         convertible = subject.family.why_not_converted is None
         raise InputError(
             f"--recurrence {subject.recurrence} does not fit this {subject.model.config.model_type}: its attention "

@@ -26,7 +26,7 @@ class PairCounts(ABC):
     def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
         """[batch, 1 or heads, queries, keys], float, of one layer's attention; 0 for pairs that are not seen."""
 
-    def carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def with_carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values, [batch, heads, keys, head_dim], earlier calls' keys and values, if any, first."""
         return key, value
 
@@ -67,7 +67,7 @@ def _attend(
     Returns:
         [batch, tokens, heads, head_dim], and no weights.
     """
-    key, value = attention_mask.carried(key, value)
+    key, value = attention_mask.with_carried(key, value)
     batch, heads, tokens, _head_dim = query.shape
     step = max(1, _SLICE_VALUES // (batch * heads * key.shape[2]))
     parts = []

@@ -151,7 +151,7 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     operators = ", ".join(f"{name} x{count}" for name, count in manifest.operators.items())
     yield "attention", operators or "standard operators"
     yield from _attention(manifest)
-    yield from _memories(manifest)
+    yield from _carried(manifest)
     if manifest.adapter is not None:
         yield "adapter", f"{manifest.adapter}, in the weights"
     if manifest.ffn_chunk is not None:
@@ -258,7 +258,7 @@ def _attention(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "global tokens", f"{default} unless given" + ("" if marks.bound is None else f", at most {marks.bound}")
 
 
-def _memories(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _carried(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.most_memory:
         start = "attended to" if manifest.least_memory == manifest.most_memory else "masked"
         yield "memory", f"the last {manifest.most_memory} tokens of earlier segments; those not yet there are {start}"

@@ -11,8 +11,8 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
 
 from hdexport.attention.relative.kind import RelativeAttention
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
+from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
 from hdexport.model.family import Family, OwnAttention
-from hdexport.model.memories import MASK, Memories, remembered, text_ends
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
@@ -107,7 +107,7 @@ class _Layer(torch.nn.Module):
 
 def _forward(
     model: Any,
-    memories: Memories | None,
+    carried: CallStates | None,
     input_ids: torch.Tensor | None = None,
     attention_mask: torch.Tensor | None = None,
     token_type_ids: torch.Tensor | None = None,
@@ -117,16 +117,16 @@ def _forward(
     assert input_ids is not None
     assert attention_mask is not None
     states, reuse = model.word_embedding(input_ids), model.record.reuse or None
-    kinds = key_kinds(attention_mask, None if memories is None else memories.given(MASK), token_type_ids)
+    kinds = key_kinds(attention_mask, None if carried is None else carried.given(MASK), token_type_ids)
     reused = attention_mask[:, :reuse]
     ends = text_ends(reused)
-    if memories is not None:
-        memories.leave(MASK, remembered(memories.given(MASK), reused, ends))
+    if carried is not None:
+        carried.leave(MASK, remembered(carried.given(MASK), reused, ends))
     for number, layer in enumerate(model.layer):
         memory = None
-        if memories is not None:
-            memory = memories.given(number)
-            memories.leave(number, remembered(memory, states[:, :reuse], ends))
+        if carried is not None:
+            memory = carried.given(number)
+            carried.leave(number, remembered(memory, states[:, :reuse], ends))
         states = layer(states, memory, kinds, model.waves, token_type_ids is not None)
     return XLNetModelOutput(last_hidden_state=states)
 
@@ -160,7 +160,7 @@ def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
     base.record = setup.record
     base.layer = torch.nn.ModuleList(_Layer(layer, distances) for layer in base.layer)
     base.register_buffer("waves", distances.waves(base.d_model), persistent=False)
-    base.forward = functools.partial(_forward, base, setup.memories)
+    base.forward = functools.partial(_forward, base, setup.carried)
     if isinstance(model, XLNetForSequenceClassification):
         summary = model.sequence_summary.summary_type
         if summary not in _SUMMARIES:
@@ -173,26 +173,26 @@ def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
 def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
     """Hand the library's model its memory; it sees all of that, so tokens that are not there are cut off before."""
     base: Any = model.base_model
-    memories, size = setup.memories, setup.record.memory
-    assert memories is not None
+    carried, size = setup.carried, setup.record.memory
+    assert carried is not None
     base.mem_len = size
     original = base.forward
 
     def forward(*given: Any, attention_mask: torch.Tensor, **named: Any) -> Any:
-        mask = memories.given(MASK)
+        mask = carried.given(MASK)
         missing = int((mask[0] == 0).sum())
         if not (mask == (torch.arange(mask.shape[1]) >= missing)).all():
             raise ValueError("Hugging Face's XLNet sees memories whole: masks must be zeros, then ones, in all rows.")
-        before = [memories.given(layer) for layer in range(setup.record.layers)]
+        before = [carried.given(layer) for layer in range(setup.record.layers)]
         there = [memory[:, missing:].transpose(0, 1) for memory in before]
         remembered_states = there if missing < mask.shape[1] else None
         named |= {"mems": remembered_states, "use_mems": True}
         output = original(*given, attention_mask=attention_mask.float(), **named)
         for layer, (memory, left) in enumerate(zip(before, output.mems, strict=True)):
             whole = torch.cat([memory[:, :missing], left.transpose(0, 1)], dim=1)
-            memories.leave(layer, whole[:, whole.shape[1] - memory.shape[1] :])
+            carried.leave(layer, whole[:, whole.shape[1] - memory.shape[1] :])
         reused = attention_mask[:, : setup.record.reuse or None]
-        memories.leave(MASK, remembered(mask, reused, text_ends(reused)))
+        carried.leave(MASK, remembered(mask, reused, text_ends(reused)))
         return output
 
     base.forward = forward

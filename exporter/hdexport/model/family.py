@@ -71,7 +71,7 @@ class OwnAttention:
     of_config: Callable[[Any], Any]
     adapt: Callable[[PreTrainedModel, Any], None]
     remember: Callable[[PreTrainedModel, Any], None] | None = None
-    memories: Callable[[Any, Task], Sequence[InputSpec]] = field(default=lambda config, task: ())
+    carried: Callable[[Any, Task], Sequence[InputSpec]] = field(default=lambda config, task: ())
 
 
 @dataclass(frozen=True, kw_only=True)

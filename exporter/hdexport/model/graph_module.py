@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hdexport.model.carried_states import CallStates
 from hdexport.model.head import Head
-from hdexport.model.memories import Memories
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
 from hdruntime.bundle.task_formats import TASKS, Task
 
@@ -40,18 +40,18 @@ class GraphModule(torch.nn.Module):
         folded_token_types: bool = False,
         folded_positions: bool = False,
         head: Head | None = None,
-        memories: Memories | None = None,
+        carried: CallStates | None = None,
     ) -> None:
         super().__init__()
         self.model, self.task, self.head, self.inputs = model, task, head, tuple(inputs)
-        self._memories = Memories(()) if memories is None else memories
+        self._carried = CallStates(()) if carried is None else carried
         self.folded_token_types, self.folded_positions = folded_token_types, folded_positions
 
     @property
     def outputs(self) -> dict[str, tuple[str | int, ...]]:
         """Name of each output -> its axes; memories, which are inputs of the next call, come last."""
-        memories = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
-        return {**TASKS[self.task].outputs, **memories}
+        carried = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
+        return {**TASKS[self.task].outputs, **carried}
 
     def forward(
         self,
@@ -73,15 +73,15 @@ class GraphModule(torch.nn.Module):
         elif self.folded_token_types:
             # Never looked at; without ids the embeddings would gather them from a buffer.
             extra["token_type_ids"] = input_ids
-        given = {spec.name: others.pop(spec.name) for spec in self._memories.specs}
+        given = {spec.name: others.pop(spec.name) for spec in self._carried.specs}
         extra |= others
         if self.folded_positions:
             # Only its shape is looked at; the model's own ids are a slice that clamps the length to the table.
             extra["position_ids"] = input_ids
         seen = attention_mask if attended_mask is None else attention_mask * attended_mask
-        with self._memories.of_call(given):
+        with self._carried.of_call(given):
             outputs = self.model(input_ids=input_ids, attention_mask=seen, **extra)
-            left = tuple(value.float() for value in self._memories.left())
+            left = tuple(value.float() for value in self._carried.left())
         if self.head is not None:
             pooled = None if pooling_mask is None else attention_mask * pooling_mask
             return *self.head.outputs(getattr(outputs, self.head.reads), attention_mask, pooled), *left

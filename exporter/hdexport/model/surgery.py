@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hdexport.model.carried_states import POSITION, CallStates
 from hdexport.model.family import Family
-from hdexport.model.memories import POSITION, Memories
 from hdexport.model.positions import FactoredTable, choose_form, extend_table, factor_table
 from hdexport.model.task import model_task
 from hdruntime.bundle.manifest import PositionForm, Positions, Scheme
@@ -127,10 +127,10 @@ class _ContinuedRows(torch.nn.Module):
         text: tells real tokens from padding.
     """
 
-    def __init__(self, table: torch.nn.Module, first_row: int, memories: Memories, text: _TextMask) -> None:
+    def __init__(self, table: torch.nn.Module, first_row: int, carried: CallStates, text: _TextMask) -> None:
         super().__init__()
         self.table, self.first_row = table, first_row
-        self._memories, self._text = memories, text
+        self._carried, self._text = carried, text
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Look up each token's position.
@@ -141,12 +141,12 @@ class _ContinuedRows(torch.nn.Module):
         Returns:
             [batch, tokens, width].
         """
-        before = self._memories.given(POSITION)  # [batch, 1]
+        before = self._carried.given(POSITION)  # [batch, 1]
         real = self._text.mask.to(torch.int64)
         if self.first_row:
             # The padding id has the padding row wherever it is, and counts for nothing.
             real = real * (rows >= self.first_row)
-        self._memories.leave(POSITION, before + real.sum(1, keepdim=True))
+        self._carried.leave(POSITION, before + real.sum(1, keepdim=True))
         embedded: torch.Tensor = self.table(rows + before.to(torch.int64) * real)
         return embedded
 
@@ -248,7 +248,7 @@ def extend_positions(
     )
 
 
-def continue_positions(model: PreTrainedModel, family: Family, memories: Memories) -> None:
+def continue_positions(model: PreTrainedModel, family: Family, carried: CallStates) -> None:
     """Make positions continue from call to call, in place; of a family that learns them.
 
     Args:
@@ -259,7 +259,7 @@ def continue_positions(model: PreTrainedModel, family: Family, memories: Memorie
     text, embeddings = _TextMask(), family.embeddings(model)
     model.base_model.register_forward_pre_hook(text.note, with_kwargs=True)
     embeddings.position_embeddings = _ContinuedRows(
-        embeddings.position_embeddings, family.first_row(model.config), memories, text
+        embeddings.position_embeddings, family.first_row(model.config), carried, text
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from hdexport.attention.kind import OperatorNode, Setup
 from hdexport.attention.kinds import attention_records, check_unseen_tokens
 from hdexport.checkpoint import Checkpoint
-from hdexport.model.memories import counts_tokens
+from hdexport.model.carried_states import counts_tokens
 from hdexport.model.task import TASKS
 from hdexport.pipeline.options import BuildOptions
 from hdplugins import ONNX_DOMAIN

@@ -14,7 +14,7 @@ from hdexport.checkpoint.extension import read_extension
 from hdexport.checkpoint.position_choice import PositionChoice
 from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import convertible_model_types
-from hdexport.model.memories import counts_tokens
+from hdexport.model.carried_states import counts_tokens
 from hdexport.pipeline.options import BuildOptions
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Positions
@@ -139,16 +139,16 @@ def graph_module(
     from hdexport.model.weight_type import cast_model
 
     family, run_as = checkpoint.family, checkpoint.run_as(task)
-    memories = next((setup.memories for setup in setups.values() if setup.memories is not None), None)
-    if memories is not None and run_as is not task:
+    carried = next((setup.carried for setup in setups.values() if setup.carried is not None), None)
+    if carried is not None and run_as is not task:
         raise InputError(
             "The model's scores are of a vector that is pooled of all tokens of a pair, and a model with a memory sees "
             "a segment of them.\nLeave --recurrence out, and set mem_len to null where config.json has it."
         )
     token_types = number_of_token_types(model, family, run_as)
     folded_token_types = not token_types and fold_token_types(model, family)
-    if memories is not None and counts_tokens(memories.specs):
-        continue_positions(model, family, memories)
+    if carried is not None and counts_tokens(carried.specs):
+        continue_positions(model, family, carried)
     folded_positions = fold_positions(model, family)
     cast_model(model, options.precision)
     fuse_gelu(model)
@@ -170,5 +170,5 @@ def graph_module(
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
         head=task_head(checkpoint, task),
-        memories=memories,
+        carried=carried,
     ).eval()

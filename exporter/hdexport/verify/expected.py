@@ -91,8 +91,8 @@ def expected_rows(
         in_front = range(case.tokens)[case.real(length)].start
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)] - in_front
         with _following(reference, decisions, row, slice(in_front, in_front + length)):
-            memories = reference.past.of_row(case, row)
-            rows.append(reference.unpadded(row, length, memories=memories, shift=in_front, samples=of_row))
+            carried = reference.past.of_row(case, row)
+            rows.append(reference.unpadded(row, length, carried=carried, shift=in_front, samples=of_row))
     return rows
 
 

@@ -20,8 +20,8 @@ from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.verify.remembered import PastTexts
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, PositionForm, Role, Scheme
-from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.state_start import state_at_start
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
@@ -94,13 +94,11 @@ class Reference:
         """Whether PyTorch can compute a text as if padding were before it."""
         return "position_ids" in inspect.signature(self._module.model.forward).parameters
 
-    def named(
-        self, of_role: Mapping[Role, IntArray], memories: Mapping[str, FloatArray]
-    ) -> dict[str, npt.NDArray[Any]]:
+    def named(self, of_role: Mapping[Role, IntArray], carried: Mapping[str, FloatArray]) -> dict[str, npt.NDArray[Any]]:
         """The model's inputs by name, from each role's values, 0 where there are none, and the memories."""
         shape = of_role[Role.IDS].shape
         return {
-            spec.name: memories[spec.name]
+            spec.name: carried[spec.name]
             if spec.role is Role.MEMORY
             else of_role.get(spec.role, np.zeros(shape, np.int64))
             for spec in self._module.inputs
@@ -108,10 +106,10 @@ class Reference:
 
     def _leaves(self, tokens: int, memory: int) -> dict[str, FloatArray]:
         """The memory that a text of so many tokens leaves, of that size, [1, ...] each."""
-        memories = [spec for spec in self._module.inputs if spec.role is Role.MEMORY]
-        empty = {spec.name: memory_at_start(spec, rows=1, memory=memory) for spec in memories}
-        left = self.unpadded(_PAST_ROW, tokens, memories=empty)
-        return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in memories}
+        carried = [spec for spec in self._module.inputs if spec.role is Role.MEMORY]
+        empty = {spec.name: state_at_start(spec, rows=1, memory=memory) for spec in carried}
+        left = self.unpadded(_PAST_ROW, tokens, carried=empty)
+        return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in carried}
 
     def of_text(self, row: int, length: int) -> dict[Role, IntArray]:
         """Role -> [length], the inputs for the row's text in a check.
@@ -172,7 +170,7 @@ class Reference:
         row: int,
         length: int,
         *,
-        memories: Mapping[str, FloatArray] | None = None,
+        carried: Mapping[str, FloatArray] | None = None,
         shift: int = 0,
         samples: IntArray | None = None,
     ) -> dict[str, FloatArray]:
@@ -186,7 +184,7 @@ class Reference:
             samples: as :meth:`batch` takes it.
         """
         of_role = {role: values[None] for role, values in self.of_text(row, length).items()}
-        inputs = self.named(of_role, memories or {})
+        inputs = self.named(of_role, carried or {})
         if shift and self.positions_shift and self.takes_position_ids:
             inputs["position_ids"] = np.arange(shift, shift + length)[None]
         return {name: values[0] for name, values in self.batch(inputs, samples=samples).items()}
@@ -253,7 +251,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         task,
         inputs=manifest.inputs,
         head=task_head(checkpoint, task),
-        memories=facts.memories,
+        carried=facts.carried,
     ).eval()
     return Reference(
         module,
@@ -285,7 +283,7 @@ def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> Re
         counts_from_padding=any(facts.counts_from_padding for facts in found),
         decisions=next((facts.decisions for facts in found if facts.decisions is not None), None),
         information=next((facts.information for facts in found if facts.information is not None), None),
-        memories=next((facts.memories for facts in found if facts.memories is not None), None),
+        carried=next((facts.carried for facts in found if facts.carried is not None), None),
     )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.model.memories import MASK, left_name, memory_name
+from hdexport.model.carried_states import MASK, carried_name, left_name
 from hdexport.verify.grid import Case
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import InputSpec, Manifest
-from hdruntime.bundle.memory_start import memory_at_start
+from hdruntime.bundle.state_start import state_at_start
 
 Outputs = Mapping[str, FloatArray]
 
@@ -33,9 +33,9 @@ class PastTexts:
 
     def of_row(self, case: Case, row: int) -> dict[str, FloatArray]:
         """Name of each memory -> [1, ...]."""
-        memories, longest, size = self._manifest.memories, self._manifest.document_tokens, self._size(case)
-        found = {spec.name: memory_at_start(spec, rows=1, memory=size) for spec in memories}
-        mask = memory_name(MASK)
+        carried, longest, size = self._manifest.memories, self._manifest.document_tokens, self._size(case)
+        found = {spec.name: state_at_start(spec, rows=1, memory=size) for spec in carried}
+        mask = carried_name(MASK)
         if case.padding == "left":
             if mask in found:
                 found[mask] *= 0
@@ -46,7 +46,7 @@ class PastTexts:
         if (past, size) not in self._found:
             self._found[past, size] = self._leaves(past, size)
         left = self._found[past, size]
-        found = {spec.name: left[str(spec.fed_from)] for spec in memories}
+        found = {spec.name: left[str(spec.fed_from)] for spec in carried}
         if row == 1 and mask in found:
             found[mask] = np.where(np.arange(size) < size // 2, 0, found[mask]).astype(np.float32)
         return found

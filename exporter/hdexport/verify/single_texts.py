@@ -11,8 +11,8 @@ import numpy.typing as npt
 from hdruntime.arrays import IntArray
 from hdruntime.backends.onnxruntime_sessions import session_options
 from hdruntime.bundle.manifest import Role
-from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.state_start import state_at_start
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -54,7 +54,7 @@ def single_text_runner(bundle: Bundle, graph: onnx_ir.Model) -> Callable[..., di
         first, real = (places == padding).astype(np.int64), (places >= padding).astype(np.int64)
         known = {Role.IDS: ids, Role.MASK: real, Role.MARKS: first, Role.POOLED: real, Role.ATTENDED: real}
         feeds = {
-            spec.name: memory_at_start(spec, rows=1, memory=bundle.manifest.least_memory)
+            spec.name: state_at_start(spec, rows=1, memory=bundle.manifest.least_memory)
             if spec.role is Role.MEMORY
             else known.get(spec.role, np.zeros_like(first))
             for spec in bundle.manifest.inputs

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hdruntime.gpu.device_arrays import DeviceArray
 
 
-class Memories(Protocol):
+class CarriedStates(Protocol):
     """The memories of some rows, kept where the runner computes; memories of tokens have their full size.
 
     For one thread at a time. It is freed with the last reference to it.
@@ -93,7 +93,7 @@ class Runner(Protocol):
             OutOfMemoryError: memory is too small for this batch; a smaller one may fit. Likewise.
         """
 
-    def open_memories(self, rows: int) -> Memories:
+    def open_states(self, rows: int) -> CarriedStates:
         """The memories of batches of so many rows, which begin with the manifest's defaults.
 
         Raises:

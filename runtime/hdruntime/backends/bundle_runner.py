@@ -56,7 +56,7 @@ class BundleRunner(abc.ABC):
 
     @abc.abstractmethod
     def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch as given, on memories that stay where the runner computes.
 

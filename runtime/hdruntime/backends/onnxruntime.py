@@ -12,7 +12,7 @@ from hdruntime.backends.bundle_graphs import chosen_graph
 from hdruntime.backends.bundle_runner import Inputs, Outputs
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork
-from hdruntime.backends.host_memories import HostMemories
+from hdruntime.backends.host_states import HostStates
 from hdruntime.backends.onnxruntime_sessions import GraphRunner, open_session, session_options
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile
@@ -79,9 +79,9 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
         self._shrinking, self._was_large = _shrinking_options(), False
         logger.info("onnxruntime runs %s on the CPU, %s", graph.file, chosen_threads(threads)[1])
 
-    def open_memories(self, rows: int) -> HostMemories:
+    def open_states(self, rows: int) -> HostStates:
         """Arrays in the memory of the CPU; see :class:`hdruntime.backends.Runner`."""
-        return HostMemories(self, rows)
+        return HostStates(self, rows)
 
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         with self._open_session(inputs) as session:
@@ -90,10 +90,10 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
             return dict(zip(outputs, arrays, strict=False))  # without names, a session gives all
 
     def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch as given, on memories that are arrays."""
-        values = [{name: self.on_device(array) for name, array in arrays.items()} for arrays in (memories, left)]
+        values = [{name: self.on_device(array) for name, array in arrays.items()} for arrays in (carried, left)]
         return super().run_bound(inputs, outputs, *values)
 
     @contextlib.contextmanager

@@ -17,8 +17,8 @@ from hdruntime.backends.bundle_graphs import chosen_graph
 from hdruntime.backends.bundle_runner import Inputs, Outputs
 from hdruntime.backends.onnxruntime_sessions import GraphRunner, open_session, session_options
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.state_start import state_at_start
 from hdruntime.constants import CUDA_LOWERING, CUDA_PROVIDER, PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, capsule_of, contiguous_strides
@@ -75,21 +75,21 @@ class OnnxRuntimeCudaRunner(GraphRunner):
         self._lock = threading.Lock()
         logger.info("%s runs %s on GPU %d", self.backend.value, graph.file, gpu.device)
 
-    def open_memories(self, rows: int) -> DeviceMemories:
+    def open_states(self, rows: int) -> DeviceStates:
         """Values in the memory of the GPU; see :class:`hdruntime.backends.Runner`."""
-        return DeviceMemories(self, rows)
+        return DeviceStates(self, rows)
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         """Run a batch; see :class:`hdruntime.backends.Runner`."""
         return self.run_bound(inputs, outputs, {}, {})
 
     def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch on memories that stay on the GPU."""
         # One batch at a time: two at once would need the memory of both.
         with self._lock:
-            results = super().run_bound(inputs, outputs, memories, left)
+            results = super().run_bound(inputs, outputs, carried, left)
         attention_mask = inputs[self.mask]
         if not attention_mask.all():
             for name, values in results.items():
@@ -98,7 +98,7 @@ class OnnxRuntimeCudaRunner(GraphRunner):
         return results
 
 
-class DeviceMemories:
+class DeviceStates:
     """The memories of some rows as ONNX Runtime's values on its device; see `hdruntime.backends.Memories`.
 
     Args:
@@ -108,7 +108,7 @@ class DeviceMemories:
 
     def __init__(self, runner: GraphRunner, rows: int) -> None:
         self._runner, manifest = runner, runner.manifest
-        starts = {spec.name: memory_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories}
+        starts = {spec.name: state_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories}
         # A copy each, also where the device is the CPU.
         self._read, self._written = (
             {name: runner.on_device(np.repeat(start, rows, axis=0)) for name, start in starts.items()} for _ in range(2)

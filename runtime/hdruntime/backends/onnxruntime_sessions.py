@@ -62,18 +62,18 @@ class GraphRunner(BundleRunner):
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *self.device)
 
     def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch as given, on memories that are ``OrtValue``s."""
         with self._open_session(inputs) as session:
-            return self._bound(session, inputs, outputs, memories, left)
+            return self._bound(session, inputs, outputs, carried, left)
 
     def _bound(
-        self, session: Any, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+        self, session: Any, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         binding = session.io_binding()
         # Referred to until the run has ended: on the CPU they are the caller's arrays.
-        given = {name: self.on_device(array) for name, array in inputs.items()} | dict(memories)
+        given = {name: self.on_device(array) for name, array in inputs.items()} | dict(carried)
         for name, value in given.items():
             binding.bind_ortvalue_input(name, value)
         answers = [name for name in outputs if name not in left]

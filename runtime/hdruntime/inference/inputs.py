@@ -8,7 +8,7 @@ import numpy as np
 
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
-from hdruntime.bundle.memory_start import memory_at_start
+from hdruntime.bundle.state_start import state_at_start
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import padded
 from hdruntime.inference.marks import check_marks, check_texts_for_marks, default_marks
@@ -181,7 +181,7 @@ def _size_of_memory(given: Mapping[str, AnyArray], manifest: Manifest, default: 
 
 def _default(spec: InputSpec, ids: IntArray, mask: IntArray, memory: int) -> AnyArray:
     if spec.role is Role.MEMORY:
-        return memory_at_start(spec, rows=len(ids), memory=memory)
+        return state_at_start(spec, rows=len(ids), memory=memory)
     if spec.default.fill in (Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN):
         return default_marks(spec, ids, mask)
     if spec.default.fill is Fill.AFTER_TOKEN:

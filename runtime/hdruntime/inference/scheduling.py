@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import IntArray
-from hdruntime.backends import Memories, Runner
+from hdruntime.backends import CarriedStates, Runner
 from hdruntime.backends.forking import keep_for_ever, tell_of_forks
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, OutOfMemoryError
@@ -184,7 +184,7 @@ class Scheduler:
         )
         return _joined(list(parts), mask)
 
-    def run_on(self, memories: Memories, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
+    def run_on(self, carried: CarriedStates, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
         """Run one segment of each row on memories that the runner keeps.
 
         Args:
@@ -197,8 +197,8 @@ class Scheduler:
         """
         _ = self.runner  # raises if it is closed
         mask = self.mask_of(inputs)
-        results = memories.run(inputs, outputs)
-        return self._finished(list(range(len(mask))), mask, results, memories.computed_tokens(mask))
+        results = carried.run(inputs, outputs)
+        return self._finished(list(range(len(mask))), mask, results, carried.computed_tokens(mask))
 
     def mask_of(self, inputs: Inputs) -> IntArray:
         """int64 [batch, tokens], 1 for real tokens."""

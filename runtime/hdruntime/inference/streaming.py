@@ -145,7 +145,7 @@ class Lanes:
         self._scheduler, self._manifest = scheduler, manifest
         self._rows, self._segment, self._outputs = rows, segment, outputs
         self._with_tokens = {spec.name for spec in manifest.outputs if spec.has_tokens_axis}
-        self._memories = scheduler.runner.open_memories(rows)
+        self._carried = scheduler.runner.open_states(rows)
 
     def run(self, documents: Iterable[Columns]) -> Iterator[Segment]:
         """Run documents; each is asked for when a row is free for it.
@@ -162,10 +162,10 @@ class Lanes:
             for row, lane in enumerate(lanes):
                 if lane is None and (document := next(waiting, None)) is not None:
                     lanes[row] = _Lane(*document)
-                    self._memories.reset([row])
+                    self._carried.reset([row])
             if not any(lanes):
                 return
-            result = self._scheduler.run_on(self._memories, self._batch(lanes), outputs=self._outputs)
+            result = self._scheduler.run_on(self._carried, self._batch(lanes), outputs=self._outputs)
             for row, lane in enumerate(lanes):
                 if lane is not None:
                     segment = self._segment_of(lane, row, result)

@@ -27,8 +27,8 @@ from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.bundle.manifest import Backend, Manifest, Scheme
-from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.state_start import state_at_start
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from support.answers import ATOL, distance
@@ -73,7 +73,7 @@ def documents(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def first_memories(manifest: Manifest, *, rows: int, memory: int) -> Feeds:
-    return {spec.name: memory_at_start(spec, rows=rows, memory=memory) for spec in manifest.memories}
+    return {spec.name: state_at_start(spec, rows=rows, memory=memory) for spec in manifest.memories}
 
 
 def streamed(
@@ -82,21 +82,21 @@ def streamed(
     ids: np.ndarray,
     *,
     memory: int,
-    disturb: Callable[[Feeds], object] = lambda memories: None,
+    disturb: Callable[[Feeds], object] = lambda carried: None,
 ) -> Iterator[Feeds]:
     """The answers to each segment; `disturb` changes the memories of the second and later calls."""
-    memories = first_memories(manifest, rows=len(ids), memory=memory)
+    carried = first_memories(manifest, rows=len(ids), memory=memory)
     starts = np.zeros(len(ids), np.int64)
     for number, lengths in enumerate(SEGMENTS[: len(ids)].T):
         place = np.arange(lengths.max())
         # What stands in the padding must not matter.
         part = np.take_along_axis(ids, (starts[:, None] + place) % ids.shape[1], axis=1)
         if number:
-            disturb(memories)
-        outputs = call(**feeds_of(part, (place < lengths[:, None]).astype(np.int64), manifest), **memories)
-        shapes = {name: value.shape for name, value in memories.items()}
-        memories = {spec.name: outputs[str(spec.fed_from)] for spec in manifest.memories}
-        assert {name: value.shape for name, value in memories.items()} == shapes
+            disturb(carried)
+        outputs = call(**feeds_of(part, (place < lengths[:, None]).astype(np.int64), manifest), **carried)
+        shapes = {name: value.shape for name, value in carried.items()}
+        carried = {spec.name: outputs[str(spec.fed_from)] for spec in manifest.memories}
+        assert {name: value.shape for name, value in carried.items()} == shapes
         starts += lengths
         yield outputs
 
@@ -219,9 +219,9 @@ def test_the_runtime_streams_documents(half) -> None:
 
 
 WRONG: dict[str, Callable[[Feeds], object]] = {
-    "one layer's shifted by one": lambda memories: memories.update({"mems.1": np.roll(memories["mems.1"], 1, axis=1)}),
-    "documents swapped": lambda memories: memories.update({name: value[::-1] for name, value in memories.items()}),
-    "position one too far": lambda memories: memories.update({"mems.position": memories["mems.position"] + 1}),
+    "one layer's shifted by one": lambda carried: carried.update({"mems.1": np.roll(carried["mems.1"], 1, axis=1)}),
+    "documents swapped": lambda carried: carried.update({name: value[::-1] for name, value in carried.items()}),
+    "position one too far": lambda carried: carried.update({"mems.position": carried["mems.position"] + 1}),
 }
 
 
@@ -240,10 +240,10 @@ def test_a_masked_memory_is_none(both_sides) -> None:
     ids, mask = documents(3)
     answers = []
     for memory, noise in ((1, 0), (20, 0), (20, 1)):
-        memories = first_memories(both_sides.manifest, rows=3, memory=memory)
+        carried = first_memories(both_sides.manifest, rows=3, memory=memory)
         for name in ("mems.0", "mems.1"):
-            memories[name] += noise * np.random.default_rng(7).standard_normal(memories[name].shape).astype(np.float32)
-        answer = cpu_graph(both_sides)(**feeds_of(ids, mask, both_sides.manifest), **memories)
+            carried[name] += noise * np.random.default_rng(7).standard_normal(carried[name].shape).astype(np.float32)
+        answer = cpu_graph(both_sides)(**feeds_of(ids, mask, both_sides.manifest), **carried)
         answers.append(answer["last_hidden_state"][mask == 1])
     expected = whole(both_sides, ids, mask, pair_mask(mask, BOTH_SIDES))
     for answer in answers:
@@ -380,11 +380,11 @@ def test_a_document_that_goes_on_behind_its_last_position_is_refused(half) -> No
     """Also where a caller hands over the memories: a table that is read past its end may answer anything."""
     session = half.session
     answers = session(input_ids=np.full((2, 260), 7))
-    memories = {spec.name: answers[str(spec.fed_from)] for spec in half.manifest.memories}
-    session(input_ids=np.full((2, 40), 7), **memories)
+    carried = {spec.name: answers[str(spec.fed_from)] for spec in half.manifest.memories}
+    session(input_ids=np.full((2, 40), 7), **carried)
     # Padding needs no position.
-    session(input_ids=np.full((2, 41), 7), attention_mask=np.arange(82).reshape(2, 41) % 41 < 40, **memories)
+    session(input_ids=np.full((2, 41), 7), attention_mask=np.arange(82).reshape(2, 41) % 41 < 40, **carried)
     with pytest.raises(InputError, match=r"Row 0 has 41 tokens after 260 of earlier calls .* at most 300\.\nBegin"):
-        session(input_ids=np.full((2, 41), 7), **memories)
+        session(input_ids=np.full((2, 41), 7), **carried)
     with pytest.raises(InputError, match=r"after -1 of earlier calls"):
-        session(input_ids=np.full((2, 41), 7), **memories | {"mems.position": np.full((2, 1), -1.0, np.float32)})
+        session(input_ids=np.full((2, 41), 7), **carried | {"mems.position": np.full((2, 1), -1.0, np.float32)})

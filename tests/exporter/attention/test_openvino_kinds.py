@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_openvino_answers_as_onnx_runtime(openvino_bundles, model_type: str, options: dict[str, Any]) -> None:
     bundle = openvino_bundles(model_type, **options)
     with hdruntime.load(bundle.path, "openvino", threads=1) as session:
-        memories: dict[str, np.ndarray] = {}
+        carried: dict[str, np.ndarray] = {}
         for tokens, name, input_ids, attention_mask in cases((17, 65, 129), sizes=(3,)):
             values = {
                 "input_ids": input_ids,
@@ -48,11 +48,11 @@ def test_openvino_answers_as_onnx_runtime(openvino_bundles, model_type: str, opt
                 "global_attention_mask": first_real_tokens(attention_mask),
             }
             feeds = {spec.name: values[spec.name] for spec in bundle.manifest.inputs if spec.name in values}
-            got, expected = session(**feeds, **memories), bundle.session(**feeds, **memories)
+            got, expected = session(**feeds, **carried), bundle.session(**feeds, **carried)
             real = attention_mask == 1
             with named_case(f"{tokens} tokens", name):
                 assert set(got) == set(expected)
                 assert_close(got["last_hidden_state"][real], expected["last_hidden_state"][real], atol=ATOL)
                 for spec in bundle.manifest.memories:
                     assert_close(got[str(spec.fed_from)], expected[str(spec.fed_from)], atol=ATOL)
-            memories = {spec.name: expected[str(spec.fed_from)] for spec in bundle.manifest.memories}
+            carried = {spec.name: expected[str(spec.fed_from)] for spec in bundle.manifest.memories}

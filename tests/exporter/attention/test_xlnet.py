@@ -69,13 +69,13 @@ def in_turn(bundle: Any, feeds: Sequence[Mapping[str, np.ndarray]], *, graph: st
     """What a graph answers to one batch after the other, each of which is given what the one before has left."""
     (batch, _), run = feeds[0]["input_ids"].shape, getattr(bundle, graph)
     # Nothing is remembered, in as much memory as there may be.
-    memories = {
+    carried = {
         spec.name: np.zeros([batch, bundle.manifest.most_memory, *spec.shape[2:]], np.float32)
         for spec in bundle.manifest.memories
     }
     for given in feeds:
-        got = run(**{"attention_mask": np.ones_like(given["input_ids"]), **given, **memories})
-        memories = {spec.name: got[spec.fed_from] for spec in bundle.manifest.memories}
+        got = run(**{"attention_mask": np.ones_like(given["input_ids"]), **given, **carried})
+        carried = {spec.name: got[spec.fed_from] for spec in bundle.manifest.memories}
         yield got
 
 
@@ -119,11 +119,11 @@ def test_a_larger_memory_remembers_more(tiny_bundles) -> None:
 
 
 def test_a_memory_is_asked_for_where_a_checkpoint_has_none(tiny_bundles, traced_models) -> None:
-    memories = traced_models("xlnet", recurrence=12).manifest.memories
-    assert [spec.name for spec in memories] == ["mems.0", "mems.1", "mems.mask"]
-    assert {spec.bound for spec in memories} == {12}
+    carried = traced_models("xlnet", recurrence=12).manifest.memories
+    assert [spec.name for spec in carried] == ["mems.0", "mems.1", "mems.mask"]
+    assert {spec.bound for spec in carried} == {12}
     plain = tiny_bundles("xlnet").manifest
-    assert (recorded(plain, "relative").memory, plain.memories) == (0, ())
+    assert (recorded(plain, "relative").memory, plain.carried) == (0, ())
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_an_empty_memory_of_any_size_is_no_memory(tiny_bundles, memory: int) -> 
     (segment, *_) = segments(3)
     feeds = segment | {"attention_mask": np.ones_like(segment["input_ids"])}
     generator = np.random.default_rng(0)
-    memories = {
+    carried = {
         # Whatever is not there must not matter.
         spec.name: np.zeros((3, memory), np.float32)
         if spec.name == "mems.mask"
@@ -168,7 +168,7 @@ def test_an_empty_memory_of_any_size_is_no_memory(tiny_bundles, memory: int) -> 
         for spec in bundle.manifest.memories
     }
     for graph in ("portable", "session"):
-        got = getattr(bundle, graph)(**feeds, **memories)["last_hidden_state"]
+        got = getattr(bundle, graph)(**feeds, **carried)["last_hidden_state"]
         assert_close(got, getattr(plain, graph)(**feeds)["last_hidden_state"], atol=ATOL)
 
 
@@ -209,11 +209,11 @@ def test_padding_behind_a_text_is_not_remembered(tiny_bundles) -> None:
     for run in (bundle.portable, bundle.session):
         empty = {spec.name: np.zeros([3, MEMORY, *spec.shape[2:]], np.float32) for spec in bundle.manifest.memories}
         before = run(**second, attention_mask=np.ones_like(second["input_ids"]), **empty)
-        memories = {spec.name: before[spec.fed_from] for spec in bundle.manifest.memories}
-        after = run(**first, attention_mask=mask, **memories)
+        carried = {spec.name: before[spec.fed_from] for spec in bundle.manifest.memories}
+        after = run(**first, attention_mask=mask, **carried)
         for row, tokens in enumerate((11, 0, mask.shape[1])):
             alone = {name: values[row : row + 1, : max(tokens, 1)] for name, values in first.items()}
-            remembered = {name: values[row : row + 1] for name, values in memories.items()}
+            remembered = {name: values[row : row + 1] for name, values in carried.items()}
             expected = run(**alone, attention_mask=np.ones_like(alone["input_ids"]), **remembered)
             for spec in bundle.manifest.memories:
                 left = expected[spec.fed_from] if tokens else remembered[spec.name]
@@ -249,8 +249,8 @@ def test_summaries_of_texts_are_of_real_tokens(tiny_bundles, changes: dict[str, 
     mask = (np.arange(49) < 40).astype(np.int64)[None]
     for graph in ("portable", "session"):
         feeds = {"input_ids": padded, "attention_mask": mask, "token_type_ids": np.zeros_like(padded)}
-        memories = {spec.name: np.zeros([1, 1, *spec.shape[2:]], np.float32) for spec in bundle.manifest.memories}
-        assert_close(getattr(bundle, graph)(**feeds, **memories)["logits"], alone, atol=ATOL)
+        carried = {spec.name: np.zeros([1, 1, *spec.shape[2:]], np.float32) for spec in bundle.manifest.memories}
+        assert_close(getattr(bundle, graph)(**feeds, **carried)["logits"], alone, atol=ATOL)
 
 
 def test_what_cannot_be_built_is_refused(tiny_bundles) -> None:

@@ -21,8 +21,8 @@ from hdexport.checkpoint.trust import Trust
 from hdexport.families import family_of
 from hdexport.families.transfo_xl.adaptive import AdaptiveSoftmax
 from hdexport.families.transfo_xl.config import TransfoXLConfig
-from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.state_start import state_at_start
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from hdruntime.jobs import JobOptions, plan_job
@@ -92,12 +92,12 @@ def streams(bundle: Any, rows: int) -> dict[str, Callable[..., dict[str, np.ndar
 
 def stream(bundle: Any, run: Callable[..., dict[str, np.ndarray]], rows: int) -> Callable[..., dict[str, np.ndarray]]:
     manifest = bundle.manifest
-    memories = {spec.name: memory_at_start(spec, rows=rows, memory=manifest.most_memory) for spec in manifest.memories}
+    carried = {spec.name: state_at_start(spec, rows=rows, memory=manifest.most_memory) for spec in manifest.memories}
 
     def call(input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
-        outputs = run(input_ids=input_ids, attention_mask=mask, **memories)
-        memories.update({spec.name: outputs[spec.fed_from] for spec in bundle.manifest.memories})
+        outputs = run(input_ids=input_ids, attention_mask=mask, **carried)
+        carried.update({spec.name: outputs[spec.fed_from] for spec in bundle.manifest.memories})
         return outputs
 
     return call

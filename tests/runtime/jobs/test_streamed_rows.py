@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime.backends import Memories
+from hdruntime.backends import CarriedStates
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
@@ -107,21 +107,21 @@ def test_a_text_is_scored_across_its_segments(tmp_path: Path) -> None:
 class FailingMemories:
     """Memories whose runs fail if a test says so."""
 
-    def __init__(self, memories: Memories, fails: Callable[[np.ndarray], BackendError | None]) -> None:
-        self._memories, self._fails = memories, fails
-        self.reset, self.computed_tokens = memories.reset, memories.computed_tokens
+    def __init__(self, carried: CarriedStates, fails: Callable[[np.ndarray], BackendError | None]) -> None:
+        self._carried, self._fails = carried, fails
+        self.reset, self.computed_tokens = carried.reset, carried.computed_tokens
 
     def run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
         if error := self._fails(inputs["input_ids"]):
             raise error
-        return self._memories.run(inputs, outputs)
+        return self._carried.run(inputs, outputs)
 
 
 class FailingRunner(OnnxRuntimeRunner):
     fails: Callable[[np.ndarray], BackendError | None]
 
-    def open_memories(self, rows: int) -> FailingMemories:  # type: ignore[override]
-        return FailingMemories(super().open_memories(rows), self.fails)
+    def open_states(self, rows: int) -> FailingMemories:  # type: ignore[override]
+        return FailingMemories(super().open_states(rows), self.fails)
 
 
 def run_failing(bundle: Path, texts: list[str], fails: Callable[[np.ndarray], BackendError | None]) -> Any:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hdexport.attention.kind import AttentionKind, Boundaries, ReferenceFacts, Setup, Subject
+from hdexport.model.carried_states import MASK, CallStates, carried_input
 from hdexport.model.family import Family
-from hdexport.model.memories import MASK, Memories, memory_input
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.value_types import Size, TokenCount
@@ -74,10 +74,10 @@ class RelativeKind(AttentionKind):
         record: RelativeAttention | None = subject.family.own_attention(self.name, config)
         if record is None:
             return None
-        memories = _memories(record, config.hidden_size)
-        if memories and own is not None:
-            memories = (*memories, *own.memories(config, subject.task))
-        return _setup(record, memories, subject.max_len)
+        carried = _carried(record, config.hidden_size)
+        if carried and own is not None:
+            carried = (*carried, *own.carried(config, subject.task))
+        return _setup(record, carried, subject.max_len)
 
     def problems(self, record: RelativeAttention, manifest: Manifest) -> Iterator[str]:
         """The memory among the inputs."""
@@ -92,11 +92,11 @@ class RelativeKind(AttentionKind):
         """The library's own model, or its replacement where the library dropped it, and its memories."""
         assert isinstance(setup, RelativeSetup)
         assert family.own is not None
-        if setup.memories is not None:
+        if setup.carried is not None:
             assert family.own.remember is not None
             family.own.remember(model, setup)
         # Its padding sees itself, where ours is 0.
-        return ReferenceFacts(undefined_padding=True, memories=setup.memories)
+        return ReferenceFacts(undefined_padding=True, carried=setup.carried)
 
     def boundaries(self, record: RelativeAttention) -> Boundaries | None:
         """Around the size of the memory, where a text takes all of it, and where distances are clamped."""
@@ -131,22 +131,22 @@ class RelativeKind(AttentionKind):
             yield "", f"distances beyond {record.clamp} count as {record.clamp}"
 
 
-def _memories(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
+def _carried(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
     """Each layer's memory, and which of its tokens are there."""
     if not record.memory:
         return ()
     fill = Fill.ONES if record.empty_memory_is_seen else Fill.ZEROS
     return (
-        *(memory_input(layer, "memory", width, bound=record.memory) for layer in range(record.layers)),
-        memory_input(MASK, "memory", bound=record.memory, fill=fill),
+        *(carried_input(layer, "memory", width, bound=record.memory) for layer in range(record.layers)),
+        carried_input(MASK, "memory", bound=record.memory, fill=fill),
     )
 
 
-def _setup(record: RelativeAttention, memories: Sequence[InputSpec], max_len: int) -> RelativeSetup:
+def _setup(record: RelativeAttention, carried: Sequence[InputSpec], max_len: int) -> RelativeSetup:
     return RelativeSetup(
         is_own=True,
-        inputs=tuple(memories),
-        memories=Memories(memories) if memories else None,
+        inputs=tuple(carried),
+        carried=CallStates(carried) if carried else None,
         record=record,
         max_len=max_len,
     )

@@ -15,7 +15,7 @@ import torch
 
 from hdexport.attention.window.model import asking_kinds, sliding_window_node
 from hdexport.attention.window.record import Window
-from hdexport.model.memories import MASK, Memories, remembered, text_ends
+from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CarriedMask:
     window: Window
     token_kind: torch.Tensor
     ends: torch.Tensor
-    memories: Memories
+    carried: CallStates
     layers: Iterator[int] = field(default_factory=itertools.count)
 
     def attend(
@@ -46,9 +46,9 @@ class CarriedMask:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
         # Calls are counted, not modules: a model may use one layer several times.
         layer, heads, head_dim = next(self.layers), query.shape[1], query.shape[3]
-        before = self.memories.given(layer)
+        before = self.carried.given(layer)
         states = torch.cat([key, value], dim=1).transpose(1, 2).flatten(2)  # [batch, tokens, 2 * width]
-        self.memories.leave(layer, remembered(before, states, self.ends))
+        self.carried.leave(layer, remembered(before, states, self.ends))
         carried = before.to(key.dtype).unflatten(2, (2 * heads, head_dim)).transpose(1, 2)
         keys, values = carried.chunk(2, dim=1)  # [batch, heads, memory, head_dim]
         attended = sliding_window_node(
@@ -65,7 +65,7 @@ class CarriedMask:
         return attended[:, :, before.shape[1] :].transpose(1, 2).contiguous()
 
 
-def carried_mask(window: Window, attention_mask: torch.Tensor, memories: Memories) -> CarriedMask:
+def carried_mask(window: Window, attention_mask: torch.Tensor, carried: CallStates) -> CarriedMask:
     """The mask of layers with such a window, and which tokens the next call finds in its memory.
 
     Args:
@@ -73,7 +73,7 @@ def carried_mask(window: Window, attention_mask: torch.Tensor, memories: Memorie
         attention_mask: [batch, tokens], bool, True for real tokens.
         memories: of the call.
     """
-    there, ends = memories.given(MASK), text_ends(attention_mask)
-    memories.leave(MASK, remembered(there, attention_mask, ends))
+    there, ends = carried.given(MASK), text_ends(attention_mask)
+    carried.leave(MASK, remembered(there, attention_mask, ends))
     kinds = torch.cat([there.to(torch.int32), asking_kinds(attention_mask)], dim=1)
-    return CarriedMask(window, kinds, ends, memories)
+    return CarriedMask(window, kinds, ends, carried)

@@ -24,8 +24,8 @@ from hdexport.attention.kind import (
 from hdexport.attention.spec import SpecReader
 from hdexport.attention.window.lower import LOWERING
 from hdexport.attention.window.record import Window, WindowAttention
+from hdexport.model.carried_states import MASK, POSITION, CallStates, carried_input
 from hdexport.model.family import Family
-from hdexport.model.memories import MASK, POSITION, Memories, memory_input
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import Task
@@ -91,9 +91,9 @@ class WindowSetup(Setup):
         from hdexport.attention.window.carried import carried_mask
         from hdexport.attention.window.model import window_mask
 
-        window, memories, query_scale = self.window, self.memories, self.query_scale
-        if memories is not None:
-            wrap_layers(model, lambda states, mask, layers: layers(states, carried_mask(window, mask, memories)))
+        window, carried, query_scale = self.window, self.carried, self.query_scale
+        if carried is not None:
+            wrap_layers(model, lambda states, mask, layers: layers(states, carried_mask(window, mask, carried)))
             return
         wrap_layers(model, lambda states, mask, layers: layers(states, window_mask(window, mask, query_scale)))
 
@@ -146,19 +146,19 @@ class WindowKind(AttentionKind):
         _check(request.window, heads=config.num_attention_heads, max_len=subject.max_len)
         subject.warn_if_unscaled(request.window.most_keys)
         remark = f"Attention is cut to windows of {request.window.describe()}, {NOT_TRAINED.format('windows')}"
-        memories = None
+        carried = None
         if subject.recurrence is not None:
-            memories = _memories(request.window, subject.recurrence, subject)
+            carried = _carried(request.window, subject.recurrence, subject)
             remark += (
                 f" In later segments of a document they reach up to {subject.recurrence} tokens into the segments "
                 f"before; a document has at most {subject.max_len} tokens."
             )
         return WindowSetup(
             is_own=False,
-            inputs=() if memories is None else memories.specs,
+            inputs=() if carried is None else carried.specs,
             window=request.window,
             remark=remark,
-            memories=memories,
+            carried=carried,
             query_scale=subject.query_scale,
         )
 
@@ -179,8 +179,8 @@ class WindowKind(AttentionKind):
         """The setup from the record and the inputs, which hold all of it."""
         manifest = bundle.manifest
         inputs = tuple(spec for spec in manifest.inputs if spec.role in (Role.MARKS, Role.MEMORY))
-        memories = Memories(manifest.memories) if manifest.memories else None
-        return WindowSetup(is_own=record.converted is None, inputs=inputs, window=record.converted, memories=memories)
+        carried = CallStates(manifest.memories) if manifest.memories else None
+        return WindowSetup(is_own=record.converted is None, inputs=inputs, window=record.converted, carried=carried)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """Masks in place of windows that the model was not trained with."""
@@ -188,14 +188,14 @@ class WindowKind(AttentionKind):
         if setup.window is not None:
             from hdexport.attention.window.model import use_window_masks
 
-            use_window_masks(model, setup.window, setup.memories)
-        if setup.memories is not None:
+            use_window_masks(model, setup.window, setup.carried)
+        if setup.carried is not None:
             from hdexport.model.surgery import continue_positions
 
-            continue_positions(model, family, setup.memories)
+            continue_positions(model, family, setup.carried)
         # Longformer's own rows of padding are 0.
         return ReferenceFacts(
-            replaced=setup.window is not None, undefined_padding=not setup.bound, memories=setup.memories
+            replaced=setup.window is not None, undefined_padding=not setup.bound, carried=setup.carried
         )
 
     def boundaries(self, record: WindowAttention) -> Boundaries | None:
@@ -243,7 +243,7 @@ class WindowKind(AttentionKind):
             yield "", f"made from dense attention; global tokens: {first}; dilation {steps}"
 
 
-def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
+def _carried(window: Window, tokens: int, subject: Subject) -> CallStates:
     """The memories that layers with such a window carry from segment to segment.
 
     Raises:
@@ -291,9 +291,9 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
         )
     # Of each call of an attention, keys and values in all heads.
     layers = range(len(attention_calls(subject.model)))
-    states = (memory_input(layer, "memory", 2 * int(config.hidden_size), bound=tokens) for layer in layers)
-    position = memory_input(POSITION, 1, bound=subject.max_len)
-    return Memories((*states, memory_input(MASK, "memory", bound=tokens), position))
+    states = (carried_input(layer, "memory", 2 * int(config.hidden_size), bound=tokens) for layer in layers)
+    position = carried_input(POSITION, 1, bound=subject.max_len)
+    return CallStates((*states, carried_input(MASK, "memory", bound=tokens), position))
 
 
 def _marks(subject: Subject, max_global: int | None) -> InputSpec:

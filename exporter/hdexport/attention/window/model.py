@@ -19,7 +19,7 @@ from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.symbolic import operator_node
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
 from hdexport.attention.window.record import Window
-from hdexport.model.memories import MASK, Memories, remembered, text_ends
+from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -147,22 +147,22 @@ class _Pairs(PairCounts):
     window: Window
     real: torch.Tensor
     is_global: torch.Tensor
-    memories: Memories | None = None
+    carried: CallStates | None = None
     layers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def before(self) -> int:
         """Keys before the first query."""
-        return 0 if self.memories is None else self.memories.given(MASK).shape[1]
+        return 0 if self.carried is None else self.carried.given(MASK).shape[1]
 
-    def carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def with_carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the memory are in front, [batch, memory, 2 * width]; see :class:`PairCounts`."""
-        if self.memories is None:
+        if self.carried is None:
             return key, value
         layer, states = next(self.layers), torch.cat([key, value], dim=1).transpose(1, 2)
-        memory = self.memories.given(layer)
+        memory = self.carried.given(layer)
         ends = text_ends(self.real[:, self.before :])
-        self.memories.leave(layer, remembered(memory, states.flatten(2), ends))
+        self.carried.leave(layer, remembered(memory, states.flatten(2), ends))
         both = torch.cat([memory.unflatten(2, states.shape[2:]), states], dim=1)  # [batch, keys, 2 * heads, head_dim]
         keys, values = both.transpose(1, 2).chunk(2, dim=1)
         return keys, values
@@ -185,7 +185,7 @@ class _Pairs(PairCounts):
         return torch.where(self.is_global[:, None, self.before :, None], real, local)
 
 
-def use_window_masks(model: PreTrainedModel, window: Window, memories: Memories | None = None) -> None:
+def use_window_masks(model: PreTrainedModel, window: Window, carried: CallStates | None = None) -> None:
     """Give a model's own attention a window, in place.
 
     Args:
@@ -195,12 +195,12 @@ def use_window_masks(model: PreTrainedModel, window: Window, memories: Memories 
     """
 
     def pairs(attention_mask: torch.Tensor) -> _Pairs:
-        if memories is not None:
-            before = memories.given(MASK)
-            memories.leave(MASK, remembered(before, attention_mask, text_ends(attention_mask)))
+        if carried is not None:
+            before = carried.given(MASK)
+            carried.leave(MASK, remembered(before, attention_mask, text_ends(attention_mask)))
             attention_mask = torch.cat([before, attention_mask], dim=1)
         real = attention_mask.bool()
-        return _Pairs(window, real, real & (real.long().cumsum(1) <= window.global_tokens), memories)
+        return _Pairs(window, real, real & (real.long().cumsum(1) <= window.global_tokens), carried)
 
     use_pair_counts(model)
     wrap_layers(model, lambda states, mask, layers: layers(states, pairs(mask)))

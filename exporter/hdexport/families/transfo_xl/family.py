@@ -8,8 +8,8 @@ from hdexport.attention.relative.kind import RelativeAttention
 from hdexport.attention.relative.model import Distances
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
+from hdexport.model.carried_states import CallStates, carried_input
 from hdexport.model.family import Family, ModelClasses, OwnAttention
-from hdexport.model.memories import Memories, memory_input
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
@@ -27,24 +27,24 @@ def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
         layer.dec_attn.distances = distances
     del base.waves
     base.register_buffer("waves", distances.waves(model.config.d_model), persistent=False)
-    if setup.memories is not None:
-        _look_up(model, setup.memories)
+    if setup.carried is not None:
+        _look_up(model, setup.carried)
 
 
 def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
-    assert setup.memories is not None
+    assert setup.carried is not None
     model.config.mem_len = setup.record.memory
-    _look_up(model, setup.memories)
+    _look_up(model, setup.carried)
 
 
-def _look_up(model: Any, memories: Memories) -> None:
+def _look_up(model: Any, carried: CallStates) -> None:
     """Make a model take its memories from there, and leave them there."""
     original = model.forward
 
     def forward(*given: Any, **named: Any) -> Any:
-        output = original(*given, **named, mems={part: memories.given(part) for part in memories.parts})
-        for part in memories.parts:
-            memories.leave(part, output.mems[part])
+        output = original(*given, **named, mems={part: carried.given(part) for part in carried.parts})
+        for part in carried.parts:
+            carried.leave(part, output.mems[part])
         return output
 
     model.forward = forward
@@ -72,11 +72,11 @@ def _attention(config: Any) -> RelativeAttention:
     )
 
 
-def _memories(config: Any, task: Task) -> tuple[InputSpec, ...]:
+def _carried(config: Any, task: Task) -> tuple[InputSpec, ...]:
     """The memory that the first token of a segment is predicted from."""
     if task is not Task.TEXT_SCORING:
         return ()
-    return memory_input(LAST, config.d_model), memory_input(STARTED, 1)
+    return carried_input(LAST, config.d_model), carried_input(STARTED, 1)
 
 
 FAMILY = Family(
@@ -90,7 +90,7 @@ FAMILY = Family(
     is_causal=True,
     counts_distances=True,
     embeddings=lambda model: model.base_model,
-    own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember, memories=_memories),
+    own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember, carried=_carried),
     tasks=(Task.FEATURE_EXTRACTION, Task.TEXT_SCORING),
     why_not_other_tasks="has no head: it was trained to predict the next token",
     has_sdpa=False,

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
 from hdexport.families.transfo_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from hdexport.families.transfo_xl.config import TransfoXLConfig
-from hdexport.model.memories import MASK, remembered, text_ends
+from hdexport.model.carried_states import MASK, remembered, text_ends
 
 LAST, STARTED = "last", "started"
 """Memories of a model that scores: the last token's state, [batch, d_model], and 1 once it is there, [batch, 1]."""

@@ -19,7 +19,7 @@ from hdruntime.backends.bundle_graphs import chosen_graph
 from hdruntime.backends.bundle_runner import Inputs, Outputs, out_of_memory
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork, start_threads
-from hdruntime.backends.host_memories import HostMemories
+from hdruntime.backends.host_states import HostStates
 from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_precision, needs_float32, new_core
 from hdruntime.backends.openvino.mapped_files import release_mapped_files
 from hdruntime.backends.precision import Precision
@@ -102,15 +102,15 @@ class OpenVinoRunner(EqualLengthRunner):
         where = f"{found.name} ({found.model})" + (f", {chosen_threads(threads)[1]}" if found.name == CPU else "")
         logger.info("openvino runs %s in %s on %s", unpadded.file, self.precision.value, where)
 
-    def open_memories(self, rows: int) -> HostMemories:
+    def open_states(self, rows: int) -> HostStates:
         """Arrays in the memory of the CPU; see :class:`hdruntime.backends.Runner`."""
-        return HostMemories(self, rows)
+        return HostStates(self, rows)
 
     def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch as given, on memories that are arrays."""
-        found = self._run_as_given({**inputs, **memories}, list(dict.fromkeys((*outputs, *left))))
+        found = self._run_as_given({**inputs, **carried}, list(dict.fromkeys((*outputs, *left))))
         for name, array in left.items():
             array[...] = found[name]
         return {name: found[name] for name in outputs}

@@ -15,7 +15,7 @@ from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
 from hdruntime.backends.tensorrt.layout import Layout, padding_ranges
 from hdruntime.backends.tensorrt.machine import Machine
-from hdruntime.backends.tensorrt.shapes import Choice
+from hdruntime.backends.tensorrt.shapes import ShapeChoice
 from hdruntime.backends.tensorrt.slots import Slot
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.device_arrays import DeviceArray
@@ -49,7 +49,7 @@ class Batches:
     def start(
         self,
         slot: Slot,
-        choice: Choice,
+        choice: ShapeChoice,
         inputs: Inputs,
         outputs: list[str],
         *,
@@ -96,7 +96,7 @@ class Batches:
         return lambda: self._collected(slot, choice, layouts[1], outputs, padding, enqueue_ms)
 
     def start_on_device(
-        self, slot: Slot, choice: Choice, inputs: Mapping[str, DeviceInput], outputs: list[str]
+        self, slot: Slot, choice: ShapeChoice, inputs: Mapping[str, DeviceInput], outputs: list[str]
     ) -> tuple[dict[str, DeviceArray], Callable[[], Outputs]]:
         """Begin a batch that is on the GPU; its inputs have been read on return.
 
@@ -133,7 +133,7 @@ class Batches:
             result.mark_ready(self._machine.computing)
         return results, lambda: self._computed(slot, choice, enqueue_ms)
 
-    def _computed(self, slot: Slot, choice: Choice, enqueue_ms: float | None) -> Outputs:
+    def _computed(self, slot: Slot, choice: ShapeChoice, enqueue_ms: float | None) -> Outputs:
         """Wait until a batch is computed, and record its times."""
         with self._device.current():
             self._device.call("cuEventSynchronize", slot.computed)
@@ -144,7 +144,7 @@ class Batches:
     def _collected(
         self,
         slot: Slot,
-        choice: Choice,
+        choice: ShapeChoice,
         layout: Layout,
         outputs: list[str],
         padding: npt.NDArray[np.bool_],

@@ -8,7 +8,7 @@ from typing import Any
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.backends.tensorrt.memory import Block
-from hdruntime.backends.tensorrt.shapes import Choice
+from hdruntime.backends.tensorrt.shapes import ShapeChoice
 from hdruntime.errors import BackendError
 from hdruntime.gpu.cuda import Device
 
@@ -31,7 +31,7 @@ class ExecutionContext:
     def __init__(self, loaded: LoadedEngine, device: Device, profile: int, stream: Any, arena: Block) -> None:
         self._loaded, self._stream, self._arena = loaded, int(stream), arena
         self._context = loaded.new_context()
-        self._prepared: tuple[Choice, int] | None = None
+        self._prepared: tuple[ShapeChoice, int] | None = None
         doing = f"TensorRT cannot create an execution context for profile {profile}"
         if self._context is None:
             raise loaded.error(doing)
@@ -41,7 +41,7 @@ class ExecutionContext:
             raise loaded.error(doing) from error
         device.call("cuStreamSynchronize", stream)
 
-    def prepare(self, choice: Choice) -> None:
+    def prepare(self, choice: ShapeChoice) -> None:
         """Set the shape, and allocate scratch memory for it.
 
         Raises:
@@ -66,7 +66,7 @@ class ExecutionContext:
         self._context.set_device_memory(self._arena.address, self._arena.size)
         self._prepared = (choice, self._arena.moves)
 
-    def enqueue(self, choice: Choice, addresses: Mapping[str, int]) -> None:
+    def enqueue(self, choice: ShapeChoice, addresses: Mapping[str, int]) -> None:
         """Start a batch on the stream.
 
         Args:
@@ -83,7 +83,7 @@ class ExecutionContext:
                 raise self._loaded.error(f"TensorRT refuses the address {address:#x} of {name}")
         self.enqueue_again(choice)
 
-    def enqueue_again(self, choice: Choice) -> None:
+    def enqueue_again(self, choice: ShapeChoice) -> None:
         """Start a batch of the shape and the addresses of the last :meth:`enqueue`."""
         if not self._context.execute_async_v3(self._stream):
             # The context's state is unknown: the shape is set again before the next batch.
@@ -102,7 +102,7 @@ class ExecutionContext:
         """Release TensorRT's object, even while something (an error's traceback) still refers to this one."""
         self._context = None
 
-    def _check_outputs(self, choice: Choice, layout: Layout) -> None:
+    def _check_outputs(self, choice: ShapeChoice, layout: Layout) -> None:
         # TensorRT writes outputs of its own shapes, whatever memory they get.
         for name, place in layout.places.items():
             found = tuple(self._context.get_tensor_shape(name))
@@ -113,6 +113,6 @@ class ExecutionContext:
                 )
 
 
-def _named(choice: Choice) -> str:
+def _named(choice: ShapeChoice) -> str:
     memory = f" after {choice.shape.memory} remembered" if choice.shape.memory else ""
     return f"{choice.shape.batch} x {choice.shape.tokens} tokens{memory} (profile {choice.profile})"

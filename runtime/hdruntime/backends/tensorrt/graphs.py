@@ -15,7 +15,7 @@ from hdruntime.backends.tensorrt.contexts import ExecutionContext
 from hdruntime.backends.tensorrt.graph_policy import same_answers
 from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.backends.tensorrt.memory import Block
-from hdruntime.backends.tensorrt.shapes import Choice
+from hdruntime.backends.tensorrt.shapes import ShapeChoice
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.gpu.cuda import Device
 
@@ -43,7 +43,13 @@ class BatchGraph:
     """
 
     def __init__(
-        self, device: Device, stream: Any, context: ExecutionContext, choice: Choice, inputs: Layout, outputs: Layout
+        self,
+        device: Device,
+        stream: Any,
+        context: ExecutionContext,
+        choice: ShapeChoice,
+        inputs: Layout,
+        outputs: Layout,
     ) -> None:
         self._device, self._stream, self._context, self._choice = device, stream, context, choice
         self._layouts = inputs, outputs

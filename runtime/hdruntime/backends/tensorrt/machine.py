@@ -13,7 +13,7 @@ from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
 from hdruntime.backends.tensorrt.graphs import BatchGraph, CaptureError
 from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.backends.tensorrt.memory import Block
-from hdruntime.backends.tensorrt.shapes import Choice
+from hdruntime.backends.tensorrt.shapes import ShapeChoice
 from hdruntime.backends.tensorrt.slots import Slot
 from hdruntime.errors import OutOfMemoryError
 from hdruntime.gpu.cuda import Device
@@ -51,11 +51,11 @@ class Machine:
         self.slots = (Slot(device), Slot(device))
         self._arena = Block(device, wait=lambda: device.call("cuStreamSynchronize", self.computing))
         self._contexts: dict[int, ExecutionContext] = {}
-        self._graphs: OrderedDict[Choice, BatchGraph] = OrderedDict()
+        self._graphs: OrderedDict[ShapeChoice, BatchGraph] = OrderedDict()
         self._most_graphs = most_graphs
         self._graphs_arena = 0
 
-    def compute(self, slot: Slot, choice: Choice, inputs: Layout, outputs: Mapping[str, int]) -> float | None:
+    def compute(self, slot: Slot, choice: ShapeChoice, inputs: Layout, outputs: Mapping[str, int]) -> float | None:
         """Start a batch whose inputs are in the slot.
 
         Args:
@@ -121,7 +121,7 @@ class Machine:
     def _new_context(self, profile: int) -> ExecutionContext:
         return ExecutionContext(self._loaded, self._device, profile, self.computing, self._arena)
 
-    def _graph(self, slot: Slot, choice: Choice) -> BatchGraph | None:
+    def _graph(self, slot: Slot, choice: ShapeChoice) -> BatchGraph | None:
         if self._graphs_arena != self._arena.moves:
             # Graphs hold the scratch memory's old address.
             self._drop_graphs()
@@ -140,7 +140,7 @@ class Machine:
         while self._graphs:
             self._graphs.popitem()[1].close()
 
-    def _captured(self, slot: Slot, choice: Choice) -> BatchGraph | None:
+    def _captured(self, slot: Slot, choice: ShapeChoice) -> BatchGraph | None:
         """A new graph, checked with the batch in the slot; None if the shape cannot have one."""
         graph = None
         try:

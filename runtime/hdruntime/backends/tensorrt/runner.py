@@ -19,7 +19,7 @@ from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
 from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
-from hdruntime.backends.tensorrt.shapes import Choice, check_limits, choose_profile, longest, most_rows
+from hdruntime.backends.tensorrt.shapes import ShapeChoice, check_limits, choose_profile, longest, most_rows
 from hdruntime.backends.tensorrt.slots import PendingBatch, Slot
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.reader import Bundle
@@ -83,13 +83,13 @@ class TensorRtRunner:
             policy = GraphPolicy(mode)
             machine = Machine(self._device, self._loaded, policy, most_graphs=gpu.most_graphs)
         self._manifest = bundle.manifest
-        self._memories = [spec.name for spec in bundle.manifest.memories if spec.has_memory_axis]
+        self._carried = [spec.name for spec in bundle.manifest.memories if spec.has_memory_axis]
         tokenizer, self._mask = bundle.manifest.tokenizer, bundle.manifest.mask
         fill = {bundle.manifest.ids: tokenizer.pad_token_id} if tokenizer else {}
         self._batches = Batches(self._device, self._loaded, machine, policy, mask=self._mask, fill=fill)
         self._machine: Machine | None = machine
         self._shapes_unsaved = False
-        self._shapes: set[Choice] = set()
+        self._shapes: set[ShapeChoice] = set()
         self._saved = time.monotonic()
         logger.info("%s runs %s on GPU %d", self.backend.value, engine.file, gpu.device)
 
@@ -116,14 +116,14 @@ class TensorRtRunner:
         Raises:
             InputError: no profile accepts so many rows or tokens.
         """
-        memory = next((inputs[name].shape[1] for name in self._memories), 0)
+        memory = next((inputs[name].shape[1] for name in self._carried), 0)
         return self._start(inputs, outputs, memory=memory)
 
-    def open_memories(self, rows: int) -> EngineMemories:
+    def open_states(self, rows: int) -> EngineStates:
         """Memories on the GPU; see :class:`hdruntime.backends.Runner`."""
         with self._slot() as (machine, _):
             carried = Carried(self._device, self._manifest, machine.computing, rows=rows)
-        return EngineMemories(self, carried)
+        return EngineStates(self, carried)
 
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
         """Begin a batch that is in GPU memory, and leave its results there; see `Session.run_on_device`.
@@ -163,7 +163,7 @@ class TensorRtRunner:
             except BackendError as error:
                 logger.warning("some GPU memory could not be freed: %s", error)
 
-    def _choice(self, batch: int, tokens: int, *, memory: int = 0) -> Choice:
+    def _choice(self, batch: int, tokens: int, *, memory: int = 0) -> ShapeChoice:
         return choose_profile(self._profiles, batch, tokens, memory=memory, limit=self._limit(tokens))
 
     def _start(
@@ -225,7 +225,7 @@ class TensorRtRunner:
         identity = (sha256, engine.version, driver_version() or "", *here)
         return RuntimeCacheFile(bundle.file(engine.file), identity)
 
-    def _note_shape(self, choice: Choice) -> None:
+    def _note_shape(self, choice: ShapeChoice) -> None:
         if self._cache_file is None:
             return
         self._shapes_unsaved |= choice not in self._shapes
@@ -267,7 +267,7 @@ def _closed_error() -> BackendError:
     return BackendError("The session is closed; load the bundle again.")
 
 
-class EngineMemories:
+class EngineStates:
     """The memories of some rows of an engine; see `hdruntime.backends.Memories`.
 
     Args:

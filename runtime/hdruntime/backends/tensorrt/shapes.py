@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     memory: int = 0
 
 
-class Choice(NamedTuple):
+class ShapeChoice(NamedTuple):
     """A profile's number, and the shape to pad a batch to for it."""
 
     profile: int
@@ -42,7 +42,7 @@ def choose_profile(
     *,
     memory: int = 0,
     limit: int = sys.maxsize,
-) -> Choice:
+) -> ShapeChoice:
     """The profile that computes the fewest tokens for a batch; among equals, the narrowest.
 
     Args:
@@ -75,7 +75,7 @@ def choose_profile(
         return rows * length, profile.tokens[2], profile.batch[2], index
 
     index, best = min(fitting, key=cost)
-    return Choice(index, shape(best))
+    return ShapeChoice(index, shape(best))
 
 
 def most_rows(profiles: Sequence[ProfileShape], tokens: int, *, limit: int = sys.maxsize) -> int:

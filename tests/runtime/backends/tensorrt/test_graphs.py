@@ -94,7 +94,7 @@ def test_a_replay_that_differs_switches_graphs_off_with_a_warning(
     machine.run(runner, new_batch(2, 20))
     machine.device.wrong_replays = True
     machine.run(runner, new_batch(2, 20, seed=1))
-    assert "CUDA graphs are off from here on: for Choice" in caplog.text
+    assert "CUDA graphs are off from here on: for ShapeChoice" in caplog.text
     assert "the output last_hidden_state of a graph differs from a run without one" in caplog.text
     machine.device.wrong_replays = False
     assert run_times(machine, runner, 3) == [0] * 3

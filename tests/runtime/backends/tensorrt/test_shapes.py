@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdruntime.backends.tensorrt.layout import layout_of, padding_ranges, rounded_up
-from hdruntime.backends.tensorrt.shapes import Choice, Shape, check_limits, choose_profile, longest, most_rows
+from hdruntime.backends.tensorrt.shapes import Shape, ShapeChoice, check_limits, choose_profile, longest, most_rows
 from hdruntime.bundle.manifest import ProfileShape, TensorSpec
 from hdruntime.errors import BackendUnavailableError, InputError
 from support.comparators import named_case
@@ -22,15 +22,15 @@ UNEVEN = (
 
 
 CHOICES = [
-    (BUCKETS, 1, 1, Choice(0, Shape(1, 16))),
-    (BUCKETS, 8, 128, Choice(0, Shape(8, 128))),
-    (BUCKETS, 1, 129, Choice(1, Shape(1, 144))),
-    (BUCKETS, 1, 4096, Choice(2, Shape(1, 4096))),
+    (BUCKETS, 1, 1, ShapeChoice(0, Shape(1, 16))),
+    (BUCKETS, 8, 128, ShapeChoice(0, Shape(8, 128))),
+    (BUCKETS, 1, 129, ShapeChoice(1, Shape(1, 144))),
+    (BUCKETS, 1, 4096, ShapeChoice(2, Shape(1, 4096))),
     # Padding up to profile 1 would compute 4 x 112 tokens for 1 x 100.
-    (UNEVEN, 1, 100, Choice(2, Shape(1, 112))),
-    (UNEVEN, 2, 100, Choice(1, Shape(4, 112))),
+    (UNEVEN, 1, 100, ShapeChoice(2, Shape(1, 112))),
+    (UNEVEN, 2, 100, ShapeChoice(1, Shape(4, 112))),
     # The last step is cut at the profile's end.
-    (UNEVEN, 1, 999, Choice(2, Shape(1, 1000))),
+    (UNEVEN, 1, 999, ShapeChoice(2, Shape(1, 1000))),
 ]
 
 

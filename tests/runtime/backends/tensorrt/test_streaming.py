@@ -188,8 +188,8 @@ def test_memories_of_tokens_on_the_gpu_are_fed_back(new_streaming: MachineMaker)
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     start = np.zeros((1, REMEMBERED, 4), np.float32), np.zeros((1, REMEMBERED), np.float32)
     left = session.run_on_device(**machine.on_gpu({**batch, "mems.0": start[0], "mems.mask": start[1]}))
-    memories = {name: left[f"new_{name}"] for name in ("mems.0", "mems.mask")}
-    assert {name: array.shape for name, array in memories.items()} == {"mems.0": (1, 6, 4), "mems.mask": (1, 6)}
-    again = session.run_on_device(**machine.on_gpu(batch), **memories)
+    carried = {name: left[f"new_{name}"] for name in ("mems.0", "mems.mask")}
+    assert {name: array.shape for name, array in carried.items()} == {"mems.0": (1, 6, 4), "mems.mask": (1, 6)}
+    again = session.run_on_device(**machine.on_gpu(batch), **carried)
     first = tokens_answer(ids, np.ones_like(ids), *start)
     assert_close(again[HIDDEN].to_numpy(), tokens_answer(ids, np.ones_like(ids), *first[1:]).states, atol=1e-5)

@@ -59,7 +59,7 @@ def batch_of(rows: int, tokens: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, NAN_ID, (rows, tokens))
 
 
-def memories(rows: int, tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
+def carried(rows: int, tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(100 + seed)
     return {
         "mems.0": generator.standard_normal((rows, tokens, HIDDEN_SIZE)).astype(np.float32),
@@ -76,7 +76,7 @@ def check(got: dict[str, np.ndarray], expected: TokensAnswer) -> None:
 def test_memories_of_any_size_reach_the_graph(session: Session) -> None:
     for rows, memory, tokens in itertools.product([1, 3], [1, 2, REMEMBERED], [1, REMEMBERED, 16]):
         with named_case(rows, memory, tokens):
-            ids, given = batch_of(rows, tokens), memories(rows, memory)
+            ids, given = batch_of(rows, tokens), carried(rows, memory)
             expected = tokens_answer(ids, np.ones_like(ids), given["mems.0"], given["mems.mask"])
             check(session(input_ids=ids, **given), expected)
 
@@ -88,7 +88,7 @@ def test_a_call_begins_with_the_most_that_it_can_remember(session: Session) -> N
 
 
 def test_a_memory_that_is_left_out_has_the_size_of_those_given(session: Session) -> None:
-    ids, given = batch_of(2, 4), memories(2, 3)
+    ids, given = batch_of(2, 4), carried(2, 3)
     expected = tokens_answer(ids, np.ones_like(ids), given["mems.0"], np.zeros((2, 3)))
     check(session(input_ids=ids, **{"mems.0": given["mems.0"]}), expected)
 
@@ -129,7 +129,7 @@ MEMORIES_THAT_DO_NOT_FIT = [
 def test_memories_that_do_not_fit_are_refused(session: Session) -> None:
     for changes, message in MEMORIES_THAT_DO_NOT_FIT:
         with named_case(message), pytest.raises(InputError, match=message):
-            session(input_ids=batch_of(2, 4), **(memories(2, 3) | changes))
+            session(input_ids=batch_of(2, 4), **(carried(2, 3) | changes))
 
 
 def test_a_bundle_without_memories_says_how_to_build_one(bundle_path: Path) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 
 from hdruntime.arrays import IntArray
 from hdruntime.backends.bundle_runner import BundleRunner, Inputs, Outputs
-from hdruntime.bundle.memory_start import memory_at_start
+from hdruntime.bundle.state_start import state_at_start
 
 
-class HostMemories:
+class HostStates:
     """The memories of some rows as arrays; see `hdruntime.backends.Memories`.
 
     A run reads one array of each memory and writes another, and the two are swapped.
@@ -25,7 +25,7 @@ class HostMemories:
     def __init__(self, runner: BundleRunner, rows: int) -> None:
         self._runner, manifest = runner, runner.manifest
         self._starts = {
-            spec.name: memory_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories
+            spec.name: state_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories
         }
         self._read = {name: np.repeat(start, rows, axis=0) for name, start in self._starts.items()}
         self._written = {name: np.empty_like(array) for name, array in self._read.items()}

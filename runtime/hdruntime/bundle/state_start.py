@@ -8,7 +8,7 @@ import numpy.typing as npt
 from hdruntime.bundle.manifest import Fill, InputSpec
 
 
-def memory_at_start(spec: InputSpec, *, rows: int, memory: int) -> npt.NDArray[np.float32]:
+def state_at_start(spec: InputSpec, *, rows: int, memory: int) -> npt.NDArray[np.float32]:
     """A memory that nothing was put in yet.
 
     Args:

@@ -18,7 +18,7 @@ POSITION = "position"
 """Memory that counts a document's real tokens in earlier calls: [batch, 1]. float32 has every integer so far."""
 
 
-def memory_name(part: int | str) -> str:
+def carried_name(part: int | str) -> str:
     """Name of the input that holds a memory, by the number of its layer or its own name."""
     return f"mems.{part}"
 
@@ -28,7 +28,7 @@ def left_name(part: int | str) -> str:
     return f"new_mems.{part}"
 
 
-def memory_input(part: int | str, *sizes: int | str, bound: int | None = None, fill: Fill = Fill.ZEROS) -> InputSpec:
+def carried_input(part: int | str, *sizes: int | str, bound: int | None = None, fill: Fill = Fill.ZEROS) -> InputSpec:
     """The input of a memory, [batch, ...]: of the last tokens, [batch, memory, ...], or of one vector, [batch, size].
 
     Args:
@@ -39,7 +39,7 @@ def memory_input(part: int | str, *sizes: int | str, bound: int | None = None, f
         fill: its value before the first call.
     """
     return InputSpec(
-        name=memory_name(part),
+        name=carried_name(part),
         dtype="float32",
         shape=("batch", *sizes),
         role=Role.MEMORY,
@@ -51,7 +51,7 @@ def memory_input(part: int | str, *sizes: int | str, bound: int | None = None, f
 
 def counts_tokens(inputs: Sequence[InputSpec]) -> bool:
     """Whether a graph with these inputs continues its positions from call to call."""
-    return any(spec.name == memory_name(POSITION) for spec in inputs)
+    return any(spec.name == carried_name(POSITION) for spec in inputs)
 
 
 def text_ends(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def remembered(memory: torch.Tensor, states: torch.Tensor, ends: torch.Tensor) -
     return torch.cat([memory, states.to(memory.dtype)], dim=1)[rows[:, None], places]
 
 
-class Memories:
+class CallStates:
     """The memories of the call that is being computed.
 
     The model's modules look here for their memories, and leave the next call's here: heads of the
@@ -101,7 +101,7 @@ class Memories:
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts that are remembered: numbers of layers, and names."""
-        return tuple(spec.name.removeprefix(memory_name("")) for spec in self.specs)
+        return tuple(spec.name.removeprefix(carried_name("")) for spec in self.specs)
 
     @contextlib.contextmanager
     def of_call(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -118,7 +118,7 @@ class Memories:
 
     def given(self, part: int | str) -> torch.Tensor:
         """The memory of a part, of the shape in its spec."""
-        return self._given[memory_name(part)]
+        return self._given[carried_name(part)]
 
     def leave(self, part: int | str, value: torch.Tensor) -> None:
         """Remember something for the next call, of the same shape."""
