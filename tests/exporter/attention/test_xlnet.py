@@ -123,7 +123,7 @@ def test_a_memory_is_asked_for_where_a_checkpoint_has_none(tiny_bundles, traced_
     assert [spec.name for spec in carried] == ["mems.0", "mems.1", "mems.mask"]
     assert {spec.bound for spec in carried} == {12}
     plain = tiny_bundles("xlnet").manifest
-    assert (recorded(plain, "relative").memory, plain.carried) == (0, ())
+    assert (recorded(plain, "relative").memory, plain.memories) == (0, ())
 
 
 @pytest.mark.parametrize(
