@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.gpu.driver import gpus, why_no_gpu
-from hdruntime.jobs import VectorOptions, windows
+from hdruntime.jobs import VectorOptions, portions
 from hdruntime.optional import is_installed
 from hdruntime.text.embeddings import EmbeddingPrecision
 from support.every_key import resealed
@@ -230,7 +230,7 @@ def test_late_chunking_writes_a_row_per_chunk(
 def test_a_damaged_job_says_how_to_start_over_and_not_that_it_continues(
     run: Command, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 2)
+    monkeypatch.setattr(portions, "_PORTION_ROWS", 2)
     rows, output = write_rows(tmp_path / "rows.jsonl", ["long", "read", "whole", "."]), tmp_path / "out.jsonl"
     vectors = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
     with pytest.raises(KeyboardInterrupt):

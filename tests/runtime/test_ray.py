@@ -25,13 +25,13 @@ import hdruntime
 from hdruntime.errors import BackendError, BundleError, HdexportError, InputError
 from hdruntime.jobs import Job, JobOptions, plan_job, run_job
 from hdruntime.jobs.identity import identity_of_bundle
+from hdruntime.jobs.portions import Portion, PortionResult, RowOptions, cut_portions
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
-from hdruntime.jobs.window_inference import LocalPool
-from hdruntime.jobs.windows import RowWindow, WindowOptions, WindowResult, cut_windows
 from hdruntime.ray import BundleMapper, RayPool
 from hdruntime.ray import pool as pool_module
-from hdruntime.ray.worker import WindowWorker
+from hdruntime.ray.worker import JobWorker
 from hdruntime.text.tokenization import Overflow
 from support.colbert_models import made_colbert
 from support.commands import run_installed
@@ -106,25 +106,23 @@ def job_of(
     return plan_job(hdruntime.open_bundle(bundle_path), [rows], folder / output, options=options)
 
 
-def windows_of(texts: list[str], *, characters: int = 400) -> list[RowWindow]:
+def portions_of(texts: list[str], *, characters: int = 400) -> list[Portion]:
     rows = (row_from_values({"text": text}, Columns(), end=Position(row=n)) for n, text in enumerate(texts, start=1))
-    return list(cut_windows(rows, characters=characters))
+    return list(cut_portions(rows, characters=characters))
 
 
-def results_in_one_process(
-    bundle_path: Path, job: Job, windows: list[RowWindow]
-) -> list[tuple[RowWindow, WindowResult]]:
+def results_in_one_process(bundle_path: Path, job: Job, portions: list[Portion]) -> list[tuple[Portion, PortionResult]]:
     with hdruntime.load(bundle_path, threads=1) as session:
-        return list(LocalPool(session, job.task, options=job.options).map(iter(windows)))
+        return list(LocalPool(session, job.task, options=job.options).map(iter(portions)))
 
 
-def comparable(pairs: list[tuple[RowWindow, WindowResult]]) -> list[tuple[object, ...]]:
+def comparable(pairs: list[tuple[Portion, PortionResult]]) -> list[tuple[object, ...]]:
     """Rows, counts and results in order, vectors as their bits."""
 
     def bits(row: dict[str, Any]) -> dict[str, object]:
         return {**row, "embedding": None if row["embedding"] is None else row["embedding"].tobytes()}
 
-    return [(window.rows, result.counts, list(map(bits, result.results))) for window, result in pairs]
+    return [(portion.rows, result.counts, list(map(bits, result.results))) for portion, result in pairs]
 
 
 def workers() -> list[psutil.Process]:
@@ -135,7 +133,7 @@ def workers() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::WindowWorker"):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::JobWorker"):
                 found.append(process)
     return found
 
@@ -152,13 +150,13 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_whatever_becomes_of_t
     """A worker is killed, another one later, and then a node is lost."""
     import ray
 
-    windows = windows_of(TEXTS)
-    assert len(windows) > 20
+    portions = portions_of(TEXTS)
+    assert len(portions) > 20
     drawn, killed = 0, []
 
-    def killing() -> Iterator[RowWindow]:
+    def killing() -> Iterator[Portion]:
         nonlocal drawn
-        for number, window in enumerate(windows):
+        for number, portion in enumerate(portions):
             drawn += 1
             if number in (10, 15):
                 # One that was killed may still be there.
@@ -166,7 +164,7 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_whatever_becomes_of_t
                 os.kill(killed[-1], signal.SIGKILL)
             if number == 20:
                 two_nodes.remove_node(two_nodes.worker_nodes.copy().pop(), allow_graceful=False)
-            yield window
+            yield portion
 
     got = []
     with RayPool(bundle_path, job) as pool:
@@ -182,44 +180,44 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_whatever_becomes_of_t
     assert len(killed) == 2
     # The worker of the lost node may be the one that was killed last, and is not there yet.
     assert caplog.text.count("a worker died and is replaced") in (2, 3)
-    expected = results_in_one_process(bundle_path, job, windows)
+    expected = results_in_one_process(bundle_path, job, portions)
     assert comparable(got) == comparable(expected)
     assert sum(result.counts.failed_rows for _, result in got) == len(TEXTS) / 3
-    # The comparison sees an exchanged pair of windows, and one that is there twice.
+    # The comparison sees an exchanged pair of portions, and one that is there twice.
     for wrong in ([got[1], got[0], *got[2:]], [*got, got[-1]]):
         assert comparable(wrong) != comparable(expected)
 
 
-def on_a_worker(bundle_path: Path, job: Job, windows: list[RowWindow]) -> list[tuple[RowWindow, WindowResult]]:
-    """What a worker makes of windows: in a task, whose process the next one reuses; each actor starts a new one."""
+def on_a_worker(bundle_path: Path, job: Job, portions: list[Portion]) -> list[tuple[Portion, PortionResult]]:
+    """What a worker makes of portions: in a task, whose process the next one reuses; each actor starts a new one."""
     import ray
 
-    def call(identity: str, options: JobOptions, rows: list[list[Row]]) -> list[WindowResult]:
-        worker = WindowWorker()
+    def call(identity: str, options: JobOptions, rows: list[list[Row]]) -> list[PortionResult]:
+        worker = JobWorker()
         worker.load(bundle_path, options, backend="auto", threads=1, identity=identity)
         return [worker.infer(each) for each in rows]
 
     identity = identity_of_bundle(hdruntime.open_bundle(bundle_path).manifest)
-    given = (identity, job.options, [window.rows for window in windows])
-    return list(zip(windows, ray.get(ray.remote(num_cpus=0)(call).remote(*given)), strict=True))
+    given = (identity, job.options, [portion.rows for portion in portions])
+    return list(zip(portions, ray.get(ray.remote(num_cpus=0)(call).remote(*given)), strict=True))
 
 
 def test_late_chunking_gives_on_a_worker_what_it_gives_in_one_process(
     cluster: Any, bundle_path: Path, tmp_path: Path
 ) -> None:
     job = job_of(bundle_path, TEXTS, tmp_path, options=JobOptions(late_chunking="tokens:4", overlap=3))
-    windows = windows_of(TEXTS)
-    got = on_a_worker(bundle_path, job, windows)
-    assert comparable(got) == comparable(results_in_one_process(bundle_path, job, windows))
+    portions = portions_of(TEXTS)
+    got = on_a_worker(bundle_path, job, portions)
+    assert comparable(got) == comparable(results_in_one_process(bundle_path, job, portions))
     assert sum(len(result.results) for _, result in got) > 2 * len(TEXTS)
 
 
 def test_streamed_rows_are_on_a_worker_what_they_are_in_one_process(cluster: Any, tmp_path: Path) -> None:
     bundle = make_streaming_bundle(tmp_path / "bundle")
     job = job_of(bundle, TEXTS, tmp_path, options=JobOptions(overflow=Overflow.RECUR, segment=4))
-    windows = windows_of(TEXTS)
-    got = on_a_worker(bundle, job, windows)
-    assert comparable(got) == comparable(results_in_one_process(bundle, job, windows))
+    portions = portions_of(TEXTS)
+    got = on_a_worker(bundle, job, portions)
+    assert comparable(got) == comparable(results_in_one_process(bundle, job, portions))
     too_long = TEXTS.count("long " * MAX_LEN)
     assert sum(result.counts.failed_rows for _, result in got) == len(TEXTS) / 3 - too_long
 
@@ -234,17 +232,17 @@ def test_streamed_rows_are_on_a_worker_what_they_are_in_one_process(cluster: Any
 def test_workers_that_die_over_and_over_end_the_job_with_the_reason(
     cluster: Any, bundle_path: Path, job: Job, doing: str, deaths: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(self: WindowWorker, *_: object, **__: object) -> None:
+    def die(self: JobWorker, *_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     # Each worker takes a second to start.
     monkeypatch.setattr(pool_module, "_MOST_DEATHS", deaths)
-    monkeypatch.setattr(pool_module, "WindowWorker", type("WindowWorker", (WindowWorker,), {doing: die}))
+    monkeypatch.setattr(pool_module, "JobWorker", type("JobWorker", (JobWorker,), {doing: die}))
     with (
         pytest.raises(BackendError, match=f"{message}(.|\n)*--batch-tokens"),
         RayPool(bundle_path, job) as pool,
     ):
-        list(pool.map(iter(windows_of(TEXTS))))
+        list(pool.map(iter(portions_of(TEXTS))))
     wait_until(lambda: not workers())
 
 
@@ -310,8 +308,8 @@ def test_map_batches_adds_what_a_job_writes(
     assert table.column("error")[-1].as_py() == "Column 'text' is null; a string is required."
     # To the last bit, of the same batches.
     blocks = [TEXTS[start : start + BLOCK_ROWS] for start in range(0, len(TEXTS), BLOCK_ROWS)]
-    windows = [windows_of(block, characters=10**6)[0] for block in blocks]
-    expected = [row for _, done in results_in_one_process(bundle_path, job, windows) for row in done.results]
+    portions = [portions_of(block, characters=10**6)[0] for block in blocks]
+    expected = [row for _, done in results_in_one_process(bundle_path, job, portions) for row in done.results]
     for name in ("tokens", "error"):
         assert table.column(name).to_pylist()[:-1] == [row[name] for row in expected]
     vectors = [None if row["embedding"] is None else row["embedding"].tolist() for row in expected]
@@ -341,8 +339,8 @@ NO_MAPPER: list[tuple[dict[str, Any], object, str]] = [
         r"BundleNotFoundError: Node \S+ of the Ray cluster: There is no bundle at /no/such(.|\n)*at the same path",
     ),
     ({"text_pair_column": "b", "input_ids_column": "c"}, None, "texts or ids, not both"),
-    ({"input_ids_column": "c", "options": WindowOptions(overflow=Overflow.SPLIT)}, None, "are not split"),
-    ({"options": WindowOptions(batch_tokens=0)}, None, "--batch-tokens 0 is too small"),
+    ({"input_ids_column": "c", "options": RowOptions(overflow=Overflow.SPLIT)}, None, "are not split"),
+    ({"options": RowOptions(batch_tokens=0)}, None, "--batch-tokens 0 is too small"),
 ]
 
 

@@ -21,10 +21,10 @@ from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.jobs import JobOptions, plan_job, run_job
+from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress, RowCounts
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Row
-from hdruntime.jobs.window_inference import LocalPool
-from hdruntime.jobs.windows import RowWindow, WindowResult
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")
@@ -49,25 +49,25 @@ def run(
 
 
 class WordPool:
-    """Does windows without a session: the vector of a text is made of its checksum, "nan" is a bad text.
+    """Does portions without a session: the vector of a text is made of its checksum, "nan" is a bad text.
 
     For tests that do not depend on the process that runs the rows.
     """
 
-    window_characters = 2**17
+    portion_characters = 2**17
 
-    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
-        for window in windows:
-            results = [_result(row) for row in window.rows]
+    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+        for portion in portions:
+            results = [_result(row) for row in portion.rows]
             errors = [result for result in results if result["error"] is not None]
             counts = RowCounts(
                 rows=len(results),
-                tokens=sum(len(row.text.split()) for row in window.rows),
+                tokens=sum(len(row.text.split()) for row in portion.rows),
                 errors={"input": len(errors)} if errors else {},
                 first_error=str(errors[0]["error"]) if errors else None,
-                dropped_columns=sorted({name for row in window.rows for name in row.dropped}),
+                dropped_columns=sorted({name for row in portion.rows for name in row.dropped}),
             )
-            yield window, WindowResult(results=results, counts=counts)
+            yield portion, PortionResult(results=results, counts=counts)
 
 
 def _result(row: Row) -> dict[str, object]:

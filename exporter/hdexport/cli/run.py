@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
     from hdruntime.jobs import Job, JobOptions
+    from hdruntime.jobs.portions import JobPool
     from hdruntime.jobs.progress import JobProgress
-    from hdruntime.jobs.windows import WindowPool
 
 SUMMARY = "run a bundle over files of texts"
 
@@ -181,7 +181,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         "--output-dtype",
         choices=["float32", "float16", "int8", "uint8", "binary", "ubinary"],
         default="float32",
-        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range in the first window "
+        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range in the first portion "
         "of rows; binary and ubinary have one bit per dimension",
     )
     group.add_argument(
@@ -356,11 +356,11 @@ def _ray_address(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport) -> Iterator[tuple[WindowPool, str]]:
+def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport) -> Iterator[tuple[JobPool, str]]:
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
     import hdruntime
     from hdruntime.backends.cpu_choice import CPU_BACKENDS
-    from hdruntime.jobs.window_inference import LocalPool
+    from hdruntime.jobs.row_inference import LocalPool
 
     if options.ray is not None:
         if options.rebuild:

@@ -11,10 +11,21 @@ A job may be stopped at any moment; the same job, run again, continues: see :mod
 
 from __future__ import annotations
 
-__all__ = ["Columns", "Job", "JobOptions", "JobProgress", "LocalPool", "VectorOptions", "plan_job", "run_job"]
+__all__ = [
+    "Columns",
+    "Job",
+    "JobOptions",
+    "JobProgress",
+    "LocalPool",
+    "RowOptions",
+    "VectorOptions",
+    "plan_job",
+    "run_job",
+]
 
 from hdruntime.jobs.job import Job, JobOptions, plan_job, run_job
+from hdruntime.jobs.portions import RowOptions
 from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import VectorOptions
-from hdruntime.jobs.window_inference import LocalPool

@@ -32,7 +32,7 @@ from hdruntime.jobs.vectors import Ranges
 from hdruntime.jobs.writers import STDOUT, ResultEncoding, check_output
 
 _COMMIT_SECONDS = 0.5
-"""Minimum time between two commits. A killed job repeats this much, and a window."""
+"""Minimum time between two commits. A killed job repeats this much, and a portion."""
 
 _COMMIT_SHARE = 50
 """The pause after a commit is at least this many times its duration: even on a slow disk, commits cost at most 2%."""

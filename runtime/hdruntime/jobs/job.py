@@ -32,12 +32,12 @@ from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_in
 from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
+from hdruntime.jobs.portions import JobPool, Portion, RowOptions, cut_portions
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.uploads import Upload, place_of_output
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
-from hdruntime.jobs.windows import RowWindow, WindowOptions, WindowPool, cut_windows
 from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
 from hdruntime.tasks.late_chunks import column_of_spans
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions(WindowOptions):
+class JobOptions(RowOptions):
     """How a job reads, batches and writes.
 
     Attributes:
@@ -174,7 +174,7 @@ def plan_job(
     )
 
 
-def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], None] | None = None) -> JobProgress:
+def run_job(job: Job, pool: JobPool, *, on_progress: Callable[[JobProgress], None] | None = None) -> JobProgress:
     """Run a job, or continue it: one row out per row in, in order; with late chunking, one per chunk.
 
     The columns are ``id``, kept columns, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or
@@ -186,7 +186,7 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
     Args:
         job: from `plan_job`.
         pool: sessions of the bundle that the job was planned for.
-        on_progress: called when the job begins or continues, after every window, and when all rows are done.
+        on_progress: called when the job begins or continues, after every portion, and when all rows are done.
 
     Returns:
         the job's outcome, including rows of earlier runs, also if it was done already.
@@ -217,7 +217,7 @@ def upload(job: Job) -> None:
         job.upload.tidy()
 
 
-def _run(job: Job, pool: WindowPool, on_progress: Callable[[JobProgress], None] | None) -> JobProgress:
+def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | None) -> JobProgress:
     encoding = encoding_of_output(job.output, job.fields)
     report = on_progress or (lambda progress: None)
     with _opened_output(job) as folder:
@@ -227,7 +227,7 @@ def _run(job: Job, pool: WindowPool, on_progress: Callable[[JobProgress], None] 
         meter = ProgressMeter(job.files, saved)
         if not saved.complete:
             report(meter.progress(JobState.RUNNING, saved))
-            _run_windows(job, pool, folder, encoding, meter, report)
+            _run_portions(job, pool, folder, encoding, meter, report)
             folder.complete()
         done = folder.saved
         report(meter.progress(JobState.FINISHING, done))
@@ -252,9 +252,9 @@ def _opened_output(job: Job) -> contextlib.AbstractContextManager[JobFolder | St
     return opened_job_folder(job.output, job.identity, restart=job.options.restart)
 
 
-def _run_windows(
+def _run_portions(
     job: Job,
-    pool: WindowPool,
+    pool: JobPool,
     folder: JobFolder | StandardOutput,
     encoding: ResultEncoding,
     meter: ProgressMeter,
@@ -263,8 +263,8 @@ def _run_windows(
     watch = InputWatch(job.files, job.options.columns, without_rows=job.without_rows)
     vectors = Vectors(job.options.vectors, folder.ranges, chunked=job.options.late_chunking is not None)
     _require_unchanged(watch.change_since(folder.saved.position, folder.saved.stamp), folder)
-    for window, computed in pool.map(_windows_of(job, pool.window_characters, watch, folder)):
-        _require_unchanged(watch.change(folder.saved.position, window.rows), folder)
+    for portion, computed in pool.map(_portions_of(job, pool.portion_characters, watch, folder)):
+        _require_unchanged(watch.change(folder.saved.position, portion.rows), folder)
         result = vectors.finish(computed)
         if vectors.ranges is not folder.ranges and vectors.ranges is not None:
             folder.keep_ranges(vectors.ranges)
@@ -275,8 +275,8 @@ def _run_windows(
             written += len(piece)
         saved = replace(
             folder.saved,
-            position=window.end,
-            stamp=watch.stamp(window.end.file),
+            position=portion.end,
+            stamp=watch.stamp(portion.end.file),
             counts=folder.saved.counts + result.counts,
             seconds=meter.seconds,
             result_bytes=written,
@@ -288,17 +288,15 @@ def _run_windows(
     _require_unchanged(watch.final_change(folder.saved.position), folder)
 
 
-def _windows_of(
-    job: Job, characters: int, watch: InputWatch, folder: JobFolder | StandardOutput
-) -> Iterator[RowWindow]:
-    """The remaining windows, from inputs that do not change while they are read."""
+def _portions_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder | StandardOutput) -> Iterator[Portion]:
+    """The remaining portions, from inputs that do not change while they are read."""
     start = folder.saved.position
     rows = read_rows(job.files, columns=job.options.columns, start=start)
     try:
-        for window in cut_windows(rows, characters=characters):
-            _require_unchanged(watch.change(start, window.rows), folder)
-            yield window
-            start = window.end
+        for portion in cut_portions(rows, characters=characters):
+            _require_unchanged(watch.change(start, portion.rows), folder)
+            yield portion
+            start = portion.end
     except InputError:
         # A change may be the cause.
         _require_unchanged(watch.change_of_files(), folder)

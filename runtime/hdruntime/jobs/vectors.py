@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hdruntime.errors import InputError
+from hdruntime.jobs.portions import PortionResult
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import ErrorKind
-from hdruntime.jobs.windows import WindowResult
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 
 COLUMN = "embedding"
@@ -64,12 +64,12 @@ def is_of_tokens(field: pa.Field) -> bool:
 
 
 class Vectors:
-    """Finishes the vectors of windows, in order.
+    """Finishes the vectors of portions, in order.
 
     Args:
         options: for vectors.
         ranges: [2, dimensions], minimum and maximum per dimension, if rows were done before; None computes them, if the
-            type needs ranges, from the first window with vectors.
+            type needs ranges, from the first portion with vectors.
         chunked: whether a row of the input has several vectors, one per chunk.
     """
 
@@ -78,11 +78,11 @@ class Vectors:
         self._options = options
         self._chunked = chunked
 
-    def finish(self, result: WindowResult) -> WindowResult:
-        """A window's results with vectors in their final form.
+    def finish(self, result: PortionResult) -> PortionResult:
+        """A portion's results with vectors in their final form.
 
         Raises:
-            InputError: the first window has too few rows for ranges.
+            InputError: the first portion has too few rows for ranges.
         """
         if self._options.is_default:
             return result
@@ -110,14 +110,14 @@ class Vectors:
         finished = quantized(matrix, self._options.output_dtype, self._ranges(matrix))
         for row, of_row in zip(rows, _parts(finished, sizes), strict=True):
             row[COLUMN] = of_row if of_tokens else of_row[0]
-        return WindowResult(results=results, counts=counts)
+        return PortionResult(results=results, counts=counts)
 
     def _ranges(self, matrix: npt.NDArray[Any]) -> Ranges | None:
         if self.ranges is None and self._options.output_dtype.needs_ranges:
             if len(matrix) < 2:
                 raise InputError(
                     f"--output-dtype {self._options.output_dtype.value} takes each dimension's range from the job's "
-                    "first window of rows, which has a single vector.\nUse --output-dtype float16 or binary."
+                    "first portion of rows, which has a single vector.\nUse --output-dtype float16 or binary."
                 )
             self.ranges = np.stack([matrix.min(axis=0), matrix.max(axis=0)]).astype(np.float32)
         return self.ranges

@@ -25,8 +25,8 @@ from hdruntime.errors import InputError, OutputExistsError
 from hdruntime.jobs.files import FINISHED_FILE, RESULTS_FILE, OpenFolder
 from hdruntime.jobs.parquet_rows import Cell
 from hdruntime.jobs.places import special_kind
+from hdruntime.jobs.portions import cut_by_bytes
 from hdruntime.jobs.vectors import COLUMN
-from hdruntime.jobs.windows import cut_by_bytes
 
 STDOUT = Path("-")
 """Stands for the standard output, on which results are JSON Lines."""

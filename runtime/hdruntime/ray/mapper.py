@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
+from hdruntime.jobs.portions import RowOptions
+from hdruntime.jobs.row_inference import RowInference
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
-from hdruntime.jobs.window_inference import WindowInference
-from hdruntime.jobs.windows import WindowOptions
 from hdruntime.jobs.writers import array_of_cells, parquet_field
 from hdruntime.ray.worker import session_in_worker
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
@@ -51,7 +51,7 @@ class BundleMapper:
         backend: as :func:`hdruntime.load` takes it; ``auto`` uses a GPU only if ``num_gpus`` is given.
         threads: CPU threads of an actor; None for the cores that Ray gave it.
         precision: as :func:`hdruntime.load` takes it.
-        options: how rows are run, for example ``WindowOptions(overflow=Overflow.TRUNCATE)``.
+        options: how rows are run, for example ``RowOptions(overflow=Overflow.TRUNCATE)``.
 
     Raises:
         BundleError: a node has no bundle at that path, or a damaged one.
@@ -69,10 +69,10 @@ class BundleMapper:
         backend: str = "auto",
         threads: int | None = None,
         precision: Precision | str = Precision.AUTO,
-        options: WindowOptions | None = None,
+        options: RowOptions | None = None,
     ) -> None:
         self._columns = Columns(id="", text=text_column, text_pair=text_pair_column, input_ids=input_ids_column)
-        options = options or WindowOptions()
+        options = options or RowOptions()
         options.check()
         if options.late_chunking is not None:
             raise InputError(
@@ -85,11 +85,11 @@ class BundleMapper:
         check_pairs(task, has_pair=has_pair, has_ids=has_ids, pair_option="text_pair_column")
         if options.overflow is Overflow.SPLIT and not (task.splits and input_ids_column is None):
             raise InputError(
-                "Rows of ids, or of this task, are not split.\nCut them: WindowOptions(overflow=Overflow.TRUNCATE)"
+                "Rows of ids, or of this task, are not split.\nCut them: RowOptions(overflow=Overflow.TRUNCATE)"
             )
         results = (*task.fields(), pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
         self._fields = [parquet_field(field) for field in results]
-        self._infer = WindowInference(session, task, options=options)
+        self._infer = RowInference(session, task, options=options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """The rows with their results.

@@ -1,4 +1,4 @@
-"""A batch job over the workers of a Ray cluster: in order, each window once, even if workers die."""
+"""A batch job over the workers of a Ray cluster: in order, each portion once, even if workers die."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, HdexportError
 from hdruntime.jobs import Job
 from hdruntime.jobs.identity import identity_of_bundle
-from hdruntime.jobs.windows import WINDOW_CHARACTERS, RowWindow, WindowResult
+from hdruntime.jobs.portions import PORTION_CHARACTERS, Portion, PortionResult
 from hdruntime.ray.cluster import connected, places
-from hdruntime.ray.worker import Loaded, WindowWorker
+from hdruntime.ray.worker import JobWorker, Loaded
 
 logger = logging.getLogger(__name__)
 
-_WINDOWS_A_WORKER = 2
-"""One window that runs, and one that waits for the first to end."""
+_PORTIONS_A_WORKER = 2
+"""One portion that runs, and one that waits for the first to end."""
 
 _HELD_A_WORKER = 4
-"""Windows in the driver's memory for each worker: the worker's, and results that wait for an earlier one."""
+"""Portions in the driver's memory for each worker: the worker's, and results that wait for an earlier one."""
 
 _MOST_DEATHS = 3
-"""The job ends with an error when so many workers died over one window, or while they loaded the bundle."""
+"""The job ends with an error when so many workers died over one portion, or while they loaded the bundle."""
 
 _PATIENCE_SECONDS = 60
 """After so long without an answer, the log says how many workers have not loaded."""
@@ -35,10 +35,10 @@ _PATIENCE_SECONDS = 60
 
 @dataclass(eq=False)
 class _Piece:
-    """A window that a worker has, or whose result waits for an earlier one."""
+    """A portion that a worker has, or whose result waits for an earlier one."""
 
-    window: RowWindow
-    result: WindowResult | None = None
+    portion: Portion
+    result: PortionResult | None = None
     deaths: int = 0
 
 
@@ -49,7 +49,7 @@ class _Place:
     Attributes:
         actor: the worker.
         loading: its answer when it is ready; None after that.
-        pieces: the results to come, each with its window, in the order in which the worker runs them.
+        pieces: the results to come, each with its portion, in the order in which the worker runs them.
         failed_loads: workers in a row that died here before they were ready.
     """
 
@@ -67,7 +67,7 @@ class _Place:
 
 
 class RayPool:
-    """The workers of a Ray cluster as a `WindowPool`, one session each; a context manager.
+    """The workers of a Ray cluster as a `JobPool`, one session each; a context manager.
 
     ::
 
@@ -76,7 +76,7 @@ class RayPool:
 
     As many workers as fit on the cluster: one GPU each if there are GPUs and the backend uses them, else ``threads``
     cores each. The bundle must be at the same path on every node. When a worker is killed or its node is lost, another
-    starts and runs its windows again.
+    starts and runs its portions again.
 
     Args:
         bundle: its directory, at this path on every node.
@@ -92,8 +92,8 @@ class RayPool:
         HdexportError: as `hdruntime.load`, from the worker that was ready first.
     """
 
-    window_characters = WINDOW_CHARACTERS
-    """About how many characters a window should have; inside the block, as many as suit the workers' backend."""
+    portion_characters = PORTION_CHARACTERS
+    """About how many characters a portion should have; inside the block, as many as suit the workers' backend."""
 
     loaded: Loaded | None = None
     """The report of the latest worker when it was ready."""
@@ -126,7 +126,7 @@ class RayPool:
             # We restart workers ourselves: Ray would restart one forever that dies each time it loads.
             self._actor_class = self._ray.remote(
                 num_cpus=place.cpus, num_gpus=place.gpus, max_restarts=0, max_task_retries=0
-            )(WindowWorker)
+            )(JobWorker)
             self._cpus = place.cpus
             for _ in range(place.workers):
                 self._places.append(_Place(*self._new_worker()))
@@ -138,8 +138,8 @@ class RayPool:
     def __exit__(self, *_: object) -> None:
         self._exits.close()
 
-    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
-        """Run every window; see `hdruntime.jobs.windows.WindowPool`.
+    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+        """Run every portion; see `hdruntime.jobs.portions.JobPool`.
 
         Raises:
             BackendError: a backend is broken, or workers die repeatedly.
@@ -148,16 +148,16 @@ class RayPool:
         more = True
         while held or more:
             while more and len(held) < _HELD_A_WORKER * len(self._places) and (place := self._free_place()):
-                window = next(windows, None)
-                if window is None:
+                portion = next(portions, None)
+                if portion is None:
                     more = False
                 else:
-                    held.append(_Piece(window))
+                    held.append(_Piece(portion))
                     self._give(place, held[-1])
             if held and held[0].result is not None:
                 piece = held.popleft()
                 assert piece.result is not None
-                yield piece.window, piece.result
+                yield piece.portion, piece.result
             elif held or more:
                 self._wait()
 
@@ -174,16 +174,16 @@ class RayPool:
         return actor, loading
 
     def _free_place(self) -> _Place | None:
-        """The place with the fewest windows; None if all are busy or not ready."""
+        """The place with the fewest portions; None if all are busy or not ready."""
         ready = [place for place in self._places if place.loading is None]
         free = min(ready, key=lambda place: len(place.pieces), default=None)
-        return free if free is not None and len(free.pieces) < _WINDOWS_A_WORKER else None
+        return free if free is not None and len(free.pieces) < _PORTIONS_A_WORKER else None
 
     def _give(self, place: _Place, piece: _Piece) -> None:
-        place.pieces.append((place.actor.infer.remote(piece.window.rows), piece))
+        place.pieces.append((place.actor.infer.remote(piece.portion.rows), piece))
 
     def _wait(self) -> None:
-        """Wait for a worker's answer and take it; hand out the windows of a dead worker."""
+        """Wait for a worker's answer and take it; hand out the portions of a dead worker."""
         answers = {place.next_answer: place for place in self._places if place.next_answer is not None}
         done, _ = self._ray.wait(list(answers), num_returns=1, timeout=_PATIENCE_SECONDS)
         if not done:
@@ -205,14 +205,14 @@ class RayPool:
             return
         if isinstance(value, Loaded):
             logger.info("Ray: a worker on %s runs %s", value.node, value.backend.value)
-            self.window_characters, self.loaded = value.window_characters, value
+            self.portion_characters, self.loaded = value.portion_characters, value
             place.loading, place.failed_loads = None, 0
         else:
             _, piece = place.pieces.popleft()
             piece.result = value
 
     def _replace(self, place: _Place, error: Exception) -> None:
-        """Replace a dead worker and run its windows again, unless too many have died."""
+        """Replace a dead worker and run its portions again, unless too many have died."""
         reason = str(error).strip()
         if place.loading is not None:
             place.failed_loads += 1
@@ -222,9 +222,9 @@ class RayPool:
             first = place.pieces[0][1]
             first.deaths += 1
             if first.deaths == _MOST_DEATHS:
-                ids = f"{first.window.rows[0].id} to {first.window.rows[-1].id}"
+                ids = f"{first.portion.rows[0].id} to {first.portion.rows[-1].id}"
                 raise _dying(f"running the rows {ids}", reason)
-        logger.warning("Ray: a worker died and is replaced; its windows run again: %s", reason.partition("\n")[0])
+        logger.warning("Ray: a worker died and is replaced; its portions run again: %s", reason.partition("\n")[0])
         self._ray.kill(place.actor)
         self._again.extend(piece for _, piece in place.pieces)
         place.pieces.clear()

@@ -14,9 +14,9 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
 from hdruntime.jobs import JobOptions
 from hdruntime.jobs.identity import identity_of_bundle
+from hdruntime.jobs.portions import Portion, PortionResult
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Row
-from hdruntime.jobs.window_inference import LocalPool
-from hdruntime.jobs.windows import RowWindow, WindowResult
 from hdruntime.optional import require
 from hdruntime.session import Session, load
 from hdruntime.tasks.of_bundle import task_of_bundle
@@ -88,17 +88,17 @@ class Loaded:
         node: address of its node.
         backend: the backend that runs the bundle there.
         backend_reason: why.
-        window_characters: about how many characters a window should have for it.
+        portion_characters: about how many characters a portion should have for it.
     """
 
     node: str
     backend: Backend
     backend_reason: str
-    window_characters: int
+    portion_characters: int
 
 
-class WindowWorker:
-    """An actor that runs windows of a job on its node."""
+class JobWorker:
+    """An actor that runs portions of a job on its node."""
 
     def load(self, path: Path, options: JobOptions, *, backend: str, threads: int, identity: str) -> Loaded:
         """Load the bundle; not in the constructor, whose errors Ray would not pass on unchanged."""
@@ -112,10 +112,10 @@ class WindowWorker:
             node=str(require("ray").util.get_node_ip_address()),
             backend=session.backend,
             backend_reason=reason,
-            window_characters=self._pool.window_characters,
+            portion_characters=self._pool.portion_characters,
         )
 
-    def infer(self, rows: Sequence[Row]) -> WindowResult:
-        """Run a window of these rows."""
-        ((_, result),) = self._pool.map(iter([RowWindow(rows=list(rows))]))
+    def infer(self, rows: Sequence[Row]) -> PortionResult:
+        """Run a portion of these rows."""
+        ((_, result),) = self._pool.map(iter([Portion(rows=list(rows))]))
         return result

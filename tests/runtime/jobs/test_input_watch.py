@@ -13,8 +13,9 @@ import pytest
 
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputChangedError
-from hdruntime.jobs import JobOptions, input_watch, plan_job, run_job, windows
+from hdruntime.jobs import JobOptions, input_watch, plan_job, portions, run_job
 from hdruntime.jobs.folder import kept_rows
+from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
 from support.job_runs import WordPool, left_in, run_words, stop_at, write_rows
 
@@ -26,7 +27,7 @@ Change = Callable[[Path], object]
 
 @pytest.fixture
 def bundle(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 100)
+    monkeypatch.setattr(portions, "_PORTION_ROWS", 100)
     return open_bundle(bundle_path)
 
 
@@ -155,10 +156,10 @@ def test_rows_that_are_read_after_a_change_are_not_run(bundle: Bundle, tmp_path:
     given: list[int] = []
 
     class Spy(WordPool):
-        def map(self, windows: Iterator[windows.RowWindow]) -> Iterator[tuple[windows.RowWindow, windows.WindowResult]]:
-            for window in windows:
-                given.append(window.end.row)
-                yield from super().map(iter([window]))
+        def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+            for portion in portions:
+                given.append(portion.end.row)
+                yield from super().map(iter([portion]))
 
     job = plan_job(bundle, [rows], tmp_path / "out.jsonl")
     with pytest.raises(InputChangedError):
@@ -177,12 +178,12 @@ def test_a_change_after_the_last_row_was_read_is_detected(
 
 
 def test_rows_that_were_read_before_a_change_and_done_after_it_are_not_kept(bundle: Bundle, tmp_path: Path) -> None:
-    """As where many processes run windows, reading is ahead of what is done."""
+    """As where many processes run portions, reading is ahead of what is done."""
     rows = write_input(tmp_path / "in.jsonl")
 
     class Ahead(WordPool):
-        def map(self, windows: Iterator[windows.RowWindow]) -> Iterator[tuple[windows.RowWindow, windows.WindowResult]]:
-            done = list(super().map(windows))
+        def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+            done = list(super().map(portions))
             truncate(rows)
             yield from done
 
@@ -220,7 +221,7 @@ def test_a_file_that_was_touched_is_compared_once_more_at_its_end(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 340 is in a buffer when it is changed: it is not among what is compared then, and is done as it was."""
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
+    monkeypatch.setattr(portions, "_PORTION_ROWS", 10)
     rows = write_input(tmp_path / "in.jsonl")
 
     def change_a_row(path: Path) -> None:
@@ -235,7 +236,7 @@ def test_a_file_that_was_touched_is_compared_once_more_at_its_end(
 
 @pytest.mark.parametrize(("index", "at_rows"), [(0, 1400), (1, 1000)])
 def test_of_several_inputs_each_is_watched_to_the_end(bundle: Bundle, tmp_path: Path, index: int, at_rows: int) -> None:
-    """A file that is cut where a window ends looks as if it had ended there."""
+    """A file that is cut where a portion ends looks as if it had ended there."""
     files = [write_input(tmp_path / f"in{number}.jsonl", rows=1000) for number in range(2)]
 
     def cut() -> None:

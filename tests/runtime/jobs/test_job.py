@@ -13,10 +13,10 @@ import pytest
 import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, BundleCorruptError, InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, plan_job, run_job, windows
+from hdruntime.jobs import JobOptions, plan_job, portions, run_job
 from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.window_inference import LocalPool
 from hdruntime.text.tokenization import Overflow
 from support.job_runs import (
     MAX_WORDS,
@@ -37,7 +37,7 @@ BundleMaker = Callable[..., Path]
 
 
 @pytest.mark.parametrize(
-    ("ending", "window_rows", "batch_tokens"),
+    ("ending", "portion_rows", "batch_tokens"),
     [(".jsonl", 1, 40), (".jsonl", 4096, None), (".parquet", 64, 1)],
 )
 def test_every_row_gets_its_own_embedding_in_order(
@@ -45,10 +45,10 @@ def test_every_row_gets_its_own_embedding_in_order(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ending: str,
-    window_rows: int,
+    portion_rows: int,
     batch_tokens: int | None,
 ) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", window_rows)
+    monkeypatch.setattr(portions, "_PORTION_ROWS", portion_rows)
     texts = random_texts(80)
     inputs = write_rows(tmp_path / "in.jsonl", list(texts))
     done = run(bundle_path, inputs, tmp_path / f"out{ending}", batch_tokens=batch_tokens)
@@ -108,7 +108,7 @@ def test_a_text_that_is_too_long_is_truncated_on_request(bundle_path: Path) -> N
 def test_a_session_that_breaks_stops_the_job_and_keeps_the_old_output_and_the_rows_that_are_done(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 1)
+    monkeypatch.setattr(portions, "_PORTION_ROWS", 1)
     opened = open_bundle(bundle_path)
     inputs = write_rows(tmp_path / "in.jsonl", ["long", "read"])
     output = tmp_path / "out.jsonl"

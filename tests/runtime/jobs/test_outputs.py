@@ -22,11 +22,11 @@ from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, windows, writers
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, portions, run_job, writers
 from hdruntime.jobs.identity import identity_of_bundle
+from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.windows import RowWindow, WindowResult
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
 from support.comparators import named_case
 from support.job_runs import (
@@ -134,12 +134,12 @@ IDS = {
 
 
 class SendingPool(WordPool):
-    """Sends windows and results through pickle, as Ray does."""
+    """Sends portions and results through pickle, as Ray does."""
 
-    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
-        for window in windows:
-            for _, result in super().map(iter([pickle.loads(pickle.dumps(window))])):
-                yield window, pickle.loads(pickle.dumps(result))
+    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+        for portion in portions:
+            for _, result in super().map(iter([pickle.loads(pickle.dumps(portion))])):
+                yield portion, pickle.loads(pickle.dumps(result))
 
 
 def test_an_id_of_any_type_is_kept_in_every_output_however_it_is_named(bundle_path: Path, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_column_whose_name_no_output_takes_is_left_out_and_named(
 def test_columns_that_appear_after_the_first_rows_are_named_at_the_end(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 60)
+    monkeypatch.setattr(portions, "_PORTION_ROWS", 60)
     late = '{"text": "read", "x": 1, "late": 2, "later": 3}'
     rows = write(tmp_path / "in.jsonl", *['{"text": "long", "x": 0}'] * 100, *[late] * 30)
     bundle = open_bundle(bundle_path)
@@ -318,16 +318,16 @@ def test_vectors_are_truncated_then_normalised_then_quantised(
         np.testing.assert_allclose(found, expected, atol=2e-3 if dtype is EmbeddingPrecision.FLOAT16 else 1e-6)
 
 
-def test_int8_divides_the_range_of_the_first_window(
+def test_int8_divides_the_range_of_the_first_portion(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
+    monkeypatch.setattr(portions, "_PORTION_ROWS", 10)
     texts = random_texts(40)
     rows = write_rows(tmp_path / "in.jsonl", [None] * 10 + texts)
     options = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
     run(bundle_path, rows, tmp_path / "out.parquet", vectors=options, skip_failed=True)
     vectors = embeddings(bundle_path, texts)
-    # The first window with vectors is the second.
+    # The first portion with vectors is the second.
     ranges = np.stack([vectors[:10].min(axis=0), vectors[:10].max(axis=0)])
     metadata = pa.parquet.read_schema(tmp_path / "out.parquet").metadata
     np.testing.assert_allclose(json.loads(metadata[b"hdexport.ranges"]), ranges, atol=1e-6)
@@ -448,7 +448,7 @@ def test_outputs_that_the_task_or_format_does_not_support_are_refused(new_bundle
     ).endswith("failed rows are NaN, which binary lacks.\nLeave them out: --skip-failed")
 
 
-def test_windows_become_one_array_in_order(bundle_path: Path, tmp_path: Path) -> None:
+def test_portions_become_one_array_in_order(bundle_path: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "in.jsonl", [f"{number}" for number in range(5000)])
     run_words(open_bundle(bundle_path), [rows], tmp_path / "out.npz")
     run_words(open_bundle(bundle_path), [rows], tmp_path / "out.jsonl")
@@ -471,7 +471,7 @@ def test_vectors_have_the_models_own_number_of_dimensions_by_default(new_bundle:
 def test_a_directory_of_parquet_files_is_one_data_set(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 4)
+    monkeypatch.setattr(portions, "_PORTION_ROWS", 4)
     monkeypatch.setattr(writers, "_GROUP_ROWS", 4)
     monkeypatch.setattr(writers, "_PART_ROWS", 8)
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(18), "nan"])

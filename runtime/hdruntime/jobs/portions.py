@@ -1,4 +1,4 @@
-"""Windows: groups of a job's rows that any process with a session can run; `hdruntime.jobs.window_inference` does."""
+"""Portions: groups of a job's rows that any process with a session can run; `hdruntime.jobs.row_inference` does."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from hdruntime.tasks.text_inference import size_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow
 
-WINDOW_CHARACTERS = 2**17
-"""Default size of a window, about 32768 tokens. Rows are sorted by length within a window, and a killed job repeats at
-most a window."""
+PORTION_CHARACTERS = 2**17
+"""Default size of a portion, about 32768 tokens. Rows are sorted by length within a portion, and a killed job repeats
+at most one."""
 
-_WINDOW_ROWS = 4096
-"""Upper bound on rows per window."""
+_PORTION_ROWS = 4096
+"""Upper bound on rows per portion."""
 
 _MOST_BYTES = 2**26
-"""Kept columns of about this size end a window, and results of about this size are encoded together: the chunks of a
+"""Kept columns of about this size end a portion, and results of about this size are encoded together: the chunks of a
 text repeat its kept columns."""
 
 Values = TypeVar("Values", bound=Mapping[str, object])
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowOptions(TaskOptions, Reading):
-    """How windows are run, and the form of their results.
+class RowOptions(TaskOptions, Reading):
+    """How portions are run, and the form of their results.
 
     Attributes:
         prompt: the prompt itself, in place of a `prompt_name`.
@@ -101,20 +101,20 @@ class WindowOptions(TaskOptions, Reading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowWindow:
-    """Consecutive rows; where a window ends depends only on the rows."""
+class Portion:
+    """Consecutive rows; where a portion ends depends only on the rows."""
 
     rows: list[Row]
 
     @property
     def end(self) -> Position:
-        """The place where the next window begins."""
+        """The place where the next portion begins."""
         return self.rows[-1].end
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowResult:
-    """The results of a window; it can be pickled.
+class PortionResult:
+    """The results of a portion; it can be pickled.
 
     Attributes:
         results: one dict per row, in order: ``id``, kept columns, the task's, ``tokens`` and ``error``. With late
@@ -126,41 +126,41 @@ class WindowResult:
     counts: RowCounts
 
 
-class WindowPool(Protocol):
-    """One or more processes that run windows.
+class JobPool(Protocol):
+    """One or more processes that run portions.
 
     Attributes:
-        window_characters: about how many characters a window should have.
+        portion_characters: about how many characters a portion should have.
     """
 
-    window_characters: int
+    portion_characters: int
 
-    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
-        """Run each window once; results are in the order of the windows.
+    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+        """Run each portion once; results are in the order of the portions.
 
         Raises:
             BackendError: the rows are not the cause.
         """
 
 
-def cut_windows(rows: Iterable[Row], *, characters: int) -> Iterator[RowWindow]:
+def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
     """Cut rows into groups that bound memory and are large enough for sorting by length.
 
     Args:
         rows: in order.
-        characters: of a window's texts; the row that reaches this number is the last. A token id counts as four.
+        characters: of a portion's texts; the row that reaches this number is the last. A token id counts as four.
     """
-    window: list[Row] = []
+    portion: list[Row] = []
     size = kept = 0
     for row in rows:
-        window.append(row)
+        portion.append(row)
         size += size_of(row)
         kept += _bytes_of(row.kept)
-        if len(window) >= _WINDOW_ROWS or size >= characters or kept >= _MOST_BYTES:
-            yield RowWindow(rows=window)
-            window, size, kept = [], 0, 0
-    if window:
-        yield RowWindow(rows=window)
+        if len(portion) >= _PORTION_ROWS or size >= characters or kept >= _MOST_BYTES:
+            yield Portion(rows=portion)
+            portion, size, kept = [], 0, 0
+    if portion:
+        yield Portion(rows=portion)
 
 
 def cut_by_bytes(rows: Iterable[Values]) -> Iterator[list[Values]]:

@@ -1,4 +1,4 @@
-"""Runs windows of rows in one process, with a result or an error for each row."""
+"""Runs portions of rows in one process, with a result or an error for each row."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from collections.abc import Iterator, Sequence
 
 from hdruntime.errors import BackendError, NonFiniteOutputError
 from hdruntime.inference.scheduling import PaddingCount
+from hdruntime.jobs.portions import PORTION_CHARACTERS, Portion, PortionResult, RowOptions
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import ErrorKind, Row
-from hdruntime.jobs.windows import WINDOW_CHARACTERS, RowWindow, WindowOptions, WindowResult
 from hdruntime.session import Session
 from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
 
-_WINDOW_CHARACTERS_PER_TOKEN = 8 * 4
-"""Characters of a window per token of a batch: of English, eight batches, enough for rows of similar length in each."""
+_PORTION_CHARACTERS_PER_TOKEN = 8 * 4
+"""Characters of a portion per token of a batch: of English, eight batches, each of rows of similar length."""
 
 _LANE_CHARACTERS = 2**16
-"""Characters of a window per streamed row that runs at a time: about 16384 tokens, so that lanes are seldom empty."""
+"""Characters of a portion per streamed row that runs at a time: about 16384 tokens, so that lanes are seldom empty."""
 
 _MOST_CHARACTERS = 2**22
-"""Upper bound on window size; each token uses about 200 bytes."""
+"""Upper bound on portion size; each token uses about 200 bytes."""
 
 
 class LocalPool:
-    """Runs windows in this process, one after another.
+    """Runs portions in this process, one after another.
 
     Args:
         session: that runs them.
         task: whose results are computed.
-        options: default `WindowOptions()`.
+        options: default `RowOptions()`.
     """
 
-    def __init__(self, session: Session, task: TextTask, *, options: WindowOptions | None = None) -> None:
-        options = options or WindowOptions()
+    def __init__(self, session: Session, task: TextTask, *, options: RowOptions | None = None) -> None:
+        options = options or RowOptions()
         batch_tokens = options.batch_tokens or session.batch_tokens
-        self._infer = WindowInference(session, task, options=options)
-        characters = max(WINDOW_CHARACTERS, batch_tokens * _WINDOW_CHARACTERS_PER_TOKEN)
-        self.window_characters = min(max(characters, self._infer.lanes * _LANE_CHARACTERS), _MOST_CHARACTERS)
+        self._infer = RowInference(session, task, options=options)
+        characters = max(PORTION_CHARACTERS, batch_tokens * _PORTION_CHARACTERS_PER_TOKEN)
+        self.portion_characters = min(max(characters, self._infer.lanes * _LANE_CHARACTERS), _MOST_CHARACTERS)
 
-    def map(self, windows: Iterator[RowWindow]) -> Iterator[tuple[RowWindow, WindowResult]]:
-        """Run every window; see `WindowPool`."""
-        for window in windows:
-            yield window, self._infer(window.rows)
+    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+        """Run every portion; see `JobPool`."""
+        for portion in portions:
+            yield portion, self._infer(portion.rows)
 
 
-class WindowInference:
-    """Runs windows with a session, and remembers whether the session has ever worked.
+class RowInference:
+    """Runs portions with a session, and remembers whether the session has ever worked.
 
     Args:
         session: that runs them.
@@ -64,7 +64,7 @@ class WindowInference:
         InputError: rows are to be streamed, and the bundle or its task does not allow it.
     """
 
-    def __init__(self, session: Session, task: TextTask, *, options: WindowOptions) -> None:
+    def __init__(self, session: Session, task: TextTask, *, options: RowOptions) -> None:
         prompt = options.chosen_prompt(task)
         if options.late_chunking is not None:
             stride = overlap_of(options.overlap, session.max_len)
@@ -75,7 +75,7 @@ class WindowInference:
         self._no_values = dict.fromkeys(field.name for field in task.fields())
         self.lanes = self._inference.lanes
 
-    def __call__(self, rows: Sequence[Row]) -> WindowResult:
+    def __call__(self, rows: Sequence[Row]) -> PortionResult:
         """Tokenise rows, run them, and compute the task's values.
 
         Raises:
@@ -88,7 +88,7 @@ class WindowInference:
         outcomes = [(row, None if row.error is not None else next(of_rows)) for row in rows]
         counts = _counts(outcomes, before, self._session.padding)
         results = [result for outcome in outcomes for result in self._results(*outcome)]
-        return WindowResult(results=results, counts=counts)
+        return PortionResult(results=results, counts=counts)
 
     def _results(self, row: Row, item: TextItem | None) -> Iterator[dict[str, object]]:
         shared = {"id": row.id, **row.kept}

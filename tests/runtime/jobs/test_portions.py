@@ -1,4 +1,4 @@
-"""Windows of rows: where they end, what runs together, whose fault an error is, texts in pieces, ids."""
+"""Portions of rows: where they end, what runs together, whose fault an error is, texts in pieces, ids."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import hdruntime
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError
-from hdruntime.jobs import JobOptions, plan_job, run_job, windows
+from hdruntime.jobs import JobOptions, plan_job, portions, run_job
 from hdruntime.jobs.parquet_rows import Cell
+from hdruntime.jobs.portions import RowOptions, cut_portions
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Columns, Position, Row
-from hdruntime.jobs.window_inference import LocalPool
-from hdruntime.jobs.windows import WindowOptions, cut_windows
 from hdruntime.tasks import text_inference
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
@@ -46,7 +46,7 @@ def rows_of(*texts: str) -> list[Row]:
     return [Row(id=number, text=text, end=Position(row=number + 1)) for number, text in enumerate(texts)]
 
 
-WINDOWS = [
+PORTIONS = [
     ([], []),
     ([0], [1]),
     ([10, 1], [1, 1]),
@@ -57,32 +57,32 @@ WINDOWS = [
 ]
 
 
-def test_a_window_ends_with_the_row_that_fills_it() -> None:
-    for sizes, windows_of in WINDOWS:
-        with named_case(sizes, windows_of):
+def test_a_portion_ends_with_the_row_that_fills_it() -> None:
+    for sizes, portions_of in PORTIONS:
+        with named_case(sizes, portions_of):
             rows = rows_of(*("x" * size for size in sizes))
-            found = list(cut_windows(rows, characters=10))
-            assert [len(window.rows) for window in found] == windows_of
-            assert [row for window in found for row in window.rows] == rows
-            assert [window.end.row for window in found] == list(itertools.accumulate(windows_of))
+            found = list(cut_portions(rows, characters=10))
+            assert [len(portion.rows) for portion in found] == portions_of
+            assert [row for portion in found for row in portion.rows] == rows
+            assert [portion.end.row for portion in found] == list(itertools.accumulate(portions_of))
 
 
-def test_a_window_ends_with_the_row_whose_kept_columns_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_MOST_BYTES", 100)
+def test_a_portion_ends_with_the_row_whose_kept_columns_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "_MOST_BYTES", 100)
     for value in ("x" * 50, [0] * 50, [{"a": ["x" * 50]}], {"x" * 50: None}, Cell(pa.scalar(b"x" * 50))):
         rows = [dataclasses.replace(row, kept={"kept": value, "more": None}) for row in rows_of(*"abc")]
-        assert [len(window.rows) for window in cut_windows(rows, characters=10)] == [2, 1]
+        assert [len(portion.rows) for portion in cut_portions(rows, characters=10)] == [2, 1]
 
 
-def test_windows_from_where_one_ended_are_the_same_ones() -> None:
+def test_portions_from_where_one_ended_are_the_same_ones() -> None:
     rows = rows_of(*("x" * (number % 7) for number in range(300)))
-    every = list(cut_windows(rows, characters=20))
-    again = list(cut_windows(rows[every[4].end.row :], characters=20))
+    every = list(cut_portions(rows, characters=20))
+    again = list(cut_portions(rows[every[4].end.row :], characters=20))
     assert again == every[5:]
 
 
 def batches_of(
-    bundle: Path, rows: int, monkeypatch: pytest.MonkeyPatch, options: WindowOptions | None = None
+    bundle: Path, rows: int, monkeypatch: pytest.MonkeyPatch, options: RowOptions | None = None
 ) -> list[tuple[int, int]]:
     """The shapes of the batches of so many rows of 3 tokens."""
     opened = open_bundle(bundle)
@@ -107,13 +107,13 @@ def test_batches_are_smaller_if_outputs_would_fill_the_memory(
 @pytest.mark.parametrize(
     ("options", "batches"),
     [
-        (WindowOptions(), [(8, 3), (2, 3)]),
-        (WindowOptions(batch_size=4), [(4, 3), (4, 3), (2, 3)]),
-        (WindowOptions(batch_size=4, batch_tokens=7), [(2, 3)] * 5),
+        (RowOptions(), [(8, 3), (2, 3)]),
+        (RowOptions(batch_size=4), [(4, 3), (4, 3), (2, 3)]),
+        (RowOptions(batch_size=4, batch_tokens=7), [(2, 3)] * 5),
     ],
 )
 def test_batch_sizes_are_the_backends_default_or_an_option(
-    bundle_path: Path, monkeypatch: pytest.MonkeyPatch, options: WindowOptions, batches: list[tuple[int, int]]
+    bundle_path: Path, monkeypatch: pytest.MonkeyPatch, options: RowOptions, batches: list[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr(OnnxRuntimeRunner, "batch_tokens", 24)
     assert batches_of(bundle_path, 10, monkeypatch, options) == batches
@@ -124,13 +124,13 @@ def bundle_with_ids(new_bundle: BundleMaker, ids: int) -> Path:
     return gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": np.zeros((ids, 4))})
 
 
-@pytest.mark.parametrize("window_rows", [1, 4096])
+@pytest.mark.parametrize("portion_rows", [1, 4096])
 def test_a_row_that_the_backend_fails_on_is_only_that_rows_error(
-    new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch, window_rows: int
+    new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch, portion_rows: int
 ) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", window_rows)
+    monkeypatch.setattr(portions, "_PORTION_ROWS", portion_rows)
     bundle = bundle_with_ids(new_bundle, len(VOCABULARY) - 1)
-    # "." has the last id; with one row per window, it is also alone in the last window.
+    # "." has the last id; with one row per portion, it is also alone in the last portion.
     for texts in (["long", ".", "read"], ["long", "."]):
         errors = [row["error"] for row in results(bundle, texts, force=True)]
         assert [error is None for error in errors] == [text != "." for text in texts]
@@ -177,10 +177,10 @@ def test_a_long_text_is_run_in_pieces(bundle_path: Path, tmp_path: Path) -> None
 
 
 IMPOSSIBLE = [
-    (WindowOptions(batch_tokens=0), "--batch-tokens 0 is too small.\\nUse 1 or more"),
-    (WindowOptions(batch_size=0), "--batch-size 0 is too small"),
-    (WindowOptions(overflow=Overflow.SPLIT, stride=-1), "--stride -1 is negative"),
-    (WindowOptions(stride=1), "--stride is for texts that are split.\\nAdd --overflow split"),
+    (RowOptions(batch_tokens=0), "--batch-tokens 0 is too small.\\nUse 1 or more"),
+    (RowOptions(batch_size=0), "--batch-size 0 is too small"),
+    (RowOptions(overflow=Overflow.SPLIT, stride=-1), "--stride -1 is negative"),
+    (RowOptions(stride=1), "--stride is for texts that are split.\\nAdd --overflow split"),
 ]
 
 
