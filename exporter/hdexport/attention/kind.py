@@ -241,6 +241,8 @@ class AttentionKind:
 
     Attributes:
         name: the tag of its record in the manifest.
+        rank: place among the kinds of hdexport in the command's help and in manifests; equal ones are in alphabetical
+            order.
         forms: word that begins a value of ``--attention`` -> form; none for a kind that no model is given.
         record_type: the dataclass of its record, whose first field is ``kind``.
         scales_queries: whether models that are given it scale their queries by `Subject.query_scale`.
@@ -249,6 +251,7 @@ class AttentionKind:
     """
 
     name: ClassVar[str]
+    rank: ClassVar[int] = 9
     forms: ClassVar[Mapping[str, Form]] = {}
     record_type: ClassVar[type[Any]]
     scales_queries: ClassVar[bool] = False

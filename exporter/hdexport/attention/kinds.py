@@ -5,23 +5,16 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hdexport.attention.blocks.kind import BlocksKind
-from hdexport.attention.dense.kind import DenseKind
-from hdexport.attention.disentangled.kind import DisentangledKind
-from hdexport.attention.distance.kind import DistanceKind
-from hdexport.attention.favor.kind import FavorKind
+import hdexport.attention
 from hdexport.attention.kind import AttentionKind, Form, OperatorNode, Setup, Subject
-from hdexport.attention.local_global.kind import LocalGlobalKind
-from hdexport.attention.lsh.kind import LshKind
-from hdexport.attention.relative.kind import RelativeKind
 from hdexport.attention.spec import NotUnderstoodError
-from hdexport.attention.window.kind import WindowKind
 from hdexport.lowering.lowering import Lowering
 from hdexport.lowering.nodes import operator_of
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
@@ -36,28 +29,17 @@ logger = logging.getLogger(__name__)
 _ENTRY_POINTS = "hdexport.attention"
 """Group in which other packages register theirs."""
 
-_OURS: tuple[AttentionKind, ...] = (
-    DenseKind(),
-    WindowKind(),
-    BlocksKind(),
-    LshKind(),
-    FavorKind(),
-    RelativeKind(),
-    DistanceKind(),
-    DisentangledKind(),
-    LocalGlobalKind(),
-)
-
-
 _BODIES = Lowering()
 
 
 @functools.cache
 def kinds() -> tuple[AttentionKind, ...]:
-    """Every kind: ours, and kinds that installed packages register as entry points of ``hdexport.attention``."""
+    """Every kind: one per folder beside this file, and those of the entry points ``hdexport.attention``."""
+    folders = [found.name for found in pkgutil.iter_modules(hdexport.attention.__path__) if found.ispkg]
+    ours = [importlib.import_module(f"hdexport.attention.{folder}.kind").KIND for folder in folders]
     points = sorted(importlib.metadata.entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
-    loaded = (_loaded(point) for point in points)
-    return (*_OURS, *(kind for kind in loaded if kind is not None))
+    others = [kind for kind in map(_loaded, points) if kind is not None]
+    return (*sorted(ours, key=lambda kind: (kind.rank, kind.name)), *others)
 
 
 def _loaded(point: importlib.metadata.EntryPoint) -> AttentionKind | None:

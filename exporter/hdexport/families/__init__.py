@@ -4,57 +4,30 @@ from __future__ import annotations
 
 __all__ = ["SUPPORTED_MODEL_TYPES", "Family", "convertible_model_types", "family_of", "generator_model_types"]
 
+import ast
 import importlib
+import re
+from pathlib import Path
 
 from hdexport.families.unsupported import unsupported
 from hdexport.model.family import Family
 from hdruntime.errors import ModelError
 
-_MODULE_OF_MODEL_TYPE = {
-    "albert": "albert",
-    "bert": "bert",
-    "big_bird": "big_bird",
-    "bigbird_pegasus": "bigbird_pegasus",
-    "camembert": "roberta",
-    "data2vec-text": "roberta",
-    "deberta": "deberta",
-    "deberta-v2": "deberta",
-    "distilbert": "bert",
-    "electra": "bert",
-    "embedding_gemma2_text": "gemma",
-    "ernie": "bert",
-    "esm": "esm",
-    "eurobert": "eurobert",
-    "gemma3_text": "gemma",
-    "gte": "gte",
-    "jina_embeddings_v3": "jina_embeddings_v3",
-    "led": "led",
-    "longformer": "longformer",
-    "longt5": "longt5",
-    "luke": "luke",
-    "megatron-bert": "rembert",
-    "modernbert": "modernbert",
-    "mpnet": "mpnet",
-    "mt5": "t5",
-    "neomme": "neomme",
-    "nezha": "nezha.family",
-    "nomic_bert": "nomic_bert",
-    "performer": "performer.family",
-    "qwen3": "qwen3",
-    "reformer": "reformer",
-    "rembert": "rembert",
-    "roberta": "roberta",
-    "t5": "t5",
-    "ultrabert": "ultrabert",
-    "umt5": "t5",
-    "xlm-roberta": "roberta",
-    "xlm-roberta-xl": "roberta",
-    "roformer": "roformer",
-    "transfo-xl": "transfo_xl.family",
-    "xlnet": "xlnet",
-    "xmod": "xmod",
-}
-"""``model_type`` of ``config.json`` -> module of this package. The modules need torch, so they load on demand."""
+_DECLARED = re.compile(r'model_types=(\("[^)]+\))')
+
+
+def _modules() -> dict[str, str]:
+    """Model type -> the module whose `FAMILY` declares it. The modules need PyTorch, so they are read, not imported."""
+    folder, modules = Path(__file__).parent, {}
+    for file in (*folder.glob("*.py"), *folder.glob("*/family.py")):
+        declared = _DECLARED.search(file.read_text(encoding="utf-8"))
+        if declared:
+            module = ".".join(file.relative_to(folder).with_suffix("").parts)
+            modules.update(dict.fromkeys(ast.literal_eval(declared[1]), module))
+    return modules
+
+
+_MODULE_OF_MODEL_TYPE = _modules()
 
 SUPPORTED_MODEL_TYPES = tuple(sorted(_MODULE_OF_MODEL_TYPE))
 

@@ -159,11 +159,9 @@ def _adapt(model: PreTrainedModel) -> None:
     stack.forward = functools.partial(_forward, model, stack)
 
 
-ENCODER_CLASSES = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
-
 FAMILY = Family(
-    model_types=tuple(ENCODER_CLASSES),
-    encoder_classes=ENCODER_CLASSES,
+    model_types=("t5", "mt5", "umt5"),
+    encoder_classes={"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"},
     tasks=(Task.FEATURE_EXTRACTION, Task.TOKEN_CLASSIFICATION),
     learned_positions=False,
     counts_distances=True,

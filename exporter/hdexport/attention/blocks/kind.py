@@ -76,6 +76,7 @@ class BlocksKind(AttentionKind):
     """Blocks of queries that see blocks of keys."""
 
     name = "blocks"
+    rank = 2
     forms = MappingProxyType(_FORMS)
     record_type = BlockSparse
     lowerings = (LOWERING,)
@@ -194,6 +195,9 @@ class BlocksKind(AttentionKind):
             yield "", f"{record.global_tokens} global tokens in front of each text"
         if record.dense_tokens:
             yield "", f"dense up to {record.dense_tokens} tokens"
+
+
+KIND = BlocksKind()
 
 
 def _request(spec: str) -> BlockRequest:

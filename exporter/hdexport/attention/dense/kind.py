@@ -32,6 +32,7 @@ class DenseKind(AttentionKind):
     """Dense attention: the library's attention interface gives it where no other kind is in the way."""
 
     name = "dense"
+    rank = 0
     record_type = DenseAttention
     lowerings = (LOWERING,)
 
@@ -51,3 +52,6 @@ class DenseKind(AttentionKind):
     def reference_copies(self, record: DenseAttention, family: Family, heads: int) -> int:
         """No copies where PyTorch's scaled_dot_product_attention slices the scores."""
         return 0 if family.has_sdpa else _SCORE_COPIES * heads
+
+
+KIND = DenseKind()

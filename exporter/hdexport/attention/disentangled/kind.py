@@ -33,3 +33,6 @@ class DisentangledKind(ClippedDistanceKind):
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """The library's own model, in which padding sees everything alike."""
         return ReferenceFacts(undefined_padding=True)
+
+
+KIND = DisentangledKind()

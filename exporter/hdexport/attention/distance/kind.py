@@ -26,3 +26,6 @@ class DistanceKind(ClippedDistanceKind):
     title = "attention by distance"
     score_copies = 5
     """The products, the terms of distances, the sum, the masked, the weights."""
+
+
+KIND = DistanceKind()

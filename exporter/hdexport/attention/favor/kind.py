@@ -92,6 +92,7 @@ class FavorKind(AttentionKind):
     """Random features, whose products estimate the weights of a softmax."""
 
     name = "favor"
+    rank = 4
     forms = MappingProxyType({"favor": _FORM})
     record_type = FavorAttention
     scales_queries = True
@@ -171,6 +172,9 @@ class FavorKind(AttentionKind):
             yield "", "padding counts as keys whose values are 0, so rows of other lengths are not padded"
         if record.converted:
             yield "", "experimental: made from dense attention"
+
+
+KIND = FavorKind()
 
 
 def _request(spec: str) -> FavorRequest:

@@ -74,3 +74,6 @@ class LocalGlobalKind(AttentionKind):
         yield "local attention", f"{record.layers} layers; a token sees {record.radius} tokens on each side"
         if record.side_tokens:
             yield "", f"and the sum of each {record.side_tokens} tokens of the text"
+
+
+KIND = LocalGlobalKind()

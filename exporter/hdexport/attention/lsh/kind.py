@@ -95,6 +95,7 @@ class LshKind(AttentionKind):
     """Chunks of tokens sorted by their hashes, and chunks of tokens as they come."""
 
     name = "lsh"
+    rank = 3
     forms = MappingProxyType({"lsh": _FORM})
     record_type = LshAttention
     holds_scores = False
@@ -193,6 +194,9 @@ class LshKind(AttentionKind):
             yield "", "causal: tokens see earlier ones only"
         if record.converted:
             yield "", "experimental: made from dense attention"
+
+
+KIND = LshKind()
 
 
 def _chunks_text(chunks: Chunks) -> str:

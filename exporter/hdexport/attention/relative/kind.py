@@ -131,6 +131,9 @@ class RelativeKind(AttentionKind):
             yield "", f"distances beyond {record.clamp} count as {record.clamp}"
 
 
+KIND = RelativeKind()
+
+
 def _carried(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
     """Each layer's memory, and which of its tokens are there."""
     if not record.memory:

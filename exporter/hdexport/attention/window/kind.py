@@ -102,6 +102,7 @@ class WindowKind(AttentionKind):
     """Windows around every token, with or without global tokens."""
 
     name = "window"
+    rank = 1
     forms = MappingProxyType({"window": _FORM})
     record_type = WindowAttention
     lowerings = (LOWERING,)
@@ -241,6 +242,9 @@ class WindowKind(AttentionKind):
             count, steps = record.converted.global_tokens, "/".join(map(str, record.converted.dilation))
             first = f"the first {count}" if count else "none"
             yield "", f"made from dense attention; global tokens: {first}; dilation {steps}"
+
+
+KIND = WindowKind()
 
 
 def _carried(window: Window, tokens: int, subject: Subject) -> CallStates:
