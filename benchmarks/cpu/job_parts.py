@@ -25,7 +25,7 @@ import pyarrow as pa
 import hdruntime
 from benchmarks.texts import HELP
 from hdruntime.jobs import LocalPool, job, plan_job, run_job
-from hdruntime.jobs.folder import JobFolder
+from hdruntime.jobs.output import JobFolder
 from hdruntime.jobs.writers import ResultEncoding
 from hdruntime.tasks.text_inference import TextInference
 

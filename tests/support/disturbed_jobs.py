@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hdexport.cli import main
-from hdruntime.jobs import folder, portions
+from hdruntime.jobs import output, portions
 from support.full_disks import mount_disk
 
 
@@ -25,7 +25,7 @@ def run_job(arguments: list[str], largest_file: int | None = None) -> int:
     """
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    folder._COMMIT_SECONDS, folder._COMMIT_SHARE, portions._PORTION_ROWS = 0.03, 0, 100
+    output._COMMIT_SECONDS, output._COMMIT_SHARE, portions._PORTION_ROWS = 0.03, 0, 100
     sys.argv = ["hdexport", "run", *arguments]
     return main(sys.argv[1:])
 

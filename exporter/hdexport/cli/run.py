@@ -257,8 +257,7 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.job_report import job_report
     from hdruntime.bundle.hub import opened_bundle
     from hdruntime.jobs import plan_job, run_job
-    from hdruntime.jobs.job import upload
-    from hdruntime.jobs.writers import STDOUT, result_format
+    from hdruntime.jobs.output import STDOUT
 
     if options.output != "-":  # rows that are printed are the result
         outlive_readers()
@@ -274,7 +273,7 @@ def run(options: argparse.Namespace) -> int:
                     done = run_job(job, pool, on_progress=report.progress)
             else:
                 report.done_already(done)
-                upload(job)
+                job.place.upload()
         except KeyboardInterrupt as stop:
             report.ended("stopped", f"stopped{_kept(job) or ': nothing was kept'}")
             return exit_code(stop)
@@ -289,7 +288,7 @@ def run(options: argparse.Namespace) -> int:
             explained = type(error)(f"{error}{_kept(job) if continues else ''}")
             report.ended("failed", str(explained))
             raise explained from error
-        has_column = not (options.skip_failed or result_format(job.output).is_matrix)
+        has_column = not (options.skip_failed or job.place.format.is_matrix)
         report.ended("done", _failures(done, has_column=has_column))
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
     cut = f", {done.cut_rows} cut" if done.cut_rows else ""
@@ -399,15 +398,9 @@ def _chosen(options: argparse.Namespace, backend: Backend, reason: str) -> str:
 
 
 def _kept(job: Job) -> str:
-    from hdruntime.jobs.files import job_folder_path
-    from hdruntime.jobs.folder import kept_rows
-    from hdruntime.jobs.writers import STDOUT
-
-    rows = 0 if job.output == STDOUT else kept_rows(job.output)
-    if not rows:
-        return ""
     again = "the same command without --restart" if job.options.restart else "the same command"
-    return f"\n{rows} rows are kept in {job_folder_path(job.output)}: {again} continues after them."
+    kept = job.place.kept()
+    return f"\n{kept}: {again} continues after them." if kept else ""
 
 
 def _failures(done: JobProgress, *, has_column: bool) -> str | None:

@@ -1,6 +1,6 @@
 """Batch jobs: files of texts in, a file of results out, in order, in bounded memory, with errors of invalid rows.
 
-A job may be stopped at any moment; the same job, run again, continues: see :mod:`hdruntime.jobs.folder`.
+A job may be stopped at any moment; the same job, run again, continues: see :mod:`hdruntime.jobs.output`.
 
 ::
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import itertools
 import json
@@ -19,26 +18,17 @@ from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.inference.streaming import checked_segment
 from hdruntime.jobs.files import damaged
-from hdruntime.jobs.folder import (
-    JobFolder,
-    StandardOutput,
-    alone,
-    check_job,
-    check_place,
-    is_jobs_own,
-    opened_job_folder,
-)
 from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
 from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
+from hdruntime.jobs.output import STDOUT, JobFolder, LocalOutput, StandardOutput, output_at
 from hdruntime.jobs.portions import JobPool, Portion, RowOptions, cut_portions
-from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
+from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.uploads import Upload, place_of_output
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
-from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
+from hdruntime.jobs.writers import ResultEncoding, ResultFormat, encoding_of
 from hdruntime.tasks.late_chunks import column_of_spans
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
 from hdruntime.tasks.task import TextTask
@@ -80,26 +70,35 @@ class Job:
     Attributes:
         files: its inputs that have rows, in order.
         without_rows: the other inputs, which do not belong to its identity.
-        output: the file or directory that it writes; `STDOUT` for the standard output.
+        place: where it writes.
         options: with the columns of the inputs and the model's number of dimensions resolved.
         task: its results for a row.
         fields: the output's columns: id, kept columns, the task's, tokens, error.
         metadata: of the output, for formats that can hold it.
         identity: another run must have the same to continue it.
-        done: the job's outcome, if it is done already and its output is there.
-        upload: where the output goes then; None for an output on this machine.
+        finished: what was done, if the job is done already and its output is there.
     """
 
     files: tuple[InputFile, ...]
     without_rows: tuple[InputFile, ...]
-    output: Path
+    place: LocalOutput | StandardOutput
     options: JobOptions
     task: TextTask
     fields: tuple[pa.Field, ...]
     metadata: Mapping[str, str]
     identity: Identity
-    done: JobProgress | None
-    upload: Upload | None = None
+    finished: Saved | None
+
+    @property
+    def output(self) -> Path:
+        """The file or directory that the job writes on this machine; ``-`` for the standard output."""
+        return self.place.path
+
+    @property
+    def done(self) -> JobProgress | None:
+        """The job's outcome, if it is done already and its output is there."""
+        saved = self.finished
+        return None if saved is None else ProgressMeter(self.files, saved).progress(JobState.FINISHING, saved)
 
 
 def plan_job(
@@ -112,7 +111,7 @@ def plan_job(
         inputs: files, directories, patterns and URLs, see `find_inputs`; ``-`` is the standard input, which is read
             here.
         output: a .jsonl, .parquet, .npy or .npz file; a name without an ending is a directory of Parquet files, and
-            ``-`` the standard output. A URL is written on this machine first, see `hdruntime.jobs.uploads`.
+            ``-`` the standard output. An output at a URL is written on this machine first.
         options: default `JobOptions()`.
 
     Raises:
@@ -123,12 +122,8 @@ def plan_job(
     """
     options = options or JobOptions()
     options.check()
-    output, upload = place_of_output(output)
-    is_file = output != STDOUT
-    if upload is not None:
-        upload.begin()
-    if is_file:
-        check_place(output, force=options.force or upload is not None)
+    place = output_at(output)
+    place.check(force=options.force)
     tokenized = options.columns.input_ids is not None
     task = task_of_bundle(bundle, options, tokenized=tokenized)
     spans = None if options.late_chunking is None else column_of_spans(options.late_chunking)
@@ -139,12 +134,10 @@ def plan_job(
         inputs,
         columns=options.columns,
         input_format=options.input_format,
-        spool=output.resolve().parent if is_file else None,
+        spool=place.spool,
     )
-    if is_file and any(Path(file.place.identity).is_relative_to(output.resolve()) for file in found):
-        raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
-    if upload is not None and any(upload.holds(file.place.identity) for file in found):
-        raise InputError(f"{upload.url} is an input as well as the output.\nChoose another place with -o.")
+    if any(place.holds(file.place.identity) for file in found):
+        raise InputError(f"{place.name} is an input as well as the output.\nChoose another place with -o.")
     files = [file for file in found if file.rows != 0]
     options = replace(
         options,
@@ -152,25 +145,19 @@ def plan_job(
         vectors=_vectors_of_model(options.vectors, bundle.manifest.sentence),
     )
     fields = _fields(task, files, options)
-    _check_output_options(output, fields, options)
+    _check_format(place.format, fields, options)
     identity = _identity(bundle, task, files, fields, options, prompt)
-    if upload is not None and (options.restart or not is_jobs_own(output, identity)):
-        with alone(output):
-            upload.forget()
-    done = check_job(output, identity, force=options.force, restart=options.restart) if is_file else None
-    if upload is not None and done is None:
-        upload.check(force=options.force)
+    finished = place.finished(identity, force=options.force, restart=options.restart)
     return Job(
         files=tuple(files),
         without_rows=tuple(file for file in found if file.rows == 0),
-        output=output,
+        place=place,
         options=options,
         task=task,
         fields=fields,
         metadata=_metadata(bundle, [field.name for field in fields], options, identity),
         identity=identity,
-        done=ProgressMeter(files, done).progress(JobState.FINISHING, done) if done else None,
-        upload=upload,
+        finished=finished,
     )
 
 
@@ -200,27 +187,14 @@ def run_job(job: Job, pool: JobPool, *, on_progress: Callable[[JobProgress], Non
         BrokenPipeError: the reader of the standard output is gone.
     """
     done = job.done or _run(job, pool, on_progress)
-    upload(job)
+    job.place.upload()
     return done
 
 
-def upload(job: Job) -> None:
-    """Upload the complete output of a job, if it goes to a URL.
-
-    Raises:
-        OutputExistsError: another process is writing or uploading this output.
-        HdexportError: the store does not take a file.
-    """
-    if job.upload is not None:
-        with alone(job.output):
-            job.upload.publish()
-        job.upload.tidy()
-
-
 def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | None) -> JobProgress:
-    encoding = encoding_of_output(job.output, job.fields)
+    encoding = encoding_of(job.place.format, job.fields)
     report = on_progress or (lambda progress: None)
-    with _opened_output(job) as folder:
+    with job.place.opened(job.identity, restart=job.options.restart) as folder:
         saved = folder.saved
         if saved.position.file >= len(job.files):
             raise damaged(folder.path, f"it continues in input {saved.position.file + 1} of {len(job.files)}")
@@ -244,12 +218,6 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
             ", ".join(done.counts.dropped_columns).encode(errors="backslashreplace").decode(),
         )
     return meter.progress(JobState.FINISHING, done)
-
-
-def _opened_output(job: Job) -> contextlib.AbstractContextManager[JobFolder | StandardOutput]:
-    if job.output == STDOUT:
-        return contextlib.nullcontext(StandardOutput())
-    return opened_job_folder(job.output, job.identity, restart=job.options.restart)
 
 
 def _run_portions(
@@ -366,8 +334,7 @@ def _vectors_of_model(vectors: VectorOptions, own: SentenceSettings | None) -> V
     return replace(vectors, truncate_dim=own.truncate_dim) if own and vectors.truncate_dim is None else vectors
 
 
-def _check_output_options(output: Path, fields: Sequence[pa.Field], options: JobOptions) -> None:
-    kind = result_format(output)
+def _check_format(kind: ResultFormat, fields: Sequence[pa.Field], options: JobOptions) -> None:
     vectors = next((field.type for field in fields if field.name == COLUMN), None)
     if vectors is None and (kind.is_matrix or not options.vectors.is_default):
         asked = f"A {kind.value} file is" if kind.is_matrix else "--output-dtype, --normalize and --truncate-dim are"

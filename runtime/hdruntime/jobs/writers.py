@@ -8,12 +8,10 @@ import itertools
 import json
 import os
 import re
-import shlex
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,15 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from hdruntime.arrays import AnyArray
-from hdruntime.errors import InputError, OutputExistsError
+from hdruntime.errors import InputError
 from hdruntime.jobs.files import FINISHED_FILE, RESULTS_FILE, OpenFolder
 from hdruntime.jobs.parquet_rows import Cell
-from hdruntime.jobs.places import special_kind
 from hdruntime.jobs.portions import cut_by_bytes
 from hdruntime.jobs.vectors import COLUMN
-
-STDOUT = Path("-")
-"""Stands for the standard output, on which results are JSON Lines."""
 
 OPEN_TYPE = {b"hdexport": b"open type"}
 """Metadata of a string field whose values are JSON; its type is known when all rows are done."""
@@ -71,8 +65,6 @@ class ResultFormat(str, Enum):
         return self in (ResultFormat.NPY, ResultFormat.NPZ)
 
 
-_ENDINGS = ".jsonl, .parquet, .npy or .npz"
-
 _PART = re.compile(r"part-\d{5,}\.parquet")
 """Names of the files of a directory."""
 
@@ -81,66 +73,14 @@ _PART_BYTES = 512 * 2**20
 """A part with so many rows, or bytes in memory, is full."""
 
 
-def check_output(output: Path, *, force: bool) -> None:
-    """Refuse a place that results cannot be written to.
-
-    Raises:
-        InputError: the ending is unknown, the directory does not exist, or the output is a device or a pipe.
-        OutputExistsError: the output exists and may not be replaced.
-    """
-    # Links are followed: a job moves its output to where they end, even over a device.
-    kind = special_kind(output.stat()) if output.exists() else None
-    if kind is not None:
-        raise InputError(
-            f"{output} is {kind}; an output is a file, which appears when it is complete.\n"
-            f"Name a file that ends in {_ENDINGS} with -o, or - for the standard output."
-        )
-    is_of_parts = result_format(output) is ResultFormat.PARTS
-    if output.is_dir():
-        others = sorted(path.name for path in output.iterdir() if not (is_of_parts and is_part(path.name)))
-        if others or not is_of_parts:
-            raise OutputExistsError(
-                f"{output} is a directory" + (f" that holds {', '.join(others[:3])}" if others else "") + ".\n"
-                f"Name a file that ends in {_ENDINGS} with -o, or another directory."
-            )
-        if not any(output.iterdir()):
-            return
-    if os.path.lexists(output) and not force:
-        raise OutputExistsError(f"{output} exists.\nReplace it with --force, or choose another place with -o.")
-    if not output.parent.is_dir():
-        make = f"mkdir -p {shlex.quote(str(output.parent))}"
-        raise InputError(f"There is no directory {output.parent} for the output.\nMake it: {make}")
-
-
 def is_part(name: str) -> bool:
     """Whether a file of a directory has the name that a job gives it."""
     return _PART.fullmatch(name) is not None
 
 
-def result_format(output: Path) -> ResultFormat:
-    """The format of an output, by its ending.
-
-    Raises:
-        InputError: the ending is unknown.
-    """
-    if output == STDOUT:
-        return ResultFormat.JSONL
-    try:
-        return ResultFormat(output.suffix.lower())
-    except ValueError:
-        raise InputError(
-            f"{output} has no known format: its name ends in {output.suffix!r}.\n"
-            f"Outputs end in {_ENDINGS}; a name without an ending is a directory of Parquet files."
-        ) from None
-
-
-def encoding_of_output(output: Path, fields: Sequence[pa.Field]) -> ResultEncoding:
-    """The encoding of an output, by its ending.
-
-    Raises:
-        InputError: the ending is unknown.
-    """
-    return _ENCODINGS[result_format(output)](pa.schema(list(fields)))
+def encoding_of(kind: ResultFormat, fields: Sequence[pa.Field]) -> ResultEncoding:
+    """The encoding of results with these columns."""
+    return _ENCODINGS[kind](pa.schema(list(fields)))
 
 
 class ResultEncoding(ABC):

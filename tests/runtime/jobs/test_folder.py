@@ -19,9 +19,9 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, writers
-from hdruntime.jobs import folder as job_folder
+from hdruntime.jobs import output as job_output
 from hdruntime.jobs.files import OpenFolder, job_folder_path
-from hdruntime.jobs.folder import kept_rows
+from hdruntime.jobs.output import LocalOutput
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.embeddings import EmbeddingPrecision
@@ -58,7 +58,7 @@ pyarrow.array([None])
 
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.jobs import VectorOptions
-from hdruntime.jobs import folder as job_folder
+from hdruntime.jobs import output as job_output
 from hdruntime.jobs import portions, writers
 from hdruntime.errors import OutputExistsError
 from hdruntime.text.embeddings import EmbeddingPrecision
@@ -70,7 +70,7 @@ vectors = VectorOptions(output_dtype=EmbeddingPrecision(sys.argv[4]))
 bundle = open_bundle(Path(sys.argv[1]))
 portions._PORTION_ROWS = 10
 writers._GROUP_ROWS = writers._PART_ROWS = 10
-job_folder._COMMIT_SECONDS = job_folder._COMMIT_SHARE = 0
+job_output._COMMIT_SECONDS = job_output._COMMIT_SHARE = 0
 STEPS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "rmdir", "mkdir")
 
 
@@ -163,7 +163,7 @@ def test_finished_rows_are_neither_read_nor_run_again(
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(30), None, *random_texts(14)])
     output = tmp_path / "out.jsonl"
     run_until(20, bundle_path, inputs, output)
-    assert kept_rows(output) == 20
+    assert LocalOutput(output).kept_rows() == 20
     seen: list[JobProgress] = []
     tokenized: list[str] = []
     encode = TextTokenizer.encode
@@ -225,7 +225,7 @@ def test_a_job_with_other_options_is_refused_with_the_difference(
         message = rf"job with 10 rows in .*/\.{output.name}.job; .*: {what}\.\n.* --restart"
         with named_case(what), pytest.raises(InputError, match=message):
             plan_job(open_bundle(bundle_path), [inputs], output, options=JobOptions(**options))  # type: ignore[arg-type]
-    assert kept_rows(unfinished) == 10
+    assert LocalOutput(unfinished).kept_rows() == 10
     done = run(bundle_path, inputs, unfinished, restart=True, **options)
     assert (done.rows, done.resumed_rows) == (25, 0)
     assert left_in(tmp_path) == [".split.jsonl.job", "bundle", "in.jsonl", "out.jsonl"]
@@ -418,7 +418,7 @@ def test_commits_take_a_bounded_share_of_the_time(
         time.sleep(0.05)
 
     monkeypatch.setattr(os, "fsync", slow)
-    monkeypatch.setattr(job_folder, "_COMMIT_SECONDS", 0)
+    monkeypatch.setattr(job_output, "_COMMIT_SECONDS", 0)
     run(bundle_path, write_rows(tmp_path / "in.jsonl", list(random_texts(300))), tmp_path / "out.jsonl")
     # job.json; results and note of two commits; the folder; the output's directory.
     assert len(synced) == 1 + 2 * 2 + 2

@@ -13,8 +13,8 @@ import pytest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.jobs import JobOptions, plan_job
-from hdruntime.jobs import folder as job_folder
-from hdruntime.jobs.folder import kept_rows
+from hdruntime.jobs import output as job_output
+from hdruntime.jobs.output import LocalOutput
 from hdruntime.jobs.progress import JobProgress
 from support.job_runs import left_in, run_words, stop_at, write_rows
 
@@ -193,15 +193,15 @@ def test_a_removal_while_a_job_runs_is_detected(
     change: Callable[[Path], None],
     commits: str,
 ) -> None:
-    monkeypatch.setattr(job_folder, "_COMMIT_SECONDS", 0 if commits == "every" else 10**6)
-    monkeypatch.setattr(job_folder, "_COMMIT_SHARE", 0)
+    monkeypatch.setattr(job_output, "_COMMIT_SECONDS", 0 if commits == "every" else 10**6)
+    monkeypatch.setattr(job_output, "_COMMIT_SHARE", 0)
     output = tmp_path / "out.jsonl"
     with pytest.raises(HdexportError, match=REMOVED[name]):
         run_words(bundle, [rows], output, on_progress=at_rows(20, lambda: change(folder / name)))
     assert not output.exists()
     # What is said to be kept is there.
     results = folder / "results"
-    kept = kept_rows(output)
+    kept = LocalOutput(output).kept_rows()
     assert kept == 0 or len(results.read_text().splitlines()) >= kept
     assert run_words(bundle, [rows], output, restart=True).rows == 50
     assert len(output.read_text().splitlines()) == 50

@@ -14,7 +14,7 @@ import pytest
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputChangedError
 from hdruntime.jobs import JobOptions, input_watch, plan_job, portions, run_job
-from hdruntime.jobs.folder import kept_rows
+from hdruntime.jobs.output import LocalOutput
 from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
 from support.job_runs import WordPool, left_in, run_words, stop_at, write_rows
@@ -141,7 +141,7 @@ def test_an_input_that_changes_ends_the_job_and_kept_rows_are_of_the_old_content
     with pytest.raises(InputChangedError, match=rf"{rows} has changed: {message}\n300 rows are kept in .*--restart"):
         run_words(bundle, [rows], output, on_progress=once(300, lambda: change(rows)))
     assert not output.exists()
-    assert kept_rows(output) == 300
+    assert LocalOutput(output).kept_rows() == 300
     results = (tmp_path / ".out.jsonl.job" / "results").read_bytes()
     assert results == b"".join(whole.read_bytes().splitlines(keepends=True)[:300])
     # The old content with its time has another inode: kept rows are compared, and the job continues.
@@ -254,7 +254,7 @@ def test_a_job_does_not_continue_if_what_it_read_has_changed(bundle: Bundle, row
     rewrite_and_set_back(rows)
     with pytest.raises(InputChangedError, match=r"its content differs.*\n300 rows are kept in .*--restart"):
         run_words(bundle, [rows], output)
-    assert kept_rows(output) == 300
+    assert LocalOutput(output).kept_rows() == 300
     assert run_words(bundle, [rows], output, restart=True).resumed_rows == 0
 
 

@@ -18,7 +18,7 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, portions
-from hdruntime.jobs.folder import JobFolder
+from hdruntime.jobs.output import JobFolder
 from hdruntime.jobs.rows import Columns
 from hdruntime.ray.mapper import BundleMapper
 from hdruntime.text.chunking import TextChunks

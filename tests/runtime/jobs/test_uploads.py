@@ -13,7 +13,7 @@ import pytest
 
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import portions, writers
-from hdruntime.jobs.uploads import MANIFEST
+from hdruntime.jobs.output import MANIFEST
 from support.job_runs import random_texts, run, stop_at, write_rows
 
 

@@ -1,0 +1,597 @@
+"""A job's output: its place, the folder beside it that keeps rows until it is whole, its receipt, and its upload.
+
+The standard output, a file or directory of this machine, and a URL are three places. All answer the same questions: may
+this job write there, what is kept there, is it done already, and how are results appended and published.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hdruntime.errors import HdexportError, InputError, OutputExistsError
+from hdruntime.jobs.files import (
+    FINISHED_FILE,
+    JOB_FILE,
+    LOCK_FILE,
+    RANGES_FILE,
+    RESULTS_FILE,
+    SAVED_FILE,
+    OpenFolder,
+    damaged,
+    disk_errors_explained,
+    job_folder_path,
+    locked_folder,
+    opened_folder,
+)
+from hdruntime.jobs.identity import Identity, difference
+from hdruntime.jobs.places import filesystem_of, special_kind
+from hdruntime.jobs.progress import Saved, json_from_saved, saved_from_json
+from hdruntime.jobs.vectors import Ranges
+from hdruntime.jobs.writers import ResultEncoding, ResultFormat, is_part
+
+STDOUT = Path("-")
+"""Stands for the standard output, on which results are JSON Lines."""
+
+MANIFEST = "_manifest.json"
+"""The last file of an uploaded directory; readers of data sets pass over names that begin with an underscore."""
+
+_UPLOADED = "uploaded.json"
+"""Names of the files that are at the URL already, beside the output on this machine."""
+
+_ENDINGS = ".jsonl, .parquet, .npy or .npz"
+
+_RECEIPT = "user.hdexport.job"
+"""Extended attribute of an output that identifies its job, so that the same job, run again, finds that it is done.
+
+A job may be killed when its output is in place and nothing else is left of it, but before its caller sees that it
+succeeded. The attribute needs no second file and moves with the output. On systems without extended attributes, such a
+job is refused because its output exists.
+"""
+
+_MOST_CHARACTERS = 500
+"""Most characters of the first error in a receipt: a file system may limit attributes to 4 kB."""
+
+_COMMIT_SECONDS = 0.5
+"""Minimum time between two commits. A killed job repeats this much, and a portion."""
+
+_COMMIT_SHARE = 50
+"""The pause after a commit is at least this many times its duration: even on a slow disk, commits cost at most 2%."""
+
+
+def output_at(name: str | Path) -> StandardOutput | LocalOutput:
+    """The place that a path, a URL or ``-`` names.
+
+    Raises:
+        MissingDependencyError: the package of the URL's protocol is not installed.
+        InputError: the protocol is unknown, or nothing can be written there.
+    """
+    if Path(name) == STDOUT:
+        return StandardOutput()
+    if "://" not in str(name):
+        return LocalOutput(Path(name))
+    scheme, _, place = str(name).partition("://")
+    url = f"{scheme}://{place.rstrip('/')}"
+    is_web = url.startswith(("http://", "https://"))
+    filesystem, key = (None, "") if is_web else filesystem_of(url)
+    if url.startswith("file://"):
+        return LocalOutput(Path(key))
+    if not PurePosixPath(key).name:
+        raise InputError(
+            f"{url} is no place for an output.\nName a file or a directory of a store: s3://bucket/vectors/"
+        )
+    return StoredOutput(url, filesystem, key)
+
+
+class LocalOutput:
+    """A file or directory of this machine.
+
+    Attributes:
+        path: where it is; for a link, the output is where that ends.
+        name: for messages.
+    """
+
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.path = path
+        self.name = name or str(path)
+
+    @property
+    def format(self) -> ResultFormat:
+        """How it holds results, by its ending; InputError for an ending that is unknown."""
+        try:
+            return ResultFormat(self.path.suffix.lower())
+        except ValueError:
+            raise InputError(
+                f"{self.path} has no known format: its name ends in {self.path.suffix!r}.\n"
+                f"Outputs end in {_ENDINGS}; a name without an ending is a directory of Parquet files."
+            ) from None
+
+    @property
+    def spool(self) -> Path:
+        """The directory for a copy of the standard input."""
+        return self.path.resolve().parent
+
+    def holds(self, input_identity: str) -> bool:
+        """Whether an input, by its place's identity, is the output or below it."""
+        return Path(input_identity).is_relative_to(self.path.resolve())
+
+    def check(self, *, force: bool) -> None:
+        """Refuse a place that no job may write, before an input is read; finish the removal of a killed job's folder.
+
+        What this job itself may have put there passes: `finished`, which knows the job, looks again.
+        """
+        with opened_folder(self.path) as folder:
+            has_job = folder is not None and folder.has(JOB_FILE)
+        if folder is not None and not has_job:
+            with disk_errors_explained(self.path), self._alone():
+                pass
+        self._check_free(force=force or has_job or _receipt(self.path) is not None)
+
+    def finished(self, identity: Identity, *, force: bool, restart: bool) -> Saved | None:
+        """The outcome of the job if it is done and its output is there; refuses what `opened` would, and makes nothing.
+
+        Raises:
+            InputError: an unfinished job of other inputs or options is kept there.
+            OutputExistsError: the output is another job's and may not be replaced, or another process is writing it.
+        """
+        with opened_folder(self.path) as folder:
+            done = _receipt_of(self.path, identity) if folder is None and not (force or restart) else None
+            # A job that was killed before it could remove its folder published its output, too.
+            is_own = done is not None or (
+                folder is not None
+                and not restart
+                and folder.is_published()
+                and self.path.exists()
+                and difference(folder.identity(), identity) is None
+            )
+        if not is_own:
+            self._check_free(force=force)
+        if folder is not None and not restart:
+            with locked_folder(self.path) as (folder, _):
+                _require_same_job(folder, self.path, identity)
+        return done
+
+    def kept(self) -> str:
+        """How many rows of an unfinished job are safe and where, for a message; empty without any."""
+        rows = self.kept_rows()
+        return f"{rows} rows are kept in {job_folder_path(self.path)}" if rows else ""
+
+    def kept_rows(self) -> int:
+        """Rows of an unfinished job that are safe."""
+        with opened_folder(self.path) as folder:
+            if folder is None:
+                return 0
+            saved = folder.saved()
+            is_finished = saved.complete and folder.has(FINISHED_FILE)
+            return saved.counts.rows if is_finished or folder.size_bytes(RESULTS_FILE) >= saved.result_bytes else 0
+
+    @contextlib.contextmanager
+    def opened(self, identity: Identity, *, restart: bool) -> Iterator[JobFolder]:
+        """The folder of a job, for this process alone; created if it does not exist.
+
+        If the block raises, appended rows are committed, and the folder stays for the same job to continue; a folder
+        without any row is removed. With `restart`, rows that are there are discarded.
+
+        Raises:
+            OutputExistsError: another process is writing this output.
+            InputError: an unfinished job of other inputs or options is kept there.
+        """
+        with locked_folder(self.path) as (files, lock):
+            if not restart:
+                _require_same_job(files, self.path, identity)
+            folder = JobFolder(files, lock, self)
+            try:
+                # A folder of another job, or of an output that is gone, has nothing to continue from.
+                fresh = restart or difference(files.identity(), identity) is not None
+                folder.begin(identity, fresh=fresh or (files.is_published() and not self.path.exists()))
+                yield folder
+            finally:
+                folder.close()
+
+    def publish(self, folder: OpenFolder, saved: Saved, *, force: bool) -> None:
+        """Move the output that a folder holds into place, with a receipt."""
+        finished = folder.open(FINISHED_FILE, os.O_RDONLY, may_be_directory=True)
+        try:
+            _leave_receipt(finished, folder.identity(), saved)
+        finally:
+            os.close(finished)
+        self._check_free(force=force)
+        folder.move_out(self.path.resolve())
+
+    def upload(self) -> None:
+        """Bring a complete output to where it belongs; here it is there."""
+
+    def _check_free(self, *, force: bool) -> None:
+        """Refuse a place that results cannot be written to."""
+        # Links are followed: a job moves its output to where they end, even over a device.
+        output = self.path
+        kind = special_kind(output.stat()) if output.exists() else None
+        if kind is not None:
+            raise InputError(
+                f"{output} is {kind}; an output is a file, which appears when it is complete.\n"
+                f"Name a file that ends in {_ENDINGS} with -o, or - for the standard output."
+            )
+        is_of_parts = self.format is ResultFormat.PARTS
+        if output.is_dir():
+            others = sorted(path.name for path in output.iterdir() if not (is_of_parts and is_part(path.name)))
+            if others or not is_of_parts:
+                raise OutputExistsError(
+                    f"{output} is a directory" + (f" that holds {', '.join(others[:3])}" if others else "") + ".\n"
+                    f"Name a file that ends in {_ENDINGS} with -o, or another directory."
+                )
+            if not any(output.iterdir()):
+                return
+        if os.path.lexists(output) and not force:
+            raise OutputExistsError(f"{output} exists.\nReplace it with --force, or choose another place with -o.")
+        if not output.parent.is_dir():
+            make = f"mkdir -p {shlex.quote(str(output.parent))}"
+            raise InputError(f"There is no directory {output.parent} for the output.\nMake it: {make}")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock of the output, without a job."""
+        with locked_folder(self.path) as (folder, _):
+            yield
+            if not folder.has(JOB_FILE):
+                folder.remove_all()
+
+
+class StoredOutput(LocalOutput):
+    """A file, or a directory of Parquet files, at a URL: written on this machine, and uploaded when it is complete.
+
+    Args:
+        filesystem: fsspec's.
+        key: the URL's place there.
+    """
+
+    def __init__(self, url: str, filesystem: Any, key: str) -> None:
+        # In the user's folder for the state of programs.
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        folder = state / "hdexport" / "uploads" / hashlib.sha256(url.encode()).hexdigest()[:16]
+        super().__init__(folder / PurePosixPath(key).name, url)
+        self._filesystem, self._key = filesystem, key
+        self._notes = folder / _UPLOADED
+
+    def holds(self, input_identity: str) -> bool:
+        own = str(self._filesystem.unstrip_protocol(self._key))
+        return super().holds(input_identity) or input_identity == own or input_identity.startswith(f"{own}/")
+
+    def check(self, *, force: bool) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HdexportError(
+                f"{self.path.parent}, where the job writes {self.name} first, cannot be made: {error.strerror}.\n"
+                "Set XDG_STATE_HOME to a directory that can be written."
+            ) from error
+        super().check(force=True)
+
+    def finished(self, identity: Identity, *, force: bool, restart: bool) -> Saved | None:
+        if restart or not self._is_free_or_of(identity):
+            with self._alone():
+                self._forget()
+        done = super().finished(identity, force=force, restart=restart)
+        if done is None:
+            self._check_store(force=force)
+        return done
+
+    def upload(self) -> None:
+        """Upload the complete output, and remove it from this machine.
+
+        The files of a directory go one after the other; after a kill the same call uploads the remaining ones. The
+        manifest, which lists the files with their sizes, goes last; parts of an older output that it does not list are
+        removed.
+        """
+        with self._alone():
+            with self._explained():
+                if self.path.is_dir():
+                    self._upload_directory()
+                else:
+                    self._filesystem.makedirs(str(PurePosixPath(self._key).parent), exist_ok=True)
+                    self._filesystem.put_file(str(self.path), self._key)
+            self._forget()
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+
+    def _upload_directory(self) -> None:
+        parts = sorted(self.path.iterdir())
+        done = set(json.loads(self._notes.read_text(encoding="utf-8"))) if self._notes.exists() else set()
+        self._filesystem.makedirs(self._key, exist_ok=True)
+        if self._filesystem.exists(f"{self._key}/{MANIFEST}"):
+            self._filesystem.rm_file(f"{self._key}/{MANIFEST}")
+        for part in parts:
+            if part.name not in done:
+                self._filesystem.put_file(str(part), f"{self._key}/{part.name}")
+                done.add(part.name)
+                self._notes.write_text(json.dumps(sorted(done)), encoding="utf-8")
+        self._filesystem.invalidate_cache()
+        for name in self._stored_files():
+            if _is_ours(name) and name not in done:
+                self._filesystem.rm_file(f"{self._key}/{name}")
+        sizes = {part.name: part.stat().st_size for part in parts}
+        self._filesystem.pipe_file(f"{self._key}/{MANIFEST}", json.dumps({"files": sizes}, indent=2).encode())
+
+    def _check_store(self, *, force: bool) -> None:
+        """Refuse a URL with an output, unless that may be replaced, or with files that no job wrote."""
+        # Notes are about an output that is complete here.
+        self._notes.unlink(missing_ok=True)
+        with self._explained():
+            self._filesystem.invalidate_cache()
+            is_file, found = self._filesystem.isfile(self._key), self._stored_files()
+        others = [] if is_file else [name for name in found if not _is_ours(name)]
+        if others or (found and not is_file and self.path.suffix):
+            raise OutputExistsError(
+                f"{self.name} is a directory that holds {', '.join((others or found)[:3])}.\n"
+                "Choose another place with -o; a job replaces nothing but the output of a job."
+            )
+        if (is_file or found) and not force:
+            raise OutputExistsError(f"{self.name} exists.\nReplace it with --force, or choose another place with -o.")
+
+    def _is_free_or_of(self, identity: Identity) -> bool:
+        """Whether the place on this machine is free, or holds the output or the unfinished rows of that job."""
+        with opened_folder(self.path) as folder:
+            if folder is not None and folder.has(JOB_FILE):
+                return difference(folder.identity(), identity) is None
+        return not self.path.exists() or _receipt_of(self.path, identity) is not None
+
+    def _forget(self) -> None:
+        """Remove the output on this machine, and before it the notes about it."""
+        self._notes.unlink(missing_ok=True)
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def _stored_files(self) -> list[str]:
+        """Names of the files below the URL, from there."""
+        if self._filesystem.isfile(self._key):
+            return []
+        found = sorted(self._filesystem.find(self._key))
+        return [str(PurePosixPath(name).relative_to(self._key)) for name in found]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # Clients of stores have their own exceptions, without a common base.
+            kept = f"\nThe rows are kept in {self.path}: the same command uploads them." if self.path.exists() else ""
+            raise HdexportError(f"{self.name} cannot be written: {type(error).__name__}: {error}.{kept}") from error
+
+
+class JobFolder:
+    """The folder beside an output that keeps a job's rows, so that a killed job can continue.
+
+    The results are one file that only grows. A commit brings it to the disk and then atomically replaces the record of
+    its length and of where reading continues. So the record never describes results that are not on the disk.
+
+    Attributes:
+        path: where it is, for messages.
+        saved: the rows, committed or not.
+        ranges: for quantised vectors; None if these need no ranges, or no vector is done.
+    """
+
+    def __init__(self, files: OpenFolder, lock: int, output: LocalOutput) -> None:
+        self.path = files.path
+        self._files = files
+        self._lock = lock
+        self._output = output
+        self._results: int | None = None
+        self._published = False
+        self._committed = Saved()
+        self._committed_at = time.monotonic()
+        self._commit_seconds = 0.0
+        self.saved = Saved()
+        self.ranges: Ranges | None = None
+
+    def begin(self, identity: Identity, *, fresh: bool) -> None:
+        """Open the committed results, or start without any."""
+        with disk_errors_explained(self._output.path):
+            if fresh:
+                self._files.remove_all(keep=(LOCK_FILE,))
+                self._replace(JOB_FILE, json.dumps(identity))
+            self.saved = self._committed = self._files.saved()
+            self._published = self._files.is_published()
+            self.ranges = self._files.ranges(self.saved.ranges_checksum)
+            if self.saved.complete:
+                return
+            self._results = self._files.open(RESULTS_FILE, os.O_RDWR | os.O_CREAT)
+            if os.fstat(self._results).st_size < self.saved.result_bytes:
+                raise damaged(self.path, "results are missing")
+            self._cut_results(self._results)
+
+    def append(self, data: bytes) -> None:
+        """Add encoded results of rows, which count when `saved` is replaced."""
+        assert self._results is not None, "a complete job appends nothing"
+        view = memoryview(data)
+        with disk_errors_explained(self._output.path):
+            while view:
+                view = view[os.write(self._results, view) :]
+
+    def keep_ranges(self, ranges: Ranges) -> None:
+        """Keep the ranges of quantised vectors, before the first vector is appended."""
+        with disk_errors_explained(self._output.path):
+            content = json.dumps(ranges.tolist())
+            self._replace(RANGES_FILE, content)
+        self.ranges = ranges
+        self.saved = dataclasses.replace(self.saved, ranges_checksum=zlib.crc32(content.encode()))
+
+    def commit_if_due(self) -> None:
+        """Commit if enough time has passed since the last commit; HdexportError if the kept rows were removed."""
+        pause = max(_COMMIT_SECONDS, _COMMIT_SHARE * self._commit_seconds)
+        if time.monotonic() - self._committed_at >= pause:
+            with disk_errors_explained(self._output.path):
+                self._commit()
+
+    def complete(self) -> None:
+        """Commit that all rows are done."""
+        with disk_errors_explained(self._output.path):
+            self.saved = dataclasses.replace(self.saved, complete=True)
+            self._commit()
+
+    def publish(self, encoding: ResultEncoding, *, force: bool, metadata: Mapping[str, str]) -> None:
+        """Make the output of a complete job, move it into place and remove the folder.
+
+        After a kill at any step, the same call does the remaining steps.
+        """
+        with disk_errors_explained(self._output.path):
+            if not self._published:
+                if not self._files.has(FINISHED_FILE):
+                    self._require_in_place()
+                    encoding.finish(self._files, metadata=metadata)
+                # Without either file, the job counts as published, so one is on the disk before the other is removed.
+                self._files.sync()
+                self._files.remove(RESULTS_FILE)
+                self._output.publish(self._files, self.saved, force=force)
+            self._files.remove_all()
+
+    def close(self) -> None:
+        """Commit appended rows, if the disk takes them; remove a folder without rows."""
+        if self._results is None:
+            return
+        if self.saved != self._committed:
+            with contextlib.suppress(OSError, HdexportError):
+                self._commit()
+        os.close(self._results)
+        self._results = None
+        if not self._committed.counts.rows:
+            self._files.remove_all()
+
+    def _commit(self) -> None:
+        assert self._results is not None, "a complete job commits nothing"
+        began = time.monotonic()
+        self._require_in_place()
+        self._cut_results(self._results)
+        os.fsync(self._results)
+        try:
+            self._replace(SAVED_FILE, json_from_saved(self.saved))
+        except FileNotFoundError:
+            self._require_in_place()  # it may just have been removed
+            raise
+        self._committed = self.saved
+        self._committed_at = time.monotonic()
+        self._commit_seconds = self._committed_at - began
+
+    def _cut_results(self, results: int) -> None:
+        """Drop bytes after the last row that counts."""
+        os.ftruncate(results, self.saved.result_bytes)
+        os.lseek(results, self.saved.result_bytes, os.SEEK_SET)
+
+    def _replace(self, name: str, text: str) -> None:
+        with self._files.replacing(name) as file:
+            file.write(text.encode())
+
+    def _require_in_place(self) -> None:
+        """Refuse to rely on files that were removed or replaced since they were opened."""
+        if not self._files.is_in_place():
+            raise HdexportError(
+                f"{self.path}, where the job keeps its rows, was removed or replaced while it ran.\n"
+                "Put it back, or run the same command again: it starts over."
+            )
+        if self._results is not None and not self._files.holds(RESULTS_FILE, self._results):
+            raise HdexportError(
+                f"{self.path / RESULTS_FILE}, which the job writes, was removed or replaced while it ran.\n"
+                "Put it back, or start over with --restart."
+            )
+        if not self._files.holds(LOCK_FILE, self._lock):
+            raise HdexportError(
+                f"{self.path / LOCK_FILE} was removed while the job ran: another job may be writing there.\n"
+                "Make sure that no other job is, and run the same command again."
+            )
+
+
+class StandardOutput:
+    """The standard output as a place and as a folder: nothing is kept, so a job that is stopped starts over."""
+
+    path = STDOUT
+    name = "-"
+    format = ResultFormat.JSONL
+    spool = None
+    saved = Saved()
+    ranges: Ranges | None = None
+
+    def holds(self, input_identity: str) -> bool:
+        return False
+
+    def check(self, *, force: bool) -> None: ...
+
+    def finished(self, identity: Identity, *, force: bool, restart: bool) -> None: ...
+
+    def kept(self) -> str:
+        return ""
+
+    def opened(self, identity: Identity, *, restart: bool) -> contextlib.nullcontext[StandardOutput]:
+        return contextlib.nullcontext(StandardOutput())
+
+    def append(self, data: bytes) -> None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def keep_ranges(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+
+    def commit_if_due(self) -> None: ...
+
+    def complete(self) -> None: ...
+
+    def publish(self, encoding: ResultEncoding, *, force: bool, metadata: Mapping[str, str]) -> None: ...
+
+    def upload(self) -> None: ...
+
+
+def _require_same_job(folder: OpenFolder, output: Path, identity: Identity) -> None:
+    rows = folder.saved().counts.rows
+    what = difference(folder.identity(), identity)
+    if rows and what is not None and not folder.is_published():
+        raise InputError(
+            f"{output} has an unfinished job with {rows} rows in {folder.path}; this is another job: {what}.\n"
+            "Continue that job by its own command, or discard it and start this one with --restart."
+        )
+
+
+def _is_ours(name: str) -> bool:
+    return name == MANIFEST or is_part(name)
+
+
+def _leave_receipt(output: int, identity: Identity, saved: Saved) -> None:
+    """Mark a complete output, an open file, with its job and the job's outcome, if the file system can."""
+    first_error = saved.counts.first_error and saved.counts.first_error[:_MOST_CHARACTERS]
+    counts = dataclasses.replace(saved.counts, first_error=first_error, dropped_columns=())
+    note = json.dumps([*_file_and_job(output, identity), json_from_saved(dataclasses.replace(saved, counts=counts))])
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on Linux
+        os.setxattr(output, _RECEIPT, note.encode())
+
+
+def _receipt_of(output: Path, identity: Identity) -> Saved | None:
+    """A job's outcome, if the file is its output and has not changed since; else None."""
+    note = _receipt(output)
+    if note is None or note[:-1] != _file_and_job(output, identity):
+        return None
+    with contextlib.suppress(ValueError):
+        return saved_from_json(note[-1])
+    return None
+
+
+def _receipt(output: Path) -> list[str] | None:
+    try:
+        note = json.loads(os.getxattr(output, _RECEIPT))
+    except (OSError, ValueError, AttributeError):
+        return None
+    return note if isinstance(note, list) and note else None
+
+
+def _file_and_job(output: Path | int, identity: Identity) -> list[str]:
+    status = os.stat(output)
+    job = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return [str(status.st_size), str(status.st_mtime_ns), job]
