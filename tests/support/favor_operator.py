@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from hdplugins import OPERATORS
-from hdplugins.attention.favor.features import draw_projection
+from hdplugins.attention.favor.reference import draw_projection
 from support.sparse_operators import Layer
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.local_global.sides import number_of_sides
+from hdplugins.attention.local_global.reference import number_of_sides
 from support.sparse_operators import Layer
 
 _SIDES = ("side_key", "side_value", "side_bias")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.lsh.hashing import draw_rotations
+from hdplugins.attention.lsh.reference import draw_rotations
 from hdplugins.attention.operator import BlockOrder
 from support.chunk_operator import Chunks
 from support.sparse_operators import Description, scans, token_kinds

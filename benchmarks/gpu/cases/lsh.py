@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu.cases.chunks import ChunkCase
 from hdplugins import OPERATORS
-from hdplugins.attention.lsh.hashing import draw_rotations
+from hdplugins.attention.lsh.reference import draw_rotations
 
 _LEAST_GAP = 1e-3
 """Between the products that decide a hash: beyond the rounding of float32."""

@@ -154,6 +154,7 @@ def function_of_node(
     allowed = sorted({most - len(operator.optional_inputs), most})
     if inputs not in allowed:
         raise ValueError(f"{operator.name} has {' or '.join(map(str, allowed))} inputs, not {inputs}.")
+    operator.check(**attributes)
     described = {"grouped": grouped} if operator.groups_heads else {}
     bodies = operator.face("graph").bodies(operator.inputs[:inputs], attributes, **described)
     if order is BlockOrder.PARALLEL:
@@ -176,7 +177,7 @@ def function(operator: Operator, body: Callable[..., Value], *, inputs: int, suf
         onnx.checker.ValidationError: a loop appends a node to the graph around the loop.
     """
     name, names = operator.name + suffix, operator.inputs[:inputs]
-    proto = function_of_body(body, domain=ONNX_DOMAIN, name=name, inputs=names, attributes=operator.attributes)
+    proto = function_of_body(body, domain=ONNX_DOMAIN, name=name, inputs=names, attributes=tuple(operator.attributes))
     onnx.checker.check_function(proto)
     return proto
 

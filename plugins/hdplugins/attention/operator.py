@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class BlockOrder(str, Enum):
@@ -24,12 +24,22 @@ class BlockOrder(str, Enum):
     SEQUENTIAL = "sequential"
 
 
-@dataclass(frozen=True, kw_only=True)
+class Range(NamedTuple):
+    """Whole numbers from `least` to `most`, both included; None for no upper bound."""
+
+    least: int
+    most: int | None = None
+
+
+FLAG = Range(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Operator:
     """The specification of one operator of the ONNX domain ``hdexport``.
 
     A face is a module of the operator's folder: ``reference`` (the semantics), ``graph`` (the bodies of standard ONNX
-    operators), ``pairs`` (the amount of work), ``kernel`` and ``plugin``.
+    operators), ``kernel`` and ``plugin``.
 
     Attributes:
         name: the operator type in the graph.
@@ -42,7 +52,15 @@ class Operator:
             `kv_heads`, and head h of the queries sees head h // (heads // kv_heads) of the keys. `bodies` of the face
             `graph` takes ``grouped``.
         optional_inputs: the trailing inputs that a node may leave out.
-        attributes: the names of the attributes.
+        attributes: the names of the attributes, in order, each with the range that `check` holds it to; None for those
+            that are no whole number, or that `check_fit` judges.
+        check_fit: refuses attributes that are in their ranges and define nothing together, by a ValueError.
+        pairs: (attributes, ``tokens`` of a text without padding, ``heads``) -> the queries and keys that see each other
+            in all heads, each pair once: the amount of work, linear in tokens to compute. By default every query sees
+            every key. The attributes are those of a node; ``memory``, tokens that are remembered, and
+            ``global_tokens``, where there are any; and ``listed_blocks``, the node's table.
+        products: the matrix products of each pair; by default query by key, and weight by value.
+        as_dense: the attributes by which every query sees every key; None where that is dense attention.
         faster_in_openvino: the precisions in which OpenVINO was measured to be faster on a CPU than ONNX Runtime, by
             more than a tenth; docs/openvino.md has the numbers of all operators. A precision in which OpenVINO takes
             more memory for that is not listed, except windows in float32, which take twice as much for a text.
@@ -56,7 +74,11 @@ class Operator:
     states: int = 3
     groups_heads: bool = False
     optional_inputs: tuple[str, ...] = ()
-    attributes: tuple[str, ...] = ()
+    attributes: Mapping[str, Range | None] = field(default_factory=dict)
+    check_fit: Callable[[Mapping[str, Any]], None] = lambda attributes: None
+    pairs: Callable[..., int] = lambda attributes, *, tokens, heads: heads * tokens * tokens
+    products: int = 2
+    as_dense: Mapping[str, int] | None = None
     faster_in_openvino: tuple[str, ...] = ()
     counts_in_floats: bool = False
 
@@ -77,11 +99,20 @@ class Operator:
         function: Callable[..., Any] = getattr(self.face("reference"), words.lower())
         return function
 
-    def face(self, face: str) -> ModuleType:
-        """Import one face, with the packages that the face alone needs.
+    def check(self, **attributes: Any) -> None:
+        """Refuse attributes that define nothing, by a ValueError; those that are left out are not judged."""
+        for name, range_ in self.attributes.items():
+            if range_ is not None and name in attributes:
+                number, (least, most) = attributes[name], range_
+                if number < least or (most is not None and number > most):
+                    fits = (
+                        f"{least} or more" if most is None else f"{least} {'or' if most == least + 1 else 'to'} {most}"
+                    )
+                    raise ValueError(f"{name} is {number}; it must be {fits}.")
+        self.check_fit(attributes)
 
-        Args:
-            face: the name of the module, e.g. ``"graph"``.
+    def face(self, face: str) -> ModuleType:
+        """Import a face such as ``"graph"``, with the packages that it alone needs.
 
         Raises:
             ModuleNotFoundError: the operator has no such face, or a package that the face needs is not installed.
@@ -89,5 +120,5 @@ class Operator:
         return importlib.import_module(f"{self.package}.{face}")
 
     def has_face(self, face: str) -> bool:
-        """Return whether the operator has that face; only the operator's folder is imported."""
+        """Whether the operator has that face; only the operator's folder is imported."""
         return importlib.util.find_spec(f"{self.package}.{face}") is not None

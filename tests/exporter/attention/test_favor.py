@@ -17,7 +17,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
-from hdplugins.attention.favor.features import draw_projection
+from hdplugins.attention.favor.reference import draw_projection
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.task_formats import Task

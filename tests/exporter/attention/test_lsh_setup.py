@@ -25,7 +25,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import convertible_model_types, family_of
 from hdexport.model.surgery import extend_positions
-from hdplugins.attention.lsh.hashing import draw_rotations
+from hdplugins.attention.lsh.reference import draw_rotations
 from hdruntime.bundle.manifest import PaddingRule, Scheme
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError

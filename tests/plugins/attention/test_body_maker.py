@@ -15,7 +15,9 @@ from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, Operator
 from hdplugins.attention.body_maker import Op, Value, choose, float_attribute, function, integer_attribute, scan
 from support.function_bodies import nodes_within
 
-OPERATOR = Operator(name="Toy", version=1, package=__name__, inputs=("x",), states=1, attributes=("scale", "count"))
+OPERATOR = Operator(
+    name="Toy", version=1, package=__name__, inputs=("x",), states=1, attributes=dict.fromkeys(("scale", "count"))
+)
 
 
 def answer_of(body: Callable[..., Value], x: Any) -> np.ndarray:

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from hdplugins.attention.body_maker import function_of_node
-from hdplugins.attention.favor.features import draw_projection
 from hdplugins.attention.favor.graph import CHUNK_TOKENS
+from hdplugins.attention.favor.reference import draw_projection
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
 from support.comparators import assert_close, named_case

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hdplugins.attention.local_global.pairs import pairs
+from hdplugins.attention.local_global.operator import pairs
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
 from support.comparators import assert_close, named_case

@@ -68,7 +68,7 @@ def test_the_reference_takes_the_inputs_and_attributes_of_the_specification(oper
     parameters = inspect.signature(operator.definition).parameters
     positional = tuple(p.name for p in parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY)
     keywords = tuple(p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
-    assert (positional, keywords) == (operator.inputs, operator.attributes)
+    assert (positional, keywords) == (operator.inputs, tuple(operator.attributes))
 
 
 @each_operator
@@ -79,7 +79,7 @@ def test_the_body_has_the_signature_of_the_specification_and_standard_operators(
         # The attributes that decide a body are part of the body's name, behind an underscore.
         assert body.name.partition("_")[0] == operator.name
         assert tuple(body.input) == operator.inputs[:arity]
-        assert tuple(body.attribute) == operator.attributes
+        assert tuple(body.attribute) == tuple(operator.attributes)
         assert len(body.output) == 1
         assert [(opset.domain, opset.version) for opset in body.opset_import] == [("", ONNX_OPSET)]
         for node in body.node:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hdplugins import OPERATORS, Operator
-from hdplugins.attention.blocks.pairs import pairs as block_pairs
-from hdplugins.attention.window.pairs import pairs as window_pairs
+from hdplugins.attention.blocks.operator import pairs as block_pairs
+from hdplugins.attention.window.operator import pairs as window_pairs
 from support.attention_graphs import Dense
 from support.block_operator import Blocks
 from support.clipped_operator import NODES as CLIPPED
@@ -39,13 +39,12 @@ LAYERS["RelativeAttention"] = RELATIVE
 
 @each_operator
 def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Operator) -> None:
-    count = operator.face("pairs").pairs
     for layer in LAYERS[operator.name]:
         tables = dict(zip(operator.optional_inputs, layer.constants.values(), strict=False))
         for tokens in (1, 2, 5, 29, 64, 131):
             for global_tokens in {0, min(1, tokens, layer.bound), min(4, tokens, layer.bound)}:
                 decisive = {**layer.node_attributes, **tables, "global_tokens": global_tokens}
-                counted = count(decisive, tokens=tokens, heads=layer.heads)
+                counted = operator.pairs(decisive, tokens=tokens, heads=layer.heads)
                 assert counted == layer.looked_at(tokens, global_tokens), (str(layer), tokens)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdplugins.attention.operator import BlockOrder
-from hdplugins.attention.relative.pairs import pairs
+from hdplugins.attention.relative.operator import pairs
 from support.attention_graphs import chain_of
 from support.comparators import assert_close, named_case
 from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer

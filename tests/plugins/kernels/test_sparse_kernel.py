@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hdplugins import OPERATORS
-from hdplugins.attention.lsh.hashing import hash_tokens
+from hdplugins.attention.lsh.reference import hash_tokens
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.tensorrt.plugins import plugin_operators

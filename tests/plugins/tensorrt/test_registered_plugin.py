@@ -95,7 +95,7 @@ def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
         face = face_of(operator)
         assert len(face.INPUT_DTYPES) == len(operator.inputs)
         assert face.INPUT_DTYPES[0] is None
-        assert tuple(face.FIELDS) == operator.attributes
+        assert tuple(face.FIELDS) == tuple(operator.attributes)
 
 
 def test_a_machine_that_runs_bundles_needs_nothing_that_builds_them() -> None:

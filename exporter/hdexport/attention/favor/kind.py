@@ -42,7 +42,7 @@ class FavorSetup(Setup):
 
     def projection(self, model: PreTrainedModel) -> torch.Tensor:
         """[features, head_dim], float32, one for all layers, of a model that was converted."""
-        from hdplugins.attention.favor.features import draw_projection
+        from hdplugins.attention.favor.reference import draw_projection
 
         assert self.record.seed is not None
         config = model.config

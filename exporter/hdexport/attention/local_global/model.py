@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hdexport.attention.symbolic import operator_node
-from hdplugins.attention.local_global.sides import number_of_sides, whole_sides
+from hdplugins.attention.local_global.reference import number_of_sides, whole_sides
 
 
 def local_global_node(

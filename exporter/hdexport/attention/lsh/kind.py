@@ -47,7 +47,7 @@ class LshSetup(Setup):
 
     def rotations(self, model: PreTrainedModel) -> torch.Tensor | None:
         """[heads, head_dim, rounds, directions], float32, one for all layers; None without hashes."""
-        from hdplugins.attention.lsh.hashing import draw_rotations
+        from hdplugins.attention.lsh.reference import draw_rotations
 
         hashes, config = self.record.hashes, model.config
         if hashes is None:

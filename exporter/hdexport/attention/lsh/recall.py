@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdplugins.attention.chunks.neighbours import neighbours, padded_tokens
-from hdplugins.attention.lsh.hashing import hash_tokens
+from hdplugins.attention.chunks.operator import padded_tokens
+from hdplugins.attention.chunks.reference import neighbours
+from hdplugins.attention.lsh.reference import hash_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

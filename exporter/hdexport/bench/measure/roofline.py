@@ -12,22 +12,13 @@ from hdexport.attention.kinds import attention_of
 from hdexport.bench.results.result import Ceilings, Roofline
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
-from hdplugins import OPERATORS
+from hdplugins import Operator
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
-
-_ATTENTION_PRODUCTS = 2
-"""Query by key, and weights by value."""
-
-_POSITION_PRODUCTS = {"RelativeAttention": 1}
-"""Operator -> more products of its pairs: query by position."""
-
-_DENSE = {"RelativeAttention": ("RelativeAttention", {"causal": 0, "reach": 0})}
-"""Operator -> the operator and attributes by which all its queries see all its keys; else dense attention."""
 
 _TABLE = "listed_blocks"
 """Input of an operator, whose content decides the pairs."""
@@ -84,12 +75,12 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int) -> Work:
     memory = manifest.least_memory
     # The operators lose their names below.
     attentions = [
-        (node.outputs[0], operator_of(node).name, _decisive(node, memory, marked)) for node in operator_nodes(model)
+        (node.outputs[0], operator_of(node), _decisive(node, memory, marked)) for node in operator_nodes(model)
     ]
     _fix_shapes(model, {"batch": batch, "tokens": tokens, "memory": memory})
     products = sum(_flops_of_product(node) for node in _computed_for_each_batch(model))
     in_windows = sum(_flops_of_attention(*attention) for attention in attentions)
-    if_dense = sum(_flops_of_attention(output, *_dense(name, decisive)) for output, name, decisive in attentions)
+    if_dense = sum(_flops_of_attention(*attention, dense=True) for attention in attentions)
     ends = (*model.graph.inputs, *model.graph.outputs)
     interface_bytes = sum(int(math.prod(_sizes(value)) * value.dtype.itemsize) for value in ends)
     return Work(
@@ -131,14 +122,6 @@ def _decisive(node: onnx_ir.Node, memory: int, global_tokens: int) -> dict[str, 
                 )
             decisive[name] = table.numpy()
     return decisive
-
-
-def _dense(operator: str, decisive: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """An operator by which every query sees every key, and the input that decides that."""
-    if operator not in _DENSE:
-        return "DenseAttention", {}
-    name, changes = _DENSE[operator]
-    return name, decisive | changes
 
 
 def _default_global_tokens(manifest: Manifest) -> int:
@@ -190,10 +173,17 @@ def _flops_of_product(node: onnx_ir.Node) -> int:
     return 2 * math.prod(_sizes(node.outputs[0])) * summed
 
 
-def _flops_of_attention(output: onnx_ir.Value, operator: str, decisive: dict[str, Any]) -> int:
+def _flops_of_attention(
+    output: onnx_ir.Value, operator: Operator, decisive: dict[str, Any], *, dense: bool = False
+) -> int:
+    """Of pairs that see each other, or, if dense, of all: what decides the pairs is as `_decisive` gives it."""
     batch, heads, tokens, head_dim = _sizes(output)
-    pairs = OPERATORS[operator].face("pairs").pairs(decisive, tokens=tokens, heads=heads)
-    return 2 * (_ATTENTION_PRODUCTS + _POSITION_PRODUCTS.get(operator, 0)) * batch * pairs * head_dim
+    if dense and operator.as_dense is None:
+        pairs = heads * tokens * tokens
+    else:
+        changes = operator.as_dense or {} if dense else {}
+        pairs = operator.pairs({**decisive, **changes}, tokens=tokens, heads=heads)
+    return 2 * operator.products * batch * pairs * head_dim
 
 
 def _bytes_of_weights(model: onnx_ir.Model, tokens: int) -> int:

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from hdexport.attention.favor.model import favor_node
 from hdexport.attention.favor.record import FavorAttention
 from hdexport.families.performer.config import PerformerConfig
-from hdplugins.attention.favor.features import draw_projection
+from hdplugins.attention.favor.reference import draw_projection
 
 EPSILON = 1e-4
 """Least feature."""

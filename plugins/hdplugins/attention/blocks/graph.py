@@ -29,12 +29,7 @@ from hdplugins.attention.body_parts import MASKED, attention, rows_or_zero, step
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """Return the bodies for the nodes with these inputs and attributes.
-
-    Args:
-        inputs: the names of the inputs of a node, with ``listed_blocks`` or without.
-        attributes: the attributes of a node. Which blocks there are decides the body; how many blocks there are, the
-            body reads from each node.
+    """The bodies for nodes with these inputs and attributes; how many blocks there are, a body reads from each node.
 
     Raises:
         ValueError: the queries of a long text would see nothing at all.

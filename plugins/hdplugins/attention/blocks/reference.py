@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hdplugins.attention.blocks.operator import OPERATOR, check_table
+
 
 def block_sparse_attention(
     query: torch.Tensor,
@@ -57,7 +59,16 @@ def block_sparse_attention(
         ValueError: an attribute is out of its range, or the table does not fit the heads.
     """
     heads, tokens = query.shape[1:3]
-    _check(heads, listed_blocks, block_size, first_global, last_global, window, first_repeats, dense_tokens)
+    OPERATOR.check(
+        block_size=block_size,
+        first_global=first_global,
+        last_global=last_global,
+        window=window,
+        first_repeats=first_repeats,
+        dense_tokens=dense_tokens,
+    )
+    if listed_blocks is not None:
+        check_table(listed_blocks.shape, heads)
     real = token_mask != 0  # [batch, tokens]
     places = torch.arange(tokens, device=query.device)
     ends = torch.full_like(token_mask[:, 0], tokens)
@@ -90,25 +101,3 @@ def _times_listed(listed_blocks: torch.Tensor, block: torch.Tensor, first_global
     table[:, first_global : first_global + rows] = listed_blocks[:, :rows]
     of_query = table[:, block]  # [1 or heads, queries, listed]
     return (of_query[:, :, None, :] == block[None, None, :, None]).sum(-1)[None]
-
-
-def _check(
-    heads: int,
-    listed_blocks: torch.Tensor | None,
-    block_size: int,
-    first_global: int,
-    last_global: int,
-    window: int,
-    first_repeats: int,
-    dense_tokens: int,
-) -> None:
-    for name, number, least in (
-        ("block_size", block_size, 1), ("first_global", first_global, 0), ("last_global", last_global, 0),
-        ("window", window, -1), ("first_repeats", first_repeats, 0), ("dense_tokens", dense_tokens, 0),
-    ):  # fmt: skip
-        if number < least:
-            raise ValueError(f"{name} is {number}; it must be {least} or more.")
-    if listed_blocks is not None and (listed_blocks.ndim != 3 or listed_blocks.shape[0] not in (1, heads)):
-        raise ValueError(
-            f"listed_blocks is {list(listed_blocks.shape)}; with {heads} heads it is [1 or {heads}, rows, listed]."
-        )

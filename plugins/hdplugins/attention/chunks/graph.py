@@ -31,23 +31,13 @@ from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, wide
-from hdplugins.attention.chunks.neighbours import check_chunks
 
 _STEP_TOKENS = 64
 """The queries of a sequential step, of each head."""
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """Return the bodies for the nodes with these attributes.
-
-    Args:
-        inputs: the names of the inputs of a node.
-        attributes: the attributes of a node; all but ``scale`` decide the body.
-
-    Raises:
-        ValueError: attributes define nothing.
-    """
-    check_chunks(**{name: attributes[name] for name in ("chunk", "before", "after", "multiple", "causal")})
+    """The bodies for nodes with these attributes, of which all but ``scale`` decide the body."""
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
     return Bodies(
         suffix=suffix + "_causal" * attributes["causal"],

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hdplugins.attention.chunks.neighbours import check_chunks, padded_tokens
-from hdplugins.attention.chunks.operator import OPERATOR
+from hdplugins.attention.chunks.operator import OPERATOR, padded_tokens
 from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
@@ -83,7 +82,8 @@ class _Face(PluginFace):
         batch, heads, tokens, head_dim = shapes[0]
         chunk, before, after, multiple, causal, scale = (attributes[name] for name in self.FIELDS)
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale)
-        check_circle(tokens, chunk=chunk, before=before, after=after, multiple=multiple, causal=causal)
+        OPERATOR.check(**attributes)
+        check_circle(tokens, attributes)
         tiles = ceil_div(min(chunk, tokens), constants["attend"]["block_queries"])
         scalars = {
             "stride_batch": heads * tokens * head_dim,
@@ -103,20 +103,10 @@ class _Face(PluginFace):
 FACE = _Face()
 
 
-def check_circle(
-    tokens: int, *, chunk: int, before: int, after: int, multiple: int, causal: int, rounds: int = 1
-) -> None:
-    """Refuse chunks that define nothing, and those whose places the kernels cannot count.
-
-    Args:
-        tokens: of a text.
-        chunk: see `reference`, as for the others.
-        rounds: times that the tokens lie in the circle.
-
-    Raises:
-        ValueError: it says what fits.
-    """
-    check_chunks(chunk=chunk, before=before, after=after, multiple=multiple, causal=causal)
+def check_circle(tokens: int, attributes: Attributes) -> None:
+    """Refuse, by a ValueError, chunks whose places the kernels cannot count, in all rounds where there are several."""
+    chunk, before, after, multiple = (attributes[name] for name in ("chunk", "before", "after", "multiple"))
+    rounds = attributes.get("rounds", 1)
     counted = max(rounds * (tokens + multiple), (before + 1 + after) * min(chunk, tokens))
     if counted > _MOST_PLACES:
         raise ValueError(

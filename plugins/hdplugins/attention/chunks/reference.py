@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from hdplugins.attention.chunks.neighbours import check_chunks, neighbours, padded_tokens
+from hdplugins.attention.chunks.operator import OPERATOR, padded_tokens
 
 
 def chunk_attention(
@@ -45,7 +45,7 @@ def chunk_attention(
     Raises:
         ValueError: an attribute is out of its range.
     """
-    check_chunks(chunk=chunk, before=before, after=after, multiple=multiple, causal=causal)
+    OPERATOR.check(chunk=chunk, before=before, after=after, multiple=multiple, causal=causal)
     tokens = query.shape[2]
     padding = padded_tokens(tokens, multiple) - tokens
     query, key, value = (torch.nn.functional.pad(state, (0, 0, 0, padding)) for state in (query, key, value))
@@ -69,3 +69,13 @@ def chunk_attention(
     weights = weights.masked_fill(~chunked(real, 1)[:, None, :, :, None], 0.0)
     attended = torch.einsum("bhcij,bhcjd->bhcid", weights, seen(value, 2))
     return attended.flatten(2, 3)[:, :, :tokens]
+
+
+def neighbours(chunks: int, before: int, after: int) -> torch.Tensor:
+    """The chunks that each chunk sees, in order: [chunks, before + 1 + after], int64.
+
+    They are counted in a circle, and a chunk may be seen several times. As in Hugging Face, a step of `chunks` or more
+    leads nowhere: the chunk sees itself once more.
+    """
+    steps = [step if abs(step) < chunks else 0 for step in range(-before, after + 1)]
+    return (torch.arange(chunks)[:, None] + torch.tensor(steps)) % chunks

@@ -19,12 +19,7 @@ from hdplugins.attention.body_parts import MASKED, wide
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """Return the body for the nodes with these attributes.
-
-    Args:
-        inputs: the names of the inputs of a node.
-        attributes: the attributes of a node; ``causal`` decides the body, which reads ``scale`` from each node.
-    """
+    """The body for nodes with these attributes, of which ``causal`` decides the body."""
     causal = bool(attributes.get("causal", 0))
     return Bodies(suffix="_causal" * causal, parallel=partial(_attended, causal=causal))
 

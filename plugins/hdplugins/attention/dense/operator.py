@@ -9,13 +9,23 @@ lowering maps it. Being one node in the portable graph, it is found without matc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hdplugins.attention.operator import Operator
+
+
+def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
+    """See `Operator.pairs`."""
+    return heads * (tokens * (tokens + 1) // 2 if attributes.get("causal") else tokens * tokens)
+
 
 OPERATOR = Operator(
     name="DenseAttention",
     version=1,
     package=__package__,
     inputs=("query", "key", "value", "key_mask"),
-    attributes=("scale", "causal"),
+    attributes={"scale": None, "causal": None},
+    pairs=pairs,
     faster_in_openvino=("bfloat16",),
 )

@@ -27,20 +27,10 @@ from hdplugins.attention.body_parts import (
     swap_heads_and_tokens,
     wide,
 )
-from hdplugins.attention.reach import check_reach
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """Return the bodies that serve every node of the portable graph.
-
-    Args:
-        inputs: the names of the inputs of a node.
-        attributes: the attributes of a node; the body reads them from each node.
-
-    Raises:
-        ValueError: the reach is below 1.
-    """
-    check_reach(attributes["reach"])
+    """The bodies that serve every node: they read the attributes from it."""
     return Bodies(parallel=_parallel, sequential=_sequential)
 
 

@@ -10,12 +10,12 @@ distances are those of DeBERTa-v2's code.
 
 from __future__ import annotations
 
-from hdplugins.attention.operator import Operator
+from hdplugins.attention.operator import Operator, Range
 
 OPERATOR = Operator(
     name="DisentangledAttention",
     version=1,
     package=__package__,
     inputs=("query", "key", "value", "key_mask", "position_keys", "position_queries", "row_of_distance"),
-    attributes=("reach", "scale"),
+    attributes={"reach": Range(1), "scale": None},
 )

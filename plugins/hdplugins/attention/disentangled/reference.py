@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hdplugins.attention.reach import check_reach
+from hdplugins.attention.disentangled.operator import OPERATOR
 
 
 def disentangled_attention(
@@ -42,7 +42,7 @@ def disentangled_attention(
     Raises:
         ValueError: the rows are not of that reach, or the tables differ in their shape.
     """
-    check_reach(reach)
+    OPERATOR.check(reach=reach)
     if row_of_distance.shape[0] != 2 * reach + 1:
         raise ValueError(
             f"row_of_distance has {row_of_distance.shape[0]} distances; a reach of {reach} has {2 * reach + 1}."

@@ -33,20 +33,10 @@ from hdplugins.attention.body_parts import (
     swap_heads_and_tokens,
     wide,
 )
-from hdplugins.attention.reach import check_reach
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """Return the bodies for the nodes with these inputs.
-
-    Args:
-        inputs: the names of the inputs of a node, with ``values_by_distance`` or without.
-        attributes: the attributes of a node; the body reads them from each node.
-
-    Raises:
-        ValueError: the reach is below 1.
-    """
-    check_reach(attributes["reach"])
+    """The bodies for nodes with ``values_by_distance`` among their inputs, or without."""
     return Bodies(suffix="_values" * ("values_by_distance" in inputs), parallel=_parallel, sequential=_sequential)
 
 

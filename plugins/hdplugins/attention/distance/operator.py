@@ -11,7 +11,7 @@ NEZHA's table is of sines).
 
 from __future__ import annotations
 
-from hdplugins.attention.operator import Operator
+from hdplugins.attention.operator import Operator, Range
 
 OPERATOR = Operator(
     name="ClippedDistanceAttention",
@@ -19,5 +19,5 @@ OPERATOR = Operator(
     package=__package__,
     inputs=("query", "key", "value", "key_mask", "scores_by_distance", "values_by_distance"),
     optional_inputs=("values_by_distance",),
-    attributes=("reach", "scale"),
+    attributes={"reach": Range(1), "scale": None},
 )

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from hdplugins.attention.distance.operator import OPERATOR
 from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
-from hdplugins.attention.reach import check_reach
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
 from hdplugins.kernels.cuda_launch import Launch
@@ -153,7 +152,7 @@ class _Face(PluginFace):
         (batch, heads, tokens, head_dim), (batches, _, queries, rows) = shapes[0], shapes[4]
         reach, scale = (attributes[name] for name in self.FIELDS)
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale)
-        check_reach(reach)
+        OPERATOR.check(reach=reach)
         if rows != 2 * reach + 1:
             raise ValueError(f"scores_by_distance has {rows} distances; a reach of {reach} has {2 * reach + 1}.")
         if max(heads * queries, head_dim) * rows > _MOST_INT32:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hdplugins.attention.reach import check_reach
+from hdplugins.attention.distance.operator import OPERATOR
 
 
 def clipped_distance_attention(
@@ -41,7 +41,7 @@ def clipped_distance_attention(
         ValueError: the tables are not of that reach.
     """
     tokens = query.shape[2]
-    check_reach(reach)
+    OPERATOR.check(reach=reach)
     for name, rows in (
         ("scores_by_distance", scores_by_distance.shape[3]),
         ("values_by_distance", None if values_by_distance is None else values_by_distance.shape[0]),

@@ -16,23 +16,13 @@ from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import MASKED, steps_of_texts, swap_heads_and_tokens, wide
-from hdplugins.attention.favor.features import check_attributes
 
 CHUNK_TOKENS = 256
 """The tokens of a chunk: with 256 features in float32, the features take 256 kB, which a CPU's cache holds."""
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """Return the bodies for the nodes with these attributes.
-
-    Args:
-        inputs: the names of the inputs of a node.
-        attributes: the attributes of a node; ``compat`` decides the body, which reads the others from each node.
-
-    Raises:
-        ValueError: attributes define nothing.
-    """
-    check_attributes(**{name: attributes[name] for name in ("features", "epsilon", "compat")})
+    """The bodies for nodes with these attributes, of which ``compat`` decides the body."""
     compat = bool(attributes["compat"])
     return Bodies(
         suffix="_compat" * compat,

@@ -3,17 +3,38 @@
 It is the attention of Performers (Choromanski et al. 2021, "Rethinking Attention with Performers", equations 4 and 5,
 with the stabilisers of the authors' code). Queries and keys become vectors of positive features whose products
 estimate the exponentials of the scores, so that keys and values are summed up once, for all queries. What each
-attribute means stands in `reference`, and how the features are drawn in `features`.
+attribute means stands in `reference`, and how the features are drawn, in `draw_projection` there.
 """
 
 from __future__ import annotations
 
-from hdplugins.attention.operator import Operator
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hdplugins.attention.operator import FLAG, Operator, Range
+
+
+def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
+    """Features of queries and of keys, as many as dense attention has pairs for the same number of operations.
+
+    A feature of a query is a product of two rows, as is a score, and weighs a row of sums; likewise one of a key.
+    """
+    return heads * 2 * tokens * int(attributes["features"])
+
+
+def _check_fit(attributes: Mapping[str, Any]) -> None:
+    epsilon = attributes["epsilon"]
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon is {epsilon}; it must be above 0, e.g. 0.0001.")
+
 
 OPERATOR = Operator(
     name="FavorAttention",
     version=1,
     package=__package__,
     inputs=("query", "key", "value", "key_mask", "projection"),
-    attributes=("features", "scale", "epsilon", "compat"),
+    attributes={"features": Range(1), "scale": None, "epsilon": None, "compat": FLAG},
+    check_fit=_check_fit,
+    pairs=pairs,
 )

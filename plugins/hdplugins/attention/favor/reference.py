@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from hdplugins.attention.favor.features import check_attributes, check_projection
+from hdplugins.attention.favor.operator import OPERATOR
 
 
 def favor_attention(
@@ -49,8 +51,10 @@ def favor_attention(
     Raises:
         ValueError: an attribute is out of its range, or the projection does not fit.
     """
-    check_attributes(features=features, epsilon=epsilon, compat=compat)
-    check_projection(projection.shape, features=features, head_dim=query.shape[3])
+    OPERATOR.check(features=features, epsilon=epsilon, compat=compat)
+    wanted = [features, query.shape[3]]
+    if list(projection.shape) != wanted:
+        raise ValueError(f"projection is {list(projection.shape)}; it must be [features, head_dim], {wanted}.")
     wide = torch.promote_types(query.dtype, torch.float32)
     real = key_mask[:, None, :, None]
     seen = torch.ones_like(real) if compat else real
@@ -69,3 +73,31 @@ def favor_attention(
     counts = of_key.sum(2).unsqueeze(-1)  # [batch, heads, features, 1]
     attended = (of_query @ sums) / (of_query @ counts)
     return attended.masked_fill(~key_mask.any(1)[:, None, None, None], 0).to(query.dtype)
+
+
+def draw_projection(seed: int, *, features: int, head_dim: int) -> torch.Tensor:
+    """Directions that are orthogonal in blocks of `head_dim`, as long as Gaussian vectors.
+
+    Source: Choromanski et al. 2021, section 2.4 and appendix B.2 ("regularised" lengths aside). The generator is one
+    of its own. Blocks are orthogonalised in float64 and signed such that the result does not depend on the library
+    that does it.
+
+    Args:
+        seed: of the generator, 0 or more.
+        features: rows, 1 or more.
+        head_dim: size of a head, 1 or more.
+
+    Returns:
+        [features, head_dim], float32.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def gaussian(rows: int) -> torch.Tensor:
+        return torch.randn(rows, head_dim, generator=generator, dtype=torch.float64)
+
+    blocks = []
+    for _ in range(math.ceil(features / head_dim)):
+        directions, triangle = torch.linalg.qr(gaussian(head_dim))
+        blocks.append((directions * triangle.diagonal().sign()).mT)
+    lengths = gaussian(features).norm(dim=1, keepdim=True)
+    return (lengths * torch.cat(blocks)[:features]).float()

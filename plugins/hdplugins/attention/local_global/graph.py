@@ -23,7 +23,7 @@ from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
 from hdplugins.attention.body_parts import MASKED, column, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
-from hdplugins.attention.local_global.sides import check_reaches
+from hdplugins.attention.local_global.operator import check_sides
 
 _BLOCK_TOKENS = 64
 """The queries of a block. Larger blocks copy fewer keys twice, and compute more scores that are masked; 128 was no
@@ -31,17 +31,12 @@ faster."""
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """Return the bodies for the nodes with these inputs and attributes; keys and values of sides have heads first.
+    """The bodies for nodes with these inputs and attributes; keys and values of sides have heads first.
 
-    Args:
-        inputs: the names of the inputs of a node, with those of sides or without.
-        attributes: the attributes of a node; ``radius`` and ``side_tokens`` decide the body.
-
-    Raises:
-        ValueError: attributes define nothing.
+    ``radius`` and ``side_tokens`` decide the body.
     """
     radius, side_tokens, has_sides = attributes["radius"], attributes["side_tokens"], "side_key" in inputs
-    check_reaches(radius=radius, side_tokens=side_tokens, side_reach=attributes["side_reach"], has_sides=has_sides)
+    check_sides(side_tokens=side_tokens, side_reach=attributes["side_reach"], has_sides=has_sides)
     return Bodies(
         suffix=f"_radius{radius}" + f"_sides{side_tokens}" * has_sides,
         parallel=partial(_parallel, radius=radius, side_tokens=side_tokens),

@@ -12,7 +12,22 @@ It has no kernel of ours: its body is products and a softmax, which TensorRT fus
 
 from __future__ import annotations
 
-from hdplugins.attention.operator import Operator
+from collections.abc import Mapping
+from typing import Any
+
+from hdplugins.attention.operator import Operator, Range
+
+
+def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
+    """Queries with the tokens around them, and with the sides; see `Operator.pairs`."""
+    import numpy as np
+
+    radius, side_tokens = attributes["radius"], attributes["side_tokens"]
+    places = np.arange(tokens)
+    first, last = np.maximum(places - radius, 0), np.minimum(places + radius, tokens - 1)
+    sides = tokens * (tokens // side_tokens) if side_tokens else 0
+    return heads * (int((last - first + 1).sum()) + sides)
+
 
 OPERATOR = Operator(
     name="LocalGlobalAttention",
@@ -20,5 +35,18 @@ OPERATOR = Operator(
     package=__package__,
     inputs=("query", "key", "value", "token_mask", "local_bias", "side_key", "side_value", "side_bias"),
     optional_inputs=("side_key", "side_value", "side_bias"),
-    attributes=("radius", "side_tokens", "side_reach", "scale"),
+    attributes={"radius": Range(0), "side_tokens": None, "side_reach": None, "scale": None},
+    pairs=pairs,
 )
+
+
+def check_sides(*, side_tokens: int, side_reach: int, has_sides: bool) -> None:
+    """Refuse a block and a reach of sides, by a ValueError, where there are no sides, and the other way round."""
+    if has_sides and (side_tokens < 1 or side_reach < 1):
+        raise ValueError(
+            f"There are sides, and side_tokens is {side_tokens} and side_reach {side_reach}; both must be 1 or more."
+        )
+    if not has_sides and (side_tokens or side_reach):
+        raise ValueError(
+            f"There are no sides, but side_tokens is {side_tokens} and side_reach {side_reach}; both must be 0."
+        )

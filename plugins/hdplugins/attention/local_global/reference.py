@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from hdplugins.attention.local_global.sides import check_reaches, number_of_sides, whole_sides
+from hdplugins.attention.local_global.operator import OPERATOR, check_sides
 
 
 def local_global_attention(
@@ -57,7 +57,8 @@ def local_global_attention(
     """
     tokens = query.shape[2]
     has_sides = side_key is not None
-    check_reaches(radius=radius, side_tokens=side_tokens, side_reach=side_reach, has_sides=has_sides)
+    OPERATOR.check(radius=radius)
+    check_sides(side_tokens=side_tokens, side_reach=side_reach, has_sides=has_sides)
     if local_bias.shape[1] != 2 * radius + 1:
         raise ValueError(f"local_bias has {local_bias.shape[1]} distances; a radius of {radius} has {2 * radius + 1}.")
     places = torch.arange(tokens, device=query.device)
@@ -90,3 +91,27 @@ def local_global_attention(
     # What padding sees is of no use; where it sees nothing, its weights are NaN.
     weights = torch.softmax(scores, dim=-1).masked_fill(~real[:, None, :, None], 0.0)
     return torch.einsum("bhij,bhjd->bhid", weights, values)
+
+
+def number_of_sides(tokens: int, side_tokens: int) -> int:
+    """Side keys of a row of so many tokens; the last one is never seen if its block is not whole."""
+    return (tokens + side_tokens - 1) // side_tokens
+
+
+def whole_sides(token_mask: torch.Tensor, side_tokens: int) -> torch.Tensor:
+    """How many sides each text has that are seen: [batch, 1], int64.
+
+    A block counts if the token at its end is real; with n of them, sides 0 to n - 1 are seen. A real token belongs to
+    the side of the block that it is in, or to side n - 1 if that is earlier. In a text without padding, or with padding
+    on the right, the latter are the tokens that are left over at the end.
+
+    All this is as in Hugging Face's LongT5, which counts places in the padded row: padding in front of a text, or in
+    it, moves tokens to other sides, and such a text is not answered as it is alone.
+
+    Args:
+        token_mask: [batch, tokens], 0 for padding.
+        side_tokens: tokens of a block.
+    """
+    places = torch.arange(token_mask.shape[1], device=token_mask.device)
+    is_end = places % side_tokens == side_tokens - 1
+    return ((token_mask != 0) & is_end).to(torch.int64).sum(1, keepdim=True)

@@ -42,9 +42,7 @@ from onnx import TensorProto
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import biased_scores, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
 from hdplugins.attention.chunks.graph import behind_bias, chunk_tables
-from hdplugins.attention.chunks.neighbours import check_chunks
 from hdplugins.attention.lsh.counting_sort import counting_sort
-from hdplugins.attention.lsh.hashing import check_buckets
 
 _EPSILON = 1.0e-6
 _GROUP_TOKENS = 512
@@ -55,18 +53,8 @@ exp() of this one is exactly 0."""
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """Return the bodies for the nodes with these attributes.
-
-    Args:
-        inputs: the names of the inputs of a node.
-        attributes: the attributes of a node; all but ``scale`` decide the body.
-
-    Raises:
-        ValueError: attributes define nothing.
-    """
+    """The bodies for nodes with these attributes, of which all but ``scale`` decide the body."""
     buckets, rounds = attributes["buckets"], attributes["rounds"]
-    check_chunks(**{name: attributes[name] for name in ("chunk", "before", "after", "multiple", "causal")})
-    check_buckets(buckets, rounds)
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
     suffix += f"_rounds{rounds}_buckets{'x'.join(map(str, buckets))}"
     suffix += "_causal" * bool(attributes["causal"]) + "_byrow" * bool(attributes["ends_by_row"])

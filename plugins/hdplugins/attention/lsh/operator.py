@@ -1,12 +1,38 @@
 """LSH attention: tokens are sorted by hashes of their shared queries and keys, and attend to those sorted next to them.
 
 It is the attention of Reformer (Kitaev, Kaiser and Levskaya, 2020) as Hugging Face evaluates it. What each attribute
-means stands in `reference`, and what a hash is in `hashing`.
+means stands in `reference`, and what a hash is in `hash_tokens`.
 """
 
 from __future__ import annotations
 
-from hdplugins.attention.operator import Operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hdplugins.attention.chunks.operator import CIRCLE, check_chunks, seen_keys, sizes_of_chunks
+from hdplugins.attention.operator import FLAG, Operator, Range
+
+
+def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
+    """Scores of queries, in each round, with the keys of their chunks; see `Operator.pairs`.
+
+    Which tokens meet is up to their hashes, how many scores there are is not: chunks are full but for the last real one
+    of a round. A chunk that is seen several times counts once. Some of these scores are of keys that are hidden: a
+    query's own in each round, and again where a chunk sees another round's; and, with `causal`, about half. Hashes and
+    the sort, a few products of a token, do not count.
+    """
+    import numpy as np
+
+    sizes = np.tile(sizes_of_chunks(tokens, attributes["chunk"], attributes["multiple"]), attributes["rounds"])
+    return heads * int((sizes * seen_keys(sizes, attributes["before"], attributes["after"])).sum())
+
+
+def _check_fit(attributes: Mapping[str, Any]) -> None:
+    check_chunks(attributes)
+    buckets = attributes["buckets"]
+    if not buckets or any(factor < 2 or factor % 2 for factor in buckets):
+        raise ValueError(f"buckets is {list(buckets)}; it must be even numbers of 2 or more.")
+
 
 OPERATOR = Operator(
     name="LSHAttention",
@@ -14,6 +40,23 @@ OPERATOR = Operator(
     package=__package__,
     inputs=("query_key", "value", "token_mask", "rotations"),
     states=2,
-    attributes=("chunk", "before", "after", "buckets", "rounds", "multiple", "causal", "ends_by_row", "scale"),
+    attributes={
+        **CIRCLE,
+        "buckets": None,
+        "rounds": Range(1),
+        "multiple": None,
+        "causal": FLAG,
+        "ends_by_row": FLAG,
+        "scale": None,
+    },
+    check_fit=_check_fit,
+    pairs=pairs,
     counts_in_floats=True,  # of the stable sort by hashes
 )
+
+
+def check_rotations(shape: Sequence[int], *, heads: int, head_dim: int, buckets: Sequence[int], rounds: int) -> None:
+    """Refuse the shape of rotations, by a ValueError, that other buckets, rounds or heads have."""
+    wanted = [heads, head_dim, rounds, sum(buckets) // 2]
+    if list(shape) != wanted:
+        raise ValueError(f"rotations is {list(shape)}; it must be [heads, head_dim, rounds, directions], {wanted}.")

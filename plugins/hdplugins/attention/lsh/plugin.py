@@ -8,11 +8,10 @@ import operator
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hdplugins.attention.chunks.neighbours import padded_tokens
+from hdplugins.attention.chunks.operator import padded_tokens
 from hdplugins.attention.chunks.plugin import FACE as CHUNKS
 from hdplugins.attention.chunks.plugin import check_circle
-from hdplugins.attention.lsh.hashing import check_hashes
-from hdplugins.attention.lsh.operator import OPERATOR
+from hdplugins.attention.lsh.operator import OPERATOR, check_rotations
 from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import INNER_LOOP, LOG2_E, Tiles, ceil_div, check_sizes
@@ -177,11 +176,9 @@ def _check_attributes(shapes: Shapes, attributes: Attributes) -> None:
     (_, heads, tokens, head_dim), buckets, rounds = shapes[0], attributes["buckets"], attributes["rounds"]
     if len(shapes) < len(OPERATOR.inputs):
         raise ValueError("rotations are missing; LSH attention needs them.")
-    check_hashes(shapes[3], heads=heads, head_dim=head_dim, buckets=buckets, rounds=rounds)
-    circle = {name: attributes[name] for name in ("chunk", "before", "after", "multiple", "causal")}
-    check_circle(tokens, **circle, rounds=rounds)
-    if attributes["ends_by_row"] not in (0, 1):
-        raise ValueError(f"ends_by_row is {attributes['ends_by_row']}; it must be 0 or 1.")
+    OPERATOR.check(**attributes)
+    check_rotations(shapes[3], heads=heads, head_dim=head_dim, buckets=buckets, rounds=rounds)
+    check_circle(tokens, attributes)
     counts = _buckets(attributes) * _most_spans(tokens, attributes)
     if max(counts, head_dim * rounds * sum(buckets)) > _MOST_INT32 // 2:
         raise ValueError(f"buckets is {list(buckets)}: too many for the kernels, which count to {_MOST_INT32 // 2}.")

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hdplugins.attention.chunks.neighbours import check_chunks, neighbours, padded_tokens
-from hdplugins.attention.lsh.hashing import check_hashes, hash_tokens
+from hdplugins.attention.chunks.operator import padded_tokens
+from hdplugins.attention.chunks.reference import neighbours
+from hdplugins.attention.lsh.operator import OPERATOR, check_rotations
 
 _EPSILON = 1e-6
 """Added to a key's mean square."""
@@ -51,7 +52,7 @@ def lsh_attention(
             the result has the same shape and dtype.
         value: [batch, heads, tokens, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
-        rotations: [heads, head_dim, rounds, sum(buckets) / 2], float32; see `hashing`.
+        rotations: [heads, head_dim, rounds, sum(buckets) / 2], float32; see `hash_tokens`.
         chunk: tokens of a chunk, 1 or more.
         before: chunks before a query's own that it sees, 0 or more.
         after: likewise after it.
@@ -66,10 +67,17 @@ def lsh_attention(
         ValueError: an attribute is out of its range, or the rotations do not fit.
     """
     heads, tokens, head_dim = query_key.shape[1:]
-    check_chunks(chunk=chunk, before=before, after=after, multiple=multiple, causal=causal)
-    check_hashes(rotations.shape, heads=heads, head_dim=head_dim, buckets=buckets, rounds=rounds)
-    if ends_by_row not in (0, 1):
-        raise ValueError(f"ends_by_row is {ends_by_row}; it must be 0 or 1.")
+    OPERATOR.check(
+        chunk=chunk,
+        before=before,
+        after=after,
+        buckets=buckets,
+        rounds=rounds,
+        multiple=multiple,
+        causal=causal,
+        ends_by_row=ends_by_row,
+    )
+    check_rotations(rotations.shape, heads=heads, head_dim=head_dim, buckets=buckets, rounds=rounds)
     padded = padded_tokens(tokens, multiple)
     real = torch.nn.functional.pad(token_mask != 0, (0, padded - tokens))  # [batch, padded]
     query, value = (torch.nn.functional.pad(state, (0, 0, 0, padded - tokens)) for state in (query_key, value))
@@ -113,3 +121,42 @@ def _table(end: int, padded: int, chunk: int, before: int, after: int, rounds: i
     table = torch.zeros(rounds, of_batch, before + 1 + after, dtype=torch.int64)
     table[:, :own] = (seen // own * of_batch + seen % own).unflatten(0, (rounds, own))
     return table.flatten(0, 1)
+
+
+def draw_rotations(seed: int, *, heads: int, head_dim: int, buckets: Sequence[int], rounds: int) -> torch.Tensor:
+    """The rotations that Hugging Face's Reformer draws with a ``hash_seed``, the same for every layer.
+
+    Args:
+        seed: of PyTorch's generator.
+        heads: of the attention.
+        head_dim: size of a head.
+        buckets: factors of the number of buckets, each even.
+        rounds: of hashing.
+
+    Returns:
+        [heads, head_dim, rounds, sum(buckets) / 2], float32.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(heads, head_dim, rounds, sum(buckets) // 2, generator=generator)
+
+
+def hash_tokens(query_key: torch.Tensor, rotations: torch.Tensor, buckets: Sequence[int]) -> torch.Tensor:
+    """The bucket of every token in every round, computed in float32 whatever the dtype.
+
+    Each factor of the buckets has directions of its own and their opposites: the one with the largest product is the
+    token's, the first of equal ones. The first factor counts single buckets, the second one groups of as many, and so
+    on.
+
+    Args:
+        query_key: [batch, heads, tokens, head_dim].
+        rotations: [heads, head_dim, rounds, sum(buckets) / 2], float32.
+        buckets: factors of the number of buckets, each even.
+
+    Returns:
+        [batch, heads, rounds, tokens], int64, from 0 to the product of `buckets`, exclusive.
+    """
+    products = torch.einsum("bhtd,hdrn->bhrtn", query_key.float(), rotations)
+    parts = products.split([factor // 2 for factor in buckets], dim=-1)
+    of_factor = [torch.cat([part, -part], dim=-1).argmax(-1) for part in parts]
+    sizes = [math.prod(buckets[:number]) for number in range(len(buckets))]
+    return torch.stack([size * found for size, found in zip(sizes, of_factor, strict=True)]).sum(0)

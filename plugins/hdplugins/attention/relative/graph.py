@@ -42,21 +42,11 @@ from hdplugins.attention.body_parts import (
     swap_heads_and_tokens,
     wide,
 )
-from hdplugins.attention.relative.distances import check_distances
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """Return the bodies for the nodes with these inputs and attributes.
-
-    Args:
-        inputs: the names of the inputs of a node, with ``segment_scores`` or without.
-        attributes: the attributes of a node; all but ``scale`` decide the body.
-
-    Raises:
-        ValueError: attributes define nothing.
-    """
+    """The bodies for nodes with ``segment_scores`` among their inputs, or without; all but ``scale`` decide it."""
     causal, reach = attributes["causal"], attributes["reach"]
-    check_distances(causal=causal, reach=reach)
     suffix = "_causal" * causal + f"_reach{reach}" * bool(reach) + "_segments" * ("segment_scores" in inputs)
     return Bodies(
         suffix=suffix,

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
-from hdplugins.attention.relative.distances import check_distances
 from hdplugins.attention.relative.operator import OPERATOR
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
@@ -115,7 +114,7 @@ class _Face(PluginFace):
         causal, reach, scale = (attributes[name] for name in self.FIELDS)
         for rows in (tokens, keys, distances):
             check_sizes(batch=batch, heads=heads, tokens=rows, head_dim=head_dim, scale=scale)
-        check_distances(causal=causal, reach=reach)
+        OPERATOR.check(causal=causal, reach=reach)
         needed = keys if causal else keys + tokens - 1
         if distances < needed:
             raise ValueError(f"positions has {distances} distances; {needed} are needed.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from hdplugins.attention.relative.distances import check_distances
+from hdplugins.attention.relative.operator import OPERATOR
 
 
 def relative_attention(
@@ -56,7 +56,7 @@ def relative_attention(
         ValueError: an attribute is out of its range, or there are too few keys or distances.
     """
     tokens, keys = query.shape[2], key.shape[2]
-    check_distances(causal=causal, reach=reach)
+    OPERATOR.check(causal=causal, reach=reach)
     if keys < tokens:
         raise ValueError(f"There are {keys} keys for {tokens} tokens; the text's own must be among them.")
     needed = keys if causal else keys + tokens - 1

@@ -47,13 +47,12 @@ _NOWHERE = 1.0e9
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool = False) -> Bodies:
-    """Return the bodies for the nodes with these attributes.
+    """The bodies for nodes with these attributes; a body reads ``left``, ``right`` and ``scale`` from each node.
 
     Args:
         inputs: the names of the inputs of a node.
-        attributes: the attributes of a node; the body reads ``left``, ``right`` and ``scale`` from each node.
-            ``global_bound`` is the most global tokens that a text may hold; 0 leaves out all that they need. The answer
-            for a text with more is undefined. TensorRT takes up to 3840.
+        attributes: ``global_bound`` is the most global tokens that a text may hold; 0 leaves out all that they need.
+            The answer for a text with more is undefined. TensorRT takes up to 3840.
         grouped: whether key and value have fewer heads than query. The shapes of each node say how many.
 
     Raises:

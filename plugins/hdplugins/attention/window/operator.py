@@ -9,7 +9,57 @@ and values.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 from hdplugins.attention.operator import Operator
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
+    """Queries with the keys of their window, and with the global tokens beyond it; see `Operator.pairs`.
+
+    The rows of the global tokens are not the operator's: the query of a global token counts as any other.
+
+    Raises:
+        ValueError: a dilation that does not fit the heads, or more global tokens than the bound or the text has.
+    """
+    left, right = attributes["left"], attributes["right"]
+    steps = Counter(steps_of_heads(attributes["dilation"], heads))
+    global_tokens, most = attributes.get("global_tokens", 0), min(tokens, attributes["global_bound"])
+    if not 0 <= global_tokens <= most:
+        raise ValueError(f"{global_tokens} global tokens: a text of {tokens} tokens may have 0 to {most} here.")
+    return sum(count * _pairs_of_head(tokens, global_tokens, left, right, step) for step, count in steps.items())
+
+
+def _pairs_of_head(tokens: int, global_tokens: int, left: int, right: int, step: int) -> int:
+    import numpy as np
+
+    query = np.arange(tokens, dtype=np.int64)
+    in_window = _keys_in_window(query, tokens, left, right, step)
+    global_in_window = _keys_in_window(query, global_tokens, left, right, step)
+    return int((in_window + global_tokens - global_in_window).sum())
+
+
+def _keys_in_window(query: npt.NDArray[np.int64], end: int, left: int, right: int, step: int) -> npt.NDArray[np.int64]:
+    """How many of the first `end` tokens are ``query + step * s`` for an s in -left..right; [tokens]."""
+    import numpy as np
+
+    first = np.maximum(-left, -(query // step))
+    last = np.minimum(right, (end - 1 - query) // step)
+    return np.maximum(0, last - first + 1)
+
+
+def steps_of_heads(dilation: Sequence[int], heads: int) -> list[int]:
+    """The dilation of each head; refused, by a ValueError, where it does not fit them."""
+    if len(dilation) not in (1, heads) or min(dilation) < 1:
+        raise ValueError(f"The dilation {list(dilation)} does not fit {heads} heads: one value of 1 or more per head.")
+    return list(dilation) * (heads // len(dilation))
+
 
 OPERATOR = Operator(
     name="SlidingWindowAttention",
@@ -17,6 +67,7 @@ OPERATOR = Operator(
     package=__package__,
     inputs=("query", "key", "value", "token_kind"),
     groups_heads=True,
-    attributes=("left", "right", "dilation", "global_bound", "scale"),
+    attributes=dict.fromkeys(("left", "right", "dilation", "global_bound", "scale")),
+    pairs=pairs,
     faster_in_openvino=("float32", "bfloat16"),
 )

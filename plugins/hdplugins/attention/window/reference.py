@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hdplugins.attention.window.operator import steps_of_heads
+
 _PADDING, _LOCAL, _GLOBAL = 0, 1, 2  # and -1, whose keys are like padding's
 
 
@@ -44,7 +46,7 @@ def sliding_window_attention(
             tokens than the bound.
     """
     heads, tokens = query.shape[1:3]
-    steps = _steps_of_heads(dilation, heads)
+    steps = steps_of_heads(dilation, heads)
     if left < 0 or right < 0:
         raise ValueError(f"A window of {left} left and {right} right is invalid: both are 0 or more.")
     if heads % key.shape[1]:
@@ -66,9 +68,3 @@ def sliding_window_attention(
     unanswered = (token_kind == _PADDING)[:, None, :, None] | ~seen.any(dim=-1, keepdim=True)
     weights = torch.softmax(scores, dim=-1).masked_fill(unanswered, 0.0)
     return torch.einsum("bhij,bhjd->bhid", weights, value)
-
-
-def _steps_of_heads(dilation: Sequence[int], heads: int) -> list[int]:
-    if len(dilation) not in (1, heads) or min(dilation) < 1:
-        raise ValueError(f"The dilation {list(dilation)} does not fit {heads} heads: one value of 1 or more per head.")
-    return list(dilation) * (heads // len(dilation))
