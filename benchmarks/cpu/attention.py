@@ -22,12 +22,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.cpu.family_shapes import VOCAB_SIZE
 from benchmarks.cpu.models import (
     BUNDLE,
     HUGGING_FACE,
     OPENVINO,
     OPENVINO_BFLOAT16,
-    VOCAB_SIZE,
     build_bundle,
     load,
     openvino_cases,
