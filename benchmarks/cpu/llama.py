@@ -22,10 +22,10 @@ import numpy as np
 import hdruntime
 from benchmarks.record import show
 from hdexport.bench.corpus import embed_script
-from hdexport.bench.corpus.samples import SAMPLES, texts_of
+from hdexport.bench.corpus.bench import SAMPLES, texts_of
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import run_process
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.peers.peer import checkpoint_folder
 from hdexport.bench.run.plan import BenchOptions, plan
 
 _LEAST_COSINE = {"F32": 0.99999, "Q8_0": 0.998}

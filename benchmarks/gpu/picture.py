@@ -14,7 +14,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from hdexport.bench.page.palette import LIGHT_COLOURS
+from hdexport.bench.page.charts import LIGHT_COLOURS
 
 _PANELS = {
     "256 tokens on each side": {

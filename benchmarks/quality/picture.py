@@ -16,7 +16,7 @@ import vl_convert
 
 from benchmarks.quality.results import BASELINE, TITLES, Line, read_lines
 from benchmarks.quality.retrieval import CHUNK
-from hdexport.bench.page.palette import LIGHT_COLOURS
+from hdexport.bench.page.charts import LIGHT_COLOURS
 from hdexport.quality.queries import KINDS
 
 _TITLES = {"name": "by its title", "first": "by its first sentence", "later": "by a sentence after token 512"}

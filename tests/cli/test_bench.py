@@ -22,8 +22,8 @@ import pytest
 
 from hdexport.bench.measure.processes import ProcessOutcome
 from hdexport.bench.results.result import BenchResult, Ceilings, Status
-from hdexport.bench.run import prepared, rounds
-from hdexport.bench.run.prepared import Preparation
+from hdexport.bench.run import preparation, rounds
+from hdexport.bench.run.preparation import Preparation
 from hdexport.support.bundle_writer import seal, write_manifest
 from hdruntime.bundle.reader import open_bundle
 from support.waiting import wait_until
@@ -37,7 +37,7 @@ EVERYWHERE = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
 WITHOUT_CEILINGS = """
 import sys
-from hdexport.bench.run.prepared import Preparation
+from hdexport.bench.run.preparation import Preparation
 from hdexport.cli import main
 Preparation.measure_ceilings = lambda preparation: None
 sys.exit(main(sys.argv[1:]))
@@ -85,7 +85,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     def run_here(call: Callable[[], object], *, time_limit_s: float) -> tuple[ProcessOutcome, object]:
         return ProcessOutcome(status=Status.OK), call()
 
-    patch.setattr(prepared, "run_function", run_here)
+    patch.setattr(preparation, "run_function", run_here)
     patch.setattr(rounds, "_LEAST_SECONDS", 0.1)
     patch.setattr(rounds, "largest_batch", functools.partial(rounds.largest_batch, most_texts=2))
     patch.setattr(Preparation, "measure_ceilings", take_limits)

@@ -14,7 +14,7 @@ import pytest
 
 import hdruntime
 from hdexport.bench.measure.case import MeasuredModel
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.peers.peer import checkpoint_folder
 from hdexport.cli.build import own_length
 from hdruntime.bundle.manifest import Backend, Role
 from hdruntime.bundle.reader import open_bundle

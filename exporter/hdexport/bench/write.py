@@ -1,4 +1,4 @@
-"""A benchmark's files, in a directory of their own."""
+"""Writes a benchmark's files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import errno
 from pathlib import Path
 
 from hdexport.bench.page.html import PAGE_FILE, write_page
-from hdexport.bench.results.csv_file import CSV_FILE, write_csv
-from hdexport.bench.results.json_file import JSON_FILE, write_result
+from hdexport.bench.results.files import CSV_FILE, JSON_FILE, write_csv, write_result
 from hdexport.bench.results.result import BenchResult
 from hdexport.support.published import published
 from hdruntime.bundle.staging import DirectoryKind
@@ -15,13 +14,8 @@ from hdruntime.errors import HdexportError
 
 
 def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
-    """Write ``bench.json``, ``bench.csv`` and ``bench.html`` into a folder, and one picture per chart.
-
-    They name no path and no identifier of this machine.
-
-    Raises:
-        HdexportError: a file cannot be written.
-    """
+    """Writes ``bench.json``, ``bench.csv`` and ``bench.html`` into a folder, and with `png` one picture per chart. The
+    files name no path and no identifier of this machine."""
     result = published(result)
     try:
         write_result(folder / JSON_FILE, result)

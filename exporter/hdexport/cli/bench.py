@@ -155,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _corpus(options: argparse.Namespace) -> int:
-    from hdexport.bench.corpus.bench import CorpusBench, CorpusOptions
+    from hdexport.bench.corpus.bench import CorpusBench
     from hdexport.bench.corpus.result import CORPUS_DIRECTORY, write_corpus_result
     from hdexport.cli.corpus_table import print_corpus
     from hdexport.cli.progress import StatusLine
@@ -174,8 +174,8 @@ def _corpus(options: argparse.Namespace) -> int:
     ):
         with line:
             line.begin("Opening the bundles")
-            asked = CorpusOptions(bench=_bench_options(options), corpus=options.corpus, **sizes)
-            result = CorpusBench(asked, line.begin).result()
+            bench = CorpusBench(_bench_options(options), options.corpus, on_step=line.begin, **sizes)
+            result = bench.result()
         write_corpus_result(folder, result)
     print_corpus(result)
     print(f"{options.output / 'corpus.json'} has all rounds")
@@ -188,8 +188,7 @@ def _batches(text: str) -> tuple[int, ...]:
 
 def _bench_options(options: argparse.Namespace) -> BenchOptions:
     from hdexport.bench.run.budget import bytes_from
-    from hdexport.bench.run.lengths import parse_lengths
-    from hdexport.bench.run.plan import BenchOptions
+    from hdexport.bench.run.plan import BenchOptions, parse_lengths
 
     if not 0 < options.time_limit < float("inf"):
         raise InputError(
@@ -214,9 +213,8 @@ def _bench_options(options: argparse.Namespace) -> BenchOptions:
 
 
 def _compare(before: Path, after: Path, *, as_json: bool) -> int:
-    from hdexport.bench.results.compare import compare_results
-    from hdexport.bench.results.compare_text import comparison_lines
-    from hdexport.bench.results.json_file import read_result
+    from hdexport.bench.results.compare import compare_results, comparison_lines
+    from hdexport.bench.results.files import read_result
 
     comparison = compare_results(read_result(before), read_result(after))
     print(json.dumps(dataclasses.asdict(comparison), indent=2) if as_json else "\n".join(comparison_lines(comparison)))

@@ -11,10 +11,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hdexport.bench.results.columns import LATENCIES, columns_of
-from hdexport.bench.results.figure_text import bytes_text, case_state, error_text, ms_text
-from hdexport.bench.results.findings import findings
 from hdexport.bench.results.result import BenchResult, CaseResult, Status
+from hdexport.bench.results.words import LATENCIES, bytes_text, case_state, columns_of, error_text, findings, ms_text
 from hdexport.bench.run.watcher import Watcher
 from hdexport.cli.progress import StatusLine
 

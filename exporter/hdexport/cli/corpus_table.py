@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from hdexport.bench.corpus.bench import SAMPLES
 from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
-from hdexport.bench.corpus.samples import SAMPLES
 
 _PIPE_COLUMNS = 160
 """Width of the table where stdout is not a terminal."""

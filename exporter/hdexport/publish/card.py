@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.bench.results.figure_text import bytes_text, error_text, ms_text
+from hdexport.bench.results.words import bytes_text, error_text, ms_text
 from hdruntime.bundle.hub import HubName, hub_name
 from hdruntime.bundle.manifest import Manifest
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hdexport.bench.results.json_file import read_result
+from hdexport.bench.results.files import read_result
 from hdexport.publish.card import model_card
 from hdexport.support.published import published
 from hdruntime.bundle.hub import HubName

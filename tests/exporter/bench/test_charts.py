@@ -10,10 +10,8 @@ import pytest
 
 pytest.importorskip("altair", reason="charts are drawn by altair: pip install 'hdexport[bench]'")
 
-from hdexport.bench.page.chart_rows import chart_rows
-from hdexport.bench.page.charts import Look, chart, write_pngs
+from hdexport.bench.page.charts import LIGHT_COLOURS, Look, chart, chart_rows, write_pngs
 from hdexport.bench.page.figures import FIGURES, Figure, describe
-from hdexport.bench.page.palette import LIGHT_COLOURS
 from hdexport.bench.results.result import BenchResult, CaseResult, Status
 from support.sample_results import OPTIMUM, OURS, sample_result, with_cases
 

@@ -7,9 +7,16 @@ import dataclasses
 import pytest
 from scipy import stats
 
-from hdexport.bench.results.compare import ChangeKind, ResultComparison, compare_results
-from hdexport.bench.results.compare_text import comparison_lines
-from hdexport.bench.results.noise import ASSUMED_SPREAD, FALSE_ALARMS, noise_of, threshold
+from hdexport.bench.results.compare import (
+    ASSUMED_SPREAD,
+    FALSE_ALARMS,
+    ChangeKind,
+    ResultComparison,
+    compare_results,
+    comparison_lines,
+    noise_of,
+    threshold,
+)
 from hdexport.bench.results.result import BenchResult, CaseResult, Series, Status
 from support.sample_results import MEASURED, OURS, PLAIN, TORCH, sample_result, slower, with_cases
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdexport.bench.corpus.bench import CorpusBench, CorpusOptions, largest_difference
+from hdexport.bench.corpus.bench import SAMPLES, CorpusBench, largest_difference, texts_of
 from hdexport.bench.corpus.peers import python_of_optimum
 from hdexport.bench.corpus.result import CorpusResult, CorpusSeries, write_corpus_result
-from hdexport.bench.corpus.samples import SAMPLES, texts_of
 from hdexport.bench.run.plan import BenchOptions
 from hdruntime.bundle.checked_json import from_json
 from hdruntime.errors import InputError
@@ -158,7 +157,7 @@ def test_other_tasks_and_gpus_are_refused(tiny_bundles: Any, corpus: Path) -> No
     ):
         bench = BenchOptions(bundles=(tiny_bundles("bert", task).path,), device=device)
         with pytest.raises(InputError, match=message):
-            CorpusBench(CorpusOptions(bench=bench, corpus=str(corpus)))
+            CorpusBench(bench, str(corpus))
     bundle = tiny_bundles("bert", "sentence-similarity").path
     for options, message in (
         (["--lengths", "8"], "--lengths is about texts of one length"),

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from hdexport.bench.results.headline import caution, headline
 from hdexport.bench.results.result import BenchResult, CaseResult, OutputError
+from hdexport.bench.results.words import caution, headline
 from support.sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result, slower, with_cases
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.bench.results import result as results
-from hdexport.bench.results.json_file import read_result, write_result
+from hdexport.bench.results.files import read_result, write_result
 from hdexport.bench.results.result import SCHEMA_VERSION, Ratio, Status
 from hdexport.bench.write import write_results
 from hdruntime.errors import HdexportError, InputError

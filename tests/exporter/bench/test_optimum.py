@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from hdexport.bench.run.opening import open_case
+from hdexport.bench.run.worker import open_case
 from hdruntime.errors import ExportError
 
 Optimum = Callable[[str], None]

@@ -19,8 +19,8 @@ import torch._inductor.config
 from hdexport.attention.blocks.record import Mode
 from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.window.record import Window, WindowAttention
-from hdexport.bench.peers import PEERS, openvino, openvino_int8
-from hdexport.bench.run.opening import open_case
+from hdexport.bench.peers import PEERS, openvino
+from hdexport.bench.run.worker import open_case
 from hdexport.support.bundle_writer import write_manifest
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
@@ -101,7 +101,7 @@ def test_openvino_says_what_it_computes_in_and_prints_nothing(
     shallow: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # Scales of a few texts serve for so small a model.
-    monkeypatch.setattr(openvino_int8, "_TEXTS", 16)
+    monkeypatch.setattr(openvino, "_TEXTS", 16)
     case = shallow("bert")
     case.prepare_shapes([(3, 65)])
     capfd.readouterr()
@@ -250,7 +250,7 @@ def test_sentence_transformers_only_embeds(manifest: Manifest) -> None:
 def test_asking_the_peers_imports_none_of_them(workshop: Any) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "import hdexport.bench.run.opening, hdexport.bench.run.preparation\n"
+        "import hdexport.bench.run.worker, hdexport.bench.run.preparation\n"
         "from hdexport.bench.peers import PEERS; from hdruntime.bundle.reader import open_bundle\n"
         f"manifest = open_bundle(Path({str(workshop('bert').subject.bundle)!r})).manifest\n"
         "[(peer.unavailable(manifest), peer.remark(manifest)) for peer in PEERS.values()]\n"

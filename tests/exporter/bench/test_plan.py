@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench.run.plan import BenchOptions, Plan, plan
+from hdexport.bench.run.plan import BenchOptions, Plan, default_lengths, parse_lengths, plan
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.passport import ThisMachine
@@ -146,3 +146,31 @@ def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
         planned(bundle, backends=("tensorrt",), peers=())
     with pytest.raises(BundleNotFoundError):
         planned(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("4096,128, 512,128", (128, 512, 4096)),
+        ("512:3000:x2", (512, 1024, 2048, 3000)),
+        ("500:1100:+500", (500, 1000, 1100)),
+        ("64,512:1024:x2", (64, 512, 1024)),
+        ("5:7:+1", (5, 6, 7)),
+    ],
+)
+def test_numbers_and_ranges_give_rising_lengths_with_both_ends(text: str, lengths: tuple[int, ...]) -> None:
+    assert parse_lengths(text) == lengths
+
+
+@pytest.mark.parametrize("text", ["", "0", "1.5", "512:256:x2", "512:8192:x1", "1:9:+0", "1:2:3"])
+def test_an_invalid_length_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InputError, match=r"is not a length in tokens.\n.*--lengths 128,512,4096"):
+        parse_lengths(text)
+
+
+@pytest.mark.parametrize(
+    ("max_len", "lengths"),
+    [(1, (1,)), (100, (12, 24, 48, 96, 100)), (513, (512, 513)), (5000, (512, 1024, 2048, 4096, 5000))],
+)
+def test_the_default_ends_at_the_longest_that_is_accepted(max_len: int, lengths: tuple[int, ...]) -> None:
+    assert default_lengths(max_len) == lengths

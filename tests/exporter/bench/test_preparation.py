@@ -1,4 +1,4 @@
-"""What cases need is prepared in a process: inputs, PyTorch's answers, the folder that peers load."""
+"""What a benchmark prepares, in processes of their own: inputs, PyTorch's answers, the folder that peers load."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from hdexport.bench.measure.case import MeasuredModel
-from hdexport.bench.measure.remote import run_function
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.measure.processes import ProcessOutcome, run_function
+from hdexport.bench.peers.peer import checkpoint_folder
 from hdexport.bench.results.result import Status
-from hdexport.bench.run.preparation import expected_path, inputs_path, write_expected, write_inputs
+from hdexport.bench.run import preparation
+from hdexport.bench.run.plan import BenchOptions, plan
+from hdexport.bench.run.preparation import Preparation, expected_path, inputs_path, write_expected, write_inputs
+from hdexport.bench.run.watcher import Watcher
 from support.comparators import assert_close
 from support.hugging_face import HuggingFace, extended_rows
 
@@ -64,3 +67,46 @@ def test_the_folder_that_peers_load_has_the_bundles_positions(workshop: Any) -> 
     before = (made / "model.safetensors").stat().st_mtime_ns
     assert checkpoint_folder(case.subject, case.folder) == made
     assert (made / "model.safetensors").stat().st_mtime_ns == before
+
+
+def outcome_of(status: Status) -> ProcessOutcome:
+    return ProcessOutcome(status=status, reason="no memory")
+
+
+@pytest.mark.parametrize(("too_large", "processes"), [(None, 1), (9, 2)])
+def test_a_shape_that_fails_takes_no_other_with_it(
+    workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, too_large: int | None, processes: int
+) -> None:
+    subject = workshop("bert").subject
+    made = Preparation(
+        plan(BenchOptions(bundles=(subject.bundle,), lengths=(1, 9, 20), peers=(), model=subject.checkpoint)),
+        tmp_path / "prepared",
+        Watcher(),
+    )
+    (tmp_path / "prepared").mkdir()
+    began = []
+
+    def write(path: Path, rows: Any, *, batch: int) -> None:
+        if path.name == f"expected-1x{too_large}":
+            raise MemoryError
+        path.touch()
+
+    def run_here(call: partial[Any], *, time_limit_s: float) -> tuple[ProcessOutcome, Any]:
+        began.append(call.func is preparation.write_expected)
+        try:
+            return outcome_of(Status.OK), call()
+        except MemoryError:
+            return outcome_of(Status.OUT_OF_MEMORY), None
+
+    monkeypatch.setattr(preparation, "write_rows", write)
+    monkeypatch.setattr(preparation, "run_function", run_here)
+    monkeypatch.setattr(Preparation, "measure_ceilings", lambda self: None)
+    made.run()
+    (series,) = (each for each in made._plan.series if each.is_available)
+    there = [tokens for tokens in (1, 9, 20) if made.expected(series, 1, tokens)]
+    assert there == [tokens for tokens in (1, 9, 20) if tokens != too_large]
+    notes = [note for note in made.notes if "not compared with PyTorch" in note]
+    assert notes == (
+        [f"1 x {too_large} tokens were not compared with PyTorch, which failed: OOM: no memory"] if too_large else []
+    )
+    assert sum(began) == processes

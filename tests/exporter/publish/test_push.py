@@ -12,7 +12,7 @@ import pytest
 
 import hdexport.cli
 import hdruntime
-from hdexport.bench.results.json_file import write_result
+from hdexport.bench.results.files import write_result
 from hdexport.publish.card import model_card
 from hdruntime.bundle.hub import HubName
 from hdruntime.bundle.manifest import FileRecord

@@ -1,1 +1,2 @@
-"""A whole corpus: how fast a bundle and sentence-transformers embed texts of mixed lengths, each as users call it."""
+"""The benchmark of a whole corpus: how fast bundles and other libraries embed texts of mixed lengths, called as users
+do."""

@@ -1,4 +1,4 @@
-"""Embeds a corpus by bundles and by other libraries: a process for each run, round by round."""
+"""Embeds a corpus by bundles and by other libraries, with a process per run, round by round."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import dataclasses
 import datetime
 import functools
 import json
+import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from types import ModuleType
 
 import numpy as np
@@ -17,11 +18,11 @@ import numpy as np
 from hdexport.bench.corpus import embed_script, encode_script
 from hdexport.bench.corpus.peers import CorpusPeer, corpus_peers
 from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
-from hdexport.bench.corpus.samples import texts_of
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
+from hdexport.support.texts import read_texts
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ExportError, InputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
@@ -34,41 +35,28 @@ _SEARCHED_SHARE = 4
 _LEAST_SEARCHED_TEXTS = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorpusOptions:
-    """A corpus, and the ways to embed it that are measured.
-
-    Attributes:
-        bench: the bundles, their backends and precisions, rounds, threads, the time limit and the checkpoint; its
-            lengths and batches are not looked at.
-        corpus: a name of `SAMPLES`, or a file or folder of texts.
-        batch_sizes: of peers, among which the best is searched; the library's default is always run.
-    """
-
-    bench: BenchOptions
-    corpus: str
-    batch_sizes: tuple[int, ...] = (1, 4, 16, 32, 64)
-
-
 class CorpusBench:
-    """One run.
+    """One run of a corpus: a name of `SAMPLES`, or a file or folder of texts.
 
-    Args:
-        options: what is measured.
-        on_step: takes a line for the person who waits.
-
-    Raises:
-        InputError: an option does not fit, a bundle embeds no texts, or nothing could run.
+    `options` give the bundles, their backends and precisions, rounds, threads, the time limit and the checkpoint, and
+    not lengths and batches. Of `batch_sizes`, the best for each peer is searched; a peer's default always runs too.
     """
 
-    def __init__(self, options: CorpusOptions, on_step: Callable[[str], None] = lambda line: None) -> None:
-        self._options, self._say = options, on_step
+    def __init__(
+        self,
+        options: BenchOptions,
+        corpus: str,
+        *,
+        batch_sizes: Sequence[int] = (1, 4, 16, 32, 64),
+        on_step: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._options, self._corpus, self._batch_sizes, self._say = options, corpus, batch_sizes, on_step
         self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._plan = _checked_plan(options)
-        self._texts = texts_of(options.corpus)
+        self._texts = texts_of(corpus)
 
     def result(self) -> CorpusResult:
-        """Measure everything."""
+        """Measures every series."""
         with tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder)
             texts = scratch / "texts.json"
@@ -77,12 +65,12 @@ class CorpusBench:
             series = self._measured(runs, scratch)
         return CorpusResult(
             date=self._date,
-            command=self._options.bench.command,
+            command=self._options.command,
             environment=environment(self._plan.threads),
-            corpus=self._options.corpus,
+            corpus=self._corpus,
             texts=len(self._texts),
             lengths=_lengths_of(self._texts, self._plan.series[0].bundle),
-            rounds=self._options.bench.rounds,
+            rounds=self._options.rounds,
             series=tuple(series),
         )
 
@@ -91,11 +79,11 @@ class CorpusBench:
     ) -> list[CorpusSeries]:
         found = [series for series, _ in runs]
         vectors: dict[int, Path] = {}
-        for number in range(1, self._options.bench.rounds + 1):
+        for number in range(1, self._options.rounds + 1):
             for place, (series, run) in enumerate(runs):
                 if run is None or found[place].unavailable is not None:
                     continue
-                self._say(f"{series.title}, round {number} of {self._options.bench.rounds}")
+                self._say(f"{series.title}, round {number} of {self._options.rounds}")
                 output = scratch / f"{place}.npy"
                 ended = run(output)
                 if ended.output is None or ended.status is not Status.OK:
@@ -147,15 +135,15 @@ class CorpusBench:
         python: str | None = None,
         parts: int = 1,
     ) -> ProcessOutcome:
-        """Run a script in a process, with a request that is written to the file."""
+        """Runs a script in a process, with a request that is written to the file."""
         file.write_text(json.dumps(request), encoding="utf-8")
-        limit_s = self._options.bench.time_limit_s * parts
+        limit_s = self._options.time_limit_s * parts
         return run_process([str(script.__file__), str(file)], python=python, time_limit_s=limit_s)
 
     def _peer_runs(
         self, scratch: Path, texts: Path
     ) -> Iterator[tuple[CorpusSeries, Callable[[Path], ProcessOutcome] | None]]:
-        if self._options.bench.peers == ():
+        if self._options.peers == ():
             return
         first = self._plan.series[0]
         sample = scratch / "sample.json"
@@ -175,7 +163,7 @@ class CorpusBench:
                 yield dataclasses.replace(series, unavailable=str(error)), None
                 continue
             encode = functools.partial(self._encode, peer, model, first)
-            sizes = self._options.batch_sizes
+            sizes = self._batch_sizes
             if len(sizes) > 1:
                 self._say(f"{peer.name}: the best batch size")
                 searched = encode(sample, scratch / "searched.npy", sizes)
@@ -213,12 +201,11 @@ class CorpusBench:
 
 
 def _reason(ended: ProcessOutcome) -> str:
-    """Why a process has no figures."""
     return ended.reason or ended.status.value
 
 
-def _checked_plan(options: CorpusOptions) -> Plan:
-    found = plan(options.bench)
+def _checked_plan(options: BenchOptions) -> Plan:
+    found = plan(options)
     for planned in found.series:
         manifest = planned.bundle.manifest
         if manifest.task not in _TASKS or manifest.tokenizer is None:
@@ -229,11 +216,11 @@ def _checked_plan(options: CorpusOptions) -> Plan:
             )
     if len({planned.subject.checkpoint for planned in found.series}) > 1:
         raise InputError("--corpus compares bundles of one checkpoint.\nMeasure the others in a run of their own.")
-    if options.bench.peers:
+    if options.peers:
         raise InputError(
             "With --corpus, --peers is all or none: sentence-transformers in PyTorch and OpenVINO, and fastembed."
         )
-    if found.series[0].device != "cpu" or options.bench.device == "cuda":
+    if found.series[0].device != "cpu" or options.device == "cuda":
         raise InputError(
             "--corpus measures on the CPU.\nLeave out --device, or name backends of a CPU with --backends."
         )
@@ -251,7 +238,38 @@ def _is_reference(series: CorpusSeries) -> bool:
 
 
 def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of two numbers; infinite where the shapes differ or a number is not finite."""
+    """The largest absolute difference; infinite where shapes differ or a number is not finite."""
     if found.shape != expected.shape or not np.isfinite(found).all():
         return float("inf")
     return float(np.abs(found - expected).max(initial=0.0))
+
+
+def _short(draw: random.Random) -> list[int]:
+    return [draw.randint(4, 20) for _ in range(3000)]
+
+
+def _mixed(draw: random.Random) -> list[int]:
+    return [min(1200, max(8, round(draw.lognormvariate(4.8, 1.1)))) for _ in range(200)]
+
+
+def _long(draw: random.Random) -> list[int]:
+    # A word of this text has 1.9 tokens of BERT's vocabulary: 1,000 to 8,000 tokens.
+    return [draw.randint(530, 4200) for _ in range(16)]
+
+
+SAMPLES: dict[str, tuple[str, Callable[[random.Random], list[int]]]] = {
+    "short": ("3,000 texts of 4 to 20 words", _short),
+    "mixed": ("200 texts of 8 to 1,200 words, log-normal", _mixed),
+    "long": ("16 texts of 530 to 4,200 words", _long),
+}
+"""Name -> description, and the number of words of each text."""
+
+
+def texts_of(corpus: str) -> list[str]:
+    """The texts of a sample, the same ones each time, or of a file or folder."""
+    if corpus not in SAMPLES:
+        return [text.text for text in read_texts(Path(corpus), option="--corpus")]
+    draw, words = random.Random(0), " ".join(topics.values()).split()
+    lengths = SAMPLES[corpus][1](draw)
+    starts = [draw.randrange(len(words) - length) for length in lengths]
+    return [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]

@@ -1,8 +1,8 @@
-"""A script that embeds a corpus by a bundle; it loads the runtime and nothing else, as a job of a user does.
+"""A script that embeds a corpus by a bundle; like a user's job, it loads the runtime and nothing else.
 
-``python embed_script.py REQUEST``, a JSON file with the ``bundle``, its ``backend``, ``precision`` and ``threads``, the
-texts' JSON file and ``output``. It prints a line of JSON: the seconds, and the tokens without and with padding; or
-``status`` and ``reason`` where the bundle cannot be loaded or run. The vectors are in ``output``, a ``.npy`` file.
+``python embed_script.py REQUEST`` reads a JSON file with the ``bundle``, its ``backend``, ``precision`` and
+``threads``, the texts' JSON file and ``output``, a ``.npy`` file for the vectors. The script prints a line of JSON: the
+seconds, and the tokens without and with padding; or ``status`` and ``reason`` where the bundle cannot be loaded or run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ _WARM_UP_TEXTS = 8
 
 
 def main(file: str) -> None:
-    """Embed, and print the figures."""
     request = json.loads(Path(file).read_text(encoding="utf-8"))
     try:
         figures = _figures(request)

@@ -1,9 +1,9 @@
-"""A script that embeds a corpus by another library; it runs in whichever environment has that library.
+"""A script that embeds a corpus by another library, in whichever environment has that library.
 
-``python encode_script.py REQUEST``, a JSON file with the model's folder, the texts' JSON file, ``backend`` (``torch``
-or ``openvino`` of sentence-transformers, ``fastembed``), ``dtype``, ``threads``, ``max_length``, ``batch_sizes`` and
-``output``. It prints a line of JSON: the seconds of each batch size, and of the last one the seconds and the tokens
-without and with padding. The vectors are in ``output``, a ``.npy`` file.
+``python encode_script.py REQUEST`` reads a JSON file with the model's folder, the texts' JSON file, ``backend``
+(``torch`` or ``openvino`` of sentence-transformers, ``fastembed``), ``dtype``, ``threads``, ``max_length``,
+``batch_sizes`` and ``output``, a ``.npy`` file for the vectors. The script prints a line of JSON: the seconds of each
+batch size, and of the last one the seconds and the tokens without and with padding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ _WARM_UP_TEXTS = 8
 
 
 def main(file: str) -> None:
-    """Embed, and print the figures."""
     request = json.loads(Path(file).read_text(encoding="utf-8"))
     texts = json.loads(Path(request["texts"]).read_text(encoding="utf-8"))
     import numpy as np
@@ -73,7 +72,7 @@ def _sentence_transformers(request: dict[str, Any], count: dict[str, int]) -> Ca
 
 
 def _fastembed(request: dict[str, Any], count: dict[str, int]) -> Callable[..., Any]:
-    """See `_sentence_transformers`."""
+    """An `encode` that counts the tokens of its batches."""
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 

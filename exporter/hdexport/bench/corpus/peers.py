@@ -1,4 +1,4 @@
-"""The other libraries that embed a corpus, each with the model's folder and the interpreter that it takes."""
+"""The other libraries that embed a corpus, each with its model's folder and its interpreter."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.bench.measure.case import MeasuredModel
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.onnx_plain import OnnxPlain
-from hdexport.bench.peers.peer import not_installed
+from hdexport.bench.peers.peer import checkpoint_folder, not_installed
 from hdruntime.backends.processor import has_bfloat16
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError
 
 _INSTALL = "pipx install 'optimum-intel[openvino]' && pipx inject optimum-intel sentence-transformers 'fastembed>=0.9'"
-"""optimum-intel wants an older transformers than hdexport, and fastembed an older huggingface-hub."""
+"""optimum-intel needs an older transformers than hdexport, and fastembed an older huggingface-hub."""
 
 _READ_BY_FASTEMBED = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -33,14 +32,13 @@ class CorpusPeer:
     """A library in one of its backends.
 
     Attributes:
-        name: as tables show it.
         backend: as `encode_script` takes it.
         dtype: ``float32`` or ``bfloat16``.
-        batch_size: texts of a batch, unless the library's user names another number.
-        folder: makes the model's folder from the subject, in a folder for all peers.
+        batch_size: the library's default, in texts.
+        folder: makes the model's folder, in a folder that all peers share.
         python: the interpreter that has the library; None for this one.
         unavailable: why the library cannot run here; None if it can.
-        remark: what the library computes otherwise than the bundle.
+        remark: how its computation differs from the bundle's.
     """
 
     name: str
@@ -54,7 +52,7 @@ class CorpusPeer:
 
 
 def corpus_peers(manifest: Manifest) -> Iterator[CorpusPeer]:
-    """Every peer of a bundle, also a peer that cannot run here; vectors are compared with the first peer's vectors."""
+    """Every peer of a bundle, including those that cannot run here; vectors are compared with the first peer's."""
     name = "sentence-transformers"
     missing = not_installed("torch", "sentence_transformers", install="pip install 'hdexport[export]'")
     slow = {"float32": None, "bfloat16": None if has_bfloat16() else "this CPU does not compute in it"}
@@ -86,7 +84,7 @@ def corpus_peers(manifest: Manifest) -> Iterator[CorpusPeer]:
 
 
 def python_of_optimum(*modules: str) -> str | None:
-    """The interpreter of the environment whose ``optimum-cli`` is on the PATH, if all modules are in it."""
+    """The interpreter of the environment whose ``optimum-cli`` is on the PATH, if it has all the modules."""
     command = shutil.which("optimum-cli")
     if command is None:
         return None
@@ -99,11 +97,8 @@ def python_of_optimum(*modules: str) -> str | None:
 
 
 def _folder_of_fastembed(subject: MeasuredModel, folder: Path) -> Path:
-    """PyTorch's plain export of the model, beside the bundle's tokenizer, which cuts texts where the bundle ends.
-
-    Raises:
-        ExportError: PyTorch cannot export the model, or only by its older exporter, which checks nothing.
-    """
+    """PyTorch's plain export of the model, beside the bundle's tokenizer, which cuts texts where the bundle ends. A
+    model that only PyTorch's older exporter takes is refused: that one checks nothing."""
     prepared = OnnxPlain().prepare(subject, folder, device="cpu")
     if prepared.remark is not None:
         raise ExportError(prepared.remark)

@@ -1,4 +1,4 @@
-"""The figures of a corpus, and how they are compared and kept."""
+"""The figures of a corpus, and their file."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ class CorpusSeries:
 
     Attributes:
         name: of the bundle with its backend and precision, or of the peer.
-        is_peer: whether another library runs it.
-        batch_size: texts of a batch; None for a bundle, whose batches are of tokens.
-        is_default: whether the batch size is the library's own; the other one is the best that was found.
-        remark: what it computes otherwise than the bundle.
+        batch_size: texts per batch; None for a bundle, whose batches are of tokens.
+        is_default: whether the batch size is the library's own; otherwise it is the best one that was found.
+        remark: how its computation differs from the bundle's.
         unavailable: why it did not run; None if it did.
         seconds: of each round.
-        tokens: of the texts, special tokens included, cut where the bundle ends.
+        tokens: of the texts with special tokens, cut where the bundle ends.
         computed_tokens: the same with padding.
-        peak_bytes: resident memory of its process and all that the process started, at most.
-        max_abs_error: the largest difference of a number of its vectors from sentence-transformers' in float32; None
-            where that did not run.
+        peak_bytes: peak resident memory of its process and all that the process started.
+        max_abs_error: largest difference of a number of its vectors from sentence-transformers' in float32; None if
+            that did not run.
     """
 
     name: str
@@ -65,7 +64,6 @@ class CorpusSeries:
 
     @property
     def median_seconds(self) -> float:
-        """The median duration of the rounds."""
         return statistics.median(self.seconds)
 
 
@@ -74,15 +72,11 @@ class CorpusResult:
     """A benchmark of one corpus.
 
     Attributes:
-        schema_version: of this file.
-        date: of its start, ISO 8601.
-        command: that made it.
-        environment: as `hdexport.bench.measure.calls.environment` reports it.
-        corpus: the name of the sample, or the file.
-        texts: how many.
+        date: of the start, ISO 8601.
+        corpus: name of the sample, or the file.
+        texts: number of texts.
         lengths: tokens of the shortest, the median and the longest text, cut where the bundle ends.
-        rounds: processes of each series.
-        series: in the order of the table.
+        rounds: processes per series.
     """
 
     schema_version: int = 1
@@ -97,9 +91,5 @@ class CorpusResult:
 
 
 def write_corpus_result(folder: Path, result: CorpusResult) -> None:
-    """Write `CORPUS_FILE` into a folder, whole or not at all, without paths and identifiers of this machine.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes `CORPUS_FILE` into a folder, whole or not at all, without paths and identifiers of this machine."""
     write_whole(folder / CORPUS_FILE, json_from_dataclass(published(result)))

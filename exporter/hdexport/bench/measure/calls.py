@@ -1,4 +1,4 @@
-"""How long a call takes, how far memory grows meanwhile, and on what machine: measured the same way everywhere."""
+"""How long a call takes, how far memory grows meanwhile, and on what machine."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ STABLE_RUNS = 3
 """Number of last runs of a warm-up that are compared."""
 
 STABLE_WITHIN = 0.05
-"""The latency is stable once the slowest of these took at most this part longer than the fastest."""
+"""The latency is stable once the slowest of these took at most this fraction longer than the fastest."""
 
 LEAST_WARM_UP_S = 0.2
-"""Least duration of a warm-up: clocks of a GPU, and of a CPU, rise only under load."""
+"""Least duration of a warm-up: clocks of GPUs and CPUs rise only under load."""
 
 MOST_WARM_UP_S = 10.0
-"""A warm-up that has taken so long and `STABLE_RUNS` ends, stable or not."""
+"""A warm-up ends after this time and `STABLE_RUNS` runs, stable or not."""
 
 MOST_WARM_UP_RUNS = 1000
-"""Most runs of a warm-up."""
 
 _PACKAGES = (
     "hdexport", "numpy", "torch", "transformers", "sentence-transformers", "optimum", "optimum-onnx", "onnxruntime",
@@ -47,7 +46,7 @@ _VARIABLES = (
     "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_AFFINITY",
     "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
-"""Environment variables that say how many threads there are, how they wait, and which GPUs."""
+"""Environment variables that set the number of threads, how they wait, and which GPUs are used."""
 
 Result = TypeVar("Result")
 
@@ -60,11 +59,8 @@ def timed(call: Callable[[], Result]) -> tuple[Result, float, float]:
 
 
 def with_growth(call: Callable[[], Result]) -> tuple[Result, int | None]:
-    """A call's result, and the bytes by which the peak of resident memory rose above the resident memory before.
-
-    The growth is None if the kernel does not report it, that is, outside Linux. The peak of the process begins
-    again: read the one before first, if it is needed.
-    """
+    """A call's result, and the bytes by which the peak of resident memory rose above the resident memory before; None
+    outside Linux. This resets the peak of the process."""
     can_reset = reset_peak()
     before_bytes = resident_bytes()
     result = call()
@@ -75,14 +71,9 @@ def with_growth(call: Callable[[], Result]) -> tuple[Result, int | None]:
 
 
 def warm_up(call: Callable[[], object]) -> bool:
-    """Call until the latency is stable, at most `MOST_WARM_UP_S` and at least `STABLE_RUNS` times.
-
-    Stable are three runs in a row, the slowest at most 5 % longer than the fastest: the work of a first call,
-    such as compiling, touching pages and raising clocks, is over then. On a disturbed machine it may never be.
-
-    Returns:
-        whether the latency is stable.
-    """
+    """Calls until the latency is stable, and says whether it is: the slowest of three runs in a row took at most 5 %
+    longer than the fastest. The work of first calls, such as compiling, touching pages and raising clocks, is over
+    then; on a disturbed machine the limits end the warm-up."""
     latencies_ms: list[float] = []
     while True:
         latencies_ms.append(timed(call)[1])
@@ -104,12 +95,8 @@ def time_runs(call: Callable[[], object], *, least_runs: int, least_seconds: flo
 
 
 def latency_of(rounds: Sequence[Sequence[float]], *, is_stable: bool) -> Latency:
-    """Statistics over the runs of all rounds; percentiles are interpolated linearly between the two nearest runs.
-
-    Args:
-        rounds: latencies in milliseconds, a round each, none of them empty.
-        is_stable: whether every round was warm when it was timed.
-    """
+    """Statistics over the runs of all rounds, each a non-empty sequence of latencies in milliseconds; percentiles are
+    interpolated linearly between the two nearest runs."""
     runs = np.array([latency_ms for latencies_ms in rounds for latency_ms in latencies_ms], np.float64)
     p50, p95, p99 = np.percentile(runs, (50, 95, 99))
     return Latency(
@@ -127,14 +114,8 @@ def latency_of(rounds: Sequence[Sequence[float]], *, is_stable: bool) -> Latency
 
 
 def environment(threads: int | None = None) -> dict[str, str]:
-    """The conditions of a result besides the model: the machine, versions, threads and the commit.
-
-    Args:
-        threads: CPU threads that the measured processes use; None leaves them out.
-
-    Returns:
-        name -> text, without conditions that this machine does not have or report.
-    """
+    """Conditions of a result besides the model: machine, versions, threads and commit, name -> text. What this machine
+    does not have or report is left out."""
     found = {
         "cpu": _cpu_name(),
         "cores": _cores(),
@@ -196,7 +177,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _commit(file: Path) -> str | None:
-    """The commit of a file's checkout; an installed copy within another project's checkout has no commit."""
+    """The commit of a file's checkout; an installed copy within another project's checkout has none."""
     if not _git(file, "ls-files", "--error-unmatch", file.name):
         return None
     return _git(file, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")

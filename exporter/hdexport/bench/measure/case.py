@@ -15,10 +15,9 @@ class MeasuredModel:
     """One PyTorch model; bundles of other precisions and backends may share it.
 
     Attributes:
-        bundle: says which task, positions and attention the model has; of several the one that takes the longest texts.
-        checkpoint: the bundle's: a directory, or ``organisation/name`` on the Hugging Face hub; None
-            where it is not here: then PyTorch's answers and the peers are left out.
-        trust: which code of the checkpoint may run.
+        bundle: gives the task, positions and attention; of several bundles the one with the longest texts.
+        checkpoint: a directory, or ``organisation/name`` on the Hugging Face hub; None where it is not here, which
+            leaves out PyTorch's answers and the peers.
     """
 
     bundle: Path
@@ -33,14 +32,12 @@ class CaseSpec:
     Attributes:
         runner: a backend of the runtime or a peer, as in `Series.runner`.
         bundle: the bundle that is run, or whose model a peer runs.
-        artefact: the folder or file that the peer's preparation made; None for backends, which have none.
+        artefact: the folder or file that the peer prepared; None for backends.
         inputs: an ``.npz`` of the inputs of the bundle's manifest, int64 [batch, tokens] each.
-        expected: a folder of PyTorch's outputs in float32, a ``.npy`` file each; None measures without comparing.
+        expected: a folder of PyTorch's outputs in float32, one ``.npy`` file each; None measures without comparing.
         device: ``cpu`` or ``cuda``.
-        precision: the precision that a bundle is asked to compute in, as for `hdruntime.load`; peers have their own.
-        threads: CPU threads.
-        least_runs: timed at least.
-        least_seconds: the timed runs together take at least that; 0 is a probe of memory, which is not warmed up.
+        precision: the precision that a bundle is asked to compute in; peers have their own.
+        least_seconds: least duration of the timed runs together; 0 is a probe of memory, which is not warmed up.
     """
 
     runner: str
@@ -61,10 +58,10 @@ class CaseFigures:
 
     Attributes:
         latencies_ms: of each timed run, in order.
-        is_stable: whether the warm-up ended because the latency no longer changed.
+        is_stable: whether the latency no longer changed at the end of the warm-up.
         memory: its peaks.
-        precision: the precision that it computed in; ``auto`` on a GPU.
         error: None where nothing was compared.
+        precision: the precision that it computed in; ``auto`` on a GPU.
     """
 
     latencies_ms: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""The best rates of a machine: of large matrix products, and the bandwidth of large copies."""
+"""The best rates of a machine: of large matrix products, and of large copies."""
 
 from __future__ import annotations
 
@@ -24,41 +24,33 @@ _PRODUCTS = {
     "cpu": ((256, 768, 3072), (1024, 1024, 1024), (2048, 768, 3072)),
     "cuda": ((8192, 8192, 8192), (16384, 4096, 4096), (32768, 768, 3072)),
 }
-"""Device -> (rows, summed, columns) of the products that are tried: square ones and a model's. On a CPU that others
-use too, a short product is more likely to run undisturbed once."""
+"""Device -> (rows, summed, columns) of the products that are tried: square ones and a model's. On a shared CPU, a short
+product is more likely to run undisturbed once."""
 
 _COPY_BYTES = 2**30
 """Bytes of a copy: at least twice the last-level cache of any CPU and GPU of today."""
 
 _SHARE_OF_MEMORY = 8
-"""A copy's source takes at most this part of the memory that is free."""
+"""A copy's source takes at most this part of the free memory."""
 
 _LEAST_RUNS = 3
 _LEAST_SECONDS = 0.25
 _MOST_RUNS = 1000
 _FLUSH_BYTES = 2**28
-"""More than the L2 cache of any GPU holds."""
+"""More than the L2 cache of any GPU."""
 
 _WARM_UP_RUNS = 3
 _IR_VERSION = 10
-"""Version of ONNX files that every ONNX Runtime that hdexport runs with can read."""
+"""Version of ONNX files that every supported ONNX Runtime can read."""
 
 
 def measured_ceilings(device: str, dtype: str = "float32", threads: int | None = None) -> Ceilings:
-    """Measure both ceilings, in a second or two.
+    """Measures both ceilings in a second or two. `threads` are CPU threads, which stay set; None leaves PyTorch's own
+    number.
 
-    The product's is the fastest run of some large products, by PyTorch and, in float32 on a CPU, by ONNX Runtime: on an
-    AMD EPYC of 2025, ONNX Runtime's are more than twice as fast, and a ceiling must not be exceeded. The copy's is the
-    fastest run of one copy larger than any cache, the bytes read and written both counted.
-
-    Args:
-        device: ``cpu`` or ``cuda``.
-        dtype: of the product, one of `DTYPES`; ``tf32`` on a GPU only.
-        threads: CPU threads; None leaves PyTorch's own number. It stays set.
-
-    Raises:
-        InputError: no such device or dtype.
-        MissingDependencyError: PyTorch or onnx is not installed.
+    A product's rate is the fastest run of some large products, by PyTorch and, in float32 on a CPU, by ONNX Runtime: on
+    an AMD EPYC of 2025, ONNX Runtime's are more than twice as fast, and a ceiling must not be exceeded. A copy's rate
+    counts the bytes read and written of the fastest run of one copy larger than any cache.
     """
     if device not in _PRODUCTS or dtype not in DTYPES or (device, dtype) == ("cpu", "tf32"):
         raise InputError(
@@ -80,13 +72,8 @@ def measured_ceilings(device: str, dtype: str = "float32", threads: int | None =
 
 
 def times_ms(call: Callable[[], Any], *, device: str, least_s: float = _LEAST_SECONDS) -> list[float]:
-    """Latencies of a call that is repeated: by the clock on a CPU, by `replayed_ms` on a GPU.
-
-    Args:
-        call: the call to time.
-        device: ``cpu`` or ``cuda``.
-        least_s: the timed runs together take about that, and are 3 at least.
-    """
+    """Latencies of a repeated call: by the clock on a CPU, by `replayed_ms` on a GPU. The timed runs together take
+    about `least_s`, and are at least 3."""
     if device == "cuda":
         return replayed_ms(call, least_s=least_s)
     call()  # touches every page
@@ -94,13 +81,10 @@ def times_ms(call: Callable[[], Any], *, device: str, least_s: float = _LEAST_SE
 
 
 def replayed_ms(call: Callable[[], Any], *, least_s: float = _LEAST_SECONDS) -> list[float]:
-    """Latencies on the GPU of a call that was captured in a CUDA graph, without the time to start it from Python.
+    """Latencies on the GPU of a call that was captured in a CUDA graph, without the time to start it from Python. Each
+    replay is timed by events and begins with a cold L2 cache.
 
-    Each replay is timed by events and begins with a cold L2 cache.
-
-    Args:
-        call: works on tensors that exist already, and neither copies to the CPU nor waits for the GPU.
-        least_s: the timed replays together take about that, and are 3 at least.
+    The call works on existing tensors, and neither copies to the CPU nor waits for the GPU.
     """
     import torch
 
@@ -120,7 +104,7 @@ def replayed_ms(call: Callable[[], Any], *, least_s: float = _LEAST_SECONDS) -> 
 
 
 def _rate_of_product(torch: Any, rows: int, summed: int, columns: int, *, device: str, dtype: str) -> float:
-    """Floating-point operations a second."""
+    """Floating-point operations per second."""
     element = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
     left = torch.randn(rows, summed, device=device, dtype=element)
     right = torch.randn(summed, columns, device=device, dtype=element)
@@ -135,7 +119,7 @@ def _rate_of_product(torch: Any, rows: int, summed: int, columns: int, *, device
 
 
 def _rate_by_onnxruntime(rows: int, summed: int, columns: int, *, threads: int) -> float:
-    """Floating-point operations a second; the right matrix is a constant, as a model's weights are."""
+    """Floating-point operations per second; the right matrix is a constant, as a model's weights are."""
     import onnxruntime
 
     onnx = require("onnx")
@@ -157,7 +141,7 @@ def _rate_by_onnxruntime(rows: int, summed: int, columns: int, *, threads: int) 
 
 
 def _rate_of_copy(torch: Any, device: str) -> float:
-    """Bytes a second."""
+    """Bytes per second."""
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else free_bytes() or _COPY_BYTES * _SHARE_OF_MEMORY
     source = torch.zeros(min(_COPY_BYTES, free // _SHARE_OF_MEMORY), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -25,7 +25,6 @@ _KILL_AGAIN_SECONDS = 0.01
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command."""
     lifeline, command = int(arguments[0]), arguments[1:]
     _prepare()
     process = subprocess.Popen(command)
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Ids of the processes that a process started, directly or not, and that run; [] where there is no ``/proc``."""
+    """Ids of running processes that a process started, directly or not; [] where there is no ``/proc``."""
     children: dict[int, list[int]] = defaultdict(list)
     running = set()
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ())):
@@ -78,7 +77,7 @@ def _kill_descendants() -> None:
 
 
 def _end_by(number: int) -> int:
-    """End by a signal, as the command did."""
+    """Ends by a signal, as the command did."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,4 +1,8 @@
-"""A Python process with limits of time and memory, whose end, however bad, is a result."""
+"""Python processes with limits of time and memory, whose end, however bad, is a result: of a script, or of a function.
+
+``python -m hdexport.bench.measure.processes NAME FOLDER`` calls the function that FOLDER holds, and writes its result
+there.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,38 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 from hdexport.bench.measure import process_guard
 from hdexport.bench.measure.process_guard import descendants
 from hdexport.bench.results.result import Status
 from hdexport.support.memory import resident_bytes_of, says_out_of_memory
+from hdruntime.errors import HdexportError, OutOfMemoryError
 from hdruntime.process_limits import free_bytes
 
 logger = logging.getLogger(__name__)
 
 _MOST_OF_FREE_MEMORY = 0.9
-"""Memory that a process may take by default: beyond it, the kernel might kill a process of another user."""
+"""Fraction of free memory that a process may take by default: beyond it, the kernel might kill another
+user's process."""
 
 _POLL_SECONDS = 0.05
 """Between two looks at resident memory."""
 
 _LOOK_UP_SECONDS = 0.25
-"""Between two looks for processes that were started meanwhile."""
+"""Between two looks for new processes."""
 
 _LOOK_UP_SHARE = 100
-"""Looking takes at most 1/100 of the time, because each look reads a file of every process of the machine."""
+"""Looking for processes takes at most 1/100 of the time, because each look reads a file per process of the machine."""
 
 _KILLED_WITHIN_SECONDS = 30.0
 """A killed process that waits for a device may take a while to end."""
@@ -46,6 +54,12 @@ _REASON_LINES = 3
 _REASON_CHARACTERS = 500
 """Most characters of a line."""
 
+_CALL, _RESULT = "call.pickle", "result.pickle"
+
+_ERROR_LINES = 2
+
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOutcome:
@@ -55,8 +69,8 @@ class ProcessOutcome:
         status: the ``status`` in the process' output, or else the kind of its end.
         output: the JSON object of the last line that it printed; None unless it ended by itself and printed one.
         reason: the cause where the status is not ``ok``: the ``reason`` in its output, or its last words.
-        peak_rss_bytes: the most resident memory of the process and its children together, seen every 50 ms;
-            a page that several share counts for each. 0 where it was never seen, or there is no ``/proc``.
+        peak_rss_bytes: the most resident memory of the process and its children together, seen every 50 ms; a shared
+            page counts for each. 0 where it was never seen, or there is no ``/proc``.
     """
 
     status: Status
@@ -72,16 +86,14 @@ def run_process(
     memory_limit_bytes: int | None = None,
     python: str | None = None,
 ) -> ProcessOutcome:
-    """Run Python, and wait for its end. Nothing that it started is left, also if this process is killed meanwhile.
-
-    On Linux that holds for all processes; elsewhere only for the one that is started here, and memory has no limit.
+    """Runs Python, and waits for its end. Nothing that it started is left, even if this process is killed meanwhile. On
+    Linux that holds for all processes; elsewhere only for the first one, and memory has no limit.
 
     Args:
         time_limit_s: seconds until it is killed, which is ``timeout``.
-        memory_limit_bytes: resident memory, of the process and its children together, above which it is
-            killed, which is ``OOM``. The limit is never more than most of the free memory, which None stands for.
-            A process that the kernel kills for want of memory, or that says so itself, is ``OOM`` too; any other bad
-            end is ``failed``.
+        memory_limit_bytes: resident memory of the process and its children together, above which it is killed, which is
+            ``OOM``; at most 90 % of the free memory, which None stands for. A process that the kernel kills for want of
+            memory, or that says so itself, is ``OOM`` too; any other bad end is ``failed``.
         python: the interpreter, of an environment of its own; None for this process's.
     """
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -114,7 +126,7 @@ def own_output() -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def _guarded(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process under its guard, which ends with the block, and all that it started with it."""
+    """A process under its guard; both end with the block, and all that they started."""
     guards_end, lifeline = os.pipe()
     try:
         guard = subprocess.Popen(
@@ -144,7 +156,7 @@ def _guarded(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> It
 def _follow(
     guard: subprocess.Popen[bytes], memory: _Memory, time_limit_s: float, memory_limit_bytes: int | None
 ) -> tuple[Status, str] | None:
-    """Wait until the process ends by itself, or for a reason to end it."""
+    """Waits until the process ends by itself, or for a reason to end it."""
     deadline = time.monotonic() + time_limit_s
     while True:
         if memory_limit_bytes is not None and memory.exceeds(memory_limit_bytes):
@@ -158,7 +170,7 @@ def _follow(
 
 
 class _Memory:
-    """Resident memory of all processes that a guard guards."""
+    """Resident memory of all processes under a guard."""
 
     def __init__(self, guard: int) -> None:
         self.peak_bytes = 0
@@ -167,7 +179,7 @@ class _Memory:
         self._look_up_at = 0.0
 
     def exceeds(self, limit_bytes: int) -> bool:
-        """Look, and whether it is more than that."""
+        """Looks at the memory, and whether it is more than that."""
         self._look_up()
         resident = resident_bytes_of(self._pids)
         self.peak_bytes = max(self.peak_bytes, resident)
@@ -220,3 +232,61 @@ def _last_words(printed: bytes) -> str:
     lines = [line for line in printed.decode(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith((" ", "Traceback (most recent"))] or lines
     return "\n".join(line.strip()[:_REASON_CHARACTERS] for line in said[-_REASON_LINES:])
+
+
+def run_function(
+    call: Callable[[], Result], *, time_limit_s: float, memory_limit_bytes: int | None = None
+) -> tuple[ProcessOutcome, Result | None]:
+    """Calls a function of a module's top level, or a `functools.partial` of one, in a process of its own. The result is
+    None unless the process ended with ``ok``."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / _CALL).write_bytes(pickle.dumps(call))
+        function = getattr(call, "func", call)
+        command = ["-m", __name__, f"{function.__module__}:{function.__qualname__}", folder]
+        outcome = run_process(command, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
+        if outcome.status is not Status.OK:
+            return outcome, None
+        result: Result = pickle.loads((Path(folder) / _RESULT).read_bytes())
+    return outcome, result
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Makes the call, and prints how it ended as a line of JSON."""
+    folder = Path(arguments[-1])
+    with own_output() as output:
+        call = pickle.loads((folder / _CALL).read_bytes())
+        said: dict[str, str] = {}
+        try:
+            (folder / _RESULT).write_bytes(pickle.dumps(call()))
+        except Exception as error:  # whatever a framework raises is a result, and does not affect other processes
+            logger.warning("%s failed", arguments[0], exc_info=True)
+            status = Status.OUT_OF_MEMORY if _is_out_of_memory(error) else Status.FAILED
+            said = {"status": status.value, "reason": _reason(error)}
+        print(json.dumps(said), file=output)
+    return 0
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error or its cause says that memory was short."""
+    if error is None:
+        return False
+    if isinstance(error, (MemoryError, OutOfMemoryError)) or says_out_of_memory(f"{type(error).__name__}: {error}"):
+        return True
+    return _is_out_of_memory(error.__cause__)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error) if isinstance(error, HdexportError) else f"{type(error).__name__}: {error}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "\n".join(line[:_REASON_CHARACTERS] for line in lines[:_ERROR_LINES])
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    # After the call, whose memory may be the measured one.
+    from hdexport.checkpoint.temporary_directory import remove_converted
+
+    remove_converted()
+    sys.stderr.flush()
+    # The result is written. Frameworks' work at the end of Python takes time, and can crash.
+    os._exit(code)

@@ -1,4 +1,4 @@
-"""The least work of a model for a batch, counted in its portable graph, and how near a run came."""
+"""The least work of a model for a batch, counted in its portable graph, and how near a run came to it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _TABLE = "listed_blocks"
-"""Input of an operator, whose content decides the pairs."""
+"""Input of an operator whose content decides the pairs."""
 
 _SHAPE_BYTES = 256
-"""Constants that are computed while the shapes of a graph are: other shapes, no weights."""
+"""Size of constants that may be folded while shapes are computed: other shapes, no weights."""
 
 _NOT_COUNTED = frozenset({"Attention", "Conv", "ConvTranspose", "Einsum"})
-"""Products that no graph of ours has; one that had them would be undercounted."""
+"""Products that none of our graphs has, and that this module would not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class Work:
     """The least cost of one batch.
 
     Attributes:
-        flops: floating-point operations of all matrix products, 2 for each multiply-add; of attention operators, for
-            queries and keys that see each other. Softmax, normalisation and activations are not counted.
+        flops: floating-point operations of all matrix products, 2 per multiply-add; attention operators count queries
+            and keys that see each other. Softmax, normalisation and activations are not counted.
         dense_flops: the same, had every attention operator been dense.
-        moved_bytes: a lower bound of the traffic on the memory bus: every weight, input and output once, and nothing in
-            between, as if all activations stayed in caches. A table that is looked up counts one row per index, or
-            the whole table if it has fewer.
+        moved_bytes: a lower bound of the traffic on the memory bus: every weight, input and output once, as if all
+            activations stayed in caches. A table that is looked up counts one row per index, or the whole table if it
+            has fewer.
     """
 
     flops: int
@@ -49,24 +49,13 @@ class Work:
 
 
 def work_of(bundle_path: Path, *, batch: int, tokens: int) -> Work:
-    """Count the work of a bundle's portable graph for texts without padding; its weights are not read.
-
-    Texts are alone: a model that remembers has as little memory as it takes.
+    """Counts the work of a bundle's portable graph for single texts without padding, `tokens` each, without reading the
+    weights. Carried states are as short as the model allows. A product that cannot be counted is an ExportError.
 
     Every product counts as the graph has it: a head over one token counts one token, and Longformer's rows of global
-    tokens count all the slots that the graph has for them. If the graph itself puts global tokens in front of each
-    text, the padding that completes the last block of global tokens counts as well. The global tokens are those
-    of a session by default: the leading ones of ``--attention window:...``, the first of a Longformer, none of other
-    models. The tokens of a question are not known here and count as one.
-
-    Args:
-        bundle_path: a bundle's directory.
-        batch: texts, 1 or more.
-        tokens: of each text, 1 to the most that the bundle takes.
-
-    Raises:
-        BundleError: there is no bundle, or it is damaged.
-        ExportError: the graph has a product that cannot be counted.
+    tokens count all their slots in the graph. If the graph itself puts global tokens in front of each text, the padding
+    of their last block counts as well. Global tokens are those of a session by default: the leading ones of
+    ``--attention window:...``, the first of a Longformer, none of other models; the tokens of a question count as one.
     """
     bundle = open_bundle(bundle_path, check_files=False)
     manifest = bundle.manifest
@@ -91,11 +80,7 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int) -> Work:
 
 
 def roofline(work: Work, ceilings: Ceilings, *, p50_ms: float) -> Roofline:
-    """Compare a latency with the machine's best.
-
-    Args:
-        ceilings: of the machine, in the dtype that the batch was computed in.
-    """
+    """Compares a latency with the machine's best rates in the dtype of the computation."""
     products_s = work.flops / ceilings.matmul_flops_per_s
     moves_s = work.moved_bytes / ceilings.copy_bytes_per_s
     bound_ms = max(products_s, moves_s) * 1e3
@@ -103,12 +88,12 @@ def roofline(work: Work, ceilings: Ceilings, *, p50_ms: float) -> Roofline:
 
 
 def works_of(bundle_path: Path, shapes: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Work]:
-    """`work_of` of several shapes, (batch, tokens) each."""
+    """`work_of` several shapes, (batch, tokens) each."""
     return {(batch, tokens): work_of(bundle_path, batch=batch, tokens=tokens) for batch, tokens in shapes}
 
 
 def _decisive(node: onnx_ir.Node, memory: int, global_tokens: int) -> dict[str, Any]:
-    """The input that decides which queries and keys of an attention see each other: attributes, tokens and a table."""
+    """What decides which queries and keys of an attention see each other: attributes, tokens and a table."""
     import onnx_ir as ir
 
     decisive = attributes_of(node) | {"memory": memory, "global_tokens": global_tokens}
@@ -130,10 +115,8 @@ def _default_global_tokens(manifest: Manifest) -> int:
 
 
 def _fix_shapes(model: onnx_ir.Model, sizes: Mapping[str, int]) -> None:
-    """Give every value of the graph its shape for axes of these sizes, in place.
-
-    The result of an attention operator has the shape of its query, so that ONNX need not look into its body.
-    """
+    """Gives every value of the graph its shape for axes of these sizes, in place. An attention operator's result has
+    the shape of its query, so that ONNX need not look into its body."""
     import onnx_ir as ir
     from onnx_ir.passes.common import ShapeInferencePass
     from onnxscript.optimizer import fold_constants
@@ -151,7 +134,7 @@ def _fix_shapes(model: onnx_ir.Model, sizes: Mapping[str, int]) -> None:
 
 
 def _computed_for_each_batch(model: onnx_ir.Model) -> list[onnx_ir.Node]:
-    """The nodes that depend on an input of the graph; a runtime computes the others once."""
+    """Nodes that depend on an input of the graph; a runtime computes the others once."""
     given, nodes = set(model.graph.inputs), []
     for node in model.graph:
         if any(value in given for value in node.inputs):
@@ -209,7 +192,7 @@ def _rows_used(node: onnx_ir.Node, index: int, tokens: int) -> int | None:
 
 
 def _sizes(value: onnx_ir.Value | None) -> list[int]:
-    """The value's shape, all of it numbers."""
+    """The value's shape, which must be static."""
     if value is None or value.shape is None or not value.shape.is_static():
         name, shape = (value.name, value.shape) if value is not None else ("an input", None)
         raise ExportError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,15 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from hdexport.bench.page.chart_rows import ChartRows, chart_rows
 from hdexport.bench.page.figures import FIGURES, Figure
-from hdexport.bench.page.palette import LIGHT_COLOURS, SeriesStyle
-from hdexport.bench.results.result import BenchResult
+from hdexport.bench.results.result import BenchResult, CaseResult, Status
+from hdexport.bench.results.words import case_state
 from hdruntime.whole_files import write_whole
 
 _FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _POINT_AREA = 64
 _RING_AREA = 260
-"""Square pixels of a point, and of the ring around a wrong answer."""
+"""Area of a point, and of the ring around a wrong answer, in square pixels."""
 
 _EDGE, _FAILURE_STEP = 12, 17
 """Pixels from the edge of the plot to the first mark of a failure, and from each to the next one of that length."""
@@ -32,17 +32,27 @@ _LENGTH_ROOM = 1.2
 _PNG_WIDTH, _PNG_HEIGHT, _PNG_SCALE = 940, 500, 1.5
 """Pixels of the plot, and pixels of the file for each: with the legend about 1900 wide, as a slide."""
 
+_LEAST_FACTOR = 3.0
+"""Least factor that a logarithmic axis spans: on a shorter axis, noise would look like a trend."""
+
+LIGHT_COLOURS = ("#0068a8", "#d95f02", "#6c12f3", "#1ea0a9", "#5c2805", "#183f49")
+"""Colours on white. Found by a search for colours that stay apart in normal vision and in the three kinds of colour
+blindness (simulated after Machado et al. 2009), each with a contrast of at least 3 with its background."""
+
+DARK_COLOURS = ("#5ab4f0", "#ff9147", "#5f73f7", "#329574", "#e4f312", "#99fab3")
+"""The same colours on the page's dark background."""
+
+_DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (13, 4), (4, 2, 1, 2, 1, 2))
+"""Pixels of line and gap, alternating."""
+
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+"""Vega's names of shapes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How charts look; colours as CSS has them.
-
-    Attributes:
-        series: in turn.
-        ink: of text and axes.
-        wrong: of the rings around wrong answers.
-        has_legend: whether the chart has one; else the page around it has one.
-    """
+    """Colours of a chart, as CSS has them: of the series in turn, of text and axes, and of rings around wrong answers.
+    Without a legend, the page around the chart has one."""
 
     series: Sequence[str]
     ink: str
@@ -53,13 +63,31 @@ class Look:
 _PAPER = Look(series=LIGHT_COLOURS, ink="#22262b", wrong="#c4141c", has_legend=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeriesStyle:
+    """How a series is drawn: the number of its colour, its dash in pixels of line and gap, and Vega's name of its
+    shape."""
+
+    colour: int
+    dash: tuple[int, ...]
+    shape: str
+
+    @classmethod
+    def of(cls, index: int) -> SeriesStyle:
+        """The style of the series of that number; 36 styles differ."""
+        lap = index // len(LIGHT_COLOURS)
+        return cls(
+            colour=index % len(LIGHT_COLOURS),
+            dash=_DASHES[(index + lap) % len(_DASHES)],
+            shape=_SHAPES[(index + lap) % len(_SHAPES)],
+        )
+
+
 def chart(result: BenchResult, figure: Figure, batch: int, look: Look) -> alt.LayerChart | None:
-    """One chart: one line per series, a ring around each wrong answer, and failures at the edge.
+    """One chart: one line per series, a ring around each wrong answer, and failures at the edge. None if no case of the
+    batch size has the figure.
 
-    A series is shown while the chart's parameter ``shown``, a list of booleans, is true at its number.
-
-    Returns:
-        None if no case of the batch size has that figure.
+    A series is shown while the chart's parameter ``shown``, a list of booleans, is true at the series' number.
     """
     rows = chart_rows(result, figure, batch)
     if rows is None:
@@ -73,17 +101,7 @@ def chart(result: BenchResult, figure: Figure, batch: int, look: Look) -> alt.La
 
 
 def write_pngs(folder: Path, result: BenchResult) -> list[Path]:
-    """Write one PNG per figure and batch size, on white, with title and legend.
-
-    Args:
-        folder: where ``latency-batch-1.png`` and the others go.
-
-    Returns:
-        The files, in the order of the page.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Writes one PNG per figure and batch size, such as ``latency-batch-1.png``, on white with title and legend."""
     paths = []
     for batch in result.batches:
         for figure in FIGURES:
@@ -95,7 +113,7 @@ def write_pngs(folder: Path, result: BenchResult) -> list[Path]:
 
 
 class _Style:
-    """Scales that give each series its colour, dash and shape, the same in every chart."""
+    """Scales that give each series the same colour, dash and shape in every chart."""
 
     def __init__(self, result: BenchResult, look: Look) -> None:
         measured = {case.series for case in result.cases}
@@ -132,7 +150,7 @@ def _lines(rows: ChartRows, style: _Style, x: alt.X, y: alt.Y, *, has_whiskers: 
 
 
 def _failures(rows: ChartRows, style: _Style, x: alt.X, *, at_top: bool) -> list[alt.Chart]:
-    """A layer for each rank: a place in pixels belongs to a mark, not to a row."""
+    """One layer per rank, because a place in pixels belongs to a mark, not to a row."""
     layers = []
     tooltip = _tooltip("series", "tokens", "batch", "what", "reason")
     for rank in sorted({row["rank"] for row in rows.failures}):
@@ -209,3 +227,83 @@ def _subtitle(result: BenchResult) -> str:
     if any(case.error is not None and not case.error.passed for case in result.cases):
         parts.append("a red ring marks a wrong answer")
     return ", ".join(filter(None, parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChartRows:
+    """The rows that a chart draws.
+
+    Attributes:
+        points: one row per case with the figure: ``i`` is the number of its series, ``y`` its place on the axis,
+            ``high`` the end of its whisker, ``detail_0``, ... its texts for `labels`.
+        failures: one row per case without the figure: ``what`` happened, the ``reason``, ``rank`` among failures of its
+            length, ``is_longest`` whether its texts are the longest.
+        domain: ends of the y axis.
+        zero: place of 0 on a logarithmic axis; None if no value is 0.
+    """
+
+    points: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    labels: list[str]
+    domain: tuple[float, float]
+    zero: float | None
+
+
+def chart_rows(result: BenchResult, figure: Figure, batch: int) -> ChartRows | None:
+    """The rows of one chart; None if no case of the batch size has the figure."""
+    cases = [case for case in result.cases if case.batch == batch]
+    values = {id(case): value for case in cases if (value := figure.value(case)) is not None}
+    if not values:
+        return None
+    points = [case for case in cases if math.isfinite(values.get(id(case), math.inf))]
+    failures = [case for case in cases if case.status is not Status.OK or values.get(id(case)) == math.inf]
+    highs = [high for case in points if figure.high and (high := figure.high(case)) is not None]
+    domain, zero = _domain([*(values[id(case)] for case in points), *highs], is_log=figure.is_log)
+    indices = {series.name: index for index, series in enumerate(result.series)}
+    labels = list(dict.fromkeys(label for case in points for label in figure.details(case)))
+    return ChartRows(
+        points=[_place(case, indices) | _point(figure, case, labels, zero) for case in points],
+        failures=_failure_rows(failures, indices, longest=result.lengths[-1]),
+        labels=labels,
+        domain=domain,
+        zero=zero,
+    )
+
+
+def _domain(values: Sequence[float], *, is_log: bool) -> tuple[tuple[float, float], float | None]:
+    """The ends of an axis for values of at least 0, and the place of 0: below a whole decade under the least value."""
+    positive = [value for value in values if value > 0]
+    low, high = min(positive, default=1.0), max(positive, default=1.0)
+    if not is_log:
+        return (0.0, high * 1.12), None
+    widening = max(1.0, math.sqrt(_LEAST_FACTOR * low / high))
+    low, high = low / widening, high * widening
+    zero = 10.0 ** (math.floor(math.log10(low)) - 1) if len(positive) < len(values) else None
+    return (zero or low, high), zero
+
+
+def _place(case: CaseResult, indices: Mapping[str, int]) -> dict[str, Any]:
+    return {"i": indices[case.series], "series": case.series, "tokens": case.tokens, "batch": case.batch}
+
+
+def _point(figure: Figure, case: CaseResult, labels: Sequence[str], zero: float | None) -> dict[str, Any]:
+    details, state = figure.details(case), case_state(case)
+    return {
+        "y": figure.value(case) or zero or 0.0,
+        "high": figure.high(case) if figure.high else None,
+        "is_wrong": state == "wrong",
+        "answer": "WRONG" if state == "wrong" else "not compared" if case.error is None else "within tolerance",
+        # Plain names: labels have spaces and slashes, which are operators in Vega's expressions.
+        **{f"detail_{n}": details.get(label, "") for n, label in enumerate(labels)},
+    }
+
+
+def _failure_rows(cases: Sequence[CaseResult], indices: Mapping[str, int], *, longest: int) -> list[dict[str, Any]]:
+    ranks: Counter[int] = Counter()
+    rows = []
+    for case in cases:
+        what = "not finite" if case.status is Status.OK else case.status.value
+        row = {"what": what, "reason": case.reason or "", "rank": ranks[case.tokens]}
+        rows.append(_place(case, indices) | row | {"is_longest": case.tokens == longest})
+        ranks[case.tokens] += 1
+    return rows

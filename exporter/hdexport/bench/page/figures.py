@@ -6,26 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hdexport.bench.results.columns import columns_of
-from hdexport.bench.results.figure_text import bytes_text, case_state
 from hdexport.bench.results.result import BenchResult, CaseResult, Latency, OutputError, PeakMemory, Roofline, Status
+from hdexport.bench.results.words import bytes_text, case_state, columns_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """The figure that a chart shows.
+    """A figure of a case, which a chart shows.
 
     Attributes:
         key: in names of files and ids.
-        title: above the chart.
-        axis: of the y axis, with the unit.
+        axis: title of the y axis, with the unit.
         part: the field of a case that the figure belongs to.
         value: of a case, in the axis' unit; None without such a figure, infinity where it is not finite.
-        text: of a case, its value in words.
-        high: the end of a whisker; None without whiskers.
-        is_log: whether the axis is logarithmic.
-        fails_high: whether a case that failed belongs where the large values are.
-        tick_format: d3's, of the y axis.
+        high: the end of a case's whisker; None for a figure without whiskers.
+        fails_high: whether failed cases stand at the end of large values.
+        tick_format: d3's format of the y axis.
     """
 
     key: str

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import jinja2
 import vl_convert
 
-from hdexport.bench.page.charts import Look, chart
+from hdexport.bench.page.charts import DARK_COLOURS, LIGHT_COLOURS, Look, SeriesStyle, chart
 from hdexport.bench.page.figures import FIGURES, Figure, describe
-from hdexport.bench.page.page_tables import cases_table, glance, largest_batches_table
-from hdexport.bench.page.palette import DARK_COLOURS, LIGHT_COLOURS, SeriesStyle
-from hdexport.bench.results.findings import findings
-from hdexport.bench.results.headline import caution, headline, model_names
-from hdexport.bench.results.result import BenchResult
+from hdexport.bench.results.result import BenchResult, CaseResult, LargestBatch, Status
+from hdexport.bench.results.words import (
+    Column,
+    bytes_text,
+    case_state,
+    caution,
+    columns_of,
+    findings,
+    headline,
+    model_names,
+    ms_text,
+    range_text,
+    ratio_text,
+)
 from hdruntime.whole_files import write_whole
 
 PAGE_FILE = "bench.html"
@@ -49,11 +60,7 @@ _SWATCH_SHAPES = {
 
 
 def write_page(path: Path, result: BenchResult) -> None:
-    """Write the page; about one megabyte, most of it the library that draws the charts.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes the page of about one megabyte, most of it the library that draws the charts."""
     write_whole(path, _page(result))
 
 
@@ -90,14 +97,14 @@ def _text(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """The page's own, with the libraries that it draws with."""
+    """The page's script, with the libraries that it draws with."""
     script = vl_convert.javascript_bundle(_text(_SCRIPT))
     # The script must not end the element that it is in; "</script" occurs in strings only, where this means the same.
     return re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
 
 
 def _charts(result: BenchResult) -> dict[int, list[dict[str, Any]]]:
-    """Batch -> the charts that there are: ``id``, ``title`` and Vega-Lite's ``spec``."""
+    """Batch -> its charts: ``id``, ``title`` and Vega-Lite's ``spec``."""
     charts: dict[int, list[dict[str, Any]]] = {}
     for batch in result.batches:
         drawn = [(figure, chart(result, figure, batch, _LOOK)) for figure in FIGURES]
@@ -115,3 +122,117 @@ def _swatch(index: int) -> dict[str, Any]:
     style = SeriesStyle.of(index)
     dash = "none" if style.dash == (1, 0) else " ".join(map(str, style.dash))
     return {"colour": style.colour, "dash": dash, "path": _SWATCH_SHAPES[style.shape]}
+
+
+class TableCell(NamedTuple):
+    """One value; `kind` is ``number``, ``best``, ``wrong``, ``failed`` or ``text``, `small` is smaller text beside it,
+    and `span` the number of columns that it takes."""
+
+    text: str
+    kind: str = "number"
+    small: str = ""
+    span: int = 1
+
+
+class TableRow(NamedTuple):
+    """The row of one series and its number."""
+
+    number: int
+    series: str
+    cells: list[TableCell]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows grouped by tokens, under columns of (name, unit)."""
+
+    columns: list[tuple[str, str]]
+    groups: dict[int, list[TableRow]]
+
+
+def cases_table(result: BenchResult, batch: int) -> Table:
+    """All cases of a batch size; figures that none of them has get no column."""
+    cases = [case for case in result.cases if case.batch == batch]
+    # On the page each kind of memory has its own column.
+    known = [column for name, column in columns_of(result).items() if name != "memory"]
+    columns = [column for column in known if any(map(column.text, cases))]
+    groups: dict[int, list[TableRow]] = {}
+    for tokens in sorted({case.tokens for case in cases}):
+        beside = _beside(result, batch, tokens)
+        best = _fastest_right([case for _, case in beside])
+        groups[tokens] = [
+            TableRow(index, case.series, list(_cells(result, case, columns, is_best=case is best)))
+            for index, case in beside
+        ]
+    return Table(columns=[(column.name, column.unit) for column in columns], groups=groups)
+
+
+def largest_batches_table(result: BenchResult) -> Table:
+    indices = {series.name: index for index, series in enumerate(result.series)}
+    found = sorted(result.largest_batches, key=lambda found: (found.tokens, indices[found.series]))
+    groups: dict[int, list[TableRow]] = {}
+    for each in found:
+        groups.setdefault(each.tokens, []).append(
+            TableRow(indices[each.series], each.series, _largest_batch_cells(each))
+        )
+    return Table(columns=[("batch", ""), ("peak", ""), ("stopped by", "")], groups=groups)
+
+
+def glance(result: BenchResult) -> tuple[int, int, list[dict[str, object]]] | None:
+    """Tokens, batch and bars of the longest texts that the first series has figures for, in the smallest batch."""
+    shown = [case for case in result.cases if case.series == result.first_series and case.latency is not None]
+    if not shown:
+        return None
+    first = min(shown, key=lambda case: (case.batch, -case.tokens))
+    beside = _beside(result, first.batch, first.tokens)
+    longest_ms = max(case.latency.p50_ms for _, case in beside if case.latency is not None)
+    bars: list[dict[str, object]] = [
+        {
+            "index": index,
+            "series": case.series,
+            "percent": 100 * case.latency.p50_ms / longest_ms if case.latency else 0.0,
+            "latency": ms_text(case.latency.p50_ms) if case.latency else "",
+            "ratio": ratio_text(result.ratio_to_first(case)),
+            "memory": bytes_text(peak) if case.memory and (peak := case.memory.peak_bytes) is not None else "",
+            "state": case_state(case),
+        }
+        for index, case in beside
+    ]
+    return first.tokens, first.batch, bars
+
+
+def _beside(result: BenchResult, batch: int, tokens: int) -> list[tuple[int, CaseResult]]:
+    """Cases of one shape, each with the number of its series."""
+    found = [result.case(series.name, batch, tokens) for series in result.series]
+    return [(index, case) for index, case in enumerate(found) if case is not None]
+
+
+def _cells(result: BenchResult, case: CaseResult, columns: list[Column], *, is_best: bool) -> Iterator[TableCell]:
+    if case.status is not Status.OK:
+        yield TableCell(case.status.value, "failed", case.reason or "", len(columns))
+        return
+    for column in columns:
+        text = column.text(case)
+        if column.name == "p50" and is_best:
+            yield TableCell(text, "best")
+        elif column.name == "error" and case_state(case) == "wrong":
+            yield TableCell(text, "wrong", "wrong")
+        elif column.name == "ratio" and case.series != result.first_series:
+            yield TableCell(text, small=range_text(result.ratio_to_first(case)))
+        else:
+            yield TableCell(text)
+
+
+def _fastest_right(cases: list[CaseResult]) -> CaseResult | None:
+    """The fastest case whose answer is right, if two or more are right."""
+    right = [case for case in cases if case.latency is not None and case_state(case) == Status.OK.value]
+    return min(right, key=lambda case: case.latency.p50_ms if case.latency else 0.0) if len(right) > 1 else None
+
+
+def _largest_batch_cells(found: LargestBatch) -> list[TableCell]:
+    batch = TableCell(str(found.batch), small="" if found.is_limit else "or more")
+    return [
+        batch,
+        TableCell("" if found.peak_bytes is None else bytes_text(found.peak_bytes)),
+        TableCell(found.reason, "text"),
+    ]

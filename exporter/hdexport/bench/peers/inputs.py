@@ -18,40 +18,22 @@ _STREAM_TOKENS = 16_381
 """Tokens that texts are cut from; a prime number, so that no two rows of a batch begin at the same place."""
 
 _QUESTION_TOKENS = 8
-"""Before the separator, if a bundle marks the tokens of questions."""
+"""Tokens before the separator, if a bundle marks the tokens of questions."""
 
 
 class Texts:
-    """Batches of texts of any length for a bundle, the same ones at every call and in every process.
-
-    Every English text begins and ends with the tokenizer's special tokens, and there is no padding.
-    """
+    """Batches of texts of any length for a bundle, the same ones in every process. There is no padding, and every
+    English text begins and ends with the tokenizer's special tokens."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
 
     def batch(self, batch: int, tokens: int) -> dict[str, npt.NDArray[Any]]:
-        """Every input of the bundle's manifest: name -> [batch, tokens].
-
-        Args:
-            batch: texts; each begins at another place.
-            tokens: of each text, special tokens included.
-
-        Raises:
-            InputError: the bundle does not take so many tokens.
-            BundleCorruptError: its tokenizer cannot be read.
-        """
+        """Every input of the bundle's manifest, name -> [batch, tokens]; `tokens` includes special tokens."""
         return self._inputs(np.stack([self._text(row, tokens) for row in range(batch)]))
 
     def alone(self, lengths: Sequence[int]) -> list[dict[str, npt.NDArray[Any]]]:
-        """Different texts, each by itself: every input of the manifest, name -> [1, tokens], of each.
-
-        Args:
-            lengths: tokens of each text, special tokens included.
-
-        Raises:
-            InputError, BundleCorruptError: as `batch`.
-        """
+        """Different texts, each by itself: every input of the manifest, name -> [1, tokens], per text."""
         return [self._inputs(self._text(row, tokens)[np.newaxis]) for row, tokens in enumerate(lengths)]
 
     def _inputs(self, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
@@ -72,6 +54,6 @@ class Texts:
 
     @functools.cached_property
     def _frame(self) -> tuple[npt.NDArray[np.int64], ...]:
-        """The ids that every text begins with, that its middle is cut from, and that it ends with."""
+        """The ids at the beginning of every text, the ids that its middle is cut from, and those at its end."""
         (ids,), kind = sample_ids(self._bundle, [_STREAM_TOKENS])
         return (ids[:1], ids[1:-1], ids[-1:]) if kind == ENGLISH else (ids[:0], ids, ids[:0])

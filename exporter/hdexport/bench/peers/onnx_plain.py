@@ -1,4 +1,5 @@
-"""A plain export: PyTorch's model by `torch.onnx.export` with dynamic axes and no other options."""
+"""PyTorch's model by a plain `torch.onnx.export` with dynamic axes; and ONNX files of other exporters in
+ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -11,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.case import MeasuredModel
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.measure.case import CaseSpec, MeasuredModel
 from hdexport.bench.peers.inputs import Texts
-from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider
-from hdexport.bench.peers.peer import Prepared, first_cause, not_installed, runs_in_half, staged_artefact
+from hdexport.bench.peers.peer import (
+    Inputs,
+    OpenCase,
+    Peer,
+    Prepared,
+    checkpoint_folder,
+    first_cause,
+    not_installed,
+    runs_in_half,
+    staged_artefact,
+)
 from hdexport.bench.peers.torch_model import load_module
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import ExportError
+from hdruntime.constants import CUDA_PROVIDER
+from hdruntime.errors import BackendUnavailableError, ExportError
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +40,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _EXAMPLE = (2, 37)
-"""Texts and tokens: a short sentence, and no axis of size 1, which the exporter would freeze."""
+"""Texts and tokens of the export's example: no axis has size 1, which the exporter would freeze."""
+
+MODEL_FILE = "model.onnx"
+"""File in the folder of an export; weights may be beside it."""
+
+_ERRORS_ONLY = 3
+"""ONNX Runtime's log level."""
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": CUDA_PROVIDER}
+
+_OTHER_NAMES = {"last_hidden_state": "token_embeddings"}
+"""Output of transformers -> its name in sentence-transformers."""
+
+
+class OnnxPeer(Peer):
+    """A peer whose artefact is an ONNX file, which ONNX Runtime runs with its own settings but for the threads."""
+
+    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+        """Loads the file; token types default to zeros."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = spec.threads
+        options.log_severity_level = _ERRORS_ONLY
+        session = onnxruntime.InferenceSession(spec.artefact, options, providers=[_PROVIDERS[spec.device]])
+        feeds = _feeds(session, inputs)
+        names = _outputs(session, manifest)
+
+        def call() -> dict[str, npt.NDArray[np.float32]]:
+            arrays = session.run(list(names.values()), feeds)
+            return {name: array.astype(np.float32, copy=False) for name, array in zip(names, arrays, strict=True)}
+
+        return OpenCase(call, half_precision=runs_in_half(spec.device, manifest))
 
 
 class OnnxPlain(OnnxPeer):
-    """See `Peer`."""
-
     name = "onnx-plain"
     example_tokens = _EXAMPLE[1]
 
@@ -43,7 +84,7 @@ class OnnxPlain(OnnxPeer):
         return not_installed(*packages, install="pip install 'hdexport[export]'")
 
     def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
-        """Export the model; the remark says so where that took the older exporter."""
+        """Exports the model; the remark says if that took PyTorch's older exporter."""
         check_provider(device)
         bundle = open_bundle(subject.bundle, check_files=False)
         half_precision = runs_in_half(device, bundle.manifest)
@@ -57,21 +98,11 @@ class OnnxPlain(OnnxPeer):
 
 
 def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.NDArray[np.int64]]) -> str | None:
-    """Export a model with dynamic batch and tokens, as PyTorch's documentation shows.
+    """Exports a model with dynamic batch and tokens, as PyTorch's documentation shows. Where the exporter of
+    torch.export fails, that of TorchScript records the steps for one short text, unchecked for others; a text then says
+    so and why.
 
-    If the exporter of torch.export fails, the one of TorchScript is used. It records the code's steps for one short
-    text; nothing checks whether the graph is right for others.
-
-    Args:
-        module: the model, in evaluation mode.
-        path: the file to write; weights may go beside it.
-        example: the module's inputs, and maybe others, name -> [batch, tokens], both 2 or more.
-
-    Returns:
-        None, or that it took the exporter of TorchScript, and why.
-
-    Raises:
-        ExportError: both failed.
+    `example` has the module's inputs, name -> [batch, tokens], both axes 2 or more. Weights may go beside `path`.
     """
     import torch
 
@@ -123,3 +154,35 @@ def _names(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> dict[str
 
 def _dynamic(axes: Sequence[str | int]) -> dict[int, str]:
     return {index: str(axis) for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
+
+
+def check_provider(device: str) -> None:
+    """Refuses a GPU that the installed ONNX Runtime cannot use: it would silently run on the CPU."""
+    import onnxruntime
+
+    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
+        raise BackendUnavailableError(
+            f"ONNX Runtime {onnxruntime.__version__} has no {_PROVIDERS[device]}: {INSTALL_ONNXRUNTIME_CUDA}"
+        )
+
+
+def _feeds(session: Any, inputs: Inputs) -> dict[str, npt.NDArray[np.int64]]:
+    known = {"token_type_ids": np.zeros_like(inputs["input_ids"]), **inputs}
+    wanted = [value.name for value in session.get_inputs()]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ExportError(f"The exported graph needs the inputs {', '.join(unknown)}; the model has none of that name.")
+    return {name: known[name] for name in wanted}
+
+
+def _outputs(session: Any, manifest: Manifest) -> dict[str, str]:
+    """Name in the manifest -> name in the file."""
+    found = [value.name for value in session.get_outputs()]
+    names: dict[str, str] = {}
+    for output in manifest.answers:
+        for name in (output.name, _OTHER_NAMES.get(output.name)):
+            if name is not None and name in found:
+                names.setdefault(output.name, name)
+    if not names:
+        raise ExportError(f"The exported graph gives {', '.join(found)}, and none of the bundle's outputs.")
+    return names

@@ -1,7 +1,10 @@
-"""OpenVINO: PyTorch's model by `openvino.convert_model`, in float32 or as OpenVINO runs it by default."""
+"""PyTorch's model by `openvino.convert_model`: in float32, in OpenVINO's default precision, and in int8 by NNCF."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -10,13 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.bench.measure.case import CaseSpec, MeasuredModel
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.inputs import Texts
-from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, Prepared, first_cause, not_installed, staged_artefact
+from hdexport.bench.peers.peer import (
+    Inputs,
+    OpenCase,
+    Peer,
+    Prepared,
+    checkpoint_folder,
+    first_cause,
+    not_installed,
+    staged_artefact,
+)
 from hdexport.bench.peers.torch_model import load_module
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError, ExportError
 from hdruntime.optional import require
 
@@ -27,14 +38,19 @@ MODEL_FILE = "model.xml"
 """File in the folder of a model; its weights are beside it."""
 
 _EXAMPLE = (1, 37)
-"""Texts and tokens that the model is traced with; none of the axes of its inputs is fixed by that."""
+"""Texts and tokens that the model is traced with; they fix no axis."""
 
 _TYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 """OpenVINO's short names of types; some of its versions have the long ones."""
 
+_TEXTS = 64
+
+_LONGEST_TEXT = 512
+"""Tokens of the longest of the texts that NNCF is shown; lengths spread evenly from an eighth of it."""
+
 
 class OpenVino(Peer):
-    """See `Peer`; the artefact is a file of OpenVINO's format, and products are in float32."""
+    """A peer whose artefact is a file of OpenVINO's format, and whose products are in float32."""
 
     name = "openvino"
     example_tokens = _EXAMPLE[1]
@@ -46,16 +62,13 @@ class OpenVino(Peer):
         return not_installed(*packages, install="pip install 'hdexport[export,openvino]'")
 
     def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
-        """Convert the model, once for all peers of OpenVINO."""
+        """Converts the model, once for all peers of OpenVINO."""
         check_cpu(device)
         return Prepared(artefact=converted_model(subject, folder))
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load the file, with OpenVINO's own settings but the threads and the precision.
-
-        Arrays are given to OpenVINO and returned without copies, as its documentation advises: an answer is valid up
-        to the next call.
-        """
+        """Loads the file, with OpenVINO's own settings but for the threads and the precision. Arrays are neither copied
+        in nor out, as OpenVINO advises: an answer is valid up to the next call."""
         settings: dict[str, object] = {"INFERENCE_NUM_THREADS": spec.threads}
         if self.precision is Precision.FLOAT32:
             settings["INFERENCE_PRECISION_HINT"] = "f32"
@@ -75,23 +88,19 @@ class OpenVino(Peer):
 
 
 class OpenVinoDefault(OpenVino):
-    """The same model as OpenVINO runs it where no precision is given."""
+    """The same model in the precision that OpenVINO chooses where none is given."""
 
     name = "openvino-default"
     precision = Precision.AUTO
 
     def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
-        """As `OpenVino`; the remark says which precision that is here."""
+        """As `OpenVino`; the remark names that precision."""
         made = super().prepare(subject, folder, device=device)
         return Prepared(artefact=made.artefact, remark=f"computes in {default_type()}, its default on this CPU")
 
 
 def check_cpu(device: str) -> None:
-    """Refuse a GPU: the GPUs that other peers run on are NVIDIA's.
-
-    Raises:
-        BackendUnavailableError: with the option that helps.
-    """
+    """Refuses a GPU: other peers' GPUs are NVIDIA's."""
     if device != "cpu":
         raise BackendUnavailableError("OpenVINO runs on no NVIDIA GPU: hdexport bench --device cpu")
 
@@ -103,11 +112,7 @@ def default_type() -> str:
 
 
 def converted_model(subject: MeasuredModel, folder: Path) -> Path:
-    """The subject's model in float32, with the bundle's positions, as a file of OpenVINO; made once for a folder.
-
-    Raises:
-        ExportError: OpenVINO cannot convert it.
-    """
+    """The model in float32, with the bundle's positions, as a file of OpenVINO; made once per folder."""
     output = folder / OpenVino.name
     if not output.exists():
         bundle = open_bundle(subject.bundle, check_files=False)
@@ -120,16 +125,8 @@ def converted_model(subject: MeasuredModel, folder: Path) -> Path:
 
 
 def _write_converted(module: GraphModule, path: Path, example: Inputs) -> None:
-    """Write a model with dynamic batch and tokens, its inputs and outputs by the module's names.
-
-    Args:
-        module: the model, in evaluation mode.
-        path: the file to write; weights go beside it.
-        example: the module's inputs, name -> [batch, tokens].
-
-    Raises:
-        ExportError: OpenVINO cannot convert it; nothing is written.
-    """
+    """Writes a model with dynamic batch and tokens, its inputs and outputs named as the module's; `example` has the
+    inputs, name -> [batch, tokens]."""
     import torch
 
     from hdexport.model.graph_module import named_arguments
@@ -148,3 +145,44 @@ def _write_converted(module: GraphModule, path: Path, example: Inputs) -> None:
     for value, name in zip(model.outputs, module.outputs, strict=True):
         value.set_names({name})
     openvino.save_model(model, path, compress_to_fp16=False)
+
+
+class OpenVinoInt8(OpenVino):
+    """The model quantised by NNCF with static scales; nodes that are not quantised compute in OpenVINO's default
+    precision."""
+
+    name = "openvino-int8"
+    precision = Precision.INT8
+
+    def unavailable(self, manifest: Manifest) -> str | None:
+        return super().unavailable(manifest) or not_installed("nncf", install="pip install nncf")
+
+    def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
+        """Quantises the model as NNCF's documentation shows for transformers: with SmoothQuant and other defaults."""
+        check_cpu(device)
+        model = converted_model(subject, folder)
+        output = folder / self.name
+        with staged_artefact(output, MODEL_FILE) as directory:
+            _quantise(model, directory / MODEL_FILE, open_bundle(subject.bundle, check_files=False))
+        remark = f"int8 by NNCF, with scales of {_TEXTS} texts; the rest computes in {default_type()}"
+        return Prepared(artefact=output / MODEL_FILE, remark=remark)
+
+
+def _quantise(source: Path, path: Path, bundle: Bundle) -> None:
+    openvino, nncf = require("openvino"), require("nncf")
+    nncf.set_log_level(logging.ERROR)
+    model = openvino.Core().read_model(source)
+    names = [value.any_name for value in model.inputs]
+    longest = min(_LONGEST_TEXT, bundle.manifest.max_len)
+    lengths = [max(1, longest * (number % 8 + 1) // 8) for number in range(_TEXTS)]
+    shown = [{name: rows[name] for name in names} for rows in Texts(bundle).alone(lengths)]
+    # NNCF draws its progress on stdout.
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            quantised = nncf.quantize(
+                model, nncf.Dataset(shown), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(shown)
+            )
+        except Exception as error:
+            # A graph that NNCF cannot quantise fails with dozens of types of errors.
+            raise ExportError(f"nncf.quantize cannot quantise the model: {first_cause(error)}") from error
+    openvino.save_model(quantised, path, compress_to_fp16=False)

@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 
 from hdexport.bench.measure.case import MeasuredModel
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider
-from hdexport.bench.peers.peer import Prepared, not_installed, runs_in_half, staged_artefact
+from hdexport.bench.peers.onnx_plain import MODEL_FILE, OnnxPeer, check_provider
+from hdexport.bench.peers.peer import Prepared, checkpoint_folder, not_installed, runs_in_half, staged_artefact
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError
@@ -17,12 +16,10 @@ from hdruntime.errors import ExportError
 _COMMAND = "optimum-cli"
 
 _INSTALL = "pipx install 'optimum-onnx[onnxruntime]'"
-"""optimum-onnx needs transformers 4, and hdexport 5: Optimum runs in an environment of its own."""
+"""optimum-onnx needs transformers 4, and hdexport 5, so Optimum runs in an environment of its own."""
 
 
 class Optimum(OnnxPeer):
-    """See `Peer`."""
-
     name = "optimum"
     example_tokens = 16  # the default of Optimum
 
@@ -32,7 +29,7 @@ class Optimum(OnnxPeer):
         return not_installed("torch", "transformers", "safetensors", "onnx", install="pip install 'hdexport[export]'")
 
     def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
-        """Export the extended checkpoint; the remark says which inputs and outputs the graph lacks."""
+        """Exports the extended checkpoint; the remark says which inputs and outputs the graph lacks."""
         check_provider(device)
         manifest = open_bundle(subject.bundle, check_files=False).manifest
         checkpoint = checkpoint_folder(subject, folder)
@@ -43,7 +40,7 @@ class Optimum(OnnxPeer):
 
 
 def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: str) -> None:
-    """Run the command; its own check after the export, at one short shape, does not change its exit code."""
+    """Runs the command; Optimum's own check of one short shape does not change the exit code."""
     command = [_COMMAND, "export", "onnx", "--model", str(checkpoint), "--task", manifest.task]
     if manifest.task != "sentence-similarity":
         # For that task, Optimum would take a folder with sentence-transformers' modules, whatever --task says.
@@ -60,7 +57,7 @@ def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: st
 
 
 def _remark(path: Path, manifest: Manifest) -> str | None:
-    """The parts of the bundle's computation, inputs and outputs that the graph lacks."""
+    """What the graph lacks of the bundle's computation, inputs and outputs."""
     import onnx
 
     positions = manifest.positions

@@ -1,26 +1,32 @@
-"""A peer: whether it can run a model here, the artefact that it needs for that, and its open form."""
+"""A peer: another library's way to run a bundle's model, and the checkpoint's folder that it loads."""
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from hdexport.attention.kinds import attention_of
 from hdexport.bench.measure.case import CaseSpec, MeasuredModel
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.optional import is_installed
 
+if TYPE_CHECKING:
+    from hdexport.checkpoint import Checkpoint
+
 Inputs = Mapping[str, npt.NDArray[Any]]
+
+_FOLDER = "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,12 @@ class OpenCase:
     """A case that is ready to run.
 
     Attributes:
-        call: runs its batch, from the host to the host: name of an output of the manifest -> [batch, ...] array.
+        call: runs the batch from host to host: name of an output of the manifest -> [batch, ...] array.
         half_precision: whether it computes in half precision, or with weights that were rounded to it.
         precision: the precision that it computes in on a CPU.
         allocator_bytes: peak of PyTorch's allocator on the GPU since the process began; None elsewhere.
-        engine_bytes: memory that TensorRT's engine and contexts take on the GPU now, by its own report; None elsewhere.
-        close: gives memory back.
+        engine_bytes: memory that TensorRT's engine and contexts take on the GPU now, by TensorRT's report; None
+            elsewhere.
     """
 
     call: Callable[[], dict[str, npt.NDArray[np.float32]]]
@@ -46,14 +52,14 @@ class OpenCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """The result of a peer's preparation: for `CaseSpec.artefact`, and for readers."""
+    """A peer's artefact, and what readers of its figures should know about it."""
 
     artefact: Path
     remark: str | None = None
 
 
 class Peer(ABC):
-    """Another library's way to run a model; by default it loads the checkpoint in PyTorch."""
+    """Another library's way to run a model; by default the artefact is the checkpoint's folder."""
 
     name: ClassVar[str]
     """The peer's name on the command line."""
@@ -67,18 +73,10 @@ class Peer(ABC):
 
     @abstractmethod
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load the artefact of :meth:`prepare`.
-
-        Args:
-            manifest: of the bundle whose model it is.
-            inputs: name -> [batch, tokens].
-
-        Raises:
-            HdexportError: the artefact cannot be loaded.
-        """
+        """Loads the artefact of `prepare`; `inputs` are name -> [batch, tokens]."""
 
     def remark(self, manifest: Manifest) -> str | None:
-        """The parts of the bundle's computation that it does not know, or else that its export lacks; None for none."""
+        """Parts of the bundle's computation that the peer does not know, or else that its export lacks."""
         items = attention_of(manifest)
         remarks = [item.kind.peer_remark(item.record) for item in items]
         positions = manifest.positions
@@ -94,25 +92,18 @@ class Peer(ABC):
         return "; ".join(filter(None, remarks)) or None
 
     def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
-        """Make the artefact: here, the checkpoint with the bundle's positions.
-
-        Args:
-            folder: where to; it also holds files of other peers for the same subject, which are shared.
-            device: ``cpu`` or ``cuda``.
-
-        Raises:
-            HdexportError: the artefact could not be made; nothing is left half-written.
-        """
+        """Makes the artefact in `folder`, which all peers of the model share; nothing is left half-written. `device` is
+        ``cpu`` or ``cuda``."""
         return Prepared(artefact=checkpoint_folder(subject, folder))
 
 
 def runs_in_half(device: str, manifest: Manifest) -> bool:
-    """Whether a peer computes in half precision: on a GPU (``cuda``), where the bundle does."""
+    """Whether a peer computes in half precision: on a GPU, where the bundle does."""
     return device == "cuda" and manifest.dtype != "float32"
 
 
 def staged_artefact(folder: Path, file: str) -> AbstractContextManager[Path]:
-    """A directory to make a file in, which takes the place of `folder` when the block ends cleanly."""
+    """A directory to make `file` in; it takes the place of `folder` when the block ends cleanly."""
     kind = DirectoryKind(
         name="peer's model", marker=file, is_one=lambda directory: True, foreign_files=lambda directory: []
     )
@@ -120,17 +111,63 @@ def staged_artefact(folder: Path, file: str) -> AbstractContextManager[Path]:
 
 
 def not_installed(*packages: str, install: str) -> str | None:
-    """Which packages are missing, with the command that installs them; None where all are installed.
-
-    Args:
-        packages: import names; nothing is imported.
-    """
+    """Which packages, by import names, are missing, with the command that installs them; None if all are here."""
     missing = [name for name in packages if not is_installed(name)]
     return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {install}" if missing else None
 
 
 def first_cause(error: BaseException) -> str:
-    """The first error, in a line: PyTorch's exporter and compiler wrap it in pages of advice."""
+    """The first error in a line: PyTorch's exporter and compiler wrap it in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def checkpoint_folder(subject: MeasuredModel, folder: Path) -> Path:
+    """The checkpoint with its positions extended, as a Hugging Face folder that is made once for all peers; a
+    checkpoint that computes its positions is itself that folder. Positions by each text's length are stretched for the
+    longest text."""
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.checkpoint.heads import task_head
+    from hdexport.extend import ExtendOptions, extend
+    from hdexport.model.positions import TABLES
+    from hdexport.verify.pytorch_reference import positions_of
+    from hdruntime.bundle.manifest import Scheme
+
+    assert subject.checkpoint is not None
+    checkpoint = find_checkpoint(subject.checkpoint, trust=subject.trust)
+    manifest = open_bundle(subject.bundle, check_files=False).manifest
+    # Peers take pickles and code: this is where those are refused.
+    checkpoint.weight_files()
+    task_head(checkpoint, manifest.task)
+    is_extended = manifest.positions.rows > manifest.positions.base
+    if not checkpoint.family.learned_positions or not (
+        is_extended or checkpoint.family.stores_table(checkpoint.config)
+    ):
+        return _lasting(checkpoint, folder / _FOLDER)
+    output = folder / _FOLDER
+    if output.exists():
+        return output
+    max_len, scheme, alpha = positions_of(manifest, checkpoint.family, checkpoint.config)
+    if scheme not in TABLES:
+        # No folder can say that positions depend on the length; the peer's remark does.
+        scheme = Scheme.INTERPOLATE_STATIC
+    options = ExtendOptions(
+        model=checkpoint.path,
+        output=output,
+        max_len=max_len,
+        scheme=scheme,
+        alpha=alpha,
+        trust=subject.trust,
+    )
+    extend(options)
+    return output
+
+
+def _lasting(checkpoint: Checkpoint, output: Path) -> Path:
+    """The checkpoint's directory; a copy of a converted one, which would be removed when this process ends."""
+    if checkpoint.path == checkpoint.origin:
+        return checkpoint.path
+    if not output.exists():
+        shutil.copytree(checkpoint.path, output)
+    return output

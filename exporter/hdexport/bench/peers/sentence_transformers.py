@@ -1,4 +1,4 @@
-"""sentence-transformers: its own forward pass, on ids that are ready."""
+"""sentence-transformers: its own forward pass on given ids."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ _NAME_OF_OUTPUT = {"last_hidden_state": "token_embeddings", "sparse_embedding": 
 
 
 class SentenceTransformers(Peer):
-    """See `Peer`; the artefact is a checkpoint's folder."""
-
     name = "sentence-transformers"
 
     def unavailable(self, manifest: Manifest) -> str | None:
@@ -37,7 +35,7 @@ class SentenceTransformers(Peer):
         return not_installed("sentence_transformers", "safetensors", install="pip install sentence-transformers")
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load the model, on a GPU in the type of the bundle."""
+        """Loads the model, on a GPU in the type of the bundle."""
         import sentence_transformers
         import torch
 

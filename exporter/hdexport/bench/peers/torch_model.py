@@ -1,7 +1,10 @@
-"""PyTorch: Hugging Face's model in eager mode, with the outputs of the manifest, from host to host."""
+"""Hugging Face's model in PyTorch, in eager mode and compiled, with the outputs of the manifest, from host to host."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, not_installed, runs_in_half
+from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, first_cause, not_installed, runs_in_half
 from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.errors import BackendError
 
 if TYPE_CHECKING:
     import torch
@@ -20,10 +24,11 @@ if TYPE_CHECKING:
     from hdexport.model.family import Family
     from hdexport.model.graph_module import GraphModule
 
+_COMPILER = "g++"
+"""Unless the environment variable ``CXX`` names another, as for torch.compile itself."""
+
 
 class TorchEager(Peer):
-    """See `Peer`; the artefact is a checkpoint's folder."""
-
     name = "torch"
 
     def unavailable(self, manifest: Manifest) -> str | None:
@@ -38,17 +43,9 @@ class TorchEager(Peer):
 
 
 def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> GraphModule:
-    """The model of a folder, on the CPU, for a text alone: a bundle's memories are no input of it.
-
-    PyTorch's scaled_dot_product_attention computes the attention where transformers has it for the model.
-
-    Args:
-        folder: the result of `checkpoint_folder`.
-        half_precision: in the type of the bundle, else in float32.
-
-    Raises:
-        ModelError: the folder cannot be loaded.
-    """
+    """The model of a `checkpoint_folder`, on the CPU, for a text alone: carried states are no input of it. Its
+    attention is PyTorch's scaled_dot_product_attention where transformers has that for the model. Weights are float32,
+    or of the bundle's type in half precision."""
     import torch
 
     from hdexport.checkpoint import find_checkpoint
@@ -74,7 +71,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
 
 
 def scale_queries(model: PreTrainedModel, family: Family, manifest: Manifest) -> None:
-    """Make the library's model scale its queries where the bundle does, in place."""
+    """Makes the library's model scale its queries where the bundle does, in place."""
     from hdexport.attention.query_scale import LogScale
     from hdexport.attention.query_scale_reference import use_query_scale
 
@@ -91,14 +88,8 @@ def open_module(
     *,
     is_compiled: bool = False,
 ) -> OpenCase:
-    """A batch through a module, the copies to and from the GPU included.
-
-    Args:
-        run: from the inputs by name, tensors [batch, tokens] on the case's device, to tensors by the manifest's names.
-        manifest: of the bundle whose model it is.
-        inputs: name -> [batch, tokens].
-        is_compiled: whether `run` compiles.
-    """
+    """A batch through a module, copies to and from the GPU included. `run` takes the inputs by name, tensors [batch,
+    tokens] on the case's device, and gives tensors by the manifest's names."""
     import torch
 
     # Inference mode saves a little, but in it PyTorch 2.13 cannot compile code that makes tensors of NumPy's arrays, as
@@ -119,3 +110,36 @@ def open_module(
         half_precision=runs_in_half(spec.device, manifest),
         allocator_bytes=lambda: torch.cuda.max_memory_allocated() if on_gpu else None,
     )
+
+
+class TorchCompile(TorchEager):
+    name = "torch-compile"
+
+    def unavailable(self, manifest: Manifest) -> str | None:
+        missing = super().unavailable(manifest)
+        compiler = os.environ.get("CXX", _COMPILER)
+        if missing is None and shutil.which(compiler) is None:
+            return f"torch.compile needs a C++ compiler, {compiler}: apt-get install g++"
+        if missing is None and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+            return "torch.compile needs the headers of Python: apt-get install python3-dev"
+        return missing
+
+    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+        """Loads the model; the first call compiles it for the shape of the case alone."""
+        import torch
+        from torch._dynamo.exc import TorchDynamoException
+        from torch._inductor.exc import InductorError
+
+        assert spec.artefact is not None
+        half_precision = runs_in_half(spec.device, manifest)
+        module = load_module(spec.artefact, manifest, half_precision=half_precision).to(spec.device)
+        compiled = torch.compile(module, dynamic=False)
+        names = [output.name for output in manifest.answers]
+
+        def run(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            try:
+                return dict(zip(names, compiled(**tensors), strict=True))
+            except (TorchDynamoException, InductorError) as error:
+                raise BackendError(f"torch.compile failed: {first_cause(error)}") from error
+
+        return open_module(run, spec, manifest, inputs, is_compiled=True)

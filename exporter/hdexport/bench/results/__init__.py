@@ -1,1 +1,1 @@
-"""The results of a benchmark: in memory, in files, in words, and compared with other results."""
+"""The results of a benchmark: as objects, in files, in words, and compared with other results."""

@@ -1,4 +1,4 @@
-"""Changes between two benchmarks beyond the noise, and facts about which either run has no word."""
+"""Changes between two benchmarks beyond their noise, and differences that the figures do not explain."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from hdexport.bench.results.figure_text import case_state
-from hdexport.bench.results.noise import Noise, noise_of, threshold
 from hdexport.bench.results.result import BenchResult, CaseResult
+from hdexport.bench.results.words import bytes_text, case_state, ms_text, number_text
+from hdruntime.optional import require
 
 Case = tuple[str, int, int]
 """Name of the series, batch, tokens."""
@@ -21,17 +21,30 @@ LEAST_LATENCY = 1.02
 
 LEAST_MEMORY = 1.05
 LEAST_MEMORY_BYTES = 16_000_000
-"""Memory changed if both its ratio and its difference exceed these: allocators round up."""
+"""Memory changed if both its ratio and its difference exceed these, because allocators round up."""
 
 LEAST_ERROR = 2.0
 LEAST_ERROR_SIZE = 1e-6
-"""Errors changed if their ratio exceeds this and the larger one that: below is the rounding of float32."""
+"""Errors changed if their ratio exceeds the first and the larger one exceeds the second: smaller errors are rounding of
+float32."""
 
 _LEAST_PEER_CASES = 3
-"""Fewest cases of peers in both runs whose median is taken as the machine's drift."""
+"""Fewest cases of peers in both runs whose median counts as the machine's drift."""
 
 _LEGITIMATE = ("commit", "hdexport", "gpu clock", "gpu memory clock")
-"""Parts of the environment that may differ without the peers being others."""
+"""Conditions that may differ while the peers' software and the machine count as the same."""
+
+ASSUMED_SPREAD = 0.03
+"""Relative spread of one round where no case has two rounds; measured on a quiet machine of two shared cores."""
+
+FALSE_ALARMS = 0.01
+"""Probability that comparing two runs of the same thing shows any change of latency."""
+
+_POOLED_WEIGHT = 4
+"""Weight of all cases' spread in a case's own spread, in degrees of freedom: two or three rounds alone say little."""
+
+_FEWEST_PERCENT = 2.0
+"""A smaller drift is not reported."""
 
 
 class ChangeKind(str, Enum):
@@ -47,15 +60,12 @@ class ChangeKind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One figure of one case that is another than before.
+    """One figure of one case that changed.
 
     Attributes:
-        case: which.
-        kind: which figure.
-        before: its value, in ms, bytes or as it is; of a status, its name.
-        after: likewise.
-        ratio: after over before, the drift divided out of latencies; None of a status, and where before is 0.
-        standard_error: of the logarithm of that ratio; None where the figure has no noise.
+        before: in ms or bytes; the name of a status.
+        ratio: after over before; latencies are divided by the drift first. None for statuses, and where `before` is 0.
+        standard_error: of the logarithm of `ratio`; None for figures without noise.
     """
 
     case: Case
@@ -68,14 +78,14 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """A change that all cases have in common: the machine's, or of something that they all share.
+    """A change that all cases share: the machine's, or that of something they all use.
 
     Attributes:
         ratio: median of latency after over latency before.
         standard_error: of its logarithm.
-        cases: of how many.
-        is_divided_out: whether the drift is of peers whose software did not change: it is the machine's, and ratios of
-            latencies are given without it.
+        cases: number of cases in the median.
+        is_divided_out: whether the drift is that of peers whose software did not change. Then it is the machine's, and
+            ratios of latencies are given without it.
     """
 
     ratio: float
@@ -89,14 +99,10 @@ class ResultComparison:
     """The comparison of two benchmarks.
 
     Attributes:
-        changes: beyond the noise; statuses first, then as in the table.
-        compared: cases that both have.
-        before_noise: of the rounds of the first.
-        after_noise: of the second.
-        drift: None where no case has a latency in both.
-        environment: (name, before, after) of each difference; None where one lacks it.
-        only_before: cases of the first alone.
-        only_after: cases of the second alone.
+        changes: beyond the noise; statuses first, then in the order of the table.
+        compared: number of cases that both runs have.
+        drift: None where no case has a latency in both runs.
+        environment: (name, before, after) of each difference; None where a run lacks the name.
     """
 
     changes: tuple[Change, ...]
@@ -110,11 +116,8 @@ class ResultComparison:
 
 
 def compare_results(before: BenchResult, after: BenchResult) -> ResultComparison:
-    """Compare two runs case by case.
-
-    A latency changed if the means of the logarithms of its rounds differ by more than their noise explains
-    (`hdexport.bench.results.noise`) and by more than `LEAST_LATENCY`.
-    """
+    """Compares two runs case by case. A latency changed if the means of the logarithms of its rounds differ by more
+    than their noise explains, and by more than `LEAST_LATENCY`."""
     was, now = _by_case(before), _by_case(after)
     both = [case for case in was if case in now]
     noises = noise_of(before), noise_of(after)
@@ -141,7 +144,7 @@ def compare_results(before: BenchResult, after: BenchResult) -> ResultComparison
 
 
 class _LatencyPair(NamedTuple):
-    """One case's latency in both runs; `log_ratio` of the geometric means of the rounds, with its variance."""
+    """One case's latency in both runs; `log_ratio` is that of the geometric means of the rounds."""
 
     case: Case
     before_ms: float
@@ -246,9 +249,137 @@ def _change(
     difference: float = 0.0,
     size: float = 0.0,
 ) -> Iterator[Change]:
-    """A change, if the values differ by more than a factor and a difference, and the larger exceeds a size."""
+    """A change if the values differ by more than a factor and a difference, and the larger one exceeds a size."""
     if before is None or after is None:
         return
     less, more = sorted((before, after))
     if more > less * factor and more - less > difference and more > size:
         yield Change(case=case, kind=kind, before=before, after=after, ratio=after / before if before else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How much latencies of one run vary by themselves.
+
+    Attributes:
+        spread: standard deviation of the logarithm of a round's median over all cases; nearly a relative one.
+        degrees: degrees of freedom of `spread`; 0 where it is assumed, because no case has two rounds.
+    """
+
+    spread: float
+    degrees: int
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether no case of the run has two rounds."""
+        return self.degrees == 0
+
+    def variance_of(self, case: CaseResult) -> float:
+        """Variance of the mean logarithm of a case's rounds: from all cases' spread, or from the case's own if that is
+        larger."""
+        logs = _logs(case)
+        own = (_POOLED_WEIGHT * self.spread**2 + _squares(logs)) / (_POOLED_WEIGHT + len(logs) - 1)
+        # Never from less than all cases have: rounds that agree by chance would make the next one a change.
+        return max(own, self.spread**2) / len(logs)
+
+
+def noise_of(result: BenchResult) -> Noise:
+    """The noise of a run, pooled over its cases, so that few rounds per case suffice."""
+    rounds = [logs for case in result.cases if len(logs := _logs(case)) > 1]
+    degrees = sum(len(logs) - 1 for logs in rounds)
+    if degrees == 0:
+        return Noise(spread=ASSUMED_SPREAD, degrees=0)
+    return Noise(spread=math.sqrt(sum(map(_squares, rounds)) / degrees), degrees=degrees)
+
+
+def threshold(comparisons: int, degrees: int) -> float:
+    """How many standard errors a difference must exceed so that `comparisons` differences together rarely give a false
+    alarm: Student's t with Bonferroni's correction. With 0 degrees of freedom, for assumed noise, it is the normal
+    distribution's."""
+    quantile = require("scipy.stats").t.isf(FALSE_ALARMS / (2 * max(comparisons, 1)), degrees or math.inf)
+    return float(quantile)
+
+
+def _logs(case: CaseResult) -> list[float]:
+    return [] if case.latency is None else [math.log(p50_ms) for p50_ms in case.latency.rounds_p50_ms]
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values)
+
+
+def comparison_lines(comparison: ResultComparison) -> list[str]:
+    """The lines that the command prints: remarks first, then one line per change."""
+    return [
+        *_environment_lines(comparison),
+        *_noise_lines(comparison),
+        *_drift_lines(comparison),
+        *_case_lines("only in the first", comparison.only_before),
+        *_case_lines("only in the second", comparison.only_after),
+        *(_change_line(change) for change in comparison.changes),
+        _summary_line(comparison),
+    ]
+
+
+def _environment_lines(comparison: ResultComparison) -> Iterator[str]:
+    for name, before, after in comparison.environment:
+        yield f"{name}: {before or 'not recorded'} -> {after or 'not recorded'}"
+
+
+def _noise_lines(comparison: ResultComparison) -> Iterator[str]:
+    def spread(noise: Noise) -> str:
+        return f"{noise.spread:.1%}" + (" (assumed: it has one round)" if noise.is_assumed else "")
+
+    yield f"spread of a round: {spread(comparison.before_noise)} -> {spread(comparison.after_noise)}"
+    if comparison.before_noise.is_assumed or comparison.after_noise.is_assumed:
+        yield "one round does not show the noise; measure with --rounds 3 or more"
+
+
+def _drift_lines(comparison: ResultComparison) -> Iterator[str]:
+    drift = comparison.drift
+    if drift is None:
+        return
+    if drift.is_divided_out:
+        yield (
+            f"the peers took {number_text(drift.ratio)} times as long (median of {drift.cases} cases): this is "
+            "attributed to the machine and divided out of the ratios below"
+        )
+    elif abs(drift.ratio - 1) * 100 > _FEWEST_PERCENT:
+        yield (
+            f"all cases together took {number_text(drift.ratio)} times as long (median of {drift.cases}): without "
+            "unchanged peers it is unknown whether that is the machine or code that they share"
+        )
+
+
+def _case_lines(where: str, cases: tuple[Case, ...]) -> Iterator[str]:
+    for series in dict.fromkeys(series for series, _, _ in cases):
+        shapes = ", ".join(f"{batch} x {tokens}" for name, batch, tokens in cases if name == series)
+        yield f"{where}: {series} at {shapes}"
+
+
+def _change_line(change: Change) -> str:
+    series, batch, tokens = change.case
+    where = f"{series}, {tokens} tokens" if change.kind is ChangeKind.LARGEST_BATCH else f"{series}, {batch} x {tokens}"
+    noise = "" if change.standard_error is None else f", noise {change.standard_error:.1%}"
+    ratio = "" if change.ratio is None else f" ({number_text(change.ratio)}x{noise})"
+    return f"{where}: {change.kind.value} {_text(change, change.before)} -> {_text(change, change.after)}{ratio}"
+
+
+def _text(change: Change, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if change.kind is ChangeKind.LATENCY:
+        return ms_text(value)
+    if change.kind in (ChangeKind.MEMORY, ChangeKind.GROWTH):
+        return bytes_text(int(value))
+    return f"{value:.2g}" if change.kind is ChangeKind.ERROR else f"{value:g}"
+
+
+def _summary_line(comparison: ResultComparison) -> str:
+    changed = len({change.case for change in comparison.changes})
+    if not comparison.compared:
+        return "the two results have no case in common"
+    if not changed:
+        return f"nothing changed beyond the noise in {comparison.compared} cases"
+    return f"{len(comparison.changes)} changes in {changed} of {comparison.compared} cases"

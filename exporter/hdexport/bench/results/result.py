@@ -36,11 +36,11 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How many times as long one case took as another, in one run.
+    """How many times as long one case took as another of the same run.
 
     Attributes:
-        value: of the medians.
-        least: the smallest of the rounds' ratios; rounds of the same number ran one after the other.
+        value: ratio of the medians.
+        least: smallest ratio of two rounds of the same number, which ran one after the other.
         most: the largest.
     """
 
@@ -65,14 +65,14 @@ class Latency:
     is_stable: bool
 
     def over(self, other: Latency) -> Ratio:
-        """How many times as long this took as another of the same run."""
+        """How many times as long this took as `other`, a latency of the same run."""
         rounds = [mine / its for mine, its in zip(self.rounds_p50_ms, other.rounds_p50_ms, strict=False)]
         return Ratio(value=self.p50_ms / other.p50_ms, least=min(rounds), most=max(rounds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Peak memory of one process, the largest over the rounds, in bytes; None where there is no such figure."""
+    """Peak memory of one process, the largest over the rounds, in bytes; None where a figure is not known."""
 
     rss_bytes: int | None
     growth_bytes: int | None
@@ -83,7 +83,7 @@ class PeakMemory:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The case's part of the scarce memory: the GPU's where it ran on one, else resident memory."""
+        """Peak of the GPU's memory where the case ran on a GPU, else of resident memory."""
         return self.rss_bytes if self.vram_bytes is None else self.vram_bytes
 
 
@@ -104,7 +104,7 @@ class OutputError:
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """The least work of the model, and the machine's best in the time."""
+    """The least work of the model, and the fraction of the machine's best rates that a case reached."""
 
     flops: int
     dense_flops: int
@@ -170,17 +170,17 @@ class BenchResult:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of the cases, rising."""
+        """Distinct tokens of the cases, rising."""
         return tuple(sorted({case.tokens for case in self.cases}))
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Batch sizes of the cases, rising."""
+        """Distinct batch sizes of the cases, rising."""
         return tuple(sorted({case.batch for case in self.cases}))
 
     @property
     def first_series(self) -> str | None:
-        """The series that others are compared with: the first that has a latency; None where none has."""
+        """The series that others are compared with: the first with a latency; None where none has one."""
         measured = {case.series for case in self.cases if case.latency is not None}
         return next((series.name for series in self.series if series.name in measured), None)
 
@@ -190,7 +190,7 @@ class BenchResult:
         return next((case for case in self.cases if (case.series, case.batch, case.tokens) == wanted), None)
 
     def ratio_to_first(self, case: CaseResult) -> Ratio | None:
-        """A case's latency over `first_series`' at its batch size and length; None where one is missing."""
+        """A case's latency over that of `first_series` at its batch size and length; None where one is missing."""
         first = None if self.first_series is None else self.case(self.first_series, case.batch, case.tokens)
         if first is None or first.latency is None or case.latency is None:
             return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.measure.remote import run_function
+from hdexport.bench.measure.processes import run_function
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.worker import measured
 from hdruntime.errors import InputError
@@ -40,13 +40,7 @@ _AMOUNT = re.compile(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """One batch that was tried.
-
-    Attributes:
-        status: how it ended.
-        peak_bytes: the memory that it took; None where it did not get to its end.
-        reason: the cause where the status is not ``ok``.
-    """
+    """How one tried batch ended, the memory that it took, or why there is no figure."""
 
     status: Status
     peak_bytes: int | None = None
@@ -63,11 +57,7 @@ class Found(NamedTuple):
 
 
 def bytes_from(text: str) -> int:
-    """An amount of memory in bytes, as users type it: ``24GB``, ``512 MB``, ``8GiB`` or ``24e9``.
-
-    Raises:
-        InputError: the text is not such an amount.
-    """
+    """An amount of memory in bytes, as users type it: ``24GB``, ``512 MB``, ``8GiB`` or ``24e9``."""
     match = _AMOUNT.fullmatch(text.strip())
     factor = _UNITS.get(match[2].upper()) if match else None
     amount = float(match[1]) * factor if match and factor else math.nan
@@ -102,17 +92,11 @@ def largest_batch(
     most_texts: int = MOST_TEXTS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """The largest batch that was seen to fit.
+    """The largest batch that was seen to fit; it is the limit if the next larger one does not fit, or, from 40 texts
+    on, one that is at most 5 % larger. No try begins after the time limit.
 
-    Memory is nearly linear in the batch: after 1 and 2 the next try is where the budget would be reached, and tries
-    after it close in on where it is. Few tries, but the answer is one of them, and so is the batch that does not fit.
-
-    Args:
-        time_limit_s: no further try begins after it.
-
-    Returns:
-        the batch, its memory, whether it is the limit, and why the search ended. A batch is the limit if the next
-        larger one does not fit, or, of batches of 40 and more, one that is at most 5 % larger.
+    Memory is nearly linear in the batch: after 1 and 2 the next try is where the budget would be reached, and later
+    tries close in on that.
     """
     fitted: list[tuple[int, int]] = []
     too_large: int | None = None
@@ -146,7 +130,7 @@ def largest_batch(
 def _next_batch(
     fitted: Sequence[tuple[int, int]], too_large: int | None, budget_bytes: int, most_texts: int, *, halves: bool
 ) -> int | None:
-    """The batch to try; None if nothing is left. Only larger batches than the largest that fitted are ever tried."""
+    """The batch to try, always larger than the largest that fitted; None if nothing is left."""
     largest = fitted[-1][0] if fitted else 0
     least = largest + max(1, largest // _RESOLUTION)
     if largest >= most_texts or (too_large is not None and least >= too_large):

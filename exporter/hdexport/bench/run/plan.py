@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from hdexport.attention.kinds import attention_of
 from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Series
-from hdexport.bench.run.lengths import default_lengths
 from hdexport.checkpoint import path_of_source
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdruntime.backends.bundle_graphs import has_graph
@@ -27,26 +27,31 @@ from hdruntime.process_limits import chosen_threads
 _CPU_LOWERINGS = {Backend.ONNXRUNTIME: CPU_LOWERING, Backend.OPENVINO: OPENVINO_LOWERING}
 """Backends on a CPU -> the lowering of the graphs that they run."""
 
+_FIRST = 512
+
+_STEPS_BELOW_FIRST = 3
+"""A model of at most `_FIRST` tokens is measured from an eighth of its longest text."""
+
+_RANGE = re.compile(r"(\d+):(\d+):(x|\+)(\d+)")
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The measurements that a user asks for.
+    """What a user asks to measure.
 
     Attributes:
-        bundles: their directories.
         lengths: tokens of a text; None for 512, doubled up to the longest that a bundle takes.
         batches: texts of a call.
         peers: names of `PEERS`; None for all.
         backends: names of `Backend`; None for each that a bundle has a graph or an engine for.
         precisions: names of `Precision` that bundles compute in on a CPU; None for ``auto`` and, of bundles that have
             such a graph, ``int8``.
-        rounds: processes that each case is given, one after the other, the other cases in between.
+        rounds: processes per case, one per round.
         threads: CPU threads; None for `hdruntime.process_limits.chosen_threads`.
         device: ``cpu`` or ``cuda``, where peers run; None for the GPU if there is one.
         time_limit_s: of one process.
         memory_budget_bytes: also look for the largest batch that fits it; None does not.
-        model: the checkpoint that the bundles were built from; None for where each says it came from.
-        trust: which code of the checkpoint may run.
+        model: the checkpoint of the bundles; None for the source that each bundle names.
         command: the command line, for the record.
     """
 
@@ -68,7 +73,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSeries:
-    """A series, and its runner.
+    """A series, and what runs it.
 
     Attributes:
         series: its entry in the result.
@@ -92,15 +97,8 @@ class PlannedSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All series, the ones that cannot run here included.
-
-    Attributes:
-        series: in the order of the tables, also series that cannot run here.
-        lengths: tokens, rising.
-        batches: texts, as given.
-        threads: CPU threads of every process.
-        notes: for the reader.
-    """
+    """All series in the order of the tables, including those that cannot run here; lengths in tokens, rising; batches
+    in texts; CPU threads of every process; notes for the reader."""
 
     series: tuple[PlannedSeries, ...]
     lengths: tuple[int, ...]
@@ -110,12 +108,8 @@ class Plan:
 
 
 def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
-    """Look at the bundles and at this machine. Nothing is loaded that computes.
-
-    Raises:
-        InputError: an option that does not fit, or nothing that could run.
-        BundleError: there is no bundle, or it is damaged or of another format.
-    """
+    """Looks at the bundles and at this machine, without loading anything that computes. If nothing could run, the
+    InputError says why."""
     machine = machine or this_machine()
     peers = _known(options.peers, list(PEERS), "--peers", "peer")
     backends = _known(options.backends, [backend.value for backend in Backend], "--backends", "backend")
@@ -164,7 +158,8 @@ def _check_lengths(lengths: Sequence[int], bundles: Sequence[Bundle]) -> None:
 
 
 def _groups(bundles: Iterable[Bundle], model: str | None) -> list[list[Bundle]]:
-    """Bundles that PyTorch has one model for: precisions and engines of one checkpoint, positions and attention."""
+    """Groups bundles that share one model in PyTorch: precisions and engines of one checkpoint, positions and
+    attention."""
     groups: dict[object, list[Bundle]] = {}
     for bundle in bundles:
         manifest = bundle.manifest
@@ -218,7 +213,7 @@ def _backend_series(
     machine: ThisMachine,
     bundles: Sequence[Bundle],
 ) -> list[PlannedSeries]:
-    """A backend with a bundle; on a GPU, once, where the graph or the engine decides the precision."""
+    """A backend with a bundle; on a GPU once, because the graph or the engine decides the precision."""
     on_cpu = backend in _CPU_LOWERINGS
     names = [other.path.name for other in bundles]
     name = bundle.path.name if names.count(bundle.path.name) == 1 else str(bundle.path)
@@ -280,3 +275,40 @@ def _notes(groups: Sequence[Sequence[Bundle]], subjects: Sequence[MeasuredModel]
         for group, subject in zip(groups, subjects, strict=True)
         if subject.checkpoint is None
     ]
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Lengths in tokens, ascending and distinct, from numbers (``128,512``) and ranges whose ends are both measured
+    (``512:8192:x2`` doubles, ``512:2048:+512`` adds), separated by commas."""
+    lengths: set[int] = set()
+    for part in text.split(","):
+        lengths.update(_lengths_of(part.strip(), text))
+    return tuple(sorted(lengths))
+
+
+def default_lengths(max_len: int) -> tuple[int, ...]:
+    """512, doubled up to `max_len`, which is included; for shorter models an eighth, a quarter and a half of it."""
+    first = _FIRST if max_len > _FIRST else max(1, max_len >> _STEPS_BELOW_FIRST)
+    return _multiplied(first, max_len, 2)
+
+
+def _lengths_of(part: str, text: str) -> tuple[int, ...]:
+    if part.isdecimal() and int(part) > 0:
+        return (int(part),)
+    match = _RANGE.fullmatch(part)
+    if match:
+        first, last, step = int(match[1]), int(match[2]), int(match[4])
+        if 0 < first <= last and step > (match[3] == "x"):
+            return _multiplied(first, last, step) if match[3] == "x" else (*range(first, last, step), last)
+    raise InputError(
+        f"--lengths {text}: {part!r} is not a length in tokens.\n"
+        "Give numbers like --lengths 128,512,4096, or a range like --lengths 512:8192:x2 or 512:2048:+512."
+    )
+
+
+def _multiplied(first: int, last: int, factor: int) -> tuple[int, ...]:
+    lengths = []
+    while first < last:
+        lengths.append(first)
+        first *= factor
+    return (*lengths, last)

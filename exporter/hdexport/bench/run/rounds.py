@@ -1,4 +1,4 @@
-"""A benchmark's run: its processes are prepared and run in rounds, and their figures are put together."""
+"""A benchmark's rounds: each case's processes run in turn, and their figures are put together."""
 
 from __future__ import annotations
 
@@ -8,16 +8,28 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from hdexport.bench.measure.calls import environment
-from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.measure.remote import run_function
-from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult, CaseResult, LargestBatch, Series, Status
+from hdexport.bench.measure.calls import environment, latency_of
+from hdexport.bench.measure.case import CaseFigures, CaseSpec
+from hdexport.bench.measure.processes import run_function
+from hdexport.bench.measure.roofline import Work, roofline
+from hdexport.bench.results.result import (
+    SCHEMA_VERSION,
+    BenchResult,
+    CaseResult,
+    Ceilings,
+    LargestBatch,
+    OutputError,
+    PeakMemory,
+    Series,
+    Status,
+)
 from hdexport.bench.run.budget import Probe, largest_batch, probe_case
 from hdexport.bench.run.plan import BenchOptions, PlannedSeries, plan
-from hdexport.bench.run.prepared import Preparation
-from hdexport.bench.run.record import CaseRecord
+from hdexport.bench.run.preparation import Preparation
 from hdexport.bench.run.watcher import Watcher
 from hdexport.bench.run.worker import measured
 
@@ -32,17 +44,7 @@ _SEARCH_LIMITS = 3
 
 
 class Bench:
-    """One run.
-
-    Args:
-        options: what is measured.
-        watcher: is told of progress.
-        scratch: an empty folder for prepared files: checkpoints and exports, which may be large.
-
-    Raises:
-        InputError: an option that does not fit, or nothing that could run.
-        BundleError: there is no bundle, or it is damaged or of another format.
-    """
+    """One run; prepared files, such as checkpoints and exports, go to the empty folder `scratch` and may be large."""
 
     def __init__(self, options: BenchOptions, watcher: Watcher, scratch: Path) -> None:
         self._options, self._watcher = options, watcher
@@ -64,16 +66,12 @@ class Bench:
         return any(True for _ in self._cases())
 
     def note(self, text: str) -> None:
-        """Add notes for the reader."""
+        """Adds a note for the reader."""
         self._notes.append(text)
         self._watcher.note(text)
 
     def prepare(self) -> None:
-        """Make the files that the cases need, which may take longer than the cases do.
-
-        Raises:
-            BackendError: not even inputs could be made.
-        """
+        """Makes the files that the cases need, which may take longer than the cases do."""
         for text in self._plan.notes:
             self.note(text)
         self._prepared.run()
@@ -81,7 +79,8 @@ class Bench:
             self.note(text)
 
     def measure(self) -> None:
-        """Run every case once per round, neighbours in a table one after the other, so that drift affects all alike."""
+        """Runs every case once per round, neighbours in a table one after the other, so that drift affects
+        all alike."""
         cases = [(record.case.series, record.case.batch, record.case.tokens) for _, record in self._records]
         self._watcher.planned(cases, self._options.rounds)
         for number in range(1, self._options.rounds + 1):
@@ -178,3 +177,46 @@ class Bench:
     def _probe(self, planned: PlannedSeries, tokens: int, budget_bytes: int, batch: int) -> Probe:
         spec = self._spec(planned, batch, tokens)
         return probe_case(spec, budget_bytes=budget_bytes, time_limit_s=self._options.time_limit_s)
+
+
+@dataclass
+class CaseRecord:
+    """The rounds of one series at one batch size and length, while they go on.
+
+    Attributes:
+        end: how a round ended without figures; the case then has none, and needs no other round.
+    """
+
+    case: CaseResult
+    rounds: list[CaseFigures] = field(default_factory=list)
+    end: tuple[Status, str] | None = None
+
+    def result(self, work: Work | None, ceilings: Ceilings | None) -> CaseResult | None:
+        """The result so far; None before the first round. Without work or ceilings it has no roofline."""
+        if self.end is not None:
+            return dataclasses.replace(self.case, status=self.end[0], reason=self.end[1])
+        if not self.rounds:
+            return None
+        is_stable = all(figures.is_stable for figures in self.rounds)
+        latency = latency_of([figures.latencies_ms for figures in self.rounds], is_stable=is_stable)
+        return dataclasses.replace(
+            self.case,
+            latency=latency,
+            tokens_per_s=self.case.batch * self.case.tokens / latency.p50_ms * 1e3,
+            memory=_largest([figures.memory for figures in self.rounds]),
+            precision=self.rounds[0].precision.value,
+            error=max((figures.error for figures in self.rounds if figures.error), key=_badness, default=None),
+            roofline=roofline(work, ceilings, p50_ms=latency.p50_ms) if work and ceilings else None,
+        )
+
+
+def _largest(peaks: list[PeakMemory]) -> PeakMemory:
+    def largest(name: str) -> Any:
+        return max((value for peak in peaks if (value := getattr(peak, name)) is not None), default=None)
+
+    return PeakMemory(**{each.name: largest(each.name) for each in dataclasses.fields(PeakMemory)})
+
+
+def _badness(error: OutputError) -> tuple[bool, float, float]:
+    """An answer that did not pass is worse than all that did; one that is not finite has no largest difference."""
+    return not error.passed, error.size, -error.min_cosine

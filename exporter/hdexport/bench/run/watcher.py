@@ -1,4 +1,4 @@
-"""Progress of a benchmark: the library calls, the command line shows."""
+"""Progress of a benchmark, which the command line shows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class Watcher:
     """Silent; the base of classes that show something."""
 
     def step(self, title: str) -> None:
-        """Something is prepared."""
+        """A step of the preparation begins."""
 
     def note(self, text: str) -> None:
-        """A line that belongs to the result."""
+        """A note of the result."""
 
     def planned(self, cases: Sequence[tuple[str, int, int]], rounds: int) -> None:
-        """The cases begin, a round of each after the other: name of the series, batch and tokens of each."""
+        """The rounds begin; each case is the name of its series, batch and tokens."""
 
     def begin(self, series: str, batch: int, tokens: int, number: int) -> None:
         """Round `number`, from 1, of a case begins."""
 
     def finish(self, case: CaseResult) -> None:
-        """A round of a case ended; the result of the case so far."""
+        """A round of a case ended; `case` is its result so far."""

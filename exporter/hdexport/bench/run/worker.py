@@ -1,29 +1,35 @@
-"""The process of one case: open it, measure it, and compare its answers."""
+"""The process of one case: opens it, measures it, and compares its answers."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from hdexport.bench.measure.calls import time_runs, warm_up, with_growth
 from hdexport.bench.measure.case import CaseFigures, CaseSpec
-from hdexport.bench.results.result import PeakMemory
-from hdexport.bench.run.opening import open_case, wrong_by
+from hdexport.bench.peers import PEERS
+from hdexport.bench.peers.peer import OpenCase
+from hdexport.bench.results.result import OutputError, PeakMemory
 from hdexport.support.gpu_memory import GpuMemoryWatch
 from hdexport.support.memory import peak_resident_bytes
+from hdexport.verify.comparison import Comparison, compare_output, joined
+from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import BackendError, OutOfMemoryError
 
 
 def measured(spec: CaseSpec) -> CaseFigures:
-    """Measure a case in this process, which should have done nothing else before.
+    """Measures a case in this process, which should have done nothing else before.
 
     `PeakMemory.rss_bytes` is the peak of the process from its start to the end of the timed runs;
-    `PeakMemory.growth_bytes` how far that peak rose during all calls, warm-up included, above the resident memory once
-    the case was open. So the growth includes memory that a first call keeps, such as arenas and compiled code. A case
-    whose timed runs need not take any time is a probe of memory, and its first call is timed.
-
-    Raises:
-        HdexportError: the case cannot be opened or run; a peer's packages may raise their own errors.
+    `PeakMemory.growth_bytes` is how far that peak rose during all calls, warm-up included, above the resident memory of
+    the open case. So the growth includes what a first call keeps, such as arenas and compiled code. A case whose timed
+    runs need not take any time is a probe of memory, whose first call is timed.
     """
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(GpuMemoryWatch()) if spec.device == "cuda" else None
@@ -63,3 +69,77 @@ def _vram_bytes(watch: GpuMemoryWatch | None) -> int | None:
         return None
     watch.look()
     return watch.peak_bytes
+
+
+def open_case(spec: CaseSpec) -> OpenCase:
+    """Loads the runner of a case, and imports only the packages that it needs."""
+    with np.load(spec.inputs) as file:
+        inputs = {name: file[name] for name in file.files}
+    # A peer may have the name of a backend.
+    if spec.artefact is not None:
+        manifest = open_bundle(spec.bundle, check_files=False).manifest
+        # Peers run each text alone.
+        of_text = {spec.name: inputs[spec.name] for spec in manifest.inputs if spec not in manifest.memories}
+        return PEERS[spec.runner].open(spec, manifest, of_text)
+    return _open_backend(spec, inputs)
+
+
+def wrong_by(expected: Path, outputs: Mapping[str, FloatArray], case: OpenCase) -> OutputError:
+    """How far outputs, by the manifest's names, are from PyTorch's in float32, which are ``.npy`` files in the folder
+    `expected`: the worst over all outputs. An output of another shape is wrong; outputs that a peer lacks are named in
+    the tolerance."""
+    right = {file.stem: np.load(file, mmap_mode="r") for file in sorted(expected.iterdir())}
+    found = [_compared(name, outputs[name], values, case) for name, values in right.items() if name in outputs]
+    worst = joined(found or [_mismatch("any output")])
+    missing = ", ".join(name for name in right if name not in outputs)
+    return OutputError(
+        max_abs_error=worst.max_abs_error if np.isfinite(worst.max_abs_error) else None,
+        min_cosine=worst.min_cosine,
+        passed=worst.passed,
+        tolerance=worst.tolerance + (f"; it has no {missing}" if missing else ""),
+    )
+
+
+def _open_backend(spec: CaseSpec, inputs: Mapping[str, npt.NDArray[np.int64]]) -> OpenCase:
+    import hdruntime
+
+    session = hdruntime.load(spec.bundle, spec.runner, threads=spec.threads, precision=spec.precision)
+    rows, tokens = inputs["input_ids"].shape
+    if rows > session.most_rows(tokens):
+        most = session.most_rows(tokens)
+        raise BackendError(
+            f"The engine's profiles take at most {most} texts of {tokens} tokens: a batch of {rows} runs in parts."
+        )
+
+    def call() -> dict[str, FloatArray]:
+        outputs = session(**inputs)
+        if rows > session.most_rows(tokens):
+            raise OutOfMemoryError("The batch did not fit in memory at once; the session ran it in parts.")
+        return outputs
+
+    return OpenCase(
+        call=call,
+        half_precision=session.manifest.dtype != "float32",
+        precision=session.precision,
+        engine_bytes=lambda: session.engine_bytes,
+        close=session.close,
+    )
+
+
+def _compared(name: str, actual: FloatArray, expected: FloatArray, case: OpenCase) -> Comparison:
+    """[batch, tokens, features] by token; [batch, features], and scores without a feature axis, by text."""
+    if actual.shape != expected.shape:
+        return _mismatch(f"shape {list(expected.shape)}, not {list(actual.shape)}")
+    # Scores without a feature axis, [batch, tokens], are a vector per text to that.
+    return compare_output(
+        name,
+        np.atleast_2d(actual),
+        np.atleast_2d(expected),
+        half_precision=case.half_precision,
+        precision=case.precision,
+        of_tokens=actual.ndim > 2,
+    )
+
+
+def _mismatch(tolerance: str) -> Comparison:
+    return Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance=tolerance)
