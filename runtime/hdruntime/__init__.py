@@ -94,10 +94,10 @@ if TYPE_CHECKING:
     from hdruntime.sentence_encoder import SentenceEncoder
     from hdruntime.session import Session, load
     from hdruntime.sparse_encoder import SparseEncoder
+    from hdruntime.tasks.sparse_similarity import SparseVector
     from hdruntime.text.answers import Answer
     from hdruntime.text.chunking import TextChunks
     from hdruntime.text.entities import Entity
-    from hdruntime.text.sparse import SparseVector
     from hdruntime.text.tokenization import Encoding
 
 # ONNX Runtime 1.29 and newer keeps a queue of events in the home directory, names of models and texts of errors among
@@ -121,7 +121,7 @@ _MODULE_OF_NAME = {
     "SentenceEncoder": "hdruntime.sentence_encoder",
     "Session": "hdruntime.session",
     "SparseEncoder": "hdruntime.sparse_encoder",
-    "SparseVector": "hdruntime.text.sparse",
+    "SparseVector": "hdruntime.tasks.sparse_similarity",
     "TextChunks": "hdruntime.text.chunking",
     "load": "hdruntime.session",
     "open_bundle": "hdruntime.bundle.reader",

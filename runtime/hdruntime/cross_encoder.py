@@ -30,11 +30,15 @@ from hdruntime.bundle_model import BundleModel, Length, also_named, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
-from hdruntime.tasks.classification import TextClassification, check_query, ranked
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text
-from hdruntime.text.checks import checked_choice, checked_texts, several
-from hdruntime.text.classes import check_classifier, check_reranker
+from hdruntime.tasks.text_classification import (
+    TextClassification,
+    check_classifier,
+    check_reranker,
+    ranked_documents,
+)
+from hdruntime.text.checks import checked_choice, several
 from hdruntime.text.logits import Activation, activated, softmax
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.splitting import SplitPooling
@@ -221,13 +225,19 @@ class CrossEncoder(BundleModel):
         """
         check_reranker(self._session.manifest)
         self._check_call(batch_size, device, pool)
-        documents = checked_texts(documents, name="documents")
         reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
-        check_query(query, self._tokenizer, reading, prompt=prompt)
-        pairs = [(query, document) for document in documents]
-        scores = self._scores(pairs, reading, activation_fn, prompt=prompt, name="documents", shown=show_progress_bar)
-        return ranked(scores, documents, top_k=top_k, return_documents=return_documents)
+        options = {"prompt": prompt, "name": "documents", "shown": show_progress_bar}
+        return ranked_documents(
+            query,
+            documents,
+            tokenizer=self._tokenizer,
+            reading=reading,
+            prompt=prompt,
+            scores_of=lambda pairs: self._scores(pairs, reading, activation_fn, **options),
+            top_k=top_k,
+            return_documents=return_documents,
+        )
 
     def _texts_and_pairs(self, inputs: object) -> tuple[list[str], list[str] | None]:
         pairs, is_one = _pairs_of(inputs)

@@ -31,12 +31,11 @@ from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text
-from hdruntime.tasks.token_vectors import TokenVectors
+from hdruntime.tasks.token_similarity import Side, TokenVectors, settings_of
 from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import maxsim, maxsim_of_pairs
-from hdruntime.text.token_vectors import Side, multi_vector_of
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
 
@@ -76,9 +75,9 @@ class MultiVectorEncoder(TwoSidedModel):
         gpu: GpuOptions | None = None,
     ) -> None:
         opened = opened_bundle(bundle, backend, precision)
-        settings = multi_vector_of(opened.manifest)
+        settings = settings_of(opened.manifest)
         self._tasks = {side: TokenVectors(opened.manifest, side) for side in (Side.QUERY, Side.DOCUMENT, None)}
-        assert settings.multi_vector is not None, "multi_vector_of checks it"
+        assert settings.multi_vector is not None, "settings_of checks it"
         self.similarity_fn_name: str = settings.multi_vector.similarity
         super().__init__(
             opened,

@@ -17,23 +17,21 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.tasks.answers import QuestionAnswers
-from hdruntime.tasks.classification import TextClassification, check_query, ranked
 from hdruntime.tasks.embedding import Embedding
-from hdruntime.tasks.entities import Entities
 from hdruntime.tasks.late_chunks import ChunkEmbeddings
+from hdruntime.tasks.question_answering import QuestionAnswers
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.sparse_vectors import SparseVectors
-from hdruntime.tasks.task import Text
+from hdruntime.tasks.sparse_similarity import SparseVector, SparseVectors
+from hdruntime.tasks.task import Text, TextTask
+from hdruntime.tasks.text_classification import TextClassification, check_reranker, ranked_documents
 from hdruntime.tasks.text_inference import answers_of
+from hdruntime.tasks.token_classification import Entities
 from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions
 from hdruntime.text.checks import checked_choice, checked_texts, several
 from hdruntime.text.chunking import Spans, TextChunks, overlap_of
-from hdruntime.text.classes import check_reranker
 from hdruntime.text.entities import Aggregation, Entity
 from hdruntime.text.logits import activated
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.sparse import SparseVector
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 
@@ -175,7 +173,7 @@ class Session(BatchSession):
             InputError: the bundle's task is another one, it has no tokenizer, or a text does not fit.
             NonFiniteOutputError, BackendError: as of :meth:`embed`.
         """
-        self._check_task("sparse-similarity", method="embed_sparse")
+        self._check_task(SparseVectors, method="embed_sparse")
         task = SparseVectors(self.manifest, max_active_dims)
         reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
         found = [Text(text=text) for text in checked_texts(texts, name="texts")]
@@ -278,7 +276,7 @@ class Session(BatchSession):
             NonFiniteOutputError: a logit is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        self._check_task("token-classification", method="entities")
+        self._check_task(Entities, method="entities")
         aggregation = checked_choice(Aggregation, aggregation, option="aggregation")
         task = Entities(self.manifest, self.tokenizer.whole, aggregation)
         reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
@@ -323,7 +321,7 @@ class Session(BatchSession):
         options = AnswerOptions(
             top_k=top_k, handle_impossible_answer=handle_impossible_answer, max_answer_tokens=max_answer_tokens
         )
-        self._check_task("question-answering", method="answers")
+        self._check_task(QuestionAnswers, method="answers")
         options.check()
         reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
         first, second = checked_texts(questions, name="questions"), checked_texts(contexts, name="contexts")
@@ -374,16 +372,27 @@ class Session(BatchSession):
         task = TextClassification(self._bundle)
         reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_tokens=batch_tokens)
         prompt = self._prompt(prompt_name, prompt)
-        check_query(query, self.tokenizer, reading, prompt=prompt)
-        second = checked_texts(documents, name="documents")
-        pairs = [Text(text=query, text_pair=document) for document in second]
-        logits = answers_of(self, task, pairs, reading, prompt=prompt, name="documents")
-        scores = activated(np.array(logits, np.float32).reshape(len(second), 1), task.activation)[:, 0]
-        return ranked(scores, second, top_k=top_k, return_documents=return_documents)
+
+        def scores_of(pairs: list[tuple[str, str]]) -> FloatArray:
+            found = [Text(text=first, text_pair=second) for first, second in pairs]
+            logits = answers_of(self, task, found, reading, prompt=prompt, name="documents")
+            scores: FloatArray = activated(np.array(logits, np.float32).reshape(len(pairs), 1), task.activation)[:, 0]
+            return scores
+
+        return ranked_documents(
+            query,
+            documents,
+            tokenizer=self.tokenizer,
+            reading=reading,
+            prompt=prompt,
+            scores_of=scores_of,
+            top_k=top_k,
+            return_documents=return_documents,
+        )
 
     def _prompt(self, name: str | None, prompt: str | None) -> str:
         return chosen_prompt(*prompts_of(self.manifest), name=name, prompt=prompt)
 
-    def _check_task(self, task: str, *, method: str) -> None:
-        if self.manifest.task != task:
-            raise InputError(f"session.{method} is for {task}, and the bundle's task is {self.manifest.task}.")
+    def _check_task(self, task: type[TextTask], *, method: str) -> None:
+        if self.manifest.task != task.name:
+            raise InputError(f"session.{method} is for {task.name}, and the bundle's task is {self.manifest.task}.")

@@ -32,12 +32,17 @@ from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.sparse_vectors import SparseVectors
+from hdruntime.tasks.sparse_similarity import (
+    SparseVector,
+    SparseVectors,
+    most_active_dims,
+    sparse_vector,
+    stacked,
+)
 from hdruntime.tasks.task import Text
 from hdruntime.text.checks import checked_texts
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
-from hdruntime.text.sparse import SparseVector, most_active_dims, sparse_vector, stacked
 from hdruntime.text.tokenization import Overflow
 
 _BLOCK = 256
@@ -81,7 +86,7 @@ class SparseEncoder(TwoSidedModel):
     ) -> None:
         opened = opened_bundle(bundle, backend, precision)
         manifest = opened.manifest
-        if manifest.task != "sparse-similarity":
+        if manifest.task != SparseVectors.name:
             raise InputError(
                 f"This bundle's task is {manifest.task}, which gives no sparse vectors.\n"
                 "Build it again with --task sparse-similarity, from a SPLADE model."

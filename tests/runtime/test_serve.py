@@ -32,8 +32,8 @@ from hdruntime.errors import HdexportError, InputError
 from hdruntime.serve import ServeOptions, application, serve
 from hdruntime.serve.queue import QueueFullError, TextQueue
 from hdruntime.serve.server import bound_sockets
-from hdruntime.tasks.classification import TextClassification
 from hdruntime.tasks.task import Pairs, Text
+from hdruntime.tasks.text_classification import TextClassification
 from support.splade_models import made_splade
 
 TEXTS = ["What is read, and by whom?", "Museums! " * 40, "a", "Nobody reads twice; " * 5]

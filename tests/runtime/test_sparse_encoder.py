@@ -21,7 +21,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs import plan_job
 from hdruntime.jobs.job import JobOptions
-from hdruntime.text.sparse import SparseVector, sparse_vector, stacked
+from hdruntime.tasks.sparse_similarity import SparseVector, sparse_vector, stacked
 from hdruntime.text.tokenization import Overflow
 from support.commands import run_here
 from support.comparators import assert_close, named_case

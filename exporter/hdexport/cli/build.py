@@ -219,7 +219,7 @@ def own_length(settings: SentenceSettings, *, max_len: int, text_length: int | N
         text_length: what our class truncates texts to, if the build was asked to; None for the model's own number.
     """
     from hdexport.model.positions import LONGEST
-    from hdruntime.text.token_vectors import Side, TextSide
+    from hdruntime.tasks.token_similarity import Side, TextSide
 
     library, (reader, what, option) = "sentence-transformers", _READERS[settings.kind]
     is_of_tokens = settings.kind == "multi-vector-encoder"

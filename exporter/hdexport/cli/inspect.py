@@ -207,7 +207,7 @@ def _sentence(settings: SentenceSettings, text_length: int | None) -> Iterator[t
 
 
 def _multi_vector(settings: SentenceSettings, own: MultiVectorSettings) -> Iterator[tuple[str, str]]:
-    from hdruntime.text.token_vectors import Side, TextSide
+    from hdruntime.tasks.token_similarity import Side, TextSide
 
     expansion = own.expansion
     for name, side in (("queries", Side.QUERY), ("documents", Side.DOCUMENT)):

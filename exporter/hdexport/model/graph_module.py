@@ -12,7 +12,7 @@ import torch
 from hdexport.model.carried_states import CallStates
 from hdexport.model.head import Head
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
-from hdruntime.bundle.task_formats import TASKS, Task
+from hdruntime.bundle.task_formats import Task, format_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +51,7 @@ class GraphModule(torch.nn.Module):
     def outputs(self) -> dict[str, tuple[str | int, ...]]:
         """Name of each output -> its axes; memories, which are inputs of the next call, come last."""
         carried = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
-        return {**TASKS[self.task].outputs, **carried}
+        return {**format_of(self.task).output_axes, **carried}
 
     def forward(
         self,
@@ -85,7 +85,7 @@ class GraphModule(torch.nn.Module):
         if self.head is not None:
             pooled = None if pooling_mask is None else attention_mask * pooling_mask
             return *self.head.outputs(getattr(outputs, self.head.reads), attention_mask, pooled), *left
-        return *(getattr(outputs, name).float() for name in TASKS[self.task].outputs), *left
+        return *(getattr(outputs, name).float() for name in format_of(self.task).output_axes), *left
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from hdruntime.bundle.manifest import (
     VerificationRecord,
 )
 from hdruntime.bundle.pair_template import Slot, Wording
-from hdruntime.bundle.task_formats import TASKS
+from hdruntime.bundle.task_formats import format_of
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError, BundleVersionError
 
@@ -162,15 +162,15 @@ def _output_problems(manifest: Manifest) -> Iterator[str]:
         sizes = spec.shape[named:]
         if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(size, int) for size in sizes):
             yield f"outputs[{index}] should be float32 [batch, ...] or [batch, tokens, ...], not {_described(spec)}"
-    for name, axes in TASKS[manifest.task].outputs.items():
+    task = format_of(manifest.task)
+    for name, axes in task.output_axes.items():
         if name not in outputs:
             yield f"outputs has no {name}, which {manifest.task} needs"
         elif len(outputs[name].shape) != len(axes) or ("tokens" in outputs[name].shape) != ("tokens" in axes):
             yield f"outputs: {name} should be [{', '.join(axes)}], not {_described(outputs[name])}"
         elif axes[-1] == "hidden_size" and outputs[name].shape[-1] != manifest.hidden_size:
             yield f"outputs: {name} is {_described(outputs[name])}, but hidden_size is {manifest.hidden_size}"
-    if manifest.task == "sparse-similarity" and outputs["sparse_embedding"].shape[-1] != manifest.vocab_size:
-        yield f"outputs: {_described(outputs['sparse_embedding'])} is not of the vocab_size {manifest.vocab_size}"
+    yield from task.problems(manifest)
     if manifest.labels and "logits" not in outputs:
         yield f"labels has {len(manifest.labels)} names, but there are no logits"
     elif manifest.labels and outputs["logits"].shape[-1] != len(manifest.labels):
@@ -206,14 +206,14 @@ def _sentence_problems(manifest: Manifest) -> Iterator[str]:
     if (manifest.input_of(Role.ATTENDED) is not None) != adds_unseen:
         yield f"inputs has {int(not adds_unseen)} of the role attended, which tells tokens that no token attends to"
     if settings is None:
-        if TASKS[manifest.task].needs_settings:
+        if format_of(manifest.task).needs_settings:
             yield f"sentence is None, without which nothing can be made of the outputs of {manifest.task}"
         return
     if (settings.kind == "multi-vector-encoder") != (own is not None):
         yield f"sentence.multi_vector is {'there' if own else None} for the kind {settings.kind}"
     if settings.default_prompt_name not in (None, "query", "document", *settings.prompts):
         yield f"sentence.default_prompt_name is {settings.default_prompt_name!r}, which is not among the prompts"
-    if settings.kind != TASKS[manifest.task].settings:
+    if settings.kind != format_of(manifest.task).settings_kind:
         yield f"sentence.kind is {settings.kind} for the task {manifest.task}"
     if (settings.kind == "cross-encoder") == (settings.activation is None):
         yield f"sentence.activation is {settings.activation} for the kind {settings.kind}"

@@ -1,16 +1,29 @@
-"""The tasks: their names, and what the format of a bundle asks of each."""
+"""The tasks' names, and what their bundles contain, as the class of each task says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+import importlib
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from hdruntime.bundle.sentence_settings import Kind
 from hdruntime.bundle.value_types import Choice
+from hdruntime.errors import BundleError
+
+if TYPE_CHECKING:
+    from hdruntime.bundle.manifest import Manifest
+
+_ENTRY_POINTS = "hdexport.tasks"
+"""Group in which other packages register the classes of theirs, by the tasks' names."""
 
 
 class Task(Choice):
-    """The task of a bundle, by the name in Hugging Face optimum, where it has one."""
+    """The task of a bundle, by the name in Hugging Face optimum, where it has one.
+
+    The tasks of other packages are members, too, which `Task(name)` finds; they are not among those that are listed.
+    """
 
     FEATURE_EXTRACTION = "feature-extraction"
     SENTENCE_SIMILARITY = "sentence-similarity"
@@ -25,48 +38,68 @@ class Task(Choice):
     TEXT_SCORING = "text-scoring"
     """The log-probability of each token after the tokens before it."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> Task | None:
+        if not isinstance(value, str) or value not in _registered():
+            return None
+        member = str.__new__(cls, value)
+        member._name_ = member._value_ = value
+        return member
 
-@dataclass(frozen=True, kw_only=True)
+
 class TaskFormat:
-    """The format of a task's bundles.
+    """The content of a task's bundles; every task's class, a `hdruntime.tasks.task.TextTask`, is one.
 
     Attributes:
-        outputs: name of each output that it needs -> its axes. All outputs are float32; a graph may have others beside
-            these, which are inputs of the next call. An axis ``hidden_size`` is the manifest's.
-        settings: kind of its settings of sentence-transformers.
+        name: in the manifest.
+        output_axes: name of each output that a graph needs -> its axes. All outputs are float32; a graph may have
+            others beside these, which are inputs of the next call. An axis ``hidden_size`` is the manifest's.
+        settings_kind: of its settings of sentence-transformers.
         needs_settings: whether nothing can be made of its outputs without them.
+        instead_of_embeddings: advice to who asks for a vector for each text, where it has none.
     """
 
-    outputs: Mapping[str, tuple[str, ...]]
-    settings: Kind = "encoder"
-    needs_settings: bool = False
+    name: ClassVar[str]
+    output_axes: ClassVar[Mapping[str, tuple[str, ...]]]
+    settings_kind: ClassVar[Kind] = "encoder"
+    needs_settings: ClassVar[bool] = False
+    instead_of_embeddings: ClassVar[str] = (
+        "Build it again with --task feature-extraction or --task sentence-similarity."
+    )
+
+    @classmethod
+    def problems(cls, manifest: Manifest) -> Iterator[str]:
+        """Contradictions in a manifest that has the outputs, which the facts above do not show; begin with a key."""
+        yield from ()
 
 
-TASKS: Mapping[Task, TaskFormat] = {
-    Task.FEATURE_EXTRACTION: TaskFormat(outputs={"last_hidden_state": ("batch", "tokens", "hidden_size")}),
-    Task.SENTENCE_SIMILARITY: TaskFormat(
-        outputs={
-            "last_hidden_state": ("batch", "tokens", "width"),
-            "sentence_embedding": ("batch", "embedding_size"),
-        },
-    ),
-    Task.SPARSE_SIMILARITY: TaskFormat(
-        outputs={"sparse_embedding": ("batch", "vocab_size")},
-        settings="sparse-encoder",
-    ),
-    Task.TOKEN_SIMILARITY: TaskFormat(
-        outputs={"token_embeddings": ("batch", "tokens", "embedding_size")},
-        settings="multi-vector-encoder",
-        needs_settings=True,
-    ),
-    Task.FILL_MASK: TaskFormat(outputs={"logits": ("batch", "tokens", "vocab_size")}),
-    Task.TEXT_CLASSIFICATION: TaskFormat(
-        outputs={"logits": ("batch", "labels")},
-        settings="cross-encoder",
-    ),
-    Task.TOKEN_CLASSIFICATION: TaskFormat(outputs={"logits": ("batch", "tokens", "labels")}),
-    Task.QUESTION_ANSWERING: TaskFormat(
-        outputs={"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")}
-    ),
-    Task.TEXT_SCORING: TaskFormat(outputs={"log_probabilities": ("batch", "tokens")}),
-}
+def format_of(task: Task) -> type[TaskFormat]:
+    """The class of a task: `TASK` of the file of ``hdruntime/tasks`` with its name, or another package's entry point.
+
+    It is loaded here and not imported, because it reads manifests, which lie below it.
+
+    Raises:
+        BundleError: the code of another package fails.
+    """
+    point = _registered().get(task)
+    if point is None:
+        module = importlib.import_module(f"hdruntime.tasks.{task.replace('-', '_')}")
+        return module.TASK
+    try:
+        return point.load()
+    except Exception as error:
+        raise BundleError(
+            f"The task {task} ({point.value}) cannot be loaded: {type(error).__name__}: {error}.\n"
+            "Update the package that it comes from, or install it again."
+        ) from error
+
+
+def task_names() -> list[str]:
+    """Every task that bundles may have here, ours first."""
+    return [*map(str, Task), *_registered()]
+
+
+@functools.cache
+def _registered() -> dict[str, importlib.metadata.EntryPoint]:
+    points = sorted(importlib.metadata.entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
+    return {point.name: point for point in points if point.name not in list(Task)}

@@ -30,7 +30,7 @@ from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.writers import ResultEncoding, ResultFormat, encoding_of
 from hdruntime.tasks.late_chunks import column_of_spans
-from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
+from hdruntime.tasks.of_bundle import check_pairs, class_of, task_of_bundle
 from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import checked_streaming
 from hdruntime.text.chunking import overlap_of
@@ -371,14 +371,13 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
         "hdexport.task": manifest.task,
     }
     if COLUMN in names:
-        # For token vectors the manifest says what sentence-transformers makes of them; a job makes their mean.
-        sentence = None if manifest.task == "feature-extraction" else manifest.sentence
-        pooling = ("mean",) if manifest.task == "feature-extraction" else sentence.pooling if sentence else ()
+        known = class_of(manifest.task).vectors_as(manifest)
+        pooling, is_normalized = known or ((), False)
         # The first dimensions of a vector of length 1 are shorter.
-        by_model = sentence is not None and sentence.normalize and options.vectors.truncate_dim is None
-        is_known = options.vectors.normalize or sentence is not None or manifest.task == "feature-extraction"
+        by_model = is_normalized and options.vectors.truncate_dim is None
+        is_known = options.vectors.normalize or known is not None
         metadata |= {
-            "hdexport.pooling": "+".join(pooling) or ("none" if sentence else "unknown"),
+            "hdexport.pooling": "+".join(pooling) or ("unknown" if known is None else "none"),
             "hdexport.normalized": str(options.vectors.normalize or by_model).lower() if is_known else "unknown",
             "hdexport.dtype": options.vectors.output_dtype.value,
         }

@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
-from hdruntime.tasks.classification import TextClassification
 from hdruntime.tasks.embedding import Embedding
-from hdruntime.tasks.sparse_vectors import SparseVectors
+from hdruntime.tasks.sparse_similarity import SparseVectors
 from hdruntime.tasks.task import TextTask
-from hdruntime.text.logits import classification
+from hdruntime.tasks.text_classification import TextClassification, classification
 from hdruntime.text.tokenization import Overflow
 
 Truncate = Literal["error", "end", "split", "NONE", "END"]

@@ -24,12 +24,12 @@ from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import QueueFullError, TextQueue
 from hdruntime.session import Session
-from hdruntime.tasks.classification import TextClassification
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.late_chunks import ChunkEmbeddings
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.sparse_vectors import SparseVectors
+from hdruntime.tasks.sparse_similarity import SparseVectors
 from hdruntime.tasks.task import Pairs, Text, TextTask
+from hdruntime.tasks.text_classification import TextClassification
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.embeddings import normalized, truncated

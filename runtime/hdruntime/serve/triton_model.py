@@ -16,10 +16,10 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.serve.answering import OVERFLOWS, scores_of, served_task
 from hdruntime.session import load
-from hdruntime.tasks.classification import TextClassification
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Pairs, Text
+from hdruntime.tasks.text_classification import TextClassification
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow

@@ -15,27 +15,17 @@ if TYPE_CHECKING:
 
 
 class Embedding(TextTask):
-    """The vector of a text, float32 [dimensions].
+    """The vector of a text, float32 [dimensions]; `pooling` is of tokens' vectors, by default their mean."""
 
-    Args:
-        manifest: of the bundle.
-        pooling: of token vectors; None for the mean. A bundle that pools by itself takes None.
-
-    Attributes:
-        dimensions: of a vector.
-
-    Raises:
-        InputError: the bundle's task has no embeddings.
-    """
-
+    pools_streams = True
     pairs = Pairs.ALLOWED
     prompts = True
 
     def __init__(self, manifest: Manifest, pooling: Pooling | None = None) -> None:
-        super().__init__(manifest)
         self._output = embedding_output(manifest)
-        self._pooling = pooling or Pooling.MEAN
         self.outputs = (self._output.name,)
+        super().__init__(manifest)
+        self._pooling = pooling or Pooling.MEAN
         self.dimensions = embedding_size(manifest)
 
     def fields(self) -> tuple[pa.Field, ...]:
@@ -58,17 +48,13 @@ class Embedding(TextTask):
 
 
 class TokenStates(TextTask):
-    """The vectors of a text's tokens, special tokens and prompt included: float32 [tokens, hidden_size].
-
-    Args:
-        manifest: of the bundle.
-    """
+    """The vectors of a text's tokens, special tokens and prompt included: float32 [tokens, hidden_size]."""
 
     prompts = True
 
     def __init__(self, manifest: Manifest) -> None:
-        super().__init__(manifest)
         self.outputs = (next(spec.name for spec in manifest.outputs if spec.has_tokens_axis),)
+        super().__init__(manifest)
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> FloatArray:
         # A copy: a view would hold the batch.

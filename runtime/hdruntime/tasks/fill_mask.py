@@ -1,31 +1,40 @@
-"""Tokens for the masks of texts, by bundles of fill-mask."""
+"""Tokens for the masks of texts."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
+
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
-from hdruntime.tasks.task import Outputs, Text, TextTask, Values
-from hdruntime.text.logits import Filling, fillings
+from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
+from hdruntime.text.logits import shortest, softmax
 from hdruntime.text.tokenization import Encoding, read_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_CHOICES = 5
+"""Tokens suggested for each mask, as in Hugging Face's fill-mask pipeline."""
+
+
+class Filling(NamedTuple):
+    """A candidate token for a mask."""
+
+    token: str
+    token_id: int
+    score: float
+
 
 class MaskFillings(TextTask):
-    """The best tokens for each mask of a text.
+    """The best tokens for each mask of a text; a bundle whose tokenizer has no mask is refused."""
 
-    Args:
-        bundle: the bundle.
-
-    Raises:
-        InputError: the bundle has no tokenizer, or the tokenizer no mask.
-    """
-
-    outputs = ("logits",)
+    name = Task.FILL_MASK
+    output_axes: ClassVar = {"logits": ("batch", "tokens", "vocab_size")}
     # Logits for the whole vocabulary at every token of a long text would fill the memory.
     splits = streams = False
 
@@ -36,6 +45,10 @@ class MaskFillings(TextTask):
             raise InputError(f"The tokenizer of {bundle.path} has no mask token, so there is nothing to fill.")
         self._mask_token_id, self._tokenizer = info.mask_token_id, read_tokenizer(bundle.file(info.file))
 
+    @classmethod
+    def of_job(cls, bundle: Bundle, options: TaskOptions) -> MaskFillings:
+        return cls(bundle)
+
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
 
@@ -43,7 +56,7 @@ class MaskFillings(TextTask):
         return (pa.field("masks", pa.list_(pa.list_(filling))),)
 
     def values(self, answer: list[list[Filling]]) -> Values:
-        return {"masks": [[dataclasses.asdict(filling) for filling in mask] for mask in answer]}
+        return {"masks": [[filling._asdict() for filling in mask] for mask in answer]}
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> list[list[Filling]]:
         token_id = self._mask_token_id
@@ -52,3 +65,29 @@ class MaskFillings(TextTask):
     def _spelling(self, token_id: int) -> str:
         # "Paris" instead of the vocabulary's "\u0120Paris".
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+
+TASK = MaskFillings
+
+
+def fillings(
+    logits: FloatArray, *, mask_token_id: int, spelling: Callable[[int], str], encoding: Encoding
+) -> list[list[Filling]]:
+    """The best tokens for every mask of a text, best first; a text without a mask is refused.
+
+    Args:
+        logits: [tokens, vocab_size], float32.
+        mask_token_id: the id of the mask.
+        spelling: id -> how the token is written.
+        encoding: the text's tokens.
+    """
+    masks = np.flatnonzero(np.asarray(encoding.input_ids) == mask_token_id)
+    if not len(masks):
+        raise InputError(f"The text has no mask to fill.\nWrite {spelling(mask_token_id)} in place of a word.")
+    return [_best_tokens(softmax(logits[mask]), spelling) for mask in masks]
+
+
+def _best_tokens(scores: FloatArray, spelling: Callable[[int], str]) -> list[Filling]:
+    # A stable sort of the negated scores: of equally probable tokens the one with the smaller id comes first.
+    best = np.argsort(-scores, kind="stable")[:_CHOICES]
+    return [Filling(spelling(int(token)), int(token), shortest(scores[token])) for token in best]

@@ -18,20 +18,17 @@ class ChunkEmbeddings(TextTask):
     """The chunks of a text; each is a row of a job.
 
     Args:
-        manifest: of the bundle.
+        manifest: of a bundle whose vectors are the mean of their tokens' states; others are refused.
         rule: ``tokens:N`` or ``sentences``; None for the spans of each text.
         some: whether a text without a chunk is refused.
-
-    Raises:
-        InputError: the bundle's vectors are not the mean of their tokens' states.
     """
 
     prompts = True
 
     def __init__(self, manifest: Manifest, rule: str | None, *, some: bool = False) -> None:
-        super().__init__(manifest)
         self._chunking, self._rule, self._some = LateChunking(manifest), rule, some
         self.outputs = (self._chunking.output.name,)
+        super().__init__(manifest)
 
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa

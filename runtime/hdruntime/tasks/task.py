@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import TaskFormat
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import Spans
 from hdruntime.text.entities import Aggregation
@@ -77,24 +79,20 @@ class PendingText(Protocol):
         """Add the outputs of a piece, without batch axis and padding; each piece is added once, in any order."""
 
     def finished(self) -> Any:
-        """The task's answer, when every piece was added.
-
-        Raises:
-            InputError: the text does not fit the task.
-        """
+        """The task's answer, when every piece was added; an InputError if the text does not fit the task."""
 
 
-class TextTask:
-    """A task with a bundle; a subclass has the answers and columns of one task.
-
-    Args:
-        manifest: of the bundle.
+class TextTask(TaskFormat):
+    """A task with a bundle: all that sessions, encoders, jobs and servers ask of it. Each task has a subclass.
 
     Attributes:
-        outputs: names of the outputs that are read.
+        job_options: names of the `TaskOptions` that it alone has -> how each is given, as the begin of a sentence.
+        needs_text: whether its answers are places in a text, which rows of ids do not show.
+        outputs: names of the outputs that are read; all of `output_axes` unless it says otherwise.
         pairs: whether a text has a second text.
         splits: whether pieces that are run by themselves give a text's answer, small enough to combine.
         streams: whether the outputs of all tokens of a streamed document are small enough to join.
+        pools_streams: whether a streamed document has one vector, pooled of all its tokens as they arrive.
         split_pooling: combines the pieces' outputs of a text, unless another pooling is asked for.
         pair_pooling: the same for the pieces of a pair's second text.
         prompts: whether a text may have a prompt; ids include it already.
@@ -104,10 +102,14 @@ class TextTask:
         texts, columns: for tasks on pairs, the two texts, and examples of their columns.
     """
 
+    job_options: ClassVar[Mapping[str, str]] = {}
+    needs_text: ClassVar[bool] = False
+
     outputs: tuple[str, ...]
     pairs: Pairs = Pairs.REFUSED
     splits: bool = True
     streams: bool = True
+    pools_streams: bool = False
     split_pooling: PiecePooling = SplitPooling.MEAN
     pair_pooling: SplitPooling = SplitPooling.MEAN
     prompts: bool = False
@@ -118,6 +120,19 @@ class TextTask:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        if not hasattr(self, "outputs"):
+            self.outputs = tuple(self.output_axes)
+
+    @classmethod
+    def of_job(cls, bundle: Bundle, options: TaskOptions) -> TextTask:
+        """The task as a job runs it; the bundle has a tokenizer where the task `needs_text`."""
+        return cls(bundle.manifest)
+
+    @classmethod
+    def vectors_as(cls, manifest: Manifest) -> tuple[tuple[str, ...], bool] | None:
+        """The poolings of the bundle's vectors, and whether their length is 1; None where the bundle does not say."""
+        own = manifest.sentence
+        return None if own is None else (own.pooling, own.normalize)
 
     def fields(self) -> tuple[pa.Field, ...]:
         """The columns of a job."""
@@ -144,17 +159,7 @@ class TextTask:
         return tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt)
 
     def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> PendingText:
-        """Begin a text.
-
-        Args:
-            split: its pieces.
-            text: the text.
-            prompt: before it.
-            pooling: combines the pieces' outputs; None: as the task does by default.
-
-        Raises:
-            InputError: the text does not fit the task.
-        """
+        """Begin a text, whose pieces' outputs a `pooling` combines, or by default the task's own."""
         default = self.split_pooling if text.text_pair is None else self.pair_pooling
         return _Pieces(self, split, text, pooling or default)
 
@@ -163,22 +168,12 @@ class TextTask:
         return outputs
 
     def answer(self, split: SplitEncoding, parts: Sequence[Outputs], text: Text, pooling: PiecePooling) -> Any:
-        """The answer to a text.
-
-        Args:
-            split: its pieces.
-            parts: [pieces], each one's `part`.
-            text: the text.
-            pooling: combines outputs that have no tokens axis.
-
-        Raises:
-            InputError: the text does not fit the task.
-        """
+        """The answer to a text from each piece's `part`: [pieces]; `pooling` combines outputs without a tokens axis."""
         whole = merged(split, parts, specs=self.manifest.outputs, pooling=pooling)
         return self.answer_of_whole(whole, split.whole, text)
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> Any:
-        """The answer to a text from its outputs, combined from all pieces; raises as `answer`."""
+        """The answer to a text from its outputs, combined from all pieces."""
         raise NotImplementedError
 
 

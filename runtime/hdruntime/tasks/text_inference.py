@@ -366,7 +366,7 @@ def checked_streaming(manifest: Manifest, task: TextTask) -> StreamedOutputs:
             f"The bundle's task is {manifest.task}, whose outputs for all tokens of a document would fill the memory.\n"
             "Cut the texts: --overflow truncate"
         )
-    return StreamedOutputs(manifest, task.outputs)
+    return StreamedOutputs(manifest, task.outputs, pools=task.pools_streams)
 
 
 def _raise_first(items: Sequence[TextItem], numbers: Sequence[int], name: str, *, alone: bool) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from hdruntime.arrays import FloatArray, WideArray
 from hdruntime.bundle.manifest import Manifest, TensorSpec
+from hdruntime.bundle.task_formats import format_of
 from hdruntime.errors import InputError
 
 SENTENCE_EMBEDDING = "sentence_embedding"
@@ -36,9 +37,7 @@ def embedding_output(manifest: Manifest) -> TensorSpec:
     for name in (SENTENCE_EMBEDDING, "last_hidden_state"):
         if name in outputs:
             return outputs[name]
-    advice = "Build it again with --task feature-extraction or --task sentence-similarity."
-    if manifest.task == "token-similarity":
-        advice = "A text has a vector for each token: hdruntime.MultiVectorEncoder gives them."
+    advice = format_of(manifest.task).instead_of_embeddings
     raise InputError(f"This bundle's task is {manifest.task}, which gives no embeddings.\n{advice}")
 
 

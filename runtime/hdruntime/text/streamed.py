@@ -31,17 +31,15 @@ class StreamedOutputs:
     Args:
         manifest: of the bundle.
         outputs: names of outputs; an embedding's may be ``sentence_embedding`` or the output that it is pooled of.
+        pools: whether a document has one vector; a bundle whose vectors cannot be pooled as tokens arrive is refused.
 
     Attributes:
         needed: names of the outputs that the segments must have.
-
-    Raises:
-        InputError: the bundle's vectors cannot be pooled of its tokens' one after the other.
     """
 
-    def __init__(self, manifest: Manifest, outputs: Sequence[str]) -> None:
+    def __init__(self, manifest: Manifest, outputs: Sequence[str], *, pools: bool) -> None:
         self._with_tokens = {spec.name for spec in manifest.outputs if spec.has_tokens_axis}
-        self._pools = manifest.task in ("feature-extraction", "sentence-similarity")
+        self._pools = pools
         self._pooling, self._normalizes = "mean", False
         self._pools_prompt = manifest.input_of(Role.POOLED) is None
         self.needed = list(outputs)

@@ -16,7 +16,7 @@ import torch
 
 import hdruntime
 from hdexport.checkpoint import find_checkpoint
-from hdruntime.bundle.task_formats import TASKS, Task
+from hdruntime.bundle.task_formats import Task, format_of
 from hdruntime.errors import InputError, ModelError
 from support.attention_records import recorded
 from support.comparators import assert_close, named_case
@@ -231,7 +231,7 @@ def test_other_tasks_remember_too(traced_models, task: str) -> None:
                 **{name: torch.from_numpy(values) for name, values in segment.items()}, mems=memory, use_mems=True
             )
         memory = expected.mems
-        for name in TASKS[task].outputs:
+        for name in format_of(task).output_axes:
             assert_close(got[name], expected[name].numpy(), atol=ATOL)
 
 

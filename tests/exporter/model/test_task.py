@@ -12,18 +12,17 @@ from transformers.models.auto.modeling_auto import (
 from hdexport.checkpoint import heads, sentence_settings
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.task import AUTO_CLASS_OF_TASK, TASKS, infer_task, model_task, unread_head
-from hdruntime.bundle import task_formats
-from hdruntime.bundle.task_formats import Task
-from hdruntime.tasks import of_bundle
+from hdruntime.bundle.task_formats import Task, format_of
+from hdruntime.tasks.of_bundle import class_of
 
 
 def test_every_task_is_in_all_tables_that_it_is_looked_up_in() -> None:
     for task in Task:
         assert hasattr(transformers, AUTO_CLASS_OF_TASK[model_task(task)]), task
-        assert all(axes[0] == "batch" for axes in task_formats.TASKS[task].outputs.values()), task
-        assert task in of_bundle._TASKS
+        assert all(axes[0] == "batch" for axes in format_of(task).output_axes.values()), task
+        assert class_of(task).name is task
         assert TASKS[task].made_of is None or task in {*heads._CHAINS, Task.SPARSE_SIMILARITY}, task
-        assert task_formats.TASKS[task].settings == "encoder" or task in sentence_settings._SETTINGS_OF_TASK, task
+        assert format_of(task).settings_kind == "encoder" or task in sentence_settings._SETTINGS_OF_TASK, task
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
-"""Answers to questions, each from its context, by bundles of question-answering."""
+"""Answers to questions, each from its context."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.tasks.task import Outputs, Pairs, Text, TextTask, Values
+from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import Task
+from hdruntime.tasks.task import Outputs, Pairs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.answers import Answer, AnswerOptions, best_answers
 from hdruntime.text.splitting import PiecePooling, SplitEncoding
 
@@ -15,19 +17,21 @@ if TYPE_CHECKING:
 
 
 class QuestionAnswers(TextTask):
-    """The best answers to a question, best first; of a job one, in columns, or a list of several.
+    """The best answers to a question, best first; of a job one, in columns, or a list of several."""
 
-    Args:
-        manifest: of the bundle.
-        options: how many answers, and which.
-    """
-
-    outputs = ("start_logits", "end_logits")
+    name = Task.QUESTION_ANSWERING
+    output_axes: ClassVar = {"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")}
+    job_options: ClassVar = {"answers": "--top-k and --handle-impossible-answer are"}
+    needs_text = True
     pairs = Pairs.REQUIRED
 
     def __init__(self, manifest: Manifest, options: AnswerOptions) -> None:
         super().__init__(manifest)
         self._options = options
+
+    @classmethod
+    def of_job(cls, bundle: Bundle, options: TaskOptions) -> QuestionAnswers:
+        return cls(bundle.manifest, options.answers or AnswerOptions())
 
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
@@ -44,3 +48,6 @@ class QuestionAnswers(TextTask):
     def answer(self, split: SplitEncoding, parts: Sequence[Outputs], text: Text, pooling: PiecePooling) -> list[Answer]:
         assert text.text_pair is not None, "a question has a context"
         return best_answers(split, parts, context=text.text_pair, options=self._options)
+
+
+TASK = QuestionAnswers

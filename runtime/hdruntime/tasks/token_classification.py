@@ -1,34 +1,39 @@
-"""The entities of texts, by bundles of token-classification."""
+"""The entities of texts."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.tasks.task import Outputs, Text, TextTask, Values
-from hdruntime.text.classes import labels_of
+from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import Task
+from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.entities import Aggregation, Entity, entities
-from hdruntime.text.tokenization import Encoding
+from hdruntime.text.logits import labels_of
+from hdruntime.text.tokenization import Encoding, read_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 class Entities(TextTask):
-    """The entities of a text, in order.
+    """The entities of a text, in order; `tokenizer` is the bundle's ``tokenizers.Tokenizer``."""
 
-    Args:
-        manifest: of the bundle.
-        tokenizer: the bundle's ``tokenizers.Tokenizer``.
-        aggregation: how tokens are grouped.
-    """
-
-    outputs = ("logits",)
+    name = Task.TOKEN_CLASSIFICATION
+    output_axes: ClassVar = {"logits": ("batch", "tokens", "labels")}
+    job_options: ClassVar = {"aggregation": "--aggregation is"}
+    needs_text = True
 
     def __init__(self, manifest: Manifest, tokenizer: Any, aggregation: Aggregation) -> None:
         super().__init__(manifest)
         self._labels, self._tokenizer, self._aggregation = labels_of(manifest), tokenizer, aggregation
+
+    @classmethod
+    def of_job(cls, bundle: Bundle, options: TaskOptions) -> Entities:
+        info = bundle.manifest.tokenizer
+        assert info is not None, "the bundle of a task that needs texts has one"
+        return cls(bundle.manifest, read_tokenizer(bundle.file(info.file)), options.aggregation or Aggregation.NONE)
 
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
@@ -49,3 +54,6 @@ class Entities(TextTask):
             aggregation=self._aggregation,
             tokenizer=self._tokenizer,
         )
+
+
+TASK = Entities

@@ -1,0 +1,24 @@
+"""The vectors of a text's tokens, of which one is pooled here."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.task_formats import Task
+from hdruntime.tasks.embedding import Embedding
+
+
+class FeatureExtraction(Embedding):
+    """The vector of a text, the mean of its tokens' vectors unless another pooling is asked for."""
+
+    name = Task.FEATURE_EXTRACTION
+    output_axes: ClassVar = {"last_hidden_state": ("batch", "tokens", "hidden_size")}
+
+    @classmethod
+    def vectors_as(cls, manifest: Manifest) -> tuple[tuple[str, ...], bool] | None:
+        # The manifest says what sentence-transformers makes of the tokens' vectors; a job makes their mean.
+        return ("mean",), False
+
+
+TASK = FeatureExtraction
