@@ -73,7 +73,7 @@ def _sessions_of_one_thread():
     """ONNX Runtime's threads spin while they wait, and test processes share the cores. A test may ask for threads."""
     import onnxruntime
 
-    from hdruntime.backends import onnxruntime_sessions
+    from hdruntime.backends.onnxruntime import sessions as onnxruntime_sessions
     from hdruntime.process_limits import chosen_threads
 
     class OneThread(onnxruntime.SessionOptions):

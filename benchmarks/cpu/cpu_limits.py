@@ -90,7 +90,7 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
             os.sched_setaffinity(0, {min(usable_cpus())})
         # Loaded here, where the limits hold.
         import hdruntime
-        from hdruntime.backends import onnxruntime_sessions
+        from hdruntime.backends.onnxruntime import sessions as onnxruntime_sessions
 
         if way == "own":
             exits.enter_context(mock.patch.object(onnxruntime_sessions, "chosen_threads", return_value=(0, "")))

@@ -19,8 +19,9 @@ from hdexport.checkpoint.checkpoint import sample_path
 from hdexport.support.gpu_memory import GpuMemoryWatch
 from hdexport.verify.comparison import compare
 from hdruntime.backends.choice import why_unavailable
+from hdruntime.backends.registry import backend_named
+from hdruntime.backends.this_machine import this_machine
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.passport import builds_for, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, MissingDependencyError, OutOfMemoryError
 
@@ -60,8 +61,8 @@ def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
         # That the package refuses to load here is a result.
         job.write(case="engine", **about, status="refused", reason=str(error))
         raise SkippedError(str(error).partition("\n")[0]) from None
-    gpu = this_machine().gpu
-    if gpu is not None and not builds_for(backend, gpu.architecture):
+    gpu, entry = this_machine().gpu, backend_named(backend)
+    if gpu is not None and entry is not None and not entry.builds_for(gpu.architecture):
         # Before an engine is built, which takes the step's time.
         job.write(case="engine", **about, status="refused", reason=f"{flavour} supports no GPU of {gpu.architecture}")
         return

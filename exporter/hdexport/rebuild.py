@@ -19,9 +19,9 @@ from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
 from hdplugins import ONNX_DOMAIN
 from hdplugins.tensorrt.plugins import plugin_operators
+from hdruntime.backends.tensorrt.passport import read_passport
 from hdruntime.bundle.checked_json import from_values
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
-from hdruntime.bundle.passport import read_passport
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import staged_directory
 from hdruntime.constants import KERNELS_FOLDER, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from hdruntime.arrays import FloatArray
 from hdruntime.backends import DeviceRunner, Runner
-from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
+from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
@@ -435,7 +435,7 @@ class BatchSession:
 
 def _room(manifest: Manifest, runner: Runner) -> int:
     """Most tokens of a batch by default; any number on a GPU, where a lack of memory is an error and no end."""
-    if runner.backend not in CPU_BACKENDS:
+    if needs_gpu(runner.backend):
         return sys.maxsize
     free = free_bytes()
     room = tokens_with_room(manifest, free_bytes=free)

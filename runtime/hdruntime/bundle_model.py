@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import numpy as np
 
 from hdruntime.arrays import AnyArray
-from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
+from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, MissingAttributeError
@@ -171,7 +171,7 @@ class BundleModel:
         Results are in the CPU's memory all the same, and so are those of OpenVINO on its other devices, which are
         ``cpu`` here.
         """
-        return TorchDevice("cpu" if self._session.backend in CPU_BACKENDS else f"cuda:{self._gpu_number}")
+        return TorchDevice(f"cuda:{self._gpu_number}" if needs_gpu(self._session.backend) else "cpu")
 
     def to(self, device: object = None, dtype: object = None, non_blocking: bool = False) -> Self:
         """The encoder itself, where it is on that device already.

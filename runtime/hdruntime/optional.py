@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
 from types import ModuleType
 
 from hdruntime.errors import MissingDependencyError
+
+BACKENDS_GROUP = "hdexport.backends"
+"""Group of entry points: name of a backend -> its class, a `hdruntime.backends.entry.BackendEntry`; name and `TARGET`
+-> the exporter's side of it."""
+
+TARGET = ".target"
 
 INSTALL_ONNXRUNTIME_CUDA = (
     "pip install 'hdexport[gpu]' && pip uninstall -y onnxruntime && "
@@ -73,13 +81,25 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def extra_of(package: str) -> str | None:
+    """The extra of hdexport that installs a package, by its import name; None for packages of others."""
+    return _EXTRA_OF_PACKAGE.get(package.partition(".")[0])
+
+
+@functools.cache
+def registered_backends() -> dict[str, importlib.metadata.EntryPoint]:
+    """The backends that other packages register, by name; none of them is imported."""
+    points = importlib.metadata.entry_points(group=BACKENDS_GROUP)
+    return {point.name: point for point in sorted(points, key=lambda point: point.name) if TARGET not in point.name}
+
+
 def missing_dependency(error: ModuleNotFoundError) -> MissingDependencyError | None:
     """Our error for a failed import; None if the missing package is not an optional one.
 
     Args:
         error: from the import of the package, or of a module that needs it.
     """
-    extra = _EXTRA_OF_PACKAGE.get((error.name or "").partition(".")[0])
+    extra = extra_of(error.name or "")
     if extra is None:
         return None
     return MissingDependencyError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +13,8 @@ import pytest
 
 from hdplugins import OPERATORS
 from hdruntime import process_limits
+from hdruntime.backends.findings import Finding, FindingStatus, Probed
+from hdruntime.gpu.driver import Gpu
 from support.commands import run_here, run_installed
 
 _FINDINGS_OF_A_PROCESS = """
@@ -36,6 +37,10 @@ def _findings(path: Path) -> tuple[int, dict[str, dict[str, str | None]]]:
     answer = json.loads(result.stdout)
     assert answer["healthy"] == (result.returncode == 0)
     return result.returncode, {finding["part"]: finding for finding in answer["findings"]}
+
+
+def a_gpu(architecture: str) -> Gpu:
+    return Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
 
 
 def _package(directory: Path, name: str, code: str) -> Path:
@@ -130,40 +135,40 @@ def test_two_onnx_runtimes_over_each_other_are_broken(tmp_path: Path) -> None:
 
 def test_a_gpu_that_onnx_runtime_does_not_use_comes_with_the_command() -> None:
     """What the doctor asks of ONNX Runtime is real; the GPU is not."""
-    from hdexport.doctor import FindingStatus, _Loaded, _onnxruntime
+    from hdruntime.backends.onnxruntime.backend import OnnxRuntimeBackend
     from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
-    found = _onnxruntime(_Loaded(version="1.31.1", providers=("CPUExecutionProvider",)), has_gpu=True)
+    def found_with(*providers: str, **facts: bool) -> Finding:
+        return OnnxRuntimeBackend().finding(Probed("1.31.1", {"providers": providers} | facts), a_gpu("sm89"))
+
+    found = found_with("CPUExecutionProvider")
     assert (found.status, found.fix) == (FindingStatus.MISSING, INSTALL_ONNXRUNTIME_CUDA)
     assert "the backend onnxruntime_cuda cannot use the GPU" in found.detail
     providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
-    broken = _onnxruntime(_Loaded(version="1.31.1", providers=providers, opens_cuda=False), has_gpu=True)
+    broken = found_with(*providers, opens_cuda=False)
     assert (broken.status, broken.fix) == (FindingStatus.BROKEN, INSTALL_ONNXRUNTIME_CUDA)
     assert "no session opens on the GPU: libraries of CUDA or cuDNN are missing" in broken.detail
-    with_cuda = _Loaded(version="1.31.1", providers=providers, opens_cuda=True)
-    assert _onnxruntime(with_cuda, has_gpu=True).status is FindingStatus.OK
+    assert found_with(*providers, opens_cuda=True).status is FindingStatus.OK
 
 
 def test_the_graph_that_the_doctor_runs_doubles_a_number() -> None:
     import onnxruntime
 
-    from hdexport.doctor import _DOUBLING
+    from hdruntime.backends.onnxruntime.backend import DOUBLING
 
-    session = onnxruntime.InferenceSession(bytes.fromhex(_DOUBLING), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(bytes.fromhex(DOUBLING), providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.float32([21])})[0].tolist() == [42]
 
 
 def test_tensorrt_rtx_is_not_recommended_for_a_gpu_that_it_does_not_support() -> None:
-    from hdexport.doctor import _flavour, _Loaded
-    from hdruntime.gpu.driver import Gpu
+    from hdruntime.backends.tensorrt.backend import TensorRtRtxBackend
 
     for architecture, installed, detail, fix in (
         ("sm90", False, "not installed; it supports no GPU of sm90", None),
         ("sm90", True, "1.7.1; it supports no GPU of sm90", None),
         ("sm89", False, "not installed", "pip install 'hdexport[rtx]'"),
     ):
-        gpu = Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
-        found = _flavour("tensorrt_rtx", _Loaded(version="1.7.1") if installed else None, gpu)
+        found = TensorRtRtxBackend().finding(Probed("1.7.1") if installed else None, a_gpu(architecture))
         assert (found.detail, found.fix) == (detail, fix)
 
 
@@ -179,7 +184,7 @@ def test_a_gpu_that_only_the_driver_sees_comes_with_what_shows_it_to_cuda(monkey
 def test_openvino_comes_with_its_devices_and_their_precisions(
     healthy: dict[str, dict[str, str | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hdexport import doctor
+    from hdruntime.backends.openvino import backend
 
     openvino = pytest.importorskip("openvino")
     found = str(healthy["OpenVINO"]["detail"])
@@ -187,16 +192,19 @@ def test_openvino_comes_with_its_devices_and_their_precisions(
     assert found.startswith(f"{openvino.__version__}: CPU (")
     assert "float32" in found
     assert "on the CPU, auto takes o" in found
-    assert doctor._openvino(None).fix == "pip install 'hdexport[openvino]'"
-    old = doctor._Loaded(version="1.0", devices=(("CPU", "Old CPU", ("FP32", "INT8")),))
-    assert doctor._openvino(old).detail == "1.0: CPU (Old CPU: float32, int8); on the CPU, auto takes onnxruntime"
-    new = dataclasses.replace(old, prefers_openvino=True)
-    monkeypatch.setattr(doctor, "has_int8", lambda: True)
-    assert str(doctor._openvino(new).detail).endswith(
+    entry = backend.OpenVinoBackend()
+    assert entry.finding(None, None).fix == "pip install 'hdexport[openvino]'"
+    old: dict[str, object] = {"devices": [("CPU", "Old CPU", ("FP32", "INT8"))]}
+    detail = entry.finding(Probed("1.0", old), None).detail
+    assert detail == "1.0: CPU (Old CPU: float32, int8); on the CPU, auto takes onnxruntime"
+    new = Probed("1.0", old | {"is_preferred": True})
+    monkeypatch.setattr(backend, "has_int8", lambda: True)
+    assert entry.finding(new, None).detail.endswith(
         "for windows and, outside of float32, for dense attention, blocks and chunks, of bundles with its graph"
     )
-    faster = {name: operator.faster_in_openvino for name, operator in OPERATORS.items() if operator.faster_in_openvino}
+    faster = backend.FASTER_WITH
     assert [name for name, precisions in faster.items() if "float32" in precisions] == ["SlidingWindowAttention"]
     assert set(faster) == {f"{kind}Attention" for kind in ("SlidingWindow", "Dense", "BlockSparse", "Chunk")}
-    monkeypatch.setattr(doctor, "has_int8", lambda: False)
-    assert str(doctor._openvino(new).detail).endswith("of bundles with its graph; not for int8, without VNNI")
+    assert set(faster) <= set(OPERATORS)
+    monkeypatch.setattr(backend, "has_int8", lambda: False)
+    assert entry.finding(new, None).detail.endswith("of bundles with its graph; not for int8, without VNNI")

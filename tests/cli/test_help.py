@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hdexport.cli import COMMANDS
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.backends.openvino import OpenVinoRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
+from hdruntime.backends.openvino.runner import OpenVinoRunner
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 DOCS = Path(__file__).parents[2] / "docs"

@@ -11,7 +11,7 @@ import numpy as np
 
 from fakes.simulated_device import SimulatedDevice
 from fakes.simulated_tensorrt import SimulatedTensorRt
-from hdruntime.backends.tensorrt import TensorRtRunner
+from hdruntime.backends.tensorrt.runner import TensorRtRunner
 from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.bundle.reader import Bundle
 from hdruntime.gpu.device_arrays import DeviceArray

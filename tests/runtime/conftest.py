@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdruntime.backends import onnxruntime_cuda
+from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
 from support.made_once import made_once
 from support.sample_model import SAMPLE_MAX_LEN, save_sample_model
 from support.tiny_bundle import hidden_states, make_bundle

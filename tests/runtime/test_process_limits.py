@@ -15,8 +15,8 @@ import pytest
 import hdruntime
 from fakes.recording_runner import RecordingRunner
 from hdruntime import process_limits
-from hdruntime.backends import onnxruntime_sessions
-from hdruntime.backends.onnxruntime_sessions import session_options
+from hdruntime.backends.onnxruntime import sessions as onnxruntime_sessions
+from hdruntime.backends.onnxruntime.sessions import session_options
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.inference.memory_limits import tokens_with_room
 from hdruntime.process_limits import chosen_threads, cpu_quota, free_bytes, memory_limit_bytes

@@ -19,7 +19,7 @@ import pytest
 
 import hdruntime
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, BundleCorruptError, InputError, NonFiniteOutputError
 from hdruntime.session import Session

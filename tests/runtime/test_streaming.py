@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import hdruntime
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError

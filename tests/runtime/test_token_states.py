@@ -11,9 +11,9 @@ import pytest
 
 import hdruntime
 from hdruntime.backends import Runner
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
-from hdruntime.backends.openvino import OpenVinoRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
+from hdruntime.backends.openvino.runner import OpenVinoRunner
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
 from hdruntime.session import Session

@@ -358,7 +358,7 @@ def _ray_address(text: str) -> str:
 def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport) -> Iterator[tuple[JobPool, str]]:
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
     import hdruntime
-    from hdruntime.backends.cpu_choice import CPU_BACKENDS
+    from hdruntime.backends.registry import needs_gpu
     from hdruntime.jobs.row_inference import LocalPool
 
     if options.ray is not None:
@@ -388,7 +388,7 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
         device=options.device,
         rebuild=options.rebuild,
     ) as session:
-        report.loaded(has_gpu=session.backend not in CPU_BACKENDS)
+        report.loaded(has_gpu=needs_gpu(session.backend))
         chosen = _chosen(options, session.backend, session.backend_reason)
         yield LocalPool(session, job.task, options=job.options), chosen
 

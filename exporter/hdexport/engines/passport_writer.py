@@ -1,4 +1,4 @@
-"""Writes an engine's passport beside it; `hdruntime.bundle.passport` describes its contents."""
+"""Writes an engine's passport beside it; `hdruntime.backends.tensorrt.passport` describes its contents."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
+from hdruntime.backends.tensorrt.passport import BuiltOn, Passport
 from hdruntime.bundle.digests import sha256_of_file
 from hdruntime.bundle.manifest import EngineFile
-from hdruntime.bundle.passport import BuiltOn, Passport
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import require
 from hdruntime.whole_files import write_whole

@@ -21,8 +21,8 @@ from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from hdplugins.tensorrt.plugins import plugins_with_kernels
 from hdruntime.backends.tensorrt.log import log_of
+from hdruntime.backends.tensorrt.passport import Passport
 from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Flavour, ProfileShape
-from hdruntime.bundle.passport import Passport
 from hdruntime.errors import EngineError
 from hdruntime.whole_files import write_whole
 

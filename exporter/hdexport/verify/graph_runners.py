@@ -21,9 +21,9 @@ from hdexport.graph.left_out_layers import (
 from hdexport.graph.vocabulary_head import sampled_graph, sampled_openvino_model
 from hdexport.verify.graph_sets import GraphSet
 from hdruntime.arrays import FloatArray, IntArray
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.backends.onnxruntime_sessions import open_session, session_options
-from hdruntime.backends.openvino import is_unpadded
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime.sessions import open_session, session_options
+from hdruntime.backends.openvino.runner import is_unpadded
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import IntArray
-from hdruntime.backends.onnxruntime_sessions import session_options
+from hdruntime.backends.onnxruntime.sessions import session_options
 from hdruntime.bundle.manifest import Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.state_start import state_at_start

@@ -24,8 +24,8 @@ from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.sample_text import ENGLISH, sample_ids
 from hdruntime.arrays import FloatArray, IntArray
-from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
+from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import Task
@@ -90,10 +90,11 @@ def verify_bundle(
     if reason is not None:
         found = [case for case in found if case.padding != "left"]
         outcomes.leave_out(f"padding left: not checked: {reason}")
-    sets = graph_sets(manifest, precisions, outcomes.leave_out) if backend in (None, *CPU_BACKENDS) else []
+    is_on_gpu = backend is not None and needs_gpu(backend)
+    sets = [] if is_on_gpu else graph_sets(manifest, precisions, outcomes.leave_out)
     if backend is not None:
         sets = [each for each in sets if each.is_for_openvino == (backend is Backend.OPENVINO)]
-    if precisions is None and backend not in CPU_BACKENDS:
+    if precisions is None and (backend is None or is_on_gpu):
         sets += gpu_sets(bundle, backend, outcomes.leave_out)
     if reference.facts.decisions is not None:
         sets = list(_that_show_decisions(sets, outcomes))

@@ -61,9 +61,6 @@ class Operator:
             ``global_tokens``, where there are any; and ``listed_blocks``, the node's table.
         products: the matrix products of each pair; by default query by key, and weight by value.
         as_dense: the attributes by which every query sees every key; None where that is dense attention.
-        faster_in_openvino: the precisions in which OpenVINO was measured to be faster on a CPU than ONNX Runtime, by
-            more than a tenth; docs/openvino.md has the numbers of all operators. A precision in which OpenVINO takes
-            more memory for that is not listed, except windows in float32, which take twice as much for a text.
         counts_in_floats: whether the parallel body counts tokens in floats: half precision rounds the counts.
     """
 
@@ -79,7 +76,6 @@ class Operator:
     pairs: Callable[..., int] = lambda attributes, *, tokens, heads: heads * tokens * tokens
     products: int = 2
     as_dense: Mapping[str, int] | None = None
-    faster_in_openvino: tuple[str, ...] = ()
     counts_in_floats: bool = False
 
     @property

@@ -13,6 +13,14 @@ from hdruntime.bundle.pair_template import PairTemplate
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.task_formats import Task
 from hdruntime.bundle.value_types import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
+from hdruntime.constants import (
+    CPU_LOWERING,
+    CUDA_LOWERING,
+    OPENVINO_LOWERING,
+    OPENVINO_UNPADDED_LOWERING,
+    PORTABLE_LOWERING,
+)
+from hdruntime.optional import registered_backends
 
 # Types of values. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
 
@@ -21,12 +29,15 @@ TensorDtype = Literal["int64", "float32"]
 AttentionScale = Literal["logn", "none"]
 Side = Literal["right", "left"]
 GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
-Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda", "openvino", "openvino_unpadded"]
+
+LOWERINGS = (PORTABLE_LOWERING, CPU_LOWERING, CUDA_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
+"""What our backends open; a registered backend opens lowerings that begin with its name."""
+
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
 
 
 class Backend(str, Enum):
-    """The library and device that run a bundle."""
+    """The library and device that run a bundle; ``Backend("name")`` is one that another package registers, too."""
 
     ONNXRUNTIME = "onnxruntime"
     ONNXRUNTIME_CUDA = "onnxruntime_cuda"
@@ -34,6 +45,14 @@ class Backend(str, Enum):
     TENSORRT = "tensorrt"
     TENSORRT_RTX = "tensorrt_rtx"
     TENSORRT_LEAN = "tensorrt_lean"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Backend | None:
+        if value not in registered_backends():
+            return None
+        made = str.__new__(cls, str(value))
+        made._name_, made._value_ = str(value).upper(), str(value)
+        return made
 
 
 class Scheme(Choice):
@@ -213,7 +232,7 @@ class GraphFile:
     """
 
     file: str
-    lowering: Lowering
+    lowering: Name
     dtype: GraphDtype
 
 
@@ -276,7 +295,7 @@ class EngineFile:
 
     Attributes:
         file: the engine.
-        passport: a JSON file beside it, see `hdruntime.bundle.passport`.
+        passport: a JSON file beside it, see `hdruntime.backends.tensorrt.passport`.
         flavour: ``tensorrt`` or ``tensorrt_rtx``, which built it.
         version: of that package; an engine runs with the version that built it.
         precision: of the graph's weights.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdruntime.backends.choice import GPU_BACKENDS
+from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.optional import require
@@ -87,7 +87,7 @@ def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str
     """
     cpus = threads or 1
     with_gpu = sum(int(min(node.get("GPU", 0), node.get("CPU", 0) // cpus)) for node in nodes)
-    wants_gpu = bool(bundle.manifest.engines) and with_gpu > 0 if backend == _AUTO else backend in GPU_BACKENDS
+    wants_gpu = bool(bundle.manifest.engines) and with_gpu > 0 if backend == _AUTO else needs_gpu(backend)
     workers = with_gpu if wants_gpu else sum(int(node.get("CPU", 0) // cpus) for node in nodes)
     if workers:
         return Places(workers=workers, cpus=cpus, gpus=int(wants_gpu))

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdruntime.backends.choice import GPU_BACKENDS
-from hdruntime.backends.cpu_choice import backend_on_cpu
 from hdruntime.backends.precision import Precision
+from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
@@ -20,7 +19,6 @@ from hdruntime.jobs.rows import Row
 from hdruntime.optional import require
 from hdruntime.session import Session, load
 from hdruntime.tasks.of_bundle import task_of_bundle
-from hdruntime.text.checks import checked_choice
 
 _AUTO = "auto"
 
@@ -55,7 +53,7 @@ def session_in_worker(
     """
     ray = require("ray")
     given = ray.get_runtime_context().get_assigned_resources()
-    if not given.get("GPU") and backend in GPU_BACKENDS:
+    if not given.get("GPU") and needs_gpu(backend):
         raise BackendUnavailableError(
             f"The backend {backend} needs a GPU, and Ray gave this worker none.\n"
             "Ask for one: map_batches(..., num_gpus=1)"
@@ -72,12 +70,13 @@ def session_in_worker(
             f"Node {ray.util.get_node_ip_address()} of the Ray cluster has another bundle at {path} than the machine "
             "that runs the job.\nCopy the bundle there again, or put it on a shared file system."
         )
-    reason = None
-    if backend == _AUTO and not given.get("GPU"):
-        backend, why = backend_on_cpu(bundle, checked_choice(Precision, precision, option="precision"))
-        reason = f"Ray gave the workers no GPU; {why}"
-    session = load(bundle, backend, threads=threads or max(1, int(given.get("CPU", 1))), precision=precision)
-    return session, bundle, reason or session.backend_reason
+    threads = threads or max(1, int(given.get("CPU", 1)))
+    if backend != _AUTO or given.get("GPU"):
+        session = load(bundle, backend, threads=threads, precision=precision)
+        return session, bundle, session.backend_reason
+    session = load(bundle, threads=threads, precision=precision, device="cpu")
+    why = session.backend_reason.removeprefix("device cpu; ")
+    return session, bundle, f"Ray gave the workers no GPU; {why}"
 
 
 @dataclass(frozen=True, kw_only=True)

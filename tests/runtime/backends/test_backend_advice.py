@@ -14,8 +14,9 @@ import pytest
 from hdexport.engines.targets import EngineTarget
 from hdruntime.backends import choice
 from hdruntime.backends.choice import open_runner
+from hdruntime.backends.registry import backend_named
+from hdruntime.backends.this_machine import ThisMachine
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
-from hdruntime.bundle.passport import ThisMachine, builds_for
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.constants import TENSORRT_RTX_ARCHITECTURES, TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import BackendUnavailableError
@@ -104,6 +105,12 @@ def follow(advice: str, bundle: Bundle, machine: ThisMachine) -> tuple[Bundle, T
     return bundle, machine
 
 
+def builds_for(backend: Backend, architecture: str) -> bool:
+    entry = backend_named(backend)
+    assert entry is not None
+    return entry.builds_for(architecture)
+
+
 def with_engines(bundle: Bundle, *engines: EngineFile) -> Bundle:
     return Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=engines))
 
@@ -125,7 +132,7 @@ def test_following_the_advice_leads_to_a_backend_that_runs(bundle_path: Path, en
                         seen.append(refusal)
                         ways = dict(re.findall(r"^  (\w+): (.+)$", refusal, re.MULTILINE))
                         if ways:
-                            assert not builds_for(choice._FLAVOUR[backend], architecture)
+                            assert not builds_for(backend, architecture)
                             name, advice = next(iter(ways.items()))
                             backend = Backend(name)
                             if advice == "runs here":

@@ -16,11 +16,13 @@ import pytest
 import hdruntime
 from fakes import simulated_tensorrt
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends import choice, onnxruntime_cuda, tensorrt
+from hdruntime.backends import choice, rebuilding
 from hdruntime.backends.choice import open_runner
+from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
+from hdruntime.backends.tensorrt import runner as tensorrt
+from hdruntime.backends.this_machine import ThisMachine, this_machine
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.manifest_json import manifest_from_json
-from hdruntime.bundle.passport import ThisMachine, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError
 from hdruntime.gpu.driver import Gpu, why_no_gpu
@@ -224,7 +226,7 @@ def rebuilds(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         add_engine(Path(command[4]), architectures=("sm89",))
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(choice.subprocess, "run", run)
+    monkeypatch.setattr(rebuilding.subprocess, "run", run)
     return commands
 
 
@@ -238,7 +240,7 @@ def test_an_engine_is_rebuilt_on_request(
     assert runner.backend is Backend.TENSORRT_RTX
     assert rebuilt.manifest.engines[0].architectures == ("sm89",)
     assert rebuilds == [
-        [sys.executable, "-c", choice._REBUILD, "rebuild", str(bundle_path), "--target", "tensorrt-rtx"]
+        [sys.executable, "-c", rebuilding._REBUILD, "rebuild", str(bundle_path), "--target", "tensorrt-rtx"]
     ]
     opened(rebuilt, backend, rebuild=True)
     assert len(rebuilds) == 1, "an engine that runs is not rebuilt"

@@ -12,9 +12,9 @@ import pytest
 
 import hdruntime
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends import onnxruntime_cuda
-from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
-from hdruntime.backends.onnxruntime_sessions import run_error
+from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
+from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
+from hdruntime.backends.onnxruntime.sessions import run_error
 from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError, OutOfMemoryError

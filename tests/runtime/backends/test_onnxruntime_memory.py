@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 
 _CODE = """

@@ -18,9 +18,11 @@ import pytest
 
 import hdruntime
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends import choice, cpu_choice, processor
-from hdruntime.backends.openvino import OpenVinoRunner, devices, runner
+from hdruntime.backends import choice, entry, processor
+from hdruntime.backends.entry import Asked
+from hdruntime.backends.openvino import backend, devices, runner
 from hdruntime.backends.openvino.devices import OpenVinoDevice
+from hdruntime.backends.openvino.runner import OpenVinoRunner
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
@@ -251,6 +253,12 @@ def test_the_graph_in_int8_is_the_one_of_that_dtype(bundle: Bundle, tmp_path: Pa
 # The choice
 
 
+def chosen_on_cpu(bundle: Bundle, precision: hdruntime.Precision = hdruntime.Precision.AUTO) -> tuple[str, str]:
+    """The choice of ``auto`` on the CPU, and why."""
+    takes, why = backend.OpenVinoBackend().preference(bundle, Asked(precision=precision))
+    return "openvino" if takes else "onnxruntime", why
+
+
 def attending(bundle: Bundle, operator: str = "SlidingWindowAttention") -> Bundle:
     """Says that its attention is windowed, with which OpenVINO is the faster one in float32, too, or another."""
     operators = {f"hdexport::{operator}": 2}
@@ -277,39 +285,39 @@ def test_auto_goes_by_what_the_processor_multiplies(
     half_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, in_int8: str, of_half: str
 ) -> None:
     """int8 without VNNI and half precision that runs in float32 are faster in ONNX Runtime; windows in float32 not."""
-    monkeypatch.setattr(cpu_choice.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
     has_flags(monkeypatch, tmp_path, flags)
     rounded = relisted(half_bundle, tmp_path, lambda graph: dataclasses.replace(graph, dtype="int8"))
-    assert cpu_choice.backend_on_cpu(rounded, hdruntime.Precision.INT8)[0] == in_int8
-    assert cpu_choice.backend_on_cpu(attending(rounded), hdruntime.Precision.INT8)[0] == in_int8
-    assert cpu_choice.backend_on_cpu(half_bundle)[0] == of_half
-    assert cpu_choice.backend_on_cpu(attending(half_bundle))[0] == "openvino"
+    assert chosen_on_cpu(rounded, hdruntime.Precision.INT8)[0] == in_int8
+    assert chosen_on_cpu(attending(rounded), hdruntime.Precision.INT8)[0] == in_int8
+    assert chosen_on_cpu(half_bundle)[0] == of_half
+    assert chosen_on_cpu(attending(half_bundle))[0] == "openvino"
 
 
 def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
     bundle: Bundle, half_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_choice.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
     has_flags(monkeypatch, tmp_path, "avx2 avx512_bf16 avx512_vnni")
     found = ("openvino", "OpenVINO is installed, and the bundle has its graph")
-    assert cpu_choice.backend_on_cpu(half_bundle) == cpu_choice.backend_on_cpu(attending(bundle)) == found
+    assert chosen_on_cpu(half_bundle) == chosen_on_cpu(attending(bundle)) == found
     of_dense = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with DenseAttention")
-    assert cpu_choice.backend_on_cpu(bundle) == of_dense
-    assert cpu_choice.backend_on_cpu(half_bundle, hdruntime.Precision.FLOAT32) == of_dense
+    assert chosen_on_cpu(bundle) == of_dense
+    assert chosen_on_cpu(half_bundle, hdruntime.Precision.FLOAT32) == of_dense
     for operator in ("BlockSparseAttention", "ChunkAttention"):
-        assert cpu_choice.backend_on_cpu(attending(half_bundle, operator)) == found
-        assert cpu_choice.backend_on_cpu(attending(bundle, operator))[0] == "onnxruntime"
+        assert chosen_on_cpu(attending(half_bundle, operator)) == found
+        assert chosen_on_cpu(attending(bundle, operator))[0] == "onnxruntime"
     with hdruntime.load(attending(bundle), precision="float32", threads=1) as session:
         assert (session.backend, session.backend_reason) == (
             hdruntime.Backend.OPENVINO,
             "float32 is a precision of CPUs; OpenVINO is installed, and the bundle has its graph",
         )
-    monkeypatch.setattr(cpu_choice.platform, "machine", lambda: "AMD64")
+    monkeypatch.setattr(backend.platform, "machine", lambda: "AMD64")
     of_hashes = ("onnxruntime", "OpenVINO was not measured to be faster with LSHAttention")
-    assert cpu_choice.backend_on_cpu(attending(bundle, "LSHAttention")) == of_hashes
-    monkeypatch.setattr(cpu_choice.platform, "machine", lambda: "riscv64")
+    assert chosen_on_cpu(attending(bundle, "LSHAttention")) == of_hashes
+    monkeypatch.setattr(backend.platform, "machine", lambda: "riscv64")
     elsewhere = ("onnxruntime", "OpenVINO was not compared with ONNX Runtime on riscv64")
-    assert cpu_choice.backend_on_cpu(bundle) == elsewhere
+    assert chosen_on_cpu(bundle) == elsewhere
 
 
 def test_a_graph_that_openvino_does_not_load_leaves_auto_onnx_runtime(
@@ -318,7 +326,7 @@ def test_a_graph_that_openvino_does_not_load_leaves_auto_onnx_runtime(
     def fail(*_: object, **__: object) -> None:
         raise BackendError("no such operator")
 
-    monkeypatch.setattr("hdruntime.backends.openvino.OpenVinoRunner", fail)
+    monkeypatch.setattr("hdruntime.backends.openvino.runner.OpenVinoRunner", fail)
     with hdruntime.load(attending(bundle), precision="float32", threads=1) as session:
         assert session.backend is hdruntime.Backend.ONNXRUNTIME
         assert session.backend_reason.endswith("OpenVINO does not load its graph")
@@ -352,7 +360,7 @@ def test_a_bundle_without_the_graph_is_refused_with_the_command(bundle_path: Pat
 
 
 def test_without_openvino_the_install_command_is_said(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_choice, "is_installed", lambda package: False)
+    monkeypatch.setattr(entry, "is_installed", lambda package: False)
     with pytest.raises(MissingDependencyError, match=r"not installed here.\n.*pip install 'hdexport\[openvino\]'"):
         hdruntime.load(bundle, "openvino")
     with hdruntime.load(bundle, precision="float32", threads=1) as session:
@@ -361,9 +369,9 @@ def test_without_openvino_the_install_command_is_said(bundle: Bundle, monkeypatc
 
 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(bundle: Bundle) -> None:
-    for backend in ("auto", "openvino"):
+    for name in ("auto", "openvino"):
         with pytest.raises(BackendUnavailableError, match=r"no device 'GPU.7' here; it has .*CPU"):
-            hdruntime.load(bundle, backend, device="GPU.7")
+            hdruntime.load(bundle, name, device="GPU.7")
     with pytest.raises(BackendUnavailableError, match=r"onnxruntime does not take the device 'GPU'"):
         hdruntime.load(bundle, "onnxruntime", device="GPU")
     with hdruntime.load(bundle, device="CPU", threads=1) as session:

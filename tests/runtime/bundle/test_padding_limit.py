@@ -14,7 +14,7 @@ import pytest
 import hdruntime
 from hdexport.support.bundle_writer import seal
 from hdruntime import Encoding, SentenceEncoder, Session
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.inference.scheduling import PaddingCount

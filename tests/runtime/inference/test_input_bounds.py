@@ -13,9 +13,9 @@ import pytest
 
 import hdruntime
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
-from hdruntime.backends.openvino import OpenVinoRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
+from hdruntime.backends.openvino.runner import OpenVinoRunner
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import hdruntime
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError
 from hdruntime.jobs import JobOptions, plan_job, portions, run_job

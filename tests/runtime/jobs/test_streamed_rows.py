@@ -12,7 +12,7 @@ import pytest
 
 import hdruntime
 from hdruntime.backends import CarriedStates
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.jobs import JobOptions, plan_job, run_job

@@ -17,8 +17,8 @@ from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdruntime.backends.bundle_graphs import has_graph
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.backends.this_machine import ThisMachine, this_machine
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.passport import ThisMachine, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from hdruntime.errors import InputError

@@ -21,7 +21,7 @@ from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.nodes import operator_nodes
 from hdexport.lowering.openvino_functions import OPSET
-from hdruntime.bundle.manifest import GraphFile, Lowering
+from hdruntime.bundle.manifest import GraphFile
 from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def write_openvino_graphs(portable: onnx_ir.Model, directory: Path) -> list[Grap
     import onnx_ir as ir
 
     differs = lower_for_openvino(for_any := portable.clone(), padded=True)
-    graphs: dict[Lowering, onnx_ir.Model] = {OPENVINO_LOWERING: for_any}
+    graphs: dict[str, onnx_ir.Model] = {OPENVINO_LOWERING: for_any}
     if differs:
         lower_for_openvino(unpadded := portable.clone(), padded=False)
         graphs[OPENVINO_UNPADDED_LOWERING] = unpadded

@@ -98,7 +98,4 @@ OPERATOR = Operator(
         "scale": None,
     },
     pairs=pairs,
-    # In float32, blocks took 0.84 and 0.92 of ONNX Runtime's CPU time at 4096 and 8192 tokens on an AMD EPYC, 1.05 and
-    # 0.99 on an Intel Xeon, and twice the memory.
-    faster_in_openvino=("bfloat16",),
 )

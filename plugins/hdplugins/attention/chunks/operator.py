@@ -76,5 +76,4 @@ OPERATOR = Operator(
     attributes={**CIRCLE, "multiple": None, "causal": FLAG, "scale": None},
     check_fit=check_chunks,
     pairs=pairs,
-    faster_in_openvino=("bfloat16",),
 )

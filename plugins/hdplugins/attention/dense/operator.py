@@ -27,5 +27,4 @@ OPERATOR = Operator(
     inputs=("query", "key", "value", "key_mask"),
     attributes={"scale": None, "causal": None},
     pairs=pairs,
-    faster_in_openvino=("bfloat16",),
 )

@@ -69,5 +69,4 @@ OPERATOR = Operator(
     groups_heads=True,
     attributes=dict.fromkeys(("left", "right", "dilation", "global_bound", "scale")),
     pairs=pairs,
-    faster_in_openvino=("float32", "bfloat16"),
 )

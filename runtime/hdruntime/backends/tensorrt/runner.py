@@ -45,7 +45,7 @@ class TensorRtRunner:
 
     Args:
         bundle: lists the engine; our plugins launch its kernels.
-        engine: one that this machine can run (`hdruntime.bundle.passport.differences`).
+        engine: one that this machine can run (`hdruntime.backends.tensorrt.passport.differences`).
         backend: runs the engine: the flavour that built it; ``Backend.TENSORRT_LEAN`` runs version-compatible engines.
         gpu: the GPU, and the options of engines.
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.backends.tensorrt import TensorRtRunner
+from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
+from hdruntime.backends.tensorrt.runner import TensorRtRunner
 from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import OutOfMemoryError

@@ -22,7 +22,7 @@ import torch
 from fakes.machine import HIDDEN, LONG, SHORT, new_batch
 from fakes.simulated_tensorrt import add_engine
 from fakes.tensorrt_on_gpu import TensorRtOnGpu, compute
-from hdruntime.backends.tensorrt import TensorRtRunner
+from hdruntime.backends.tensorrt.runner import TensorRtRunner
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.gpu.options import GpuOptions

@@ -16,7 +16,7 @@ from fakes import simulated_tensorrt
 from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from fakes.simulated_device import Code
 from hdplugins.tensorrt import plugin_class
-from hdruntime.backends.tensorrt import TensorRtRunner
+from hdruntime.backends.tensorrt.runner import TensorRtRunner
 from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import (

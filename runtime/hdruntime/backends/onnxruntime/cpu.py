@@ -13,7 +13,7 @@ from hdruntime.backends.bundle_runner import Inputs, Outputs
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork
 from hdruntime.backends.host_states import HostStates
-from hdruntime.backends.onnxruntime_sessions import GraphRunner, open_session, session_options
+from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import Bundle

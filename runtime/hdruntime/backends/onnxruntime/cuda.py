@@ -15,7 +15,7 @@ import numpy as np
 from hdruntime.arrays import IntArray
 from hdruntime.backends.bundle_graphs import chosen_graph
 from hdruntime.backends.bundle_runner import Inputs, Outputs
-from hdruntime.backends.onnxruntime_sessions import GraphRunner, open_session, session_options
+from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.state_start import state_at_start

@@ -11,8 +11,10 @@ import pytest
 
 from hdexport.support.bundle_writer import seal
 from hdplugins.tensorrt.link import provide_library_link
+from hdruntime.backends.tensorrt.backend import BACKENDS
+from hdruntime.backends.tensorrt.passport import older_driver, read_passport
+from hdruntime.backends.this_machine import ThisMachine, this_machine
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
-from hdruntime.bundle.passport import ThisMachine, differences, older_driver, read_passport, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BundleCorruptError
 from hdruntime.gpu.driver import Gpu, why_no_gpu
@@ -36,6 +38,10 @@ PASSPORT = {
     "onnx_sha256": {"tensorrt.onnx": "11"},
     "built_on": {"platform": "Linux", "driver": "575.51.03", "gpu": None, "date": "2026-11-21"},
 }
+
+
+def differences(engine: EngineFile, backend: Backend, machine: ThisMachine) -> tuple[str, ...]:
+    return next(entry for entry in BACKENDS if entry.name is backend).differences(engine, machine)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""Engines that are built for this machine's GPU when a bundle is loaded."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from hdruntime.backends.entry import Asked, BackendEntry
+from hdruntime.backends.gpu_advice import ways
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.errors import BackendError, BackendUnavailableError
+
+logger = logging.getLogger(__name__)
+
+_REBUILD = """
+import sys
+from importlib.metadata import entry_points
+(command,) = entry_points(group="console_scripts", name="hdexport")
+sys.exit(command.load()(sys.argv[1:]))
+"""
+"""Starts the ``hdexport`` command that is installed for this Python: the runtime imports no code for building, and a
+separate process frees a build's memory when it ends."""
+
+_ERROR_LINES = 20
+"""Last lines of a failed rebuild's output that are shown; the reason is at the end."""
+
+
+def rebuilt_where_needed(bundle: Bundle, entries: Sequence[BackendEntry], asked: Asked) -> Bundle:
+    """The bundle with an engine that one of the backends runs on this machine's GPU, built if needed.
+
+    Raises:
+        BackendUnavailableError: nothing here builds one.
+        BackendError: the build failed.
+    """
+    if _runs_on_any(bundle, entries, asked):
+        return bundle
+    gpu = asked.on.gpu
+    assert gpu is not None
+    possible = [entry for entry in entries if entry.builds_for(gpu.architecture)]
+    buildable = [entry for entry in possible if entry.has_builder(asked.on)]
+    if not buildable:
+        missing = " or ".join(dict.fromkeys(str(entry.flavour) for entry in possible))
+        unsupported = f"{' or '.join(entry.name for entry in entries)} supports no GPU of {gpu.architecture}"
+        why = f"{missing} is not installed" if missing else unsupported
+        raise BackendUnavailableError(
+            "\n".join([f"An engine for {gpu.name} cannot be rebuilt here: {why}.", *ways(bundle, asked.on)])
+        )
+    # Only here: a bundle can be run where files have no locks.
+    from hdruntime.bundle.staging import locked_directory
+
+    # The lock disappears with the replaced directory. Without locks, two rebuilds only waste time.
+    with locked_directory(bundle.path, wait=True):
+        # Another process may have rebuilt it while this one waited.
+        bundle = open_bundle(bundle.path)
+        if not _runs_on_any(bundle, entries, asked):
+            _run_rebuild(bundle, buildable[0], asked)
+            bundle = open_bundle(bundle.path)
+            # Otherwise every start would rebuild the engine again, which takes minutes.
+            refusal = buildable[0].against(bundle, asked)
+            if refusal is not None:
+                raise BackendUnavailableError(
+                    f"The engine of {bundle.path} was rebuilt and still cannot run here: {refusal.reason}.\n"
+                    "Load the bundle without rebuild, with the backend onnxruntime."
+                )
+    return bundle
+
+
+def _runs_on_any(bundle: Bundle, entries: Sequence[BackendEntry], asked: Asked) -> bool:
+    return any(entry.against(bundle, asked) is None for entry in entries)
+
+
+def _run_rebuild(bundle: Bundle, entry: BackendEntry, asked: Asked) -> None:
+    command = [sys.executable, "-c", _REBUILD, *entry.rebuild_command(bundle, asked.on)[1:]]
+    name = entry.name.value
+    logger.warning("no engine of %s runs on this GPU: building one for %s", bundle.path, name)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()[-_ERROR_LINES:]
+        raise BackendError(f"Rebuilding the engine of {bundle.path} for {name} failed:\n" + "\n".join(lines))

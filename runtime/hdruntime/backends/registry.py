@@ -1,0 +1,63 @@
+"""The backends there are: those of the folders beside this file, and those that other packages register."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import pkgutil
+from importlib.metadata import EntryPoint
+
+import hdruntime.backends
+from hdruntime.backends.entry import BackendEntry
+from hdruntime.optional import registered_backends
+
+logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def backends() -> tuple[BackendEntry, ...]:
+    """Every backend, those that need a GPU first, each part by rank."""
+    ours = (
+        entry
+        for module in pkgutil.iter_modules(hdruntime.backends.__path__)
+        if module.ispkg
+        for entry in importlib.import_module(f"hdruntime.backends.{module.name}.backend").BACKENDS
+    )
+    others = (entry for point in registered_backends().values() if (entry := _loaded(point)) is not None)
+    return tuple(sorted((*ours, *others), key=lambda entry: (not entry.needs_gpu, entry.rank)))
+
+
+def backend_named(name: str) -> BackendEntry | None:
+    """The backend of that name; None for no backend's, such as ``auto``."""
+    return next((entry for entry in backends() if entry.name == name), None)
+
+
+def backend_names() -> tuple[str, ...]:
+    """The names of all backends, in the order of `Backend`; those of other packages last."""
+    from hdruntime.bundle.manifest import Backend
+
+    ours = [backend.value for backend in Backend]
+    return (*ours, *(entry.name.value for entry in backends() if entry.name.value not in ours))
+
+
+def needs_gpu(name: str) -> bool:
+    """Whether the backend of that name needs an NVIDIA GPU; False for no backend's."""
+    found = backend_named(name)
+    return found is not None and found.needs_gpu
+
+
+def _loaded(point: EntryPoint) -> BackendEntry | None:
+    """A backend of another package; None, with a warning, if its code fails: bundles without it do not need it."""
+    try:
+        entry: BackendEntry = point.load()()
+    except Exception as error:
+        logger.warning(
+            "The backend %s (%s) cannot be loaded and is ignored: %s: %s",
+            point.name,
+            point.value,
+            type(error).__name__,
+            error,
+        )
+        return None
+    return entry
