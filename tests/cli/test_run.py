@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
@@ -15,8 +16,10 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from hdexport.cli import run as run_command
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.gpu.driver import gpus, why_no_gpu
-from hdruntime.jobs import VectorOptions, portions
+from hdruntime.jobs import VectorOptions, plan_job, portions
 from hdruntime.optional import is_installed
 from hdruntime.text.embeddings import EmbeddingPrecision
 from support.every_key import resealed
@@ -301,3 +304,15 @@ def test_without_a_gpu_nothing_is_rebuilt_and_the_job_runs(
     assert run(bundle, rows, "-o", tmp_path / "out.jsonl", "--rebuild").returncode == 0
     assert len(lines_of(tmp_path / "out.jsonl")) == len(TEXTS)
     assert (bundle / "manifest.json").read_bytes() == before
+
+
+def test_every_option_that_changes_results_belongs_to_the_identity_of_a_job(
+    rows: Path, bundle: Path, tmp_path: Path
+) -> None:
+    command = argparse.ArgumentParser()
+    run_command.add_arguments(command)
+    flags = {flag for action in command._actions for flag in action.option_strings if flag.startswith("--")}
+    changing_nothing = {"--help", "--output", "--force", "--restart", "--progress", "--batch-tokens", "--batch-size"}
+    changing_nothing |= {"--backend", "--device", "--rebuild", "--threads", "--ray"}
+    identity = plan_job(open_bundle(bundle), [rows], tmp_path / "out.jsonl").identity
+    assert {name for name in identity if name.startswith("--")} - {"--max-answer-tokens"} == flags - changing_nothing

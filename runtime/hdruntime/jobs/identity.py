@@ -43,8 +43,8 @@ def identity_of_inputs(files: Sequence[InputFile]) -> list[list[object]]:
 
 def difference(old: Identity, new: Identity) -> str | None:
     """The first difference of two identities, in words; None if they are equal."""
-    for name in new:
-        before, now = old.get(name), new[name]
+    for name in {**new, **old}:
+        before, now = old.get(name), new.get(name)
         if before == now:
             continue
         if isinstance(before, list) and isinstance(now, list):

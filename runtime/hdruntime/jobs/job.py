@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,10 +34,18 @@ from hdruntime.tasks.late_chunks import column_of_spans
 from hdruntime.tasks.of_bundle import check_pairs, class_of, task_of_bundle
 from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import checked_streaming
+from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
 
 logger = logging.getLogger(__name__)
+
+_CHANGE_NOTHING = (
+    *("batch_size", "batch_tokens", "force", "restart"),
+    # Others say what these are for.
+    *("columns", "vectors", "answers", "spans_column", "keeps_all_column"),
+)
+"""Options that may differ where a job continues. All others belong to its identity, by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,34 +403,24 @@ def _identity(
     options: JobOptions,
     prompt: str,
 ) -> Identity:
-    columns = options.columns
+    columns = {
+        "keep_columns" if name == "keep" else f"{name}_column": value for name, value in vars(options.columns).items()
+    }
+    answers = vars(options.answers) if options.answers else dict.fromkeys(vars(AnswerOptions()))
+    values = {**columns, **vars(options), **vars(options.vectors), **answers}
+    flags = {f"--{name.replace('_', '-')}": value for name, value in values.items() if name not in _CHANGE_NOTHING}
     return {
         "the version of hdexport": importlib.metadata.version("hdexport"),
         "bundle": identity_of_bundle(bundle.manifest),
-        "--text-column": columns.text,
-        "--text-pair-column": columns.text_pair,
-        "--id-column": columns.id or None,
-        "--input-ids-column": columns.input_ids,
-        "--overflow": options.overflow.value,
-        "--segment": options.segment,
-        "--stride": options.stride,
-        "--split-pooling": options.split_pooling and options.split_pooling.value,
-        "--keep-columns": ",".join(columns.keep or ()) or None,
-        "--input-format": options.input_format and options.input_format.value,
-        "--truncate-dim": options.vectors.truncate_dim,
-        "--normalize": options.vectors.normalize,
-        "--output-dtype": options.vectors.output_dtype.value,
-        "--skip-failed": options.skip_failed,
+        **{flag: _plain(value) for flag, value in flags.items()},
         "--prompt": prompt,
         "--prompt-name": options.prompt_name if task.reads_by_prompt_name else None,
-        "--aggregation": options.aggregation and options.aggregation.value,
-        "--top-k": options.answers and options.answers.top_k,
-        "--handle-impossible-answer": options.answers and options.answers.handle_impossible_answer,
-        "the longest answer": options.answers and options.answers.max_answer_tokens,
-        "--late-chunking": options.late_chunking,
-        "--max-active-dims": options.max_active_dims,
-        "--overlap": options.overlap,
-        "--precision": options.precision.value,
         "inputs": identity_of_inputs(files),
         "columns of the output": [str(field) for field in fields],
     }
+
+
+def _plain(value: object) -> object:
+    """An option's value in JSON; None for none."""
+    value = value.value if isinstance(value, Enum) else ",".join(value) if isinstance(value, tuple) else value
+    return None if value == "" else value
