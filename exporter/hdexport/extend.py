@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.all_files import CHECKPOINT_DIRECTORY
-from hdexport.checkpoint.extended_files import check_extendable, extension_of, write_extended
+from hdexport.checkpoint.extended_files import CHECKPOINT_DIRECTORY, check_extendable, extension_of, write_extended
 from hdexport.checkpoint.position_choice import configuration_remark, configured_alpha
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.model.positions import DEFAULT_ALPHA, check_options

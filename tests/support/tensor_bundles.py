@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hdexport.checkpoint.foreign.crc32c import masked_crc32c
+from hdexport.checkpoint.foreign.formats import masked_crc32c
 from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
 
 BERT4KERAS = Path(__file__).parents[1] / "data" / "bert4keras"

@@ -1,8 +1,8 @@
 """Adapters that lie beside a checkpoint, a folder each, and their merging: LoRA as the library PEFT writes it.
 
 A low-rank adapter adds ``scale * B A`` to a weight, for a few rows A [rank, inputs] and columns B [outputs, rank], and
-is merged by that sum. Modules that were trained whole beside it (PEFT's ``modules_to_save``), as a new head, take the
-place of the model's. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021).
+is merged by that sum. Modules that were trained whole beside it (PEFT's ``modules_to_save``), such as a new head,
+replace the model's. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
-"""Prefix of the names of an adapter's weights, before the name of the module in the model."""
+"""Precedes the name of the model's module in the names of an adapter's weights."""
 
 _LORA = re.compile(r"(?P<module>.+)\.lora_(?:(?P<embedding>embedding)_)?(?P<factor>[AB])(?:\.weight)?")
 
@@ -49,21 +49,13 @@ def is_adapter(directory: Path) -> bool:
 
 
 def adapters_of(directory: Path) -> tuple[str, ...]:
-    """The names of a checkpoint's adapters: of its folders with an ``adapter_config.json``."""
+    """Names of a checkpoint's adapters: its folders with an ``adapter_config.json``."""
     return tuple(sorted(file.parent.name for file in directory.glob(f"*/{ADAPTER_CONFIG}")))
 
 
 def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
-    """The adapter of that name. Dots, hyphens and underscores are one: ``retrieval.passage`` is ``retrieval_passage``.
-
-    Args:
-        directory: the checkpoint's.
-        name: as it was asked for.
-        names: of its adapters.
-
-    Raises:
-        InputError: the checkpoint has no such adapter; the message lists its adapters.
-    """
+    """The adapter of that name, in which dots, hyphens and underscores are one: ``retrieval.passage`` is
+    ``retrieval_passage``."""
     for known in names:
         if _plain(known) == _plain(name):
             return known
@@ -75,29 +67,13 @@ def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
 
 
 def saved_names(folder: Path, *, allow_pickle: bool = False) -> frozenset[str]:
-    """The names of the weights that an adapter has in place of the model's, as of a head that the model lacks.
-
-    Args:
-        folder: of the adapter.
-        allow_pickle: also read ``adapter_model.bin``.
-
-    Raises:
-        ModelError: as of `merge_adapter`.
-    """
+    """Names of the weights by which an adapter replaces the model's, such as those of a head that the model lacks."""
     return frozenset(_read(folder, allow_pickle=allow_pickle)[2])
 
 
 def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = False) -> None:
-    """Add an adapter to the weights of a model, in place; weights that were trained whole replace the model's weights.
-
-    Args:
-        model: in float32.
-        folder: of the adapter.
-        allow_pickle: also read ``adapter_model.bin``.
-
-    Raises:
-        ModelError: the adapter is not LoRA, does something that is not known here, or does not fit the model.
-    """
+    """Adds an adapter to the weights of a float32 model, in place; weights that were trained whole replace
+    the model's."""
     import torch
 
     config, factors, saved = _read(folder, allow_pickle=allow_pickle)
@@ -129,7 +105,7 @@ def _plain(name: str) -> str:
 
 
 def _check(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse adapters whose change of the weights is another sum."""
+    """Refuses adapters that change weights in another way."""
     advice = "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
     if config.get("peft_type") != "LORA":
         raise ModelError(
@@ -189,7 +165,7 @@ def _read(
 
 
 def _module(model: Any, name: str, leaf: str, folder: Path) -> Any:
-    """The module with a parameter, which the name may call from the encoder or from the model with a head."""
+    """The module with a parameter, whose name may begin at the encoder or at the model with a head."""
     prefix = f"{model.base_model_prefix}."
     for root, path in ((model, name), (model.base_model, name), (model.base_model, name.removeprefix(prefix))):
         try:

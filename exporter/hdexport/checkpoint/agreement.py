@@ -1,4 +1,4 @@
-"""Whether the weights of a checkpoint and its ``config.json`` agree: checked by names and shapes, before any is read.
+"""Whether the weights of a checkpoint and its ``config.json`` agree: by names and shapes, before any weight is read.
 
 Names are compared without the prefix of the base model (``bert.``), which a file may have or not.
 """
@@ -26,7 +26,7 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 """Names of a normalisation's weights in files of 2019."""
 
 _BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
-"""Ends of names: values that are computed, and that older versions of transformers stored."""
+"""Ends of the names of computed values, which older versions of transformers stored."""
 
 _LAYER = re.compile(
     r"(?:\w+\.)?(?:encoder\.(?:layers?|block)|transformer\.layer)\.(\d{1,9})\."
@@ -38,24 +38,14 @@ _OPTIONAL_PARTS = ("embeddings_project",)
 """Parts of an encoder that only some configurations have: ELECTRA's, where embeddings are narrower than layers."""
 
 _NUM_LABELS = "num_labels"
-"""The number of labels, which transformers counts in ``id2label``, and reads here if the file has no ``id2label``."""
+"""The number of labels, which transformers counts in ``id2label``, or reads here if the file has no ``id2label``."""
 
 _BYTES_PER_WEIGHT = 4  # float32, also where the file has another type
 
 
 def check_layers(path: Path, names: Iterable[str], settings: PreTrainedConfig) -> None:
-    """Refuse a configuration of fewer or more layers than there are weights for.
-
-    Before a model is made: of a wrong number of layers none can be made in reasonable time.
-
-    Args:
-        path: the checkpoint's directory, for messages.
-        names: of the weights in the files.
-        settings: the configuration in transformers.
-
-    Raises:
-        ModelError: the numbers of layers differ.
-    """
+    """Refuses a configuration with fewer or more layers than the weights have. It runs before a model is made, because
+    a model of a wrong number of layers may take forever to make."""
     numbers = {int(match[1] or match[2]) for name in names if (match := _LAYER.match(name))}
     layers = settings.num_hidden_layers
     if numbers and max(numbers) + 1 != layers:
@@ -73,9 +63,8 @@ class Agreement:
     Attributes:
         path: the checkpoint's directory, for messages.
         stored: name -> type and shape of each weight in the files.
-        settings: the configuration in transformers.
         skeleton: the model that the configuration describes, on PyTorch's meta device.
-        made: makes the model of another configuration, by which a remedy is tried before it is named.
+        made: makes the model of another configuration, to try a remedy before a message names it.
         not_needed: begins of names, without the prefix of the base model, of weights that the task does not need.
     """
 
@@ -87,11 +76,8 @@ class Agreement:
     not_needed: tuple[str, ...]
 
     def check(self) -> None:
-        """Refuse weights of another type or shape than the model's or without a place in it, and too large models.
-
-        Raises:
-            ModelError: see above.
-        """
+        """Refuses weights whose type, shape or name the model does not have, and models that are too large
+        for memory."""
         self._check_no_name_twice()
         wanted = self._shapes(self.skeleton)
         within = {name for name in self.stored if self._is_within(name)}
@@ -172,7 +158,7 @@ class Agreement:
             )
 
     def _keys_of(self, asked: int | None) -> list[str]:
-        """The keys of the configuration with a value: a shape may follow one of them."""
+        """Keys of the configuration with a value: a shape may follow one of them."""
         values = {**self.settings.to_dict(), _NUM_LABELS: self.settings.num_labels}
         return [key for key, value in values.items() if type(value) is int and value == asked]
 

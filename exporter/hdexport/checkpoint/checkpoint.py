@@ -39,10 +39,10 @@ _READ = ("", ".jinja", ".json", ".model", ".safetensors", ".txt")
 
 
 _TASK_OF_CLASS = {"SparseEncoder": Task.SPARSE_SIMILARITY, "CrossEncoder": Task.TEXT_CLASSIFICATION}
-"""Class of sentence-transformers whose models are all for one task -> the task."""
+"""Class of sentence-transformers whose models all have one task -> the task."""
 
 _SETFIT_HEAD = "model_head.*"
-"""The file in which SetFit keeps a classifier of a sentence's vector."""
+"""SetFit's classifier of a sentence's vector."""
 
 _SEGMENT = 512
 """Tokens of a segment in XLNet's training."""
@@ -53,13 +53,10 @@ class Checkpoint:
     """A checkpoint's directory and the content of its ``config.json``.
 
     Attributes:
-        path: the directory.
         name: the model's, in messages and bundles.
         source: where it came from: the directory's name, or ``organisation/name@commit``.
-        config: the parsed ``config.json``.
-        family: the model family.
-        origin: the directory that the user has: `path`, unless the checkpoint was converted from another format:
-            `path` then lasts as long as this object.
+        origin: the directory that the user has; it differs from `path` if the checkpoint was converted from another
+            format, and `path` then lasts as long as this object.
         remarks: choices and omissions of the conversion, a line each.
         adapter: name of the adapter that is merged into the weights or chosen among them; None for none.
         takes_texts: whether its tokenizer is read.
@@ -79,11 +76,7 @@ class Checkpoint:
     _kept: object = field(default=None, repr=False, compare=False)
 
     def task(self) -> Task:
-        """The task that the checkpoint was made for.
-
-        Raises:
-            ModelError: the checkpoint was saved from a class of sentence-transformers that is not supported.
-        """
+        """The task that the checkpoint was made for."""
         if leaves_tokens_out(self.path):
             return Task.TOKEN_SIMILARITY
         saved_from = sentence_class(self.path)
@@ -103,24 +96,14 @@ class Checkpoint:
         )
 
     def run_as(self, task: Task) -> Task:
-        """The task whose model of transformers is run, which gives tokens' vectors where modules score pairs by them.
-
-        Args:
-            task: of a bundle.
-
-        Raises:
-            ModelError: a file of the modules cannot be read.
-        """
+        """The task whose model of transformers runs: where modules score pairs by tokens' vectors, it is that of the
+        vectors."""
         scores_vectors = task is Task.TEXT_CLASSIFICATION and scored_labels(self.path) is not None
         return Task.FEATURE_EXTRACTION if scores_vectors else task
 
     @property
     def task_remark(self) -> str | None:
-        """Remark on `task` for a user who named no task; None where the checkpoint says what it was made for.
-
-        Raises:
-            ModelError: as of `task`.
-        """
+        """Remark on `task` for a user who named no task; None where the checkpoint says what it was made for."""
         head = None if sentence_class(self.path) else unread_head(list(self.config.get("architectures") or []))
         if head is None or self.task() is not Task.FEATURE_EXTRACTION:
             return None
@@ -131,22 +114,13 @@ class Checkpoint:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer in transformers, which lowers the case of texts where sentence-transformers does.
-
-        None where the checkpoint has none, or its tokenizer is not read.
-
-        Raises:
-            ModelError: its files cannot be read.
-        """
+        """The tokenizer in transformers, which lowers the case of texts where sentence-transformers does; None where
+        the checkpoint has none, or its tokenizer is not read."""
         return read_tokenizer(self.path, trust=self.trust) if self.takes_texts else None
 
     @property
     def base_positions(self) -> int:
-        """Positions that real tokens can use, before any extension; `LONGEST` where any number can.
-
-        Raises:
-            ModelError: ``config.json`` does not say.
-        """
+        """Positions that real tokens can use, before any extension; `LONGEST` where any number can."""
         file, key = self.path / "config.json", self.family.positions_key
         if self.family.counts_distances:
             return LONGEST
@@ -178,19 +152,11 @@ class Checkpoint:
 
     @property
     def usual_len(self) -> int:
-        """Tokens of the longest input, unless it is said: all positions, or a usual segment's tokens.
-
-        Raises:
-            ModelError: ``config.json`` does not say.
-        """
+        """Default for the longest input, in tokens: all positions, or a usual segment's."""
         return _SEGMENT if self.family.counts_distances else self.base_positions
 
     def settings(self) -> PreTrainedConfig:
-        """The configuration in transformers.
-
-        Raises:
-            ModelError: no model has the values of ``config.json``.
-        """
+        """The configuration in transformers."""
         settings = settings_from(self.path, self.config, newer_keys=self.family.newer_keys(self.config))
         labels = 1 if logit_score(self.path) is not None else scored_labels(self.path)
         if labels is not None:
@@ -198,14 +164,8 @@ class Checkpoint:
         return settings
 
     def with_adapter(self, name: str | None) -> Checkpoint:
-        """This checkpoint with an adapter in the models of `load`.
-
-        Args:
-            name: of the adapter; None for none, which is remarked where there are some.
-
-        Raises:
-            InputError: the checkpoint has no such adapter; the message lists its adapters.
-        """
+        """This checkpoint with an adapter in the models of `load`; None merges none, which is remarked where there are
+        some."""
         own, beside = self.family.adapters(self.config), adapters_of(self.path)
         if name is not None:
             return replace(self, adapter=adapter_named(self.path, name, own or beside))
@@ -216,30 +176,17 @@ class Checkpoint:
         return replace(self, remarks=(*self.remarks, remark))
 
     def code(self, task: Task) -> ModelCode | None:
-        """The Python code of its own that the checkpoint names for a task's model; None for none.
-
-        Raises:
-            ModelError: no model has the values of ``config.json``.
-        """
+        """The Python code of its own that the checkpoint names for a task's model; None for none."""
         return model_code(self, self._class_task(task))
 
     def load(
         self, task: Task, *, report: Callable[[str], None] = lambda line: None, runs_code: bool = True
     ) -> PreTrainedModel:
-        """The PyTorch model for a task, in float32 and in evaluation mode.
+        """The PyTorch model for a task, in float32 and in evaluation mode. Where the checkpoint names code of its own
+        that is trusted, that code answers the same inputs first, unless `runs_code` is false.
 
-        Where the checkpoint's own code is named and trusted, it answers the same inputs first.
-
-        Args:
-            task: decides the head.
-            report: takes a line that names the weights that the task does not need, if there are any, and one about
-                the checkpoint's own code.
-            runs_code: whether code that is trusted runs; else nothing is compared with it.
-
-        Raises:
-            ModelError: the weights are missing, unreadable, of another model than ``config.json`` describes, or lack
-                the task's head, or the family has no such task, or no such score; or the checkpoint's own code answers
-                otherwise, or cannot be run.
+        `report` takes a line about weights that the task does not need, and one about the checkpoint's own code.
+        Weights that are missing, damaged or of another model, and code whose answers differ, are a ModelError.
         """
         score = logit_score(self.path) if task is Task.TEXT_CLASSIFICATION else None
         of_generator = self.family.of_generator
@@ -289,11 +236,7 @@ class Checkpoint:
         return self.family.encoder(model).eval()
 
     def weight_files(self) -> tuple[Path, ...]:
-        """The files that hold the weights, safetensors before pickles.
-
-        Raises:
-            ModelError: there are no weights, or only pickles, which are not allowed.
-        """
+        """The files that hold the weights, safetensors before pickles."""
         return weight_files(self.path, allow_pickle=self.trust.pickles)
 
     def _class_task(self, task: Task) -> Task:
@@ -303,7 +246,7 @@ class Checkpoint:
 
     @functools.cached_property
     def _compared(self) -> set[Task]:
-        """The tasks whose model was compared with the checkpoint's own code, which takes as long as loading it."""
+        """Tasks whose model was compared with the checkpoint's own code, which takes as long as loading it."""
         return set()
 
     def _check_task(self, task: Task) -> None:
@@ -322,17 +265,9 @@ class Checkpoint:
 
 
 def find_checkpoint(model: str | Path, *, revision: str | None = None, trust: Trust = UNTRUSTED) -> Checkpoint:
-    """Find a checkpoint, downloading it where needed, and read its ``config.json``.
-
-    Args:
-        model: a directory, or ``organisation/name`` on the Hugging Face hub, which ``@revision`` may follow.
-        revision: on the hub: a branch, a tag or a commit.
-        trust: which code of the checkpoint may run; what it needs is downloaded.
-
-    Raises:
-        ModelError: there is no checkpoint, its config cannot be read, or its family is not supported.
-        InputError: a revision is given for a directory.
-    """
+    """Finds a checkpoint, downloading it where needed, and reads its ``config.json``. `model` is a directory, or
+    ``organisation/name`` on the Hugging Face hub, which ``@revision`` may follow; `revision` is a branch, a tag or a
+    commit there."""
     path, hub = Path(model), hub_name(str(model))
     # A broken link, or one to itself, is not a name on the hub either.
     if hub is None or path.exists() or path.is_symlink():
@@ -356,11 +291,7 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, trust: Tr
 
 
 def default_model() -> tuple[Path, str]:
-    """The model to build when none is named, and why it was chosen.
-
-    Raises:
-        ModelError: the current directory holds no model and the sample model is not installed.
-    """
+    """The model to build when none is named, and why it was chosen."""
     if Path("config.json").is_file():
         return Path(), "the current directory holds a config.json"
     if is_checkpoint(Path()):

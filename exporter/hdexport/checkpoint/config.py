@@ -1,4 +1,4 @@
-"""``config.json`` of a checkpoint: the checks before anything is made from it."""
+"""``config.json`` of a checkpoint, checked before anything is made of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 MOST_LAYERS = 1024
-"""Layers of a stack; the deepest transformer that was published has 1000."""
+"""Layers of a stack; the deepest published transformer has 1000."""
 
 _MOST_LABELS = 2**20
 
@@ -30,7 +30,7 @@ _LIMITS = {
 """Key of ``config.json`` -> most parts that transformers makes one by one, before it looks at any weight."""
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-"""Attributes of every configuration in transformers, by any key in the file."""
+"""Attributes of every configuration in transformers, whatever their keys in the file."""
 
 _EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
@@ -39,14 +39,7 @@ HIERARCHICAL_KEY = "hierarchical_position"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint's ``config.json``, as far as it is the same for all families.
-
-    Args:
-        path: the checkpoint's directory.
-
-    Raises:
-        ModelError: the file is missing, cannot be read, is of no family, or asks for what no graph computes.
-    """
+    """The content of ``config.json`` in a checkpoint's directory, with the checks that all families share."""
     file = path / "config.json"
     if not file.exists() and not file.is_symlink():
         raise _no_config(path)
@@ -81,16 +74,8 @@ def _no_config(path: Path) -> ModelError:
 
 
 def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str, Any]) -> PreTrainedConfig:
-    """The configuration in transformers, of values that a model can be made from.
-
-    Args:
-        path: the checkpoint's directory.
-        config: the result of `read_config`.
-        newer_keys: settings that the file has by keys that transformers does not know, by keys that it knows.
-
-    Raises:
-        ModelError: a value is of the wrong type, or no model has it.
-    """
+    """The configuration in transformers, with values that a model can be made of. `newer_keys` has settings that the
+    file names by older keys, by the keys that transformers knows."""
     from transformers import AutoConfig
 
     file = path / "config.json"
@@ -123,16 +108,8 @@ def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str
 
 
 def check_labels(settings: PreTrainedConfig, file: Path, *, are_keys: bool) -> None:
-    """Refuse labels that do not name each number of a head.
-
-    Args:
-        settings: the configuration in transformers.
-        file: where it stands, for messages.
-        are_keys: whether scores are listed by label, so that no two numbers may have the same.
-
-    Raises:
-        ModelError: a number between 0 and the last has no label, a label is not a name, or is that of two numbers.
-    """
+    """Refuses labels that do not name each number of a head; where scores are listed by label, two equal
+    ones as well."""
     labels = settings.id2label or {}
     for number in range(len(labels)):
         if not isinstance(labels.get(number), str):
@@ -152,7 +129,7 @@ def check_labels(settings: PreTrainedConfig, file: Path, *, are_keys: bool) -> N
 
 
 def _label(value: object) -> object:
-    """A label as the name that a number is; other values stay as they are."""
+    """A number as a name; other values stay as they are."""
     return str(value) if isinstance(value, (int, float)) else value
 
 
@@ -163,14 +140,7 @@ def file_key(settings: PreTrainedConfig, name: str) -> str:
 
 def hierarchical_alpha(config: Mapping[str, Any], file: Path) -> float | None:
     """The alpha with which bert4keras decomposes a model's positions; None where the configuration asks for none.
-
-    Args:
-        config: content of the checkpoint's configuration.
-        file: that file, for messages.
-
-    Raises:
-        ModelError: the value is neither true, false, null nor a number that can be an alpha.
-    """
+    `file` is for messages."""
     value = config.get(HIERARCHICAL_KEY)
     if value is None or value is False:
         return None
@@ -185,7 +155,7 @@ def hierarchical_alpha(config: Mapping[str, Any], file: Path) -> float | None:
 
 
 def _check_values(file: Path, config: dict[str, Any]) -> None:
-    """Refuse values that would be read, wrongly or for ever, before transformers has checked a type."""
+    """Refuses values that would be misread, or read forever, before transformers has checked a type."""
     architectures = config.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
@@ -216,7 +186,7 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
 
 
 def _values(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All values that hold no others, and all keys, each with its key."""
+    """All keys, and all values that hold no others, each with its key."""
     pending: list[tuple[str, Any]] = list(config.items())
     while pending:
         key, value = pending.pop()
@@ -237,7 +207,7 @@ def _check_size(file: Path, key: str, value: object) -> None:
 
 
 def _refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> None:
-    """Refuse settings of a supported family's config that no graph of ours would compute."""
+    """Refuses settings of a supported family that no graph of ours would compute."""
     if config.get("is_decoder") and not family.runs_decoders:
         raise ModelError(
             f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are "

@@ -1,7 +1,7 @@
 """The declarations in a checkpoint's files that a build does not follow, one warning line per declaration.
 
-Every key of these files is honoured, known to change no answer, or named here. Keys that the library reads are honoured
-by its own code, of which graphs are traced and beside which they are verified; so the table below holds the others.
+Every key of these files is followed, known to change no answer, or named here. Keys that the library reads are followed
+by its own code, of which graphs are traced and with which they are compared; so the tables below hold the others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint import multi_vector, sentence_modules, sentence_settings
 from hdexport.checkpoint.config import HIERARCHICAL_KEY
-from hdexport.checkpoint.extension import EXTENSION_KEY
-from hdexport.checkpoint.splade_pooling import MODULES_OF_MODELS, SPLADE_KEYS
+from hdexport.checkpoint.extended_files import EXTENSION_KEY
+from hdexport.checkpoint.poolings import MODULES_OF_MODELS, SPLADE_KEYS
 from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, code_of_tokenizer
 from hdexport.model.model_classes import model_class
 from hdexport.model.task import model_task
@@ -70,7 +70,7 @@ _OF_OLD_CODE = frozenset({
 """Keys of heads and programs that are gone, which transformers passes over."""
 
 _WITHOUT_EFFECT = re.compile(r"summary_.*|.*dropout.*|.*_pdrop")
-"""Keys of heads that no task here has, and of parts that are left out in training alone."""
+"""Keys of heads that no task here has, and of parts that only training uses."""
 
 _MODULE_ENTRY = frozenset({"idx", "name", "path", "type", "kwargs"})
 
@@ -100,15 +100,7 @@ _OF_TOKENIZERS = frozenset({
 
 
 def unfollowed(checkpoint: Checkpoint, task: Task) -> list[str]:
-    """A line for each declaration that a bundle of a checkpoint does not follow, and whose answers it gives instead.
-
-    Args:
-        checkpoint: whose files are read.
-        task: of the bundle.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """A line for each declaration that a bundle for a task does not follow, and whose answers it gives instead."""
     return [*_of_code(checkpoint, task), *_of_architectures(checkpoint, task), *_of_keys(checkpoint, task)]
 
 
@@ -183,7 +175,7 @@ def _of_keys(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
 
 
 def _line(file: Path, values: Mapping[str, Any], unread: Iterable[str], readers: str, where: str = "") -> Iterator[str]:
-    """The line about the keys of a file that nothing reads; values that say nothing are left out."""
+    """The line about the keys of a file that nothing reads; empty values are left out."""
     said = [key for key in values if key in set(unread) and values[key] not in (None, {}, [])]
     found = [f"{key} {shown(values[key])}" for key in said]
     if found:
@@ -211,7 +203,7 @@ def _unread_of_config(config: Mapping[str, Any], checkpoint: Checkpoint, task: T
 
 
 def _is_of_models(kind: type) -> bool:
-    """Whether a class is of one model type, and no base of all, which knows keys of many."""
+    """Whether a class is that of one model type, and not a base of all, which knows keys of many."""
     return kind.__module__.startswith(("transformers.models.", "hdexport."))
 
 
@@ -233,7 +225,7 @@ def _not_in_source(keys: list[str], kinds: Iterable[type], pattern: str) -> list
 
 
 def _class(checkpoint: Checkpoint, task: Task) -> Any:
-    """The class that a bundle is made of; of the encoder, where the task has none."""
+    """The class that a bundle is made of; the encoder's, where the task has none."""
     settings, family = checkpoint.settings(), checkpoint.family
     try:
         return model_class(settings, family=family, task=model_task(checkpoint.run_as(task)))

@@ -1,43 +1,165 @@
 """The files of a checkpoint with more positions, which `hdexport extend` and `hdexport tune` write.
 
-The original's files are edited, so every weight that was not trained keeps every bit, with any heads and of any type.
+The original's files are edited, so every weight that was not trained keeps every bit, with any heads and of any type. A
+note in ``config.json`` says how the positions were added.
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hdexport.checkpoint.all_files import is_copied, rewrite_json, write_index, write_weights
 from hdexport.checkpoint.checkpoint import Checkpoint
-from hdexport.checkpoint.extension import EXTENSION_KEY, Extension, read_extension
 from hdexport.checkpoint.sentence_modules import module_folders
 from hdexport.checkpoint.weight_files import read_weights
 from hdexport.model.positions import DEFAULT_ALPHA, extend_table
-from hdruntime.bundle.manifest import Positions
+from hdexport.support.json_files import read_object
+from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdruntime.bundle.manifest import AttentionScale, Positions, Scheme
+from hdruntime.bundle.staging import DirectoryKind
+from hdruntime.bundle.value_types import Length
 from hdruntime.errors import ModelError, OutputExistsError
+from hdruntime.optional import require
 
 if TYPE_CHECKING:
     import torch
 
+EXTENSION_KEY = "hdexport"
+"""Key of the note in ``config.json``; transformers keeps it when it saves the model again."""
+
+_VOCABULARIES = ("vocab.txt", "merges.txt")
+
+_LICENCES = ("LICENSE", "NOTICE")
+
+_INDEX = "model.safetensors.index.json"
+
+_NO_SPACE = f"os error {errno.ENOSPC}"
+"""safetensors, written in Rust, reports a full disk by this text."""
+
 _POSITION_IDS = "embeddings.position_ids"
+
 _TOKEN_TYPE_IDS = "embeddings.token_type_ids"
 """Ends of the names of buffers in files of older versions of transformers."""
 
 
-def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
-    """Refuse a checkpoint without a table of positions, and an output that is the checkpoint.
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """How a checkpoint's positions were extended.
 
-    Raises:
-        OutputExistsError: the output is the checkpoint itself.
-        ModelError: the checkpoint is an adapter, or its positions are computed, from nothing or from several tables.
+    Attributes:
+        base: positions that the original checkpoint was trained with.
+        scheme: where the other rows came from, before any training.
+        alpha: weight of the coarse position in the hierarchical scheme; None for other schemes.
+        attention_scale: factor of the queries with which the rows were trained.
+        attention: value of ``--attention`` with which the rows were trained; None for the model's own.
+        tuned: whether `hdexport tune` trained the rows.
     """
+
+    base: Length
+    scheme: Scheme
+    alpha: float | None = None
+    attention_scale: AttentionScale = "none"
+    attention: str | None = None
+    tuned: bool = False
+
+
+def read_extension(config: Mapping[str, Any], file: Path) -> Extension | None:
+    """How a checkpoint was extended; None for one that was not. `file` is its ``config.json``, for messages."""
+    values = config.get(EXTENSION_KEY)
+    if values is None:
+        return None
+    try:
+        return from_values(values, Extension, name=EXTENSION_KEY)
+    except JsonMismatchError as error:
+        raise ModelError(
+            f"{file} has a malformed record of its extension: {error}.\n"
+            f'Remove "{EXTENSION_KEY}" from it, or extend the original checkpoint again.'
+        ) from None
+
+
+def is_copied(file: Path) -> bool:
+    """Whether a file at the top of a checkpoint goes with it: settings, tokenizer, code and licence."""
+    if not file.is_file() or file.name.endswith(".index.json"):
+        return False
+    suffixes = (".json", ".model", ".metadata", ".jinja", ".py")
+    return file.suffix in suffixes or file.name in _VOCABULARIES or file.stem in _LICENCES
+
+
+def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Writes a safetensors file; a full disk is an OSError, as for other files."""
+    safetensors = require("safetensors")
+    from safetensors.torch import save_file
+
+    file.touch()
+    usual_mode = file.stat().st_mode
+    try:
+        save_file(dict(weights), file, metadata={"format": "pt"})
+        # safetensors makes its files readable by the owner only.
+        file.chmod(usual_mode)
+    except safetensors.SafetensorError as error:
+        if _NO_SPACE in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error
+        raise OSError(errno.EIO, str(error), str(file)) from error
+
+
+def write_index(file_of_weight: Mapping[str, str], total_bytes: int, directory: Path) -> None:
+    """Writes the index of a checkpoint whose weights are in several files."""
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(file_of_weight.items()))}
+    (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def rewrite_json(
+    source: Path, target: Path, changes: Mapping[str, object], *, added: Mapping[str, object] | None = None
+) -> None:
+    """Writes the JSON object of `source` to `target` with other values, if it is there and a value changes. Values that
+    are null or missing have no limit to raise and stay; those of `added` are written in any case."""
+    if not source.is_file():
+        return
+    values = read_object(source)
+    changed = {key: value for key, value in changes.items() if values.get(key) is not None} | dict(added or {})
+    if changed:
+        target.write_text(json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and isinstance(config.get("model_type"), str)
+
+
+def _foreign_files(directory: Path) -> list[str]:
+    """Files that no extended checkpoint has: a training's optimizer and logs, an ONNX graph, somebody's notes."""
+    ours = {path for path in directory.iterdir() if is_copied(path) or path.suffix == ".safetensors"}
+    ours.add(directory / _INDEX)
+    for folder in module_folders(directory):
+        ours.update((directory / folder).rglob("*"))
+    files = {path for path in directory.rglob("*") if not path.is_dir()}
+    return sorted(path.relative_to(directory).as_posix() for path in files - ours)
+
+
+CHECKPOINT_DIRECTORY = DirectoryKind(
+    name="Hugging Face checkpoint",
+    marker="config.json",
+    is_one=_is_checkpoint,
+    foreign_files=_foreign_files,
+)
+"""The kind of directory that `hdexport extend` writes, and may replace."""
+
+
+def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
+    """Refuses a checkpoint without weights or table whose positions could grow, and an output that is the
+    checkpoint."""
     if checkpoint.origin == output.resolve():
         raise OutputExistsError(f"{output} is the checkpoint itself.\nChoose another directory with -o.")
     if checkpoint.adapter is not None:
@@ -61,11 +183,7 @@ def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
 
 
 def extension_of(checkpoint: Checkpoint, positions: Positions) -> Extension | None:
-    """The record of an extension; the checkpoint's own, if any, where no position is added.
-
-    Raises:
-        ModelError: the checkpoint's own record is malformed.
-    """
+    """The record of an extension; the checkpoint's own, if any, where no position is added."""
     before = read_extension(checkpoint.config, checkpoint.path / "config.json")
     if positions.rows <= positions.base:
         return before
@@ -83,22 +201,11 @@ def write_extended(
     *,
     trained: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a checkpoint with more positions into an empty directory.
+    """Writes a checkpoint with more positions into an empty directory. The table keeps its type, and limits in the
+    files of the configuration, the tokenizer and sentence-transformers grow.
 
-    The table keeps the original's type. The limits in the configuration, the tokenizer and the sentence-transformers
-    files grow with it.
-
-    Args:
-        checkpoint: the original.
-        files: that hold its weights.
-        positions: of the new checkpoint.
-        extension: its record; None for none.
-        directory: where to write.
-        trained: names of weights in the PyTorch model, with the values that replace the file's; a table of positions
-            among them has all rows of the new checkpoint.
-
-    Raises:
-        ModelError: weights and configuration do not agree, or a trained weight is not in the files.
+    `files` hold the original's weights. `trained` has values by the names of the PyTorch model's weights, which replace
+    the files'; a table of positions among them has all rows of the new checkpoint.
     """
     _write_weights(checkpoint, files, positions, directory, trained or {})
     _write_rest(checkpoint, positions, extension, directory)
@@ -142,7 +249,7 @@ def _write_weights(
 
 
 def _trained(name: str, trained: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The trained value of a weight of the files, in which a head's encoder has a prefix."""
+    """The trained value of a weight of the files; names may have a prefix on either side."""
     for key, value in trained.items():
         if key == name or key.endswith(f".{name}") or name.endswith(f".{key}"):
             return value

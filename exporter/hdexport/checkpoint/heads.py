@@ -1,4 +1,5 @@
-"""The modules that sentence-transformers puts after the model of a task, loaded by the library, as one of PyTorch."""
+"""The modules that sentence-transformers puts after the model of a task, loaded by the library, as one
+PyTorch module."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.checkpoint.multi_vector import PROJECTION, late_interaction
+from hdexport.checkpoint.poolings import POOLED_MASK, SENTENCE, Features, PoolingModule, splade_pooling
 from hdexport.checkpoint.sentence_modules import (
     SCORES,
     TOKENS,
@@ -20,8 +22,6 @@ from hdexport.checkpoint.sentence_modules import (
     scored_labels,
     token_modules,
 )
-from hdexport.checkpoint.sentence_pooling import POOLED_MASK, SENTENCE, Features, PoolingModule
-from hdexport.checkpoint.splade_pooling import splade_pooling
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import read_weights, weight_files
 from hdexport.model.head import Head
@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 
 
 class ModuleChain(Head):
-    """Modules that take a text's features one after the other, and add to them.
-
-    Args:
-        modules: sentence-transformers' own, or with their interface: features in, features out.
-        gives: names of the features that are the task's outputs.
-    """
+    """Modules that take a text's features one after the other, and add to them: sentence-transformers' own, or with
+    their interface. `gives` names the features that are the task's outputs."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], gives: tuple[str, ...]) -> None:
         super().__init__()
@@ -50,15 +46,12 @@ class ModuleChain(Head):
     def forward(
         self, token_embeddings: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """The features that are given.
+        """The features that are given: [batch, tokens, width] for tokens' vectors, else [batch, width]; float32.
 
         Args:
             token_embeddings: [batch, tokens, hidden_size], float32.
             attention_mask: [batch, tokens], int64, 1 for real tokens.
             pooled_mask: the same, 1 for tokens that are pooled; None for all real tokens.
-
-        Returns:
-            [batch, tokens, width] for tokens' vectors, else [batch, width]; float32.
         """
         features = _features(token_embeddings, attention_mask, pooled_mask)
         for module in self.chain:
@@ -74,7 +67,7 @@ class ModuleChain(Head):
 
 
 class _Normalize(torch.nn.Module):
-    """As sentence-transformers', which takes seconds to import."""
+    """The same as sentence-transformers' module, which takes seconds to import."""
 
     def __init__(self, reads: str, writes: str) -> None:
         super().__init__()
@@ -94,18 +87,9 @@ class _WithoutPadding(torch.nn.Module):
 
 
 def task_head(checkpoint: Checkpoint, task: Task) -> Head | None:
-    """The modules after the model that a bundle for a task computes; None where its outputs are the task's.
-
+    """The modules after the model that a bundle for a task computes; None where the model's outputs are the task's.
     Sentences' vectors and scores of pairs take all modules. Tokens' vectors are given as they are where a pooling
-    follows, and take the modules of a chain without one.
-
-    Args:
-        checkpoint: whose modules they are.
-        task: of the bundle.
-
-    Raises:
-        ModelError: a module or a setting of one is not supported, a file is missing, or widths do not fit.
-    """
+    follows, and take the modules of a chain without one."""
     if task is Task.SPARSE_SIMILARITY:
         return splade_pooling(checkpoint.path)
     read = _CHAINS.get(task)
@@ -116,21 +100,12 @@ def task_head(checkpoint: Checkpoint, task: Task) -> Head | None:
 
 
 def sentence_vectors(path: Path, *, hidden_size: int, trust: Trust = UNTRUSTED) -> ModuleChain:
-    """The modules that give the vectors of a text's tokens and the text's vector.
-
-    Args:
-        path: a sentence-transformers directory.
-        hidden_size: width of the encoder's tokens.
-        trust: which code of the checkpoint may run.
-
-    Raises:
-        ModelError: a module or a setting of one is not supported, a file is missing, or widths do not fit.
-    """
+    """The modules that give the vectors of a text's tokens, `hidden_size` wide at first, and the text's vector."""
     return _chain(path, pooling_settings(path).modules, (TOKENS, SENTENCE), hidden_size, trust)
 
 
 def token_layers(path: Path, *, hidden_size: int, trust: Trust = UNTRUSTED) -> ModuleChain | None:
-    """The modules of a chain that changes tokens' vectors and pools none; None for others. See `sentence_vectors`."""
+    """The modules of a chain that changes tokens' vectors and pools none; None for other chains."""
     modules = token_modules(path)
     return _token_chain(path, modules, [], hidden_size, trust) if modules else None
 
@@ -174,14 +149,7 @@ def _chain(
 
 
 def _loaded(path: Path, module: SentenceModule, trust: Trust, *, reads: str) -> torch.nn.Module:
-    """A module with its weights, in float32.
-
-    Args:
-        path: of the checkpoint.
-        module: of its chain.
-        trust: which code of the checkpoint may run.
-        reads: name of the feature that a layer takes where its settings name none.
-    """
+    """A module with its weights, in float32; `reads` is the feature that a layer takes where its settings name none."""
     file = path / module.folder / "config.json"
     if module.kind == "Pooling":
         return PoolingModule(pooling_settings(path).modes)
@@ -225,7 +193,7 @@ def _of_library(path: Path, module: SentenceModule, trust: Trust, reads: str) ->
 
 
 def _check_code(path: Path, module: SentenceModule, trust: Trust) -> None:
-    """Refuse code of the checkpoint's own, which a module or its activation is."""
+    """Refuses untrusted code of the checkpoint, which may be a module or its activation."""
     if trust.code:
         return
     is_theirs = module.reference.startswith("sentence_transformers.")
@@ -242,7 +210,7 @@ def _check_code(path: Path, module: SentenceModule, trust: Trust) -> None:
 
 
 def _check_weights(config_file: Path, module: SentenceModule, trust: Trust) -> None:
-    """Refuse pickles that are not allowed, weights that are integers or not finite, and a Dense of other sizes."""
+    """Refuses pickles that are not allowed, weights that are integers or not finite, and a Dense of other sizes."""
     folder = config_file.parent
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         return
@@ -268,7 +236,7 @@ def _check_weights(config_file: Path, module: SentenceModule, trust: Trust) -> N
 
 
 def _projection(path: Path, width: int, trust: Trust) -> torch.nn.Module:
-    """The layer that Stanford's ColBERT has after BERT, stored among its weights."""
+    """The layer that Stanford's ColBERT has after BERT, stored among BERT's weights."""
     files = weight_files(path, allow_pickle=trust.pickles)
     weight = next((weights[PROJECTION] for file in files if PROJECTION in (weights := read_weights(file))), None)
     if weight is None or weight.ndim != 2 or weight.shape[1] != width or not weight.is_floating_point():
@@ -300,7 +268,7 @@ def _features(tokens: torch.Tensor, mask: torch.Tensor, pooled_mask: torch.Tenso
 
 @torch.no_grad()
 def _tried(path: Path, chain: ModuleChain, width: int) -> ModuleChain:
-    """A chain that texts of three tokens pass, with the same results with padding and without."""
+    """The chain, after it was tried: texts of three tokens pass it, with the same results with padding and without."""
     tokens = torch.linspace(-1.0, 1.0, 10 * width).sin().reshape(2, 5, width)
     mask = torch.tensor([[1, 1, 1, 0, 0]] * 2)
     module: torch.nn.Module = chain

@@ -1,4 +1,4 @@
-"""Checkpoints on the Hugging Face hub: named, downloaded once, and pinned to a commit."""
+"""Checkpoints on the Hugging Face hub: downloaded once, and pinned to a commit."""
 
 from __future__ import annotations
 
@@ -19,18 +19,8 @@ _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*/config.js
 
 
 def download(model: HubName, trust: Trust) -> Path:
-    """The model's files, downloaded where they are not in the cache yet.
-
-    Args:
-        model: the model. Files of a commit that are in the cache are not requested again: commits do not change.
-        trust: with pickles, ``*.bin`` of folders without safetensors are downloaded, too; with code, ``*.py``.
-
-    Returns:
-        A directory that is named after the commit.
-
-    Raises:
-        ModelError: the download failed.
-    """
+    """The model's files, in a directory that is named after the commit. Files of a commit that are in the cache are not
+    requested again. Trusted pickles add ``*.bin`` of folders without safetensors, and trusted code ``*.py``."""
     cached = cached_snapshot(model)
     if cached is not None and not _without_weights(cached, allow_pickle=trust.pickles):
         return cached

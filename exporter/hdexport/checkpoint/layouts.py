@@ -1,6 +1,6 @@
-"""Layouts of checkpoints whose parts stand in other places than in a Hugging Face directory, as peers read them.
+"""Layouts of checkpoints that other libraries read, whose parts are in other places than in a Hugging Face directory.
 
-Each is arranged as a Hugging Face directory of links, in which nothing is copied.
+Each becomes a Hugging Face directory of links, into which nothing is copied.
 """
 
 from __future__ import annotations
@@ -25,17 +25,13 @@ _OF_A_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "voca
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Whether a directory has a file by which checkpoints are told."""
+    """Whether a directory has a file by which checkpoints are recognised."""
     names = (_CONFIG, _MODULES, ADAPTER_CONFIG)
     return any((directory / name).is_file() for name in names) or has_google_config(directory)
 
 
 def arranged(directory: Path) -> Converted | None:
-    """A checkpoint of another layout as a Hugging Face directory; None for one that is in that layout.
-
-    Raises:
-        ModelError: an adapter's model is not on this machine, or a file cannot be read.
-    """
+    """A checkpoint of another layout as a Hugging Face directory; None for one that is in that layout."""
     if is_adapter(directory):
         return _with_model(directory)
     folder = encoder_folder(directory)
@@ -47,7 +43,7 @@ def arranged(directory: Path) -> Converted | None:
 
 
 def _with_encoder(directory: Path, folder: Path) -> Converted:
-    """The encoder's folder and the modules beside it; sentence-transformers wrote them so before version 2."""
+    """The encoder's folder and the modules beside it, as sentence-transformers wrote them before version 2."""
     links = {
         entry.name: entry
         for entry in directory.iterdir()
@@ -65,7 +61,7 @@ def _with_config(directory: Path) -> Converted:
 
 
 def _with_model(directory: Path) -> Converted:
-    """An adapter's folder with the files of the model that it changes; the adapter's own come first."""
+    """An adapter's folder with the files of the model that it changes; the adapter's own take precedence."""
     config = read_object(directory / ADAPTER_CONFIG)
     model = _model_of_adapter(directory, config.get("base_model_name_or_path"), config.get("revision"))
     own = {entry.name: entry for entry in directory.iterdir() if entry.stem not in ("adapter_config", "adapter_model")}

@@ -10,7 +10,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
-from hdexport.checkpoint.all_files import rewrite_json
+from hdexport.checkpoint.extended_files import rewrite_json
 from hdexport.checkpoint.sentence_modules import logit_score, module_folders, scored_labels, sentence_modules
 from hdexport.support.json_files import read_json, read_object
 from hdruntime.bundle.manifest import Manifest, Role
@@ -33,10 +33,10 @@ _FIRST_MODULES = {
     Task.FEATURE_EXTRACTION: "Pooling",
     Task.FILL_MASK: "SpladePooling",
 }
-"""Task -> the module that takes what ``model.onnx`` gives, for sentence-transformers to compute the rest."""
+"""Task -> the module that takes the outputs of ``model.onnx``, from which sentence-transformers computes the rest."""
 
 _PACKAGES_OF_MODULES = ("sentence_transformers.base.modules.", "sentence_transformers.sentence_transformer.modules.")
-"""Packages of the sixth version, of modules that were all in one package before."""
+"""Packages of the sixth version; before, all these modules were in one package."""
 
 _LIBRARY_INPUTS = {Role.IDS, Role.MASK, Role.TOKEN_TYPES}
 
@@ -44,17 +44,9 @@ _LIBRARY_INPUTS = {Role.IDS, Role.MASK, Role.TOKEN_TYPES}
 def write_library_files(
     checkpoint: Checkpoint, manifest: Manifest, directory: Path, *, text_length: int | None
 ) -> None:
-    """Write them; texts' limits are the bundle's.
-
-    sentence-transformers' files are left out where the library would compute something else of the graph's outputs, or
-    does not know its inputs.
-
-    Args:
-        checkpoint: whose files they are.
-        manifest: of the bundle.
-        directory: of the bundle.
-        text_length: tokens that encoders cut texts to; None for the model's own number.
-    """
+    """Writes these files into a bundle's directory, with the bundle's limits of texts. `text_length` is the number of
+    tokens that encoders cut texts to; None keeps the model's own. sentence-transformers' files are left out where the
+    library would compute something else from the graph's outputs, or does not know its inputs."""
     source, positions, reads_texts = checkpoint.path, manifest.positions, checkpoint.tokenizer is not None
     is_of_sentences = reads_texts and _fits_sentence_transformers(checkpoint, manifest)
     patterns = [*_OF_A_MODEL, *(_OF_TEXTS if reads_texts else ()), *(_OF_SENTENCES if is_of_sentences else ())]
@@ -95,7 +87,8 @@ def _of_tokenizer(source: Path) -> dict[str, object]:
 
 
 def _name_as_before(file: Path) -> None:
-    """Name the library's modules as versions before the sixth do, which optimum's ONNX export needs; all read that."""
+    """Names the library's modules as versions before the sixth do, which optimum's ONNX export needs; all versions read
+    that."""
     modules = read_json(file)
     for module in modules:
         if module["type"].startswith(_PACKAGES_OF_MODULES):

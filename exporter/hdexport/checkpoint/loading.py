@@ -1,16 +1,21 @@
-"""Loading a checkpoint's weights into the model that its ``config.json`` describes, both checked first."""
+"""Loading a checkpoint's weights into the model that its ``config.json`` describes, both checked first.
+
+Names in the files may have a prefix that a wrapper put before them, or be those of other code: transformers renames and
+splits the weights of some model types while it loads them, such as NomicBERT's ``attn.Wqkv`` of three projections. Its
+own rules are applied to names and shapes alone.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.agreement import Agreement, check_layers
 from hdexport.checkpoint.multi_vector import PROJECTION
-from hdexport.checkpoint.weight_files import read_weights, stored_weights
-from hdexport.checkpoint.weight_names import as_loaded, unwrapping
+from hdexport.checkpoint.weight_files import StoredWeight, read_weights, stored_weights
 from hdexport.families import Family
 from hdexport.model.model_classes import model_from_config
 from hdexport.support.json_files import several, shown
@@ -25,9 +30,8 @@ if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
     from hdexport.checkpoint.sentence_modules import LogitScore
 
-
 _HEAD_WEIGHTS = {Task.TOKEN_SIMILARITY: (PROJECTION,)}
-"""Task -> weights beside the model's that its head has."""
+"""Task -> weights among the model's that belong to its head."""
 
 
 def load_model(
@@ -40,19 +44,12 @@ def load_model(
     brought: Set[str],
     report: Callable[[str], None],
 ) -> PreTrainedModel:
-    """The model for a task, all of it, in float32.
+    """The model for a task, all of it, in float32, from files with its weights.
 
     Args:
-        checkpoint: whose model it is.
-        files: that hold its weights.
-        settings: decide the model.
-        task: decides the head.
         is_generator: load the family's generator, of which the head is made afterwards.
         brought: names of weights that an adapter brings, which the checkpoint may lack.
         report: takes a line that names the weights that the task does not need, if there are any.
-
-    Raises:
-        ModelError: weights and configuration do not agree, the task's head is missing, or a weight is not finite.
     """
     import torch
 
@@ -103,7 +100,7 @@ def load_model(
 
 
 def free_of_reports() -> None:
-    """Silence the library's own report of unused weights: our checks report the weights that matter."""
+    """Silences the library's own report of unused weights, because our checks report those that matter."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -111,18 +108,8 @@ def free_of_reports() -> None:
 
 
 def folded_vocabulary(generator: PreTrainedModel, score: LogitScore) -> torch.Tensor:
-    """The one row that stands for a generator's vocabulary in a score.
-
-    Args:
-        generator: in float32.
-        score: which logits.
-
-    Returns:
-        float32 [hidden_size], whose product with a token's vector is the score.
-
-    Raises:
-        ModelError: the generator has no such token.
-    """
+    """The one row that stands for a float32 generator's vocabulary in a score: [hidden_size], whose product with a
+    token's vector is the score."""
     head: Any = generator.get_output_embeddings()
     rows = head.weight.detach()
     for token_id in (score.true_token_id, score.false_token_id):
@@ -193,3 +180,80 @@ def _check_finite(path: Path, model: PreTrainedModel) -> None:
             f"{path} has weights that are NaN or infinite: {several(wrong)}.\n"
             "The file is damaged, or its training diverged; use another checkpoint."
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unwrapping:
+    """How names in a file become the model's: `prefix` was put before them by a wrapper, and `instead` is the prefix
+    that a model with a head has there."""
+
+    prefix: str = ""
+    instead: str = ""
+
+    def name(self, stored: str) -> str:
+        """The model's name of a weight."""
+        return self.instead + stored.removeprefix(self.prefix) if stored.startswith(self.prefix) else stored
+
+
+def unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path) -> Unwrapping:
+    """How the names of weights become the skeleton's; nothing changes where one of the encoder's names fits
+    as it is."""
+    own = f"{skeleton.base_model_prefix}."
+    # A pooler is optional, and buffers were not always stored.
+    keys = {name for name, _ in skeleton.base_model.named_parameters() if not name.startswith("pooler.")}
+    if any(name.removeprefix(own) in keys for name in names):
+        return Unwrapping()
+    has_head = skeleton.base_model is not skeleton
+    for keys_in_file, instead in (({own + key for key in keys}, ""), (keys, own)) if has_head else ((keys, ""),):
+        prefixes = _prefixes(names, keys_in_file)
+        if len(prefixes) > 1:
+            raise ModelError(
+                f"{path} holds the weights of several models, whose names begin with {' and '.join(prefixes)}.\n"
+                "Keep one model's weights: load the file, select them, and save them with save_pretrained()."
+            )
+        if prefixes:
+            return Unwrapping(prefix=prefixes[0], instead=instead)
+    return Unwrapping()
+
+
+def as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> dict[str, StoredWeight]:
+    """The weights that transformers makes of the files' weights, name -> type and shape; no weight is read."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    rules = get_model_conversion_mapping(skeleton, add_legacy=False)
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter) and len(rule.source_patterns) == 1]
+    renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
+    converter_of = {rule.source_patterns[0]: rule for rule in converters}
+    loaded: dict[str, StoredWeight] = {}
+    for name, weight in stored.items():
+        renamed, pattern = rename_source_key(name, renamings, converters)
+        parts = {renamed: weight} if pattern is None else _converted(renamed, weight, converter_of[pattern])
+        for part, made in parts.items():
+            # A name that is there already is the library's own: kept as it is, so that it is seen to be there twice.
+            loaded[part if part not in loaded else name] = made
+    return loaded
+
+
+def _prefixes(names: Collection[str], keys: Collection[str]) -> list[str]:
+    """Prefixes, without their dot, that the names have before every one of the keys."""
+    first = min(keys)
+    found = sorted(name.removesuffix(first) for name in names if name.endswith(f".{first}"))
+    return [prefix for prefix in found if all(prefix + key in names for key in keys)]
+
+
+def _converted(name: str, weight: StoredWeight, converter: Any) -> dict[str, StoredWeight]:
+    """The weights that a converter of one source makes of a weight, whose name has the converter's first target
+    already."""
+    import torch
+
+    targets = converter.target_patterns
+    tensors: dict[str, Any] = {converter.source_patterns[0]: torch.empty(weight.shape, device="meta")}
+    for operation in converter.operations:
+        tensors = operation.convert(
+            tensors, source_patterns=converter.source_patterns, target_patterns=targets, full_layer_name=name
+        )
+    return {
+        name.replace(targets[0], target, 1): replace(weight, shape=tuple(tensor.shape))
+        for target, tensor in tensors.items()
+    }

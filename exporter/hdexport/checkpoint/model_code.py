@@ -1,7 +1,7 @@
 """The Python code of a checkpoint's own model, which ``auto_map`` of ``config.json`` names, beside the class we build.
 
 A bundle is made of a class of transformers or of hdexport, by the ``model_type``. Where the checkpoint's code may run,
-both answer the same inputs, one after the other in memory, and a difference is refused.
+both answer the same inputs, one after the other to save memory, and a difference is refused.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _OUTPUTS = {
     Task.FEATURE_EXTRACTION: ("last_hidden_state",),
     Task.QUESTION_ANSWERING: ("start_logits", "end_logits"),
 }
-"""Task of a model -> its outputs that are compared, by their names in transformers; the logits of others."""
+"""Task of a model -> its outputs that are compared, by their names in transformers; other tasks compare the logits."""
 
 _LONGEST = 1024
-"""Tokens of the longest text: windows and rotary scalings show, and a model of a gigabyte needs seconds."""
+"""Tokens of the longest text: enough for windows and rotary scalings to show, in seconds for a model of a gigabyte."""
 
 _MOST_VALUES = 2**25
-"""Values of a text's outputs: logits of a vocabulary are of fewer tokens."""
+"""Most values of a text's outputs, so logits of a vocabulary are compared for fewer tokens."""
 
 _SHORT = (21, 8)
-"""Tokens of two texts that are one batch, with padding."""
+"""Tokens of two texts in one batch, with padding."""
 
 _SPECIAL_IDS = 4
-"""Ids from 0 that no text has: of most vocabularies they are the special tokens'."""
+"""Ids below this are in no text: in most vocabularies they are the special tokens."""
 
 _TOLERANCE = 1e-4
-"""Largest difference, absolute or of the largest value: of two programs of one model in float32, 1e-6 is usual."""
+"""Largest difference, absolute or of the largest value; two programs of one model in float32 usually differ by 1e-6."""
 
 CodeAnswers = list[list[np.ndarray[Any, Any]]]
 """The compared outputs of each batch of inputs."""
@@ -97,19 +97,12 @@ class ModelCode:
         )
 
     def _is_namesake(self) -> bool:
-        """Whether the class is named as the one that a bundle is made of, as code is that transformers adopted."""
+        """Whether the class has the name of the one that a bundle is made of, as code has that transformers adopted."""
         return self.name == self.instead.rpartition(" ")[2]
 
     def answers(self, checkpoint: Checkpoint, task: Task) -> CodeAnswers | None:
-        """Load the code's model, run it, and forget it; None, with a warning, where a namesake of our class cannot run.
-
-        Args:
-            checkpoint: whose user trusts the code.
-            task: of `AUTO_CLASS_OF_TASK`.
-
-        Raises:
-            ModelError: the code cannot be run, and nothing says that it is that of our class.
-        """
+        """Loads the code's model, runs it, and forgets it. Code that cannot run is refused; if it is a namesake of our
+        class, this is None, with a warning. `task` is one of `AUTO_CLASS_OF_TASK`."""
         settings = checkpoint.settings()
         free_of_reports()
         try:
@@ -129,20 +122,8 @@ class ModelCode:
             gc.collect()
 
     def compare(self, answers: CodeAnswers, model: PreTrainedModel, checkpoint: Checkpoint, task: Task) -> str:
-        """Compare the code's answers with those of the model that a bundle is made of.
-
-        Args:
-            answers: the result of `answers`.
-            model: as it was loaded; it stays as it is.
-            checkpoint: of both.
-            task: as of `answers`.
-
-        Returns:
-            A line that says that they are the same.
-
-        Raises:
-            ModelError: they differ.
-        """
+        """Compares the code's answers with those of the model that a bundle is made of, and refuses a difference; the
+        result is a line that says that they are the same."""
         ours = _answers(_with_the_same_weights(model), checkpoint, checkpoint.settings(), task)
         for batch, (theirs, own) in enumerate(zip(answers, ours, strict=True)):
             for wanted, got in zip(theirs, own, strict=True):
@@ -163,12 +144,8 @@ class ModelCode:
 
 
 def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
-    """The code that a checkpoint names for a task; None where its library runs the class that we build.
-
-    Args:
-        checkpoint: whose ``auto_map`` it is.
-        task: of `AUTO_CLASS_OF_TASK`.
-    """
+    """The code that a checkpoint names for a task of `AUTO_CLASS_OF_TASK`; None where its library runs the class that
+    we build."""
     named = _auto_map(checkpoint.config)
     for key in (AUTO_CLASS_OF_TASK[task], _CONFIG_CLASS):
         if key in named:
@@ -208,7 +185,7 @@ def _loaded(checkpoint: Checkpoint, task: Task) -> Any:
 
 
 def _with_the_same_weights(model: PreTrainedModel) -> Any:
-    """A copy that shares the weights: some models remember what they were asked before, as BigBird does."""
+    """A copy that shares the weights: some models, such as BigBird, keep state of earlier calls."""
     import copy
 
     shared = [*model.parameters(), *model.buffers()]
@@ -216,7 +193,8 @@ def _with_the_same_weights(model: PreTrainedModel) -> Any:
 
 
 def _lengths(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> list[tuple[int, ...]]:
-    """The tokens of the texts of each batch, the longest first: what a model remembers of it shows later."""
+    """Tokens of the texts of each batch, the longest first, so that state that a model keeps of it shows in later
+    batches."""
     most = min(_LONGEST, checkpoint.base_positions)
     if task in (Task.FILL_MASK, Task.TEXT_SCORING):
         most = min(most, max(1, _MOST_VALUES // settings.vocab_size))

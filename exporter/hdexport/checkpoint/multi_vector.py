@@ -1,4 +1,5 @@
-"""Models of late interaction, a vector for each token, as sentence-transformers, PyLate and Stanford's ColBERT save.
+"""Models of late interaction, a vector for each token, as sentence-transformers, PyLate and Stanford's ColBERT save
+them.
 
 A bundle gives the same vectors as ``sentence_transformers.MultiVectorEncoder`` (6.2) with each format.
 """
@@ -31,7 +32,7 @@ STANFORD = "HF_ColBERT"
 """The architecture of Stanford's ColBERT."""
 
 _QUERY_TOKENS = 32
-"""Tokens that ColBERT brings queries to, where a checkpoint does not say."""
+"""Tokens that ColBERT expands queries to, where a checkpoint does not say."""
 
 _DENSE_OF_PYLATE = "pylate.models.Dense.Dense"
 
@@ -118,7 +119,7 @@ class LateInteraction:
         lengths: of queries and documents, and the expansion of queries.
         prompts: name -> prompt, prefixes of old checkpoints included.
         skipped: words whose tokens are left out of the sides `skipped_in`.
-        is_mean: whether MaxSim is divided by the tokens of the query.
+        is_mean: whether MaxSim is divided by the number of the query's tokens.
     """
 
     layers: tuple[SentenceModule, ...]
@@ -131,11 +132,7 @@ class LateInteraction:
 
 
 def is_late_interaction(path: Path) -> bool:
-    """Whether a checkpoint was saved as a model of late interaction, by its files alone; see `late_interaction`.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """Whether a checkpoint was saved as a model of late interaction, by its files alone."""
     if not (path / "modules.json").is_file():
         architectures = read_object(path / "config.json", missing_ok=True).get("architectures")
         return isinstance(architectures, list) and STANFORD in architectures
@@ -146,11 +143,7 @@ def is_late_interaction(path: Path) -> bool:
 
 
 def leaves_tokens_out(path: Path) -> bool:
-    """Whether a model of late interaction has vectors for some tokens only, as all but XTR do.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """Whether a model of late interaction has vectors for some tokens only, as all but XTR do."""
     if not is_late_interaction(path):
         return False
     native = read_object(path / _CONFIG, missing_ok=True).get("model_type") == "MultiVectorEncoder"
@@ -158,15 +151,8 @@ def leaves_tokens_out(path: Path) -> bool:
 
 
 def late_interaction(path: Path) -> LateInteraction:
-    """How a checkpoint makes vectors of tokens.
-
-    Args:
-        path: of the checkpoint.
-
-    Raises:
-        ModelError: the checkpoint is no model of late interaction, a module or a setting is not supported, or a file
-            cannot be read.
-    """
+    """How a checkpoint makes vectors of tokens; other checkpoints, and modules or settings that are not supported, are
+    refused."""
     if not is_late_interaction(path):
         raise ModelError(
             f"{path} is no model of late interaction: token-similarity needs a checkpoint of MultiVectorEncoder, "
@@ -178,16 +164,8 @@ def late_interaction(path: Path) -> LateInteraction:
 
 
 def multi_vector_settings(model: LateInteraction, tokenizer: Any, *, path: Path) -> MultiVectorSettings:
-    """A model's settings, its words as ids of a tokenizer.
-
-    Args:
-        model: the result of `late_interaction`.
-        tokenizer: the checkpoint's, in transformers.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        ModelError: queries are expanded by a token that the tokenizer does not know, or on the left.
-    """
+    """A model's settings, with words as ids of the tokenizer in transformers. `path` is the checkpoint's,
+    for messages."""
     expansion = model.lengths.query_expansion
     return MultiVectorSettings(
         query_length=model.lengths.query_length,
@@ -200,18 +178,9 @@ def multi_vector_settings(model: LateInteraction, tokenizer: Any, *, path: Path)
 
 
 def register_markers(tokenizer: Any, path: Path) -> None:
-    """Make one token each of the prefixes that a tokenizer knows and would cut to pieces, in place.
-
-    ``[unused0]`` is in BERT's vocabulary, and as text it is ``[``, ``unused``, ``##0``, ``]``. Only checkpoints of
-    PyLate and Stanford's ColBERT have such prefixes.
-
-    Args:
-        tokenizer: in transformers.
-        path: of the checkpoint.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """Makes prefixes that a tokenizer knows and would cut to pieces one token each, in place: ``[unused0]`` is in
+    BERT's vocabulary, and as text it is ``[``, ``unused``, ``##0``, ``]``. Only checkpoints of PyLate and Stanford's
+    ColBERT have such prefixes."""
     from transformers import AddedToken
 
     if not is_late_interaction(path):
@@ -307,7 +276,7 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...]) -> LateInteractio
 
 
 def _check_vectors(file: Path, kind: str) -> None:
-    """Refuse a layer that does not read and write the tokens' vectors; a Dense does where it does not say."""
+    """Refuses a layer that does not read and write the tokens' vectors, which are a Dense's default."""
     default = TOKENS if kind == "Dense" else "sentence_embedding"
     if (found := reads_and_writes(file, default=default)) != (TOKENS, TOKENS):
         raise ModelError(
@@ -377,7 +346,7 @@ def _expansion(expansion: _Expansion, tokenizer: Any, path: Path) -> QueryExpans
 
 
 def _ids_of_words(words: tuple[str, ...], tokenizer: Any) -> set[int]:
-    """Ids of the words that are a token each."""
+    """Ids of the words that are one token."""
     found = {word: tokenizer.convert_tokens_to_ids(word) for word in words}
     unknown = tokenizer.unk_token_id
     return {

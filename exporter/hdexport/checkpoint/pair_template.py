@@ -1,7 +1,7 @@
-"""The chat template of a cross-encoder's pairs, rendered once: the bundle keeps the text between the two.
+"""The chat template of a cross-encoder's pairs, rendered once: the bundle keeps the text around the two.
 
-A template is a program. It is rendered with texts that are easy to find, and the text around them is kept;
-other texts, which a program may treat otherwise, then have to be written in the same way.
+A template is a program. It is rendered with texts that are easy to find, and the text around them is kept; it must then
+write other texts, which a program may treat differently, in the same way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NOT_RENDERED = (
     "tokenizer_kwargs",
     "truncation",
 )
-"""Options of ``apply_chat_template`` in transformers, and of sentence-transformers, that are none of the template's."""
+"""Options of ``apply_chat_template`` in transformers, and of sentence-transformers, that no template reads."""
 
 _ADVICE = (
     'A template that fits has both texts once, as they are: {{ messages | selectattr("role", "eq", "query") | '
@@ -62,21 +62,10 @@ _Render = Callable[[str, str, str], str]
 def pair_template(
     tokenizer: Any, *, file: Path, message_format: MessageFormat, options: Mapping[str, Any], prompts: Iterable[str]
 ) -> PairTemplate:
-    """The text that a tokenizer's chat template writes for a pair, as sentence-transformers asks it.
-
-    A prompt is a message of the role ``system`` before the query's and the document's.
-
-    Args:
-        tokenizer: of the checkpoint, in transformers.
-        file: with the settings of the module Transformer, for messages.
-        message_format: of a message's content.
-        options: of ``apply_chat_template``.
-        prompts: of the checkpoint.
-
-    Raises:
-        ModelError: the template cannot be rendered, does not have both texts once, or writes some texts otherwise than
-            others; an option is none of a template's; or the tokenizer cuts texts at their beginning.
-    """
+    """The text that a tokenizer's chat template writes for a pair, rendered with `options` as sentence-transformers
+    does. A prompt is a message of the role ``system`` before the query's and the document's. A template that cannot be
+    rendered, does not have both texts once, or treats some texts differently is refused; `file` has the settings, for
+    messages."""
     wrong = [name for name in options if name in _NOT_RENDERED]
     if wrong:
         raise ModelError(
@@ -147,7 +136,7 @@ def _wording(rendered: str, *, has_prompt: bool = False) -> Wording:
 
 
 def _check(render: _Render, template: PairTemplate, prompt: str, query: str, document: str) -> None:
-    """Refuse a template that treats these texts otherwise than others."""
+    """Refuses a template that treats these texts differently from others."""
     try:
         rendered = render(prompt, query, document)
     except MemoryError:

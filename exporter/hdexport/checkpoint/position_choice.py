@@ -9,7 +9,7 @@ from typing import Any
 from hdexport.attention.kinds import kind_named
 from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.config import HIERARCHICAL_KEY, hierarchical_alpha
-from hdexport.checkpoint.extension import Extension, read_extension
+from hdexport.checkpoint.extended_files import Extension, read_extension
 from hdexport.model.positions import DEFAULT_ALPHA, check_options
 from hdexport.model.task import TASKS
 from hdruntime.bundle.manifest import AttentionScale, Scheme
@@ -17,7 +17,7 @@ from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 
 _EMBEDDING_ALPHA = 0.05
-"""Alpha of embedding models that nobody trains further; measured in docs/positions.md."""
+"""Alpha of embedding models without further training; measured in docs/positions.md."""
 
 _WHY_NOT_BY_DISTANCES = (
     "its scores are of distances, and no number of positions says from how many tokens on queries are to grow"
@@ -62,21 +62,8 @@ def choose_positions(
     attention_scale: AttentionScale | None = None,
     attention: Mapping[str, Any],
 ) -> PositionChoice:
-    """Choose where the user leaves it open.
-
-    Args:
-        checkpoint: whose positions are extended.
-        task: that the bundle is built for.
-        max_len: the longest input, in tokens.
-        scheme: where the rows after the checkpoint's come from.
-        alpha: weight of the coarse position in the hierarchical scheme; None to choose.
-        attention_scale: factor of the queries; None to choose.
-        attention: requests to kinds of attention, by the kinds' names; not all kinds can scale queries.
-
-    Raises:
-        InputError: an option does not fit the checkpoint; see also `hdexport.model.positions.check_options`.
-        ModelError: the checkpoint's record of its extension is malformed.
-    """
+    """Chooses alpha and the factor of the queries where they are None. `max_len` is the longest input in tokens;
+    `attention` has requests by the names of kinds of attention, not all of which can scale queries."""
     family = checkpoint.family
     why_not = _WHY_NOT_BY_DISTANCES if family.counts_distances else family.why_not_scaled
     if why_not is not None and attention_scale == "logn":
@@ -112,11 +99,8 @@ def choose_positions(
 
 
 def configured_alpha(checkpoint: Checkpoint) -> float | None:
-    """The alpha that a checkpoint's configuration asks for; None where it asks for none, or positions were added since.
-
-    Raises:
-        ModelError: its value, or the record of an extension, is malformed.
-    """
+    """The alpha that a checkpoint's configuration asks for; None where it asks for none, or positions were
+    added since."""
     file = checkpoint.path / "config.json"
     if read_extension(checkpoint.config, file) is not None or not checkpoint.family.learned_positions:
         return None
@@ -124,12 +108,7 @@ def configured_alpha(checkpoint: Checkpoint) -> float | None:
 
 
 def configuration_remark(configured: float, *, scheme: Scheme, alpha: float | None) -> str:
-    """A line on which of `hierarchical_position` and the options counts.
-
-    Args:
-        configured: alpha of the configuration.
-        scheme, alpha: of the options; None where there is no option.
-    """
+    """A line on whether `hierarchical_position`, whose alpha is `configured`, or the options count."""
     said = f"{HIERARCHICAL_KEY} of the configuration (alpha {configured:g})"
     if scheme is not Scheme.HIERARCHICAL:
         return f"Positions: --positions {scheme} overrules {said}."

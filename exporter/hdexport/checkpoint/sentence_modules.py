@@ -36,7 +36,7 @@ class SentenceModule:
         kind: its class, without the package where that is sentence-transformers.
         folder: the folder that holds its settings, from the checkpoint's; empty for the checkpoint's own directory.
         reference: its class with the package, by which it is imported.
-        options: names of the options of a call that are for it.
+        options: names of the options of a call that it takes.
     """
 
     kind: str
@@ -75,12 +75,8 @@ class _DenseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LogitScore:
-    """A score by a generator's logits of the last token: one of them, or how far it is above another.
-
-    Attributes:
-        true_token_id: the token whose logit is the score.
-        false_token_id: the token whose logit is taken from it; None for none.
-    """
+    """A score by a generator's logits of the last token: that of `true_token_id`, less that of `false_token_id` if
+    there is one."""
 
     true_token_id: TokenId
     false_token_id: TokenId | None = None
@@ -88,11 +84,8 @@ class LogitScore:
 
 
 def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
-    """The modules that ``modules.json`` of a checkpoint lists, in order; empty without the file.
-
-    Raises:
-        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
-    """
+    """The modules that ``modules.json`` of a checkpoint lists, in order; empty without the file. Folders outside of the
+    checkpoint are refused."""
     path = directory / "modules.json"
     if not path.is_file():
         return ()
@@ -103,11 +96,7 @@ def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
 
 
 def encoder_folder(directory: Path) -> Path | None:
-    """The folder of a chain's Transformer; None where that is the checkpoint's own, and without a Transformer.
-
-    Raises:
-        ModelError: ``modules.json`` cannot be read.
-    """
+    """The folder of a chain's Transformer; None where that is the checkpoint's own, and without a Transformer."""
     first = next(iter(sentence_modules(directory)), None)
     if first is None or first.kind != "Transformer" or not first.folder:
         return None
@@ -116,11 +105,7 @@ def encoder_folder(directory: Path) -> Path | None:
 
 
 def logit_score(directory: Path) -> LogitScore | None:
-    """The score of a Transformer that a LogitScore alone follows; None for other chains.
-
-    Raises:
-        ModelError: a file cannot be read, or does not say which tokens.
-    """
+    """The score of a Transformer that a LogitScore alone follows; None for other chains."""
     modules = sentence_modules(directory)
     if [module.kind for module in modules] != ["Transformer", "LogitScore"]:
         return None
@@ -129,11 +114,7 @@ def logit_score(directory: Path) -> LogitScore | None:
 
 
 def scored_labels(directory: Path) -> int | None:
-    """How many logits a pair has by the last of the modules after a Transformer, a Dense; None for other chains.
-
-    Raises:
-        ModelError: a file cannot be read, or does not say how many.
-    """
+    """Number of logits that a Dense, the last module after a Transformer, gives a pair; None for other chains."""
     trained = [module for module in sentence_modules(directory)[1:] if module.kind != "Dropout"]
     if not trained or trained[-1].kind != "Dense":
         return None
@@ -144,13 +125,8 @@ def scored_labels(directory: Path) -> int | None:
 
 
 def token_modules(directory: Path) -> tuple[SentenceModule, ...]:
-    """The modules after a Transformer, where all of them change tokens' vectors and none pools: of late interaction.
-
-    Empty for other chains, and without the file ``modules.json``.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """The modules after a Transformer where all of them change tokens' vectors and none pools, as in late interaction.
+    Empty for other chains, and without ``modules.json``."""
     modules = sentence_modules(directory)
     following = modules[1:]
     if not following or modules[0].kind != "Transformer":
@@ -164,37 +140,22 @@ def token_modules(directory: Path) -> tuple[SentenceModule, ...]:
 
 
 def reads_and_writes(file: Path, *, default: str = "sentence_embedding") -> tuple[Any, Any]:
-    """Name of the vectors that a module reads, and name of the vectors that it writes.
-
-    Args:
-        file: with its settings; it may be missing.
-        default: the name where the file says none.
-
-    Raises:
-        ModelError: the file cannot be read.
-    """
+    """Names of the vectors that a module reads and writes; `default` where its settings, which may be missing, name
+    none."""
     config = read_object(file, missing_ok=True)
     reads = config.get("module_input_name") or default
     return reads, config.get("module_output_name") or reads
 
 
 def module_folders(directory: Path) -> list[str]:
-    """The folders of sentence-transformers' modules that exist, as ``modules.json`` names them.
-
-    Raises:
-        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
-    """
+    """The folders of sentence-transformers' modules that exist, as ``modules.json`` names them."""
     folders = [module.folder for module in sentence_modules(directory)]
     # The first module, the encoder, usually is at the top; one without settings may have no folder.
     return [folder for folder in folders if folder and (directory / folder).is_dir()]
 
 
 def pooling_settings(path: Path) -> PoolingSettings:
-    """Read the ``modules.json`` of a directory of sentence-transformers, and the settings of its pooling.
-
-    Raises:
-        ModelError: the chain or a pooling mode is not supported, or a file is missing.
-    """
+    """The modules after the Transformer, and the settings of the Pooling among them."""
     modules = sentence_modules(path)
     kinds = [module.kind for module in modules]
     following = tuple(module for module in modules[1:] if module.kind != "Dropout")

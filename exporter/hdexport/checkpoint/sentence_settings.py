@@ -85,7 +85,7 @@ class _Config:
 
 @dataclass(frozen=True, kw_only=True)
 class _TokensConfig(_Config):
-    """The same keys for a model of late interaction, whose vectors are tokens'."""
+    """The same keys for a model of late interaction, which has vectors of tokens."""
 
     similarity_fn_name: str | None = None  # type: ignore[assignment]
 
@@ -114,7 +114,7 @@ class _ProcessingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _TemplateConfig:
-    """Keys of the same file that are read for pairs in a chat template."""
+    """Keys of the Transformer's file that are read for pairs in a chat template."""
 
     modality_config: _Modalities | None = None
     processing_kwargs: _ProcessingOptions | None = None
@@ -122,7 +122,7 @@ class _TemplateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class _TransformerConfig:
-    """Keys of ``sentence_bert_config.json`` that are read; :func:`_check_transformer` refuses other keys."""
+    """Keys of ``sentence_bert_config.json`` that are read; `_check_transformer` refuses other keys."""
 
     max_seq_length: Size | None = None
     do_lower_case: bool | None = None
@@ -141,30 +141,18 @@ TRANSFORMER_KEYS = frozenset({
 
 
 def sentence_class(path: Path) -> str | None:
-    """Class of sentence-transformers that a checkpoint was saved from; None where it was not saved by it.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """Class of sentence-transformers that a checkpoint was saved from; None where it was not saved by it."""
     return _config(path).model_type if (path / "modules.json").is_file() else None
 
 
 def lowercases(path: Path) -> bool:
-    """Whether sentence-transformers lowers the case of texts before the tokenizer sees them.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """Whether sentence-transformers lowers the case of texts before the tokenizer sees them."""
     return bool(read_settings(transformer_file(path), _TransformerConfig, missing_ok=True).do_lower_case)
 
 
 def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | None:
     """How sentence-transformers runs a checkpoint; None for a task that it does not have, and without a tokenizer.
-
     Token vectors (``feature-extraction``) are given as they are where modules pool them, and take modules that do not.
-
-    Raises:
-        ModelError: a file cannot be read, a setting cannot be honoured, or its value is invalid.
     """
     read = _SETTINGS_OF_TASK.get(task)
     if checkpoint.tokenizer is None and task is Task.TOKEN_SIMILARITY:
@@ -209,7 +197,7 @@ def _of_tokens(checkpoint: Checkpoint) -> SentenceSettings:
 
 
 def _of_sparse_vectors(checkpoint: Checkpoint) -> SentenceSettings:
-    from hdexport.checkpoint.splade_pooling import splade_pooling
+    from hdexport.checkpoint.poolings import splade_pooling
 
     pooling = splade_pooling(checkpoint.path)
     _check_transformer(checkpoint.path, "sparse-encoder")
@@ -278,11 +266,8 @@ def _general(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _max_seq_length(checkpoint: Checkpoint) -> int:
-    """Tokens that texts are cut to, which are no more than the checkpoint has positions for.
-
-    Where nothing names a number, the library takes ``max_position_embeddings`` of ``config.json``, also where the model
-    counts distances and could read more.
-    """
+    """Tokens that texts are cut to, at most the checkpoint's positions. Where nothing names a number, the library takes
+    ``max_position_embeddings`` of ``config.json``, even if the model counts distances and could read more."""
     config = read_settings(transformer_file(checkpoint.path), _TransformerConfig, missing_ok=True)
     options = config.tokenizer_args or config.processor_kwargs or _TokenizerOptions()
     named = options.model_max_length or config.max_seq_length
@@ -308,7 +293,7 @@ def _pair_template(checkpoint: Checkpoint, prompts: Iterable[str]) -> PairTempla
 
 
 def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ()) -> None:
-    """Refuse settings of the module Transformer that change its results, and are not honoured elsewhere."""
+    """Refuses settings of the module Transformer that change its results, and are not honoured elsewhere."""
     file = transformer_file(path)
     task, output, module_output = _FIXED[kind]
     call = {"method": "forward", "method_output_name": output}
@@ -339,7 +324,7 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
 
 
 def _without_template(values: Mapping[str, Any], call: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the module Transformer, without the settings that :func:`_pair_template` honours."""
+    """Settings of the module Transformer, without those that `_pair_template` honours."""
     honoured: dict[str, Callable[[str, Any], bool]] = {
         "modality_config": lambda key, value: (
             key == "message" and isinstance(value, dict) and {**value, "format": ""} == {**call, "format": ""}

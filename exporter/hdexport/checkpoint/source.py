@@ -1,4 +1,4 @@
-"""The source of a checkpoint, as a bundle says it, and how it is found again by that."""
+"""The source of a checkpoint, as a bundle names it, and how it is found again by that."""
 
 from __future__ import annotations
 
@@ -40,14 +40,9 @@ def is_hub_source(source: str) -> bool:
 def path_of_source(source: str | None, bundle: Path) -> Path | None:
     """The checkpoint that a bundle was built from; None where it is not here. Nothing is downloaded.
 
-    Args:
-        source: ``made_by.source`` of the bundle: the name of a directory, or ``organisation/name@commit``. Bundles of
-            hdexport 0.1 have an absolute path.
-        bundle: its directory.
-
-    Returns:
-        The path that it says, the commit in the hub's cache, or a directory of that name: the current one, one in it,
-        or one beside the bundle.
+    The bundle's ``made_by.source`` is the name of a directory, or ``organisation/name@commit`` (an absolute path in
+    bundles of hdexport 0.1). The result is that path, the commit in the hub's cache, or a directory of that name: the
+    current one, one in it, or one beside the bundle.
     """
     if not source:
         return None

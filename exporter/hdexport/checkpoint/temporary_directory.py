@@ -21,7 +21,7 @@ class Converted:
     Attributes:
         path: of the Hugging Face directory.
         remarks: choices and omissions, a line each.
-        kept: the object that the directory lasts as long as.
+        kept: the directory lasts as long as this object.
         adapter: name of the folder in it that holds an adapter to be merged; None for none.
     """
 
@@ -39,14 +39,8 @@ def written(
     remarks: tuple[str, ...] = (),
     adapter: str | None = None,
 ) -> Converted:
-    """A directory with the name of a checkpoint's, for messages, in which nothing is copied.
-
-    Args:
-        original: the checkpoint's directory.
-        links: name -> file or folder that it links to, unless it is among `files`.
-        files: name -> text of a file, or value of a JSON file.
-        remarks, adapter: as of `Converted`.
-    """
+    """A directory with the name of the original's, for messages, into which nothing is copied: `links` are name -> file
+    or folder, and `files`, which take precedence, name -> text or JSON value."""
     # Removed with the last reference to it, or when the process ends.
     kept = tempfile.TemporaryDirectory(prefix="hdexport-")
     _directories.add(kept)
@@ -62,6 +56,6 @@ def written(
 
 
 def remove_converted() -> None:
-    """Remove all converted checkpoints, for a process that ends without Python's own clean-up."""
+    """Removes all converted checkpoints, for a process that ends without Python's own clean-up."""
     for kept in list(_directories):
         kept.cleanup()

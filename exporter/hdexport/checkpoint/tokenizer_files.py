@@ -1,13 +1,18 @@
-"""The tokenizer of a checkpoint, as the one file that the runtime reads."""
+"""The tokenizer of a checkpoint, as the one file that the runtime reads.
+
+A tokenizer that transformers runs in Python becomes a ``tokenizer.json`` where that gives the same ids.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.multi_vector import register_markers
-from hdexport.checkpoint.python_tokenizers import as_tokenizer_file, fits_a_file
 from hdexport.checkpoint.sentence_settings import lowercases
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.support.git_lfs import refuse_pointer
@@ -17,13 +22,15 @@ from hdruntime.errors import ModelError
 from hdruntime.optional import is_installed
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from hdexport.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
 _FILE = "tokenizer.json"
 _MOST_TRIED = 1000
-"""Words that are tokenized to see whether texts take them."""
+"""Words that are tokenized to see whether texts use them."""
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _VOCABULARIES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "bpe.codes")
@@ -34,20 +41,22 @@ _OF_SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.proto
 
 _NO_TOKENIZER = "--no-tokenizer"
 
+_TEXTS = 200
+
+_ODD = (
+    "", " ", "  a  b ", "\t\n", "a\r\nb", "a\u00a0b\u3000c", "a\u200bb\u00adc", "a\x1cb\x85c", "a\x00\ufffd\ufeff",
+    "Straße İstanbul ŒUVRE", "nai\u0308ve naïve", "e\u0301\u0323", "ﬁ ½ ² \u2167 \u2460", "\uff21\uff42\uff43\uff11",
+    "\U0001d518\U0001d52b \ue000", "''quoted`` \u201cquoted\u201d", "don't I'm we'll", "3.14 1,000 10^-5", "!?.,;:",
+    "https://example.org/a?b=c#d", "snake_case CamelCase", "a-b\u2014c\u2026d", "MKTAYIAKQR", "x" * 120, "Привет",
+    "北京大学 東京都 서울", "今天天气非常好。", "すもももももももものうち", "مرحبا بالعالم", "שלום", "हिन्दी भाषा",
+    "ภาษาไทย", "👩\u200d👩\u200d👧 🇩🇪 👍🏽", "<s>a</s>", "[CLS] a [SEP]", "<mask>", "a[MASK]b <pad>",
+)  # fmt: skip
+"""Texts that tokenizers often split differently."""
+
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | None:
-    """Write ``tokenizer.json``, converted from the checkpoint's own format where needed.
-
-    Args:
-        checkpoint: the checkpoint.
-        directory: where the file goes.
-
-    Returns:
-        The runtime's settings for it, or None where the checkpoint has no tokenizer; its bundle then takes ids.
-
-    Raises:
-        ModelError: the tokenizer's files cannot be read, or it knows ids that the model has no embeddings for.
-    """
+    """Writes ``tokenizer.json``, converted from the checkpoint's own format where needed. The result is the runtime's
+    settings for it; None where the checkpoint has no tokenizer, whose bundle then takes ids."""
     # First, because transformers' tokenizers read config.json, too, and would be blamed for errors in it.
     vocab_size = checkpoint.settings().vocab_size
     tokenizer = checkpoint.tokenizer
@@ -72,11 +81,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
 
 
 def first_special_id(checkpoint: Checkpoint) -> int | None:
-    """The id of the token that every text begins with (BERT's ``[CLS]``), None where the tokenizer knows none.
-
-    Raises:
-        ModelError: the tokenizer's files cannot be read.
-    """
+    """The id of the token that every text begins with (BERT's ``[CLS]``); None where the tokenizer has none."""
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         return None
@@ -85,11 +90,7 @@ def first_special_id(checkpoint: Checkpoint) -> int | None:
 
 
 def code_of_tokenizer(path: Path) -> str | None:
-    """The class of its own code that a checkpoint names for its tokenizer; None for none.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """The class of its own code that a checkpoint names for its tokenizer; None for none."""
     named = read_object(path / TOKENIZER_CONFIG, missing_ok=True).get("auto_map")
     if isinstance(named, dict):
         named = named.get("AutoTokenizer")
@@ -99,15 +100,8 @@ def code_of_tokenizer(path: Path) -> str | None:
 
 
 def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED) -> Any:
-    """A checkpoint's tokenizer in transformers, with sentence-transformers' changes; None without one.
-
-    Args:
-        path: of the checkpoint.
-        trust: which code of the checkpoint may run: that of its tokenizer is the tokenizer then.
-
-    Raises:
-        ModelError: its files cannot be read, or no ``tokenizer.json`` gives its ids.
-    """
+    """A checkpoint's tokenizer in transformers, with sentence-transformers' changes; None without one. Trusted code of
+    the checkpoint takes precedence."""
     code = code_of_tokenizer(path) if trust.code else None
     if code is not None:
         return _finished(path, _of_code(path, code))
@@ -121,7 +115,7 @@ def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED) -> Any:
 
 
 def _finished(path: Path, tokenizer: Any) -> Any:
-    """A tokenizer as a file says it, with sentence-transformers' changes."""
+    """A tokenizer that a file can hold, with sentence-transformers' changes."""
     if tokenizer.split_special_tokens:
         raise ModelError(
             f"{path / TOKENIZER_CONFIG} has split_special_tokens true, which a {_FILE} cannot say.\n"
@@ -136,7 +130,7 @@ def _finished(path: Path, tokenizer: Any) -> Any:
 
 
 def _tokenizer_class(path: Path) -> Any:
-    """The class of transformers that a checkpoint's tokenizer has by its files; None where none is named or known."""
+    """The class of transformers that a checkpoint's files name for its tokenizer; None where none is named or known."""
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
     named = [
@@ -162,11 +156,8 @@ def _tokenizer_class(path: Path) -> Any:
 
 
 def _files(path: Path, kind: Any) -> list[Path]:
-    """The vocabulary's files that are read; empty for a checkpoint without a tokenizer.
-
-    Raises:
-        ModelError: a tokenizer's files are there, and the files that the tokenizer's class reads are not.
-    """
+    """The vocabulary's files that are read; empty for a checkpoint without a tokenizer. Refuses a tokenizer whose class
+    needs other files than are there."""
     if (path / _FILE).is_file():
         return [path / _FILE]
     of_class = getattr(kind, "vocab_files_names", {})
@@ -246,7 +237,7 @@ def _unreadable(path: Path, files: list[Path], kind: Any, error: Exception) -> M
 
 
 def _lowercase(tokenizer: Any) -> None:
-    """Make a ``tokenizers.Tokenizer`` lower the case of texts first."""
+    """Makes a ``tokenizers.Tokenizer`` lower the case of texts first."""
     from tokenizers.normalizers import Lowercase, Sequence
 
     present: Any = tokenizer.normalizer
@@ -257,7 +248,8 @@ def _lowercase(tokenizer: Any) -> None:
 
 
 def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
-    """Refuse a tokenizer that texts take beyond the model's vocabulary; other tokens there are said to be unused."""
+    """Refuses a tokenizer whose texts have ids beyond the model's vocabulary; for tokens there that no text has, it
+    warns."""
     beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= vocab_size}
     if not beyond:
         return
@@ -273,3 +265,111 @@ def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
             "model.resize_token_embeddings(len(tokenizer)) and fine-tune it."
         )
     logger.warning("%s Tokens beyond: %d; texts with one of them are refused.", said, len(beyond))
+
+
+def fits_a_file(tokenizer: Any) -> bool:
+    """Whether a ``tokenizer.json`` can hold a tokenizer of transformers as it is."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return False
+    if _is_code_of_a_checkpoint(tokenizer) and not _is_equal(tokenizer.backend_tokenizer, tokenizer, _texts(tokenizer)):
+        return False
+    try:
+        # A step that is a program of Python refuses.
+        tokenizer.backend_tokenizer.pre_tokenizer.__getstate__()
+    except AttributeError:
+        return True
+    except Exception:
+        return False
+    return True
+
+
+def _is_code_of_a_checkpoint(tokenizer: Any) -> bool:
+    return not type(tokenizer).__module__.startswith("transformers.")
+
+
+def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
+    """A tokenizer that a file can hold, with the ids of one for which `fits_a_file` is false. Refused where ids of any
+    odd text differ; `path` is the checkpoint's, for messages."""
+    from transformers import PreTrainedTokenizerFast
+
+    converted = _framed(tokenizer)
+    if converted is None or not _is_equal(converted, tokenizer, _texts(tokenizer)):
+        whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
+        raise ModelError(
+            f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
+            "a tokenizer.json, and none is known that gives the same ids.\n"
+            "Build for token ids, which that class makes of texts: --no-tokenizer"
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=converted,
+        model_input_names=tokenizer.model_input_names,
+        model_max_length=tokenizer.model_max_length,
+        padding_side=tokenizer.padding_side,
+        truncation_side=tokenizer.truncation_side,
+        **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+    )
+
+
+def _of_words(tokenizer: Any) -> Tokenizer:
+    """Words of a vocabulary between spaces; words that are never split are found within other text, as
+    amino acids are."""
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+
+    converted = Tokenizer(models.WordLevel(tokenizer.get_vocab(), unk_token=tokenizer.unk_token))
+    # The characters that Python's str.split() takes for spaces.
+    converted.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\x1c-\x1f]+"), behavior="removed")
+    whole = getattr(tokenizer, "unique_no_split_tokens", [])
+    converted.add_tokens([AddedToken(word, normalized=False) for word in whole])
+    return converted
+
+
+def _framed(tokenizer: Any) -> Tokenizer | None:
+    """Words with the special tokens of a tokenizer around them; None where its class does not describe these."""
+    from tokenizers import processors
+
+    try:
+        converted = _of_words(tokenizer)
+        converted.add_special_tokens(list(tokenizer.added_tokens_decoder.values()))
+        single, pair = (tokenizer.build_inputs_with_special_tokens(*ids) for ids in (([-1],), ([-1], [-2])))
+        types = tokenizer.create_token_type_ids_from_sequences([-1], [-2])
+        specials = {number: tokenizer.convert_ids_to_tokens(number) for number in {*single, *pair} if number >= 0}
+        names = {-1: "$A", -2: "$B", **specials}
+        converted.post_processor = processors.TemplateProcessing(
+            single=[f"{names[number]}:0" for number in single],
+            pair=[f"{names[number]}:{kind}" for number, kind in zip(pair, types, strict=True)],
+            special_tokens=[(name, number) for number, name in specials.items()],
+        )
+    except Exception:
+        # Each class lacks something else, and the results are compared.
+        return None
+    return converted
+
+
+def _is_equal(converted: Tokenizer, tokenizer: Any, texts: Sequence[str]) -> bool:
+    # Pairs follow from how a text is framed, so that a few tell.
+    for given in (*((text, None) for text in texts), *itertools.pairwise(texts[:20])):
+        try:
+            expected = tokenizer(*given, verbose=False)["input_ids"]
+        except Exception:
+            # Some classes fail on foreign vocabularies, and then no ids are the same.
+            return False
+        if converted.encode(*given).ids != expected:
+            return False
+    return True
+
+
+def _texts(tokenizer: Any) -> list[str]:
+    """Odd texts, and words of the vocabulary with something between."""
+    choice = random.Random(0)
+    words = sorted(tokenizer.get_vocab())
+
+    def made() -> Iterator[str]:
+        yield from _ODD
+        while True:
+            count, between = choice.randint(1, 12), choice.choice(("", " ", "  ", "\n", "-", ". "))
+            yield between.join(choice.choice((*words, *_ODD)) for _ in range(count))
+
+    texts = made()
+    return [next(texts) for _ in range(_TEXTS)]

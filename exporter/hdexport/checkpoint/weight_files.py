@@ -23,32 +23,20 @@ _FLOATING = frozenset(_TYPES_OF_SAFETENSORS.values())
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWeight:
-    """A weight as a file has it.
-
-    Attributes:
-        dtype: its type: PyTorch's where it is a floating-point number, else as the file names it.
-        shape: its axes.
-    """
+    """A weight as a file has it; `dtype` is PyTorch's where it is a floating-point number, else the file's
+    name of it."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def is_floating(self) -> bool:
-        """Whether the weight can be computed with as it is; weights of 8 bits need scales that are stored elsewhere."""
+        """Whether the weight can be used as it is; weights of 8 bits need scales that are stored elsewhere."""
         return self.dtype in _FLOATING
 
 
 def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, ...]:
-    """The files that hold the weights, safetensors before pickles.
-
-    Args:
-        directory: of the checkpoint.
-        allow_pickle: also take ``.bin`` files.
-
-    Raises:
-        ModelError: there are no weights, or only pickles, which are not allowed.
-    """
+    """The files that hold a directory's weights, safetensors before pickles, which must be allowed."""
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
             f"{directory} holds an adapter beside a model's weights, and it may be merged into them already.\n"
@@ -65,11 +53,7 @@ def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, 
 
 
 def stored_weights(files: Iterable[Path]) -> dict[str, StoredWeight]:
-    """Name -> type and shape of each weight; no weight is read.
-
-    Raises:
-        ModelError: a file cannot be read, or two hold a weight of the same name.
-    """
+    """Name -> type and shape of each weight; no weight is read."""
     found: dict[str, StoredWeight] = {}
     for file in files:
         for name, weight in _headers(file).items():
@@ -80,11 +64,7 @@ def stored_weights(files: Iterable[Path]) -> dict[str, StoredWeight]:
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The weights in a safetensors file or, checked to hold nothing else, in a pickle.
-
-    Raises:
-        ModelError: the file cannot be read.
-    """
+    """The weights in a safetensors file or, checked to hold nothing else, in a pickle."""
     safetensors = require("safetensors")
     from safetensors.torch import load_file
 
@@ -120,7 +100,7 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
 
 
 def pickles_refused(directory: Path) -> ModelError:
-    """The error of a directory whose weights are a pickle, for who did not allow them."""
+    """The error of a directory whose weights are a pickle that is not allowed."""
     return ModelError(
         f"{directory} holds its weights as a pickle (.bin), which can run code when it is read.\n"
         "Convert it to safetensors, or, if you trust its origin, add --allow-pickle."

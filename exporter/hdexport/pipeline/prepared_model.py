@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hdexport.attention.kind import Setup, Subject
 from hdexport.attention.kinds import attention_setups
 from hdexport.checkpoint import Checkpoint
-from hdexport.checkpoint.extension import read_extension
+from hdexport.checkpoint.extended_files import read_extension
 from hdexport.checkpoint.position_choice import PositionChoice
 from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import convertible_model_types

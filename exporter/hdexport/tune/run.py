@@ -14,9 +14,13 @@ import torch
 
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.all_files import CHECKPOINT_DIRECTORY
-from hdexport.checkpoint.extended_files import check_extendable, extension_of, write_extended
-from hdexport.checkpoint.extension import Extension
+from hdexport.checkpoint.extended_files import (
+    CHECKPOINT_DIRECTORY,
+    Extension,
+    check_extendable,
+    extension_of,
+    write_extended,
+)
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.model.positions import TABLES
 from hdexport.model.task import TASKS

@@ -18,8 +18,8 @@ from hdexport.attention.query_scale import LogScale
 from hdexport.attention.query_scale_reference import use_query_scale
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.heads import ModuleChain, sentence_vectors
+from hdexport.checkpoint.poolings import SENTENCE, PoolingModule
 from hdexport.checkpoint.position_choice import PositionChoice
-from hdexport.checkpoint.sentence_pooling import SENTENCE, PoolingModule
 from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import convertible_model_types
 from hdexport.model.positions import extend_table

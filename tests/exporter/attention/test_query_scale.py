@@ -27,7 +27,7 @@ from hdexport.attention.window.model import window_mask
 from hdexport.attention.window.record import Window
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.extension import EXTENSION_KEY
+from hdexport.checkpoint.extended_files import EXTENSION_KEY
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.families import family_of

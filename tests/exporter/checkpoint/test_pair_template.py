@@ -11,7 +11,7 @@ import transformers
 
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.all_files import is_copied
+from hdexport.checkpoint.extended_files import is_copied
 from hdexport.checkpoint.pair_template import pair_template
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdruntime.bundle.pair_template import PairTemplate, TemplatePart

@@ -10,7 +10,7 @@ import pytest
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.extension import EXTENSION_KEY
+from hdexport.checkpoint.extended_files import EXTENSION_KEY
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.extend import ExtendOptions, extend
 from hdruntime.bundle.manifest import Scheme

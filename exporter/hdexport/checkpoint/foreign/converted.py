@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from hdexport.checkpoint.foreign.bert4keras_layers import google_variables, named_layers
-from hdexport.checkpoint.foreign.found_files import FoundFiles, find_files, google_config
-from hdexport.checkpoint.foreign.google_config import hugging_face_config, model_type_of
-from hdexport.checkpoint.foreign.keras_file import read_keras_file
+from hdexport.checkpoint.foreign.found_files import (
+    FoundFiles,
+    find_files,
+    google_config,
+    hugging_face_config,
+    model_type_of,
+)
+from hdexport.checkpoint.foreign.keras_file import google_variables, named_layers, read_keras_file
 from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
 from hdexport.checkpoint.foreign.variables import Variable, Variables, variables_of
 from hdexport.checkpoint.foreign.vocabulary import Vocabulary, read_vocabulary
@@ -55,31 +59,13 @@ class _Stored:
 
 
 def convert(directory: Path) -> Converted:
-    """Convert a checkpoint; nothing is written into its directory.
-
-    Args:
-        directory: for which `is_foreign` holds.
-
-    Raises:
-        ModelError: files are missing, damaged or several; or a variable is missing, or its shape is not what the
-            configuration says.
-        MissingDependencyError: h5py is not installed, and a Keras file is to be read.
-    """
+    """Converts a checkpoint for which `is_foreign` holds; nothing is written into its directory."""
     return _converted(directory, _state(directory))
 
 
 def google_files(directory: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Make, from Google's configuration, the files that a Hugging Face directory has beside its weights.
-
-    Args:
-        directory: for which `has_google_config` holds, with weights of PyTorch.
-
-    Returns:
-        Name of a file -> its text or JSON value; and the choices that were made, a line each.
-
-    Raises:
-        ModelError: a file cannot be read, or its values are wrong.
-    """
+    """The files that a Hugging Face directory has beside its weights, made from Google's configuration: name -> text or
+    JSON value; and the choices that were made, a line each."""
     file = google_config(directory)
     values = read_object(file)
     model_type = str(values.get("model_type") or file.name.partition("_")[0])
@@ -100,7 +86,7 @@ def _state(directory: Path) -> object:
 # The latest is kept: commands find a checkpoint several times.
 @functools.lru_cache(maxsize=1)
 def _converted(directory: Path, state: object) -> Converted:
-    """A directory's checkpoint, converted again where its files' state is another."""
+    """A directory's checkpoint, converted again when the state of its files changed."""
     found = find_files(directory)
     for file in directory.glob(f"{found.weights.stem}.*"):
         refuse_pointer(file)
@@ -144,11 +130,7 @@ def _stored(found: FoundFiles) -> tuple[str, _Stored]:
 
 
 def _chosen(layout: Variables, stored: _Stored) -> tuple[list[Variable], str]:
-    """The variables that are converted, and the class that they make.
-
-    Raises:
-        ModelError: a variable is missing.
-    """
+    """The variables that are converted, and the class that they make."""
     chosen = list(layout.encoder)
     ending = "Model"
     for head, variables in layout.heads:
@@ -165,7 +147,7 @@ def _chosen(layout: Variables, stored: _Stored) -> tuple[list[Variable], str]:
 
 
 def _check_layers(layout: Variables, stored: _Stored, config: Mapping[str, Any], found: FoundFiles) -> None:
-    """Refuse more layers than the configuration has, which would be left out."""
+    """Refuses more layers than the configuration has, which would be left out."""
     key = "num_hidden_groups" if layout.layer_scope.endswith("group_") else "num_hidden_layers"
     pattern = re.compile(re.escape(layout.layer_scope) + r"(\d+)/.*")
     numbers = {int(match[1]) for match in map(pattern.fullmatch, stored.shapes) if match is not None}

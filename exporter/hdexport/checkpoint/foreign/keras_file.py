@@ -1,7 +1,8 @@
-"""Keras' HDF5 files of weights: layers and their arrays, in both layouts.
+"""Keras' HDF5 files of weights, and Google's variables in the layers of bert4keras.
 
-In the older one, layers have the names that their program gave them. For names in ``.weights.h5``, Keras 2.12 and later
-write another, in which layers are called by their class and counted in the model's order.
+In the older layout of files, layers have the names that their program gave them. For names in ``.weights.h5``, Keras
+2.12 and later write another, in which layers are called by their class and counted in the model's order. Source of the
+variables: ``variable_mapping`` of the models of bert4keras 0.11.5.
 """
 
 from __future__ import annotations
@@ -20,6 +21,24 @@ from hdruntime.optional import require
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _NUMBERED = re.compile(r"(?P<kind>.+?)(?:_(?P<number>\d+))?")
+
+_DENSE = ("kernel", "bias")
+
+_NORM = ("beta", "gamma")
+"""Parts of a normalisation, in the order of a layer's arrays."""
+
+_NEXT_SENTENCE = "cls/seq_relationship/output_weights"
+"""Google's name of a weight whose axes are exchanged in Google's checkpoints."""
+
+_MAPPING = "bert/encoder/embedding_hidden_mapping_in"
+
+_ATTENTION = ("self/query", "self/key", "self/value", "output/dense")
+
+_KINDS_THAT_TELL = {
+    "relative_position_embedding": "Embedding-Relative-Position",
+    "sinusoidal_position_embedding": "Embedding-Rotary-Position",
+}
+"""Layers that indicate a model's family, whose weights are not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +64,7 @@ def is_hdf5(file: Path) -> bool:
 
 
 def read_keras_file(file: Path) -> KerasLayers:
-    """All layers of a file.
-
-    Raises:
-        ModelError: the file is damaged, or was not written by Keras.
-        MissingDependencyError: h5py is not installed.
-    """
+    """All layers of a file."""
     h5py = require("h5py")
     try:
         with h5py.File(file, "r") as root:
@@ -96,7 +110,7 @@ def _counted(layers: Any) -> dict[str, list[list[np.ndarray]]]:
 
 
 def _arrays(layer: Any) -> Iterator[np.ndarray]:
-    """The arrays of a layer, before the arrays of layers within it, by their attributes' names."""
+    """The arrays of a layer, before those of layers within it, by their attributes' names."""
     own = layer.get("vars", {})
     for number in sorted(own, key=int):
         yield np.asarray(own[number])
@@ -109,3 +123,118 @@ def _attribute_order(name: str) -> tuple[int, str]:
     # bert4keras' attention makes its layers in this order; a feed-forward network's are in alphabetical order.
     order = ("q_dense", "k_dense", "v_dense", "o_dense")
     return (order.index(name) if name in order else -1, name)
+
+
+def named_layers(layers: KerasLayers) -> dict[str, list[np.ndarray]]:
+    """Layers by their names, also where the file only counts them. Layers that cannot be told from others without their
+    names, such as the pooler, keep the names of the file."""
+    if layers.named:
+        return layers.named
+    counted = {kind: list(members) for kind, members in layers.counted.items()}
+    named: dict[str, list[np.ndarray]] = {}
+
+    def take(kind: str, name: str) -> bool:
+        members = counted.get(kind)
+        if members:
+            named[name] = members.pop(0)
+        return bool(members is not None and name in named)
+
+    for kind, name in _KINDS_THAT_TELL.items():
+        if kind in counted:
+            named[name] = []
+    take("embedding", "Embedding-Token")
+    take("embedding", "Embedding-Segment")
+    take("position_embedding", "Embedding-Position")
+    take("layer_normalization", "Embedding-Norm")
+    embeddings = named.get("Embedding-Norm", [])
+    attention = counted.get("multi_head_attention", [])
+    if embeddings and attention and len(embeddings[0]) != len(attention[0][0]):
+        take("dense", "Embedding-Mapping")
+    is_shared = len(attention) == 1
+    for layer in range(len(attention)):
+        stem = "Transformer-" if is_shared else f"Transformer-{layer}-"
+        for kind, name in (("multi_head_attention", "MultiHeadSelfAttention"), ("feed_forward", "FeedForward")):
+            take(kind, f"{stem}{name}")
+            take("layer_normalization", f"{stem}{name}-Norm")
+    # Its activation comes last, and so do the layers that follow the pooler, which needs none of these.
+    if take("scale_offset", "MLM-Bias"):
+        take("dense", "MLM-Dense")
+        take("layer_normalization", "MLM-Norm")
+    others = {kind: members for kind, members in counted.items() if kind not in _KINDS_THAT_TELL}
+    for kind, members in others.items():
+        named |= {f"{kind}, number {number} from the end": arrays for number, arrays in enumerate(members[::-1], 1)}
+    return named
+
+
+def google_variables(
+    layers: dict[str, list[np.ndarray]], *, model_type: str
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Name in Google's checkpoints -> value, and names of layers that have none there. ELECTRA's variables have names
+    of their own, and all others BERT's or ALBERT's."""
+    variables: dict[str, np.ndarray] = {}
+    others = []
+    for layer, arrays in layers.items():
+        names = _variables_of(layer)
+        if names is None:
+            if arrays and layer not in _KINDS_THAT_TELL.values():
+                others.append(layer)
+            continue
+        # Zipped as far as both go: missing parts are noticed where they are needed, by their names.
+        variables.update(zip(names, arrays, strict=False))
+    if _NEXT_SENTENCE in variables:
+        variables[_NEXT_SENTENCE] = variables[_NEXT_SENTENCE].T
+    if model_type == "electra":
+        variables = {_in_electra(name): value for name, value in variables.items()}
+    return variables, others
+
+
+def _in_electra(name: str) -> str:
+    if name.startswith(_MAPPING):
+        return name.replace(_MAPPING, "electra/embeddings_project")
+    return f"electra/{name.removeprefix('bert/')}" if name.startswith("bert/") else name
+
+
+_FIXED: dict[str, tuple[str, ...]] = {
+    "Embedding-Token": ("bert/embeddings/word_embeddings",),
+    "Embedding-Segment": ("bert/embeddings/token_type_embeddings",),
+    "Embedding-Position": ("bert/embeddings/position_embeddings",),
+    "Embedding-Norm": tuple(f"bert/embeddings/LayerNorm/{part}" for part in _NORM),
+    "Embedding-Mapping": tuple(f"{_MAPPING}/{part}" for part in _DENSE),
+    "Pooler-Dense": tuple(f"bert/pooler/dense/{part}" for part in _DENSE),
+    "NSP-Proba": (_NEXT_SENTENCE, "cls/seq_relationship/output_bias"),
+    "MLM-Dense": tuple(f"cls/predictions/transform/dense/{part}" for part in _DENSE),
+    "MLM-Norm": tuple(f"cls/predictions/transform/LayerNorm/{part}" for part in _NORM),
+    "MLM-Bias": ("cls/predictions/output_bias",),
+    "Discriminator-Dense": tuple(f"discriminator_predictions/dense/{part}" for part in _DENSE),
+    "Discriminator-Prediction": tuple(f"discriminator_predictions/dense_1/{part}" for part in _DENSE),
+}
+"""Name of a layer -> names of its arrays."""
+
+_LAYER = {
+    "MultiHeadSelfAttention": tuple(f"attention/{name}/{part}" for name in _ATTENTION for part in _DENSE),
+    "MultiHeadSelfAttention-Norm": tuple(f"attention/output/LayerNorm/{part}" for part in _NORM),
+    "FeedForward": tuple(f"{name}/dense/{part}" for name in ("intermediate", "output") for part in _DENSE),
+    "FeedForward-Norm": tuple(f"output/LayerNorm/{part}" for part in _NORM),
+}
+_SHARED_LAYER = {
+    "MultiHeadSelfAttention": tuple(f"attention_1/{name}/{part}" for name in _ATTENTION for part in _DENSE),
+    "MultiHeadSelfAttention-Norm": tuple(f"LayerNorm/{part}" for part in _NORM),
+    "FeedForward": tuple(
+        f"ffn_1/{name}/dense/{part}" for name in ("intermediate", "intermediate/output") for part in _DENSE
+    ),
+    "FeedForward-Norm": tuple(f"LayerNorm_1/{part}" for part in _NORM),
+}
+"""Part of a layer's name -> names of its arrays, in a layer of BERT and in a layer of ALBERT."""
+
+
+def _variables_of(layer: str) -> list[str] | None:
+    if layer in _FIXED:
+        return list(_FIXED[layer])
+    stem, _, rest = layer.partition("-")
+    if stem != "Transformer":
+        return None
+    number, _, part = rest.partition("-")
+    if number.isdecimal():
+        return [f"bert/encoder/layer_{number}/{name}" for name in _LAYER[part]] if part in _LAYER else None
+    scope = "bert/encoder/transformer/group_0/inner_group_0"
+    return [f"{scope}/{name}" for name in _SHARED_LAYER[rest]] if rest in _SHARED_LAYER else None

@@ -14,15 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hdexport.checkpoint.foreign.crc32c import masked_crc32c
-from hdexport.checkpoint.foreign.sorted_table import read_table
-from hdexport.checkpoint.foreign.wire_format import DamagedError, fields_of
+from hdexport.checkpoint.foreign.formats import DamagedError, fields_of, masked_crc32c, read_table
 from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
 
 _HEADER_KEY = b""
 _SLICE_KEYS = b"\0"
-"""How the keys of parts of a variable begin, which are no names."""
+"""Begin of the keys of parts of a variable, which are no names."""
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """The name of a string that only checkpoints of objects have; their tensors are named by attributes, not variables."""
@@ -41,11 +39,10 @@ class StoredTensor:
 
     Attributes:
         type_number: of its type, in TensorFlow.
-        shape: its axes.
         shard: index of the data file.
         offset, size: of its bytes there.
         checksum: of these bytes, masked.
-        slices: parts that it is stored in under other names; 0 where it is whole.
+        slices: number of parts that it is stored in under other names; 0 where it is whole.
     """
 
     type_number: int
@@ -63,17 +60,8 @@ class StoredTensor:
 
 
 class TensorBundle:
-    """A checkpoint: the names of its tensors at once, their numbers on demand.
-
-    Args:
-        index: the file ``NAME.index``.
-
-    Attributes:
-        tensors: name -> where it lies.
-
-    Raises:
-        ModelError: the index cannot be read, or a data file is missing or shorter than the index says.
-    """
+    """A checkpoint by its file ``NAME.index``: `tensors` has the names and places of its tensors at once, `read` gives
+    their numbers on demand."""
 
     def __init__(self, index: Path) -> None:
         self._index = index
@@ -104,11 +92,7 @@ class TensorBundle:
         self._shards = self._checked_shards(_number(header, 1))
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor's numbers; numbers of bfloat16 as float32, which holds them exactly.
-
-        Raises:
-            ModelError: its type is not read, it is stored in slices, or its bytes were changed.
-        """
+        """A tensor's numbers; numbers of bfloat16 as float32, which holds them exactly."""
         tensor = self.tensors[name]
         if tensor.slices:
             raise ModelError(

@@ -47,8 +47,7 @@ class Variables:
             first head that is there says what the model was made for; "" says nothing.
         layer_scope: the part before the number in the names of layers' variables.
         class_prefix: of the classes in transformers.
-        computed: weights in transformers that no checkpoint of TensorFlow has, because they follow from its
-            configuration.
+        computed: weights in transformers that follow from the configuration, and that no checkpoint of TensorFlow has.
     """
 
     encoder: tuple[Variable, ...]
@@ -59,13 +58,8 @@ class Variables:
 
 
 def variables_of(model_type: str, config: dict[str, Any], *, generator: bool = False) -> Variables:
-    """The variables of a model that a checkpoint of TensorFlow can have.
-
-    Args:
-        model_type: one of `MODEL_TYPES`.
-        config: with Hugging Face's keys.
-        generator: of the two models in a checkpoint of ELECTRA, the smaller one.
-    """
+    """The variables that a checkpoint of TensorFlow can have, for a model type of `MODEL_TYPES`; `generator` is the
+    smaller of the two models in a checkpoint of ELECTRA."""
     if model_type == "electra":
         return _electra(config, generator=generator)
     return _albert(config) if model_type == "albert" else _bert_like(model_type, config)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hdexport.checkpoint.foreign.sentence_piece import tokenizer_of_sentence_piece
+from hdexport.checkpoint.foreign.formats import DamagedError, fields_of
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
@@ -14,9 +15,17 @@ _CONFIG = "tokenizer_config.json"
 _COPIED = ("tokenizer.json", "special_tokens_map.json", "added_tokens.json")
 _USUAL = "vocab.txt"
 _SPECIAL_TOKENS = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
-_MASK = "[MASK]"
 
 _UNIFIED_IDEOGRAPHS = ("一", "鿿")
+
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
+
+_UNIGRAM = 1
+
+_UNKNOWN = 2
+"""Kind of the piece that stands for all others."""
+
+_CLS, _SEP, _MASK, _PAD = "[CLS]", "[SEP]", "[MASK]", "<pad>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,18 +46,8 @@ class Vocabulary:
 
 
 def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str) -> Vocabulary:
-    """The tokenizer of a checkpoint.
-
-    ``tokenizer_config.json`` in the directory overrules the settings that are chosen here.
-
-    Args:
-        directory: of the checkpoint.
-        config: the model's, with Hugging Face's keys.
-        model_type: of the model.
-
-    Raises:
-        ModelError: a file cannot be read, there are several vocabularies, or tokens are missing.
-    """
+    """The tokenizer of a checkpoint; ``tokenizer_config.json`` in the directory overrules the settings that are chosen
+    here."""
     given = read_object(directory / _CONFIG, missing_ok=True)
     own = {name: directory / name for name in _COPIED if (directory / name).is_file()}
     if "tokenizer.json" in own:
@@ -138,3 +137,100 @@ def _tokens(file: Path) -> list[str]:
 def _is_chinese_word(token: str) -> bool:
     first, last = _UNIFIED_IDEOGRAPHS
     return len(token) > 1 and all(first <= character <= last for character in token)
+
+
+def tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, dict[str, Any]]:
+    """The content of ``tokenizer.json``, and its settings in ``tokenizer_config.json``, from a SentencePiece model of
+    English ALBERT that is read without the package that wrote it.
+
+    Texts are prepared as Google's ``tokenization.py`` of ALBERT does: quotes, accents, case, and then the model's own
+    map of characters. Pieces that the model's makers defined, such as brackets, stay pieces: as tokens of their own
+    they would lose the space before them. Source: ``sentencepiece_model.proto``.
+    """
+    try:
+        fields = fields_of(file.read_bytes())
+        pieces = [_piece(record) for record in fields.get(_PIECES, ())]
+        algorithm = _message(fields, _TRAINER).get(3, [_UNIGRAM])[-1]
+        characters = _message(fields, _NORMALIZER).get(2, [b""])[-1]
+        unknown = [index for index, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN]
+        if len(unknown) != 1 or not isinstance(characters, bytes) or not isinstance(algorithm, int):
+            raise DamagedError("it has no piece for unknown text")
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    if algorithm != _UNIGRAM:
+        raise ModelError(
+            f"{file} is a SentencePiece model of the algorithm {algorithm}; ALBERT's are unigram models (1).\n"
+            "Use the model that was published with the checkpoint."
+        )
+    ids = {text: index for index, (text, _, _) in enumerate(pieces)}
+    missing = [token for token in (_CLS, _SEP, _MASK, _PAD) if token not in ids]
+    if missing:
+        raise ModelError(
+            f"{file} has no {', '.join(missing)}, which ALBERT's texts are framed with.\n"
+            "Use the model that was published with the checkpoint."
+        )
+    try:
+        text = _tokenizer(pieces, unknown[0], characters, ids, lowercase=lowercase).to_str()
+    except Exception as error:
+        # Errors of tokenizers, written in Rust, for a damaged map of characters have no class of their own.
+        raise _unreadable(file, error) from error
+    names = {
+        "cls_token": _CLS,
+        "sep_token": _SEP,
+        "mask_token": _MASK,
+        "pad_token": _PAD,
+        "unk_token": pieces[unknown[0]][0],
+    }
+    return text, {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "pad_token_id": ids[_PAD],
+        **names,
+    }
+
+
+def _tokenizer(
+    pieces: list[tuple[str, float, int]], unknown: int, characters: bytes, ids: dict[str, int], *, lowercase: bool
+) -> Any:
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.Unigram([(text, score) for text, score, _ in pieces], unknown, False))
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            *([normalizers.Lowercase()] if lowercase else []),
+            *([normalizers.Precompiled(characters)] if characters else []),
+            normalizers.Replace(Regex(r"\s+"), " "),
+            normalizers.Strip(),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{_CLS} $A {_SEP}",
+        pair=f"{_CLS} $A {_SEP} $B:1 {_SEP}:1",
+        special_tokens=[(token, ids[token]) for token in (_CLS, _SEP)],
+    )
+    return tokenizer
+
+
+def _unreadable(file: Path, error: Exception) -> ModelError:
+    return ModelError(f"{file} cannot be read as a SentencePiece model: {shown(error)}.\nCopy or download it again.")
+
+
+def _piece(record: int | bytes) -> tuple[str, float, int]:
+    """A piece, its score and its kind."""
+    if not isinstance(record, bytes):
+        raise DamagedError("a piece in it is a number")
+    fields = fields_of(record)
+    text, score, kind = (fields.get(number, [default])[-1] for number, default in ((1, b""), (2, 0), (3, 1)))
+    if not isinstance(text, bytes) or not isinstance(score, int) or score >> 32 or not isinstance(kind, int):
+        raise DamagedError("a piece in it has no text or score")
+    return text.decode("utf-8"), struct.unpack("<f", score.to_bytes(4, "little"))[0], kind
+
+
+def _message(fields: dict[int, list[int | bytes]], number: int) -> dict[int, list[int | bytes]]:
+    value = fields.get(number, [b""])[-1]
+    return fields_of(value) if isinstance(value, bytes) else {}

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.foreign import convert, is_foreign
-from hdexport.checkpoint.foreign.bert4keras_layers import google_variables
-from hdexport.checkpoint.foreign.keras_file import read_keras_file
+from hdexport.checkpoint.foreign.keras_file import google_variables, read_keras_file
 from hdexport.model.task import AUTO_CLASS_OF_TASK
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
