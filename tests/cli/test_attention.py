@@ -12,7 +12,7 @@ import pytest
 
 import hdruntime
 from hdexport.attention.kinds import kinds
-from hdexport.attention.window.record import Window, WindowAttention
+from hdexport.attention.window.kind import Window, WindowAttention
 from support.attention_records import recorded
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

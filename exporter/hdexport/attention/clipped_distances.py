@@ -6,25 +6,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hdexport.attention.kind import AttentionKind, Boundaries, OperatorNode, Setup
+from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, OperatorNode, Setup
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.value_types import Size
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippedDistances:
+class ClippedDistances(AttentionRecord):
     """Layers in which every query sees every real token.
 
     Attributes:
-        kind: its name.
+        score_copies: of a layer's scores in PyTorch's own code.
         layers: how many.
         reach: the distance, in tokens, that all beyond it count as.
     """
 
+    holds_scores: ClassVar = False
+    score_copies: ClassVar[int]
     kind: str
     layers: Size
     reach: Size
+
+    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
+        """All tokens are keys."""
+        return [tokens] * self.layers
+
+    def reference_copies(self, family: Family, heads: int) -> int:
+        """All scores of a layer, several times."""
+        return self.score_copies * heads
 
 
 class ClippedDistanceKind(AttentionKind):
@@ -33,14 +43,11 @@ class ClippedDistanceKind(AttentionKind):
     Attributes:
         operator: name of the operator.
         title: of the kind, as ``hdexport inspect`` shows it.
-        score_copies: of a layer's scores in PyTorch's own code.
     """
 
     record_type: ClassVar[type[ClippedDistances]]
     operator: ClassVar[str]
     title: ClassVar[str]
-    score_copies: ClassVar[int]
-    holds_scores = False
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> ClippedDistances | None:
         """The nodes of the operator."""
@@ -51,14 +58,6 @@ class ClippedDistanceKind(AttentionKind):
         """Around the length at which distances are clipped first."""
         lengths = frozenset(record.reach + step for step in (0, 1, 2)) | {2 * record.reach + 1}
         return Boundaries(lengths=lengths, first=record.reach + 2, second=2 * record.reach + 2)
-
-    def keys_of_layers(self, record: ClippedDistances, manifest: Manifest, tokens: int) -> list[int]:
-        """All tokens are keys."""
-        return [tokens] * record.layers
-
-    def reference_copies(self, record: ClippedDistances, family: Family, heads: int) -> int:
-        """All scores of a layer, several times."""
-        return self.score_copies * heads
 
     def describe(self, record: ClippedDistances) -> Iterator[tuple[str, str]]:
         """Layers and reach."""

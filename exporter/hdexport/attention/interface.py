@@ -12,8 +12,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.query_scale import LogScale
+from hdexport.attention.window.kind import Window
 from hdexport.attention.window.model import WindowMask, window_mask
-from hdexport.attention.window.record import Window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -28,7 +28,6 @@ from hdexport.model.family import Family
 from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import Task
-from hdruntime.constants import OPENVINO_LOWERING
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -234,6 +233,35 @@ class ReferenceFacts:
     carried: CallStates | None = None
 
 
+class AttentionRecord:
+    """An attention in a manifest: a kind has a frozen dataclass of it, whose first field is ``kind``.
+
+    What a benchmark and the memory check of a verification ask about it is here.
+
+    Attributes:
+        holds_scores: whether the graph for a CPU has all scores of a layer in memory where a text is masked.
+    """
+
+    holds_scores: ClassVar[bool] = True
+
+    @property
+    def peer_remark(self) -> str | None:
+        """The parts that the PyTorch model of a benchmark's peers lacks of it; None if it lacks nothing."""
+        return None
+
+    def export_remark(self, tokens: int) -> str | None:
+        """Sizes that an export of PyTorch's model with a text of that many tokens freezes, if any."""
+        return None
+
+    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
+        """About how many keys a query meets in each layer of the portable graph, in a text of that many tokens."""
+        return []
+
+    def reference_copies(self, family: Family, heads: int) -> int:
+        """Arrays [tokens, tokens] of float32 that PyTorch's side of a comparison takes at once, for one row."""
+        return 0
+
+
 class AttentionKind:
     """A kind of attention; a subclass answers where it differs from "dense, in standard operators, of the model's own".
 
@@ -244,24 +272,17 @@ class AttentionKind:
         rank: place among the kinds of hdexport in the command's help and in manifests; equal ones are in alphabetical
             order.
         forms: word that begins a value of ``--attention`` -> form; none for a kind that no model is given.
-        record_type: the dataclass of its record, whose first field is ``kind``.
+        record_type: the dataclass of its record.
         scales_queries: whether models that are given it scale their queries by `Subject.query_scale`.
         lowerings: what backends get in the place of the nodes of the kind's operators, where not the bodies alone.
-        holds_scores: whether the graph for a CPU has all scores of a layer in memory where a text is masked.
     """
 
     name: ClassVar[str]
     rank: ClassVar[int] = 9
     forms: ClassVar[Mapping[str, Form]] = {}
-    record_type: ClassVar[type[Any]]
+    record_type: ClassVar[type[AttentionRecord]]
     scales_queries: ClassVar[bool] = False
     lowerings: ClassVar[Sequence[Lowering]] = ()
-    holds_scores: ClassVar[bool] = True
-
-    @property
-    def fuses_in_openvino(self) -> bool:
-        """Whether the graph for OpenVINO has no scores of a layer in memory, even where a text is masked."""
-        return any(OPENVINO_LOWERING in lowering.fused for lowering in self.lowerings)
 
     def reads(self, spec: str) -> bool:
         """Whether a value of ``--attention`` is of one of its forms, judged by its beginning."""
@@ -317,17 +338,9 @@ class AttentionKind:
         """Make the library's own model the bundle's reference, in place, with nothing of our operators."""
         return ReferenceFacts()
 
-    def files(self, record: Any) -> tuple[str, ...]:
-        """Names of its files in a bundle: bundles of one model that differ in them answer differently."""
-        return ()
-
     def boundaries(self, record: Any) -> Boundaries | None:
         """Lengths that a verification must visit beyond every model's, if any."""
         return None
-
-    def keys_of_layers(self, record: Any, manifest: Manifest, tokens: int) -> list[int]:
-        """About how many keys a query meets in each layer of the portable graph, in a text of that many tokens."""
-        return []
 
     def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
         """Whether masked tokens attend as in the library, in a graph with these nodes.
@@ -335,22 +348,6 @@ class AttentionKind:
         Else their states are undefined.
         """
         return False
-
-    def reference_copies(self, record: Any, family: Family, heads: int) -> int:
-        """Arrays [tokens, tokens] of float32 that PyTorch's side of a comparison takes at once, for one row."""
-        return 0
-
-    def leading_global_tokens(self, record: Any) -> int:
-        """Tokens at the beginning of each text that every query sees without being marked by a caller."""
-        return 0
-
-    def peer_remark(self, record: Any) -> str | None:
-        """The parts that the PyTorch model of peers lacks of it; None if it lacks nothing."""
-        return None
-
-    def export_remark(self, record: Any, tokens: int) -> str | None:
-        """Sizes that an export of PyTorch's model with a text of that many tokens freezes, if any."""
-        return None
 
     def describe(self, record: Any) -> Iterator[tuple[str, str]]:
         """Lines of ``hdexport inspect``: a name, which may be empty, and the text."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import hdexport.attention
-from hdexport.attention.kind import AttentionKind, Form, OperatorNode, Setup, Subject
+from hdexport.attention.kind import AttentionKind, AttentionRecord, Form, OperatorNode, Setup, Subject
 from hdexport.attention.spec import NotUnderstoodError
 from hdexport.lowering.lowering import Lowering
 from hdexport.lowering.nodes import operator_of
@@ -189,7 +189,7 @@ class Attention:
     """A kind in a bundle, and the manifest's record of it."""
 
     kind: AttentionKind
-    record: Any
+    record: AttentionRecord
 
 
 def attention_of(manifest: Manifest) -> list[Attention]:

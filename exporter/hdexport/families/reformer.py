@@ -14,8 +14,8 @@ from transformers.models.reformer.modeling_reformer import (
     ReformerModelOutput,
 )
 
+from hdexport.attention.lsh.kind import Chunks, LshAttention
 from hdexport.attention.lsh.model import chunk_node, lsh_node
-from hdexport.attention.lsh.record import Chunks, LshAttention
 from hdexport.model.family import Family, OwnAttention
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from hdexport.attention.kinds import attention_of
+from hdexport.attention.kinds import Attention, attention_of
 from hdexport.families import family_of
 from hdexport.model.task import TASKS
 from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Case
 from hdruntime.bundle.manifest import Manifest, TensorSpec
-from hdruntime.constants import PORTABLE_LOWERING
+from hdruntime.constants import OPENVINO_LOWERING, PORTABLE_LOWERING
 
 _VALUE_BYTES = 4
 """All outputs and scores are float32, or computed in it."""
@@ -103,14 +103,19 @@ def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, cut
     keys = [
         keys
         for item in attention_of(manifest)
-        if is_portable or (item.kind.holds_scores and not (graphs.is_for_openvino and item.kind.fuses_in_openvino))
-        for keys in item.kind.keys_of_layers(item.record, manifest, case.tokens)
+        if is_portable or (item.record.holds_scores and not (graphs.is_for_openvino and _is_fused_in_openvino(item)))
+        for keys in item.record.keys_of_layers(manifest, case.tokens)
     ]
     return _SCORE_COPIES * _VALUE_BYTES * case.batch * manifest.num_heads * case.tokens * max(keys, default=0)
+
+
+def _is_fused_in_openvino(item: Attention) -> bool:
+    """Whether the graph for OpenVINO has no scores of a layer in memory, even where a text is masked."""
+    return any(OPENVINO_LOWERING in lowering.fused for lowering in item.kind.lowerings)
 
 
 def _scores_bytes_of_reference(case: Case, manifest: Manifest) -> int:
     """Bytes of one row's scores: PyTorch gets one row at a time; 0 where it slices scores or never holds them."""
     family = family_of(manifest.model_type)
-    copies = (item.kind.reference_copies(item.record, family, manifest.num_heads) for item in attention_of(manifest))
+    copies = (item.record.reference_copies(family, manifest.num_heads) for item in attention_of(manifest))
     return max(copies, default=0) * _VALUE_BYTES * case.tokens**2

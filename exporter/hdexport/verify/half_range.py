@@ -154,7 +154,7 @@ def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
     attention = attention_of(manifest)
 
     def cost(tokens: int) -> float:
-        keys = [keys for item in attention for keys in item.kind.keys_of_layers(item.record, manifest, tokens)]
+        keys = [keys for item in attention for keys in item.record.keys_of_layers(manifest, tokens)]
         operations = 2 * weights * tokens + 4 * manifest.hidden_size * tokens * sum(keys)
         # PyTorch's and ONNX Runtime's dense attention holds no scores.
         met = max((found for found in keys if found < tokens), default=0)

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from hdexport.attention.blocks.record import BlockRequest, LastBlock, Mode, Pattern
-from hdexport.attention.favor.record import FavorRequest
+from hdexport.attention.favor.kind import FavorRequest
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kinds
-from hdexport.attention.lsh.record import LshRequest
-from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, WindowKind, WindowRequest
-from hdexport.attention.window.record import Window
+from hdexport.attention.lsh.kind import LshRequest
+from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, Window, WindowKind, WindowRequest
 from hdexport.families import convertible_model_types, family_of
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError

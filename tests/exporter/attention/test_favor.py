@@ -10,8 +10,8 @@ import onnx
 import pytest
 import torch
 
+from hdexport.attention.favor.kind import FavorAttention
 from hdexport.attention.favor.model import attend_by_features
-from hdexport.attention.favor.record import FavorAttention
 from hdexport.attention.kinds import kind_named
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of

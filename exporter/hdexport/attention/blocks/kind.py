@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.blocks.lower import LOWERING
 from hdexport.attention.blocks.record import (
-    GLOBAL_EMBEDDINGS_FILE,
-    LISTED_BLOCKS_FILE,
     BlockRequest,
     BlockSparse,
     LastBlock,
     Mode,
     Pattern,
 )
-from hdexport.attention.kind import DENSE_PEER, AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
+from hdexport.attention.kind import AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
 from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
@@ -68,9 +66,6 @@ _MODES_OF_PATTERN = {
     Pattern.BLOCKS: (Mode.LISTS,),
 }
 
-_REFERENCE_COPIES = 6
-"""Copies of one head's scores in the definition of block-sparse attention."""
-
 
 class BlocksKind(AttentionKind):
     """Blocks of queries that see blocks of keys."""
@@ -81,7 +76,6 @@ class BlocksKind(AttentionKind):
     record_type = BlockSparse
     lowerings = (LOWERING,)
     scales_queries = True
-    holds_scores = False
 
     def add_arguments(self, group: argparse._ArgumentGroup) -> None:
         """``--bigbird-last-block`` and ``--global-embeddings``."""
@@ -144,41 +138,12 @@ class BlocksKind(AttentionKind):
             return ReferenceFacts(undefined_padding=True, counts_from_padding=True)
         return ReferenceFacts(replaced=True, undefined_padding=True)
 
-    def files(self, record: BlockSparse) -> tuple[str, ...]:
-        """Tables and embeddings."""
-        return (LISTED_BLOCKS_FILE, GLOBAL_EMBEDDINGS_FILE)
-
     def boundaries(self, record: BlockSparse) -> Boundaries:
         """Around a block, the first text that is not attended to densely, and a last block of a single token."""
         block, dense = record.block_size, record.dense_tokens
         another = max(dense, 4 * block) + block
         lengths = {tokens + step for tokens in (block, dense) for step in (-1, 0, 1)} | {another}
         return Boundaries(lengths=frozenset(lengths), first=max(dense, block) + 1, second=another + 1, alone=True)
-
-    def keys_of_layers(self, record: BlockSparse, manifest: Manifest, tokens: int) -> list[int]:
-        """Five blocks and the random ones of each query; two blocks of queries meet all, which is two more of each."""
-        layers = sum(count for name, count in manifest.operators.items() if "BlockSparseAttention" in name)
-        keys = (7 + record.random_blocks) * record.block_size + record.global_tokens
-        return [min(tokens, keys)] * layers
-
-    def reference_copies(self, record: BlockSparse, family: Family, heads: int) -> int:
-        """The definition holds all pairs of a head."""
-        return _REFERENCE_COPIES if not record.converted and record.mode is Mode.TABLE else 0
-
-    def peer_remark(self, record: BlockSparse) -> str | None:
-        """PyTorch's model is dense where blocks took that place, and has no tables."""
-        if record.converted:
-            return DENSE_PEER.format("block-sparse attention")
-        is_as_trained = record.mode is Mode.HF_EVAL
-        return (
-            None if is_as_trained else "does not use the table of random blocks: all of its random blocks are block 0"
-        )
-
-    def export_remark(self, record: BlockSparse, tokens: int) -> str | None:
-        """BigBird's code in PyTorch chooses dense attention for short texts, and an exporter traces its choice."""
-        if tokens > record.dense_tokens:
-            return None
-        return f"attends densely at every length, as the model does up to {record.dense_tokens} tokens"
 
     def describe(self, record: BlockSparse) -> Iterator[tuple[str, str]]:
         """The pattern, its random blocks, its last block, and its dense texts."""

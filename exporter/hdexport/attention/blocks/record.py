@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
+from hdexport.attention.kind import DENSE_PEER, AttentionRecord
+from hdexport.model.family import Family
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.value_types import Count, Length, TokenCount
 
 LISTED_BLOCKS_FILE = "listed_blocks.npy"
@@ -14,6 +17,10 @@ LISTED_BLOCKS_FILE = "listed_blocks.npy"
 
 GLOBAL_EMBEDDINGS_FILE = "global_embeddings.npy"
 """File of a bundle with the layers' inputs for ETC's global tokens."""
+
+
+_REFERENCE_COPIES = 6
+"""Copies of one head's scores in the definition of block-sparse attention."""
 
 
 class Pattern(str, Enum):
@@ -49,7 +56,7 @@ class LastBlock(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSparse:
+class BlockSparse(AttentionRecord):
     """Block-sparse attention: a checkpoint's own, or the replacement by ``--attention bigbird|etc|blocks``.
 
     Attributes:
@@ -63,6 +70,7 @@ class BlockSparse:
         converted: whether it took the place of dense attention.
     """
 
+    holds_scores: ClassVar = False
     kind: Literal["blocks"] = "blocks"
     pattern: Pattern
     block_size: Length
@@ -72,6 +80,32 @@ class BlockSparse:
     last_block: LastBlock
     dense_tokens: TokenCount
     converted: bool = False
+
+    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
+        """Five blocks and the random ones of each query; two blocks of queries meet all, which is two more of each."""
+        layers = sum(count for name, count in manifest.operators.items() if "BlockSparseAttention" in name)
+        keys = (7 + self.random_blocks) * self.block_size + self.global_tokens
+        return [min(tokens, keys)] * layers
+
+    def reference_copies(self, family: Family, heads: int) -> int:
+        """The definition holds all pairs of a head."""
+        return _REFERENCE_COPIES if not self.converted and self.mode is Mode.TABLE else 0
+
+    @property
+    def peer_remark(self) -> str | None:
+        """PyTorch's model is dense where blocks took that place, and has no tables."""
+        if self.converted:
+            return DENSE_PEER.format("block-sparse attention")
+        is_as_trained = self.mode is Mode.HF_EVAL
+        return (
+            None if is_as_trained else "does not use the table of random blocks: all of its random blocks are block 0"
+        )
+
+    def export_remark(self, tokens: int) -> str | None:
+        """BigBird's code in PyTorch chooses dense attention for short texts, and an exporter traces its choice."""
+        if tokens > self.dense_tokens:
+            return None
+        return f"attends densely at every length, as the model does up to {self.dense_tokens} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hdexport.attention.dense.lower import LOWERING
-from hdexport.attention.kind import AttentionKind, OperatorNode, Setup
+from hdexport.attention.kind import AttentionKind, AttentionRecord, OperatorNode, Setup
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.value_types import Size
@@ -17,7 +17,7 @@ _SCORE_COPIES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseAttention:
+class DenseAttention(AttentionRecord):
     """Layers in which every query sees every real token.
 
     Attributes:
@@ -26,6 +26,14 @@ class DenseAttention:
 
     kind: Literal["dense"] = "dense"
     layers: Size
+
+    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
+        """All tokens are keys."""
+        return [tokens] * self.layers
+
+    def reference_copies(self, family: Family, heads: int) -> int:
+        """No copies where PyTorch's scaled_dot_product_attention slices the scores."""
+        return 0 if family.has_sdpa else _SCORE_COPIES * heads
 
 
 class DenseKind(AttentionKind):
@@ -41,17 +49,9 @@ class DenseKind(AttentionKind):
         layers = sum(node.operator == "DenseAttention" for node in nodes)
         return DenseAttention(layers=layers) if layers else None
 
-    def keys_of_layers(self, record: DenseAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """All tokens are keys."""
-        return [tokens] * record.layers
-
     def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
         """Masked tokens attend as all others do, unless attention is causal."""
         return not any(node.operator == "DenseAttention" and node.attributes.get("causal") for node in nodes)
-
-    def reference_copies(self, record: DenseAttention, family: Family, heads: int) -> int:
-        """No copies where PyTorch's scaled_dot_product_attention slices the scores."""
-        return 0 if family.has_sdpa else _SCORE_COPIES * heads
 
 
 KIND = DenseKind()

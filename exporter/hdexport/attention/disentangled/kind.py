@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hdexport.attention.clipped_distances import ClippedDistanceKind, ClippedDistances
 from hdexport.attention.kind import ReferenceFacts, Setup
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class DisentangledAttention(ClippedDistances):
     """Layers in which every query sees every real token, with products of both and their distance."""
 
+    score_copies: ClassVar = 10
+    """PyTorch's code gathers by indices of 8 bytes, both ways."""
     kind: Literal["disentangled"] = "disentangled"
 
 
@@ -27,8 +29,6 @@ class DisentangledKind(ClippedDistanceKind):
     record_type = DisentangledAttention
     operator = "DisentangledAttention"
     title = "disentangled attention"
-    score_copies = 10
-    """PyTorch's code gathers by indices of 8 bytes, both ways."""
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """The library's own model, in which padding sees everything alike."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hdexport.attention.clipped_distances import ClippedDistanceKind, ClippedDistances
 from hdexport.attention.distance.lower import LOWERING
@@ -13,6 +13,8 @@ from hdexport.attention.distance.lower import LOWERING
 class ClippedAttention(ClippedDistances):
     """Layers in which every query sees every real token, with terms of its distance."""
 
+    score_copies: ClassVar = 5
+    """The products, the terms of distances, the sum, the masked, the weights."""
     kind: Literal["clipped"] = "clipped"
 
 
@@ -24,8 +26,6 @@ class DistanceKind(ClippedDistanceKind):
     lowerings = (LOWERING,)
     operator = "ClippedDistanceAttention"
     title = "attention by distance"
-    score_copies = 5
-    """The products, the terms of distances, the sum, the masked, the weights."""
 
 
 KIND = DistanceKind()

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hdexport.attention.favor.record import FavorAttention, FavorRequest
 from hdexport.attention.kind import (
     DENSE_PEER,
     NOT_TRAINED,
     AttentionKind,
+    AttentionRecord,
     Boundaries,
     Form,
     ReferenceFacts,
@@ -23,11 +23,62 @@ from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.value_types import Count, Length
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class FavorAttention(AttentionRecord):
+    """Layers whose weights are products of positive random features.
+
+    Attributes:
+        layers: how many.
+        features: of a query or key.
+        seed: of the features' directions, one for all layers; None where the checkpoint has them, for each layer.
+        epsilon: least feature.
+        compat: whether padding counts as keys whose values are 0; then it changes answers.
+    """
+
+    holds_scores: ClassVar = False
+    kind: Literal["favor"] = "favor"
+    layers: Length
+    features: Length
+    seed: Count | None
+    epsilon: float
+    compat: bool = False
+
+    @property
+    def converted(self) -> bool:
+        """Whether the kind took the place of dense attention."""
+        return self.seed is not None
+
+    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
+        """As many keys as a query and a key have features."""
+        return [min(tokens, 2 * self.features)] * self.layers
+
+    @property
+    def peer_remark(self) -> str | None:
+        """PyTorch's model is dense where features took that place."""
+        return DENSE_PEER.format("random features") if self.converted else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FavorRequest:
+    """FAVOR+ as requested; None for a field that was not given.
+
+    Attributes:
+        features: of a query or key.
+        seed: of their directions.
+        compat: whether padding counts as keys whose values are 0.
+    """
+
+    features: int | None = None
+    seed: int | None = None
+    compat: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +147,6 @@ class FavorKind(AttentionKind):
     forms = MappingProxyType({"favor": _FORM})
     record_type = FavorAttention
     scales_queries = True
-    holds_scores = False
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> FavorRequest | None:
         """The numbers of the form."""
@@ -155,14 +205,6 @@ class FavorKind(AttentionKind):
 
         lengths = {CHUNK_TOKENS * count + step for count in (1, 2) for step in (-1, 0, 1)}
         return Boundaries(lengths=frozenset(lengths), first=CHUNK_TOKENS + 1, second=2 * CHUNK_TOKENS + 1)
-
-    def keys_of_layers(self, record: FavorAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """As many keys as a query and a key have features."""
-        return [min(tokens, 2 * record.features)] * record.layers
-
-    def peer_remark(self, record: FavorAttention) -> str | None:
-        """PyTorch's model is dense where features took that place."""
-        return DENSE_PEER.format("random features") if record.converted else None
 
     def describe(self, record: FavorAttention) -> Iterator[tuple[str, str]]:
         """Layers and features."""

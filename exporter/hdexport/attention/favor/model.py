@@ -14,12 +14,13 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hdexport.attention.favor.record import FavorAttention
 from hdexport.attention.query_scale import scaled
 from hdexport.attention.symbolic import operator_node
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from hdexport.attention.favor.kind import FavorAttention
 
 
 def favor_node(

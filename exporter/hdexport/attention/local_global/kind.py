@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hdexport.attention.kind import AttentionKind, Boundaries, ReferenceFacts, Setup, Subject
+from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, ReferenceFacts, Setup, Subject
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.value_types import Size, TokenCount
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalGlobalAttention:
+class LocalGlobalAttention(AttentionRecord):
     """Layers in which a token sees the tokens around it, and sums of blocks of the whole text.
 
     Attributes:
@@ -25,10 +25,21 @@ class LocalGlobalAttention:
         side_tokens: tokens of a block whose sum every token sees; 0 for no such sums.
     """
 
+    holds_scores: ClassVar = False
     kind: Literal["local_global"] = "local_global"
     layers: Size
     radius: TokenCount
     side_tokens: TokenCount = 0
+
+    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
+        """A window, and all sides."""
+        window = min(tokens, 2 * self.radius + 1)
+        sides = tokens // self.side_tokens if self.side_tokens else 0
+        return [window + sides] * self.layers
+
+    def reference_copies(self, family: Family, heads: int) -> int:
+        """Copies of tokens' scores with sides; windows are linear in tokens."""
+        return -(-_SIDE_COPIES * heads // self.side_tokens) if self.side_tokens else 0
 
 
 _SIDE_COPIES = 10
@@ -41,7 +52,6 @@ class LocalGlobalKind(AttentionKind):
 
     name = "local_global"
     record_type = LocalGlobalAttention
-    holds_scores = False
 
     def setup(self, request: None, subject: Subject) -> Setup | None:
         """A family's own."""
@@ -58,16 +68,6 @@ class LocalGlobalKind(AttentionKind):
         edges = {block, 2 * block, 3 * block, *((size, 2 * size, 5 * size) if size else ())}
         lengths = frozenset(edge + step for edge in edges for step in (-1, 0, 1)) - {0}
         return Boundaries(lengths=lengths, first=block + 1, second=3 * block + max(size - 1, 1))
-
-    def keys_of_layers(self, record: LocalGlobalAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """A window, and all sides."""
-        window = min(tokens, 2 * record.radius + 1)
-        sides = tokens // record.side_tokens if record.side_tokens else 0
-        return [window + sides] * record.layers
-
-    def reference_copies(self, record: LocalGlobalAttention, family: Family, heads: int) -> int:
-        """Copies of tokens' scores with sides; windows are linear in tokens."""
-        return -(-_SIDE_COPIES * heads // record.side_tokens) if record.side_tokens else 0
 
     def describe(self, record: LocalGlobalAttention) -> Iterator[tuple[str, str]]:
         """Layers, window and sides."""

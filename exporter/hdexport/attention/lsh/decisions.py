@@ -18,13 +18,14 @@ import numpy.typing as npt
 import torch
 
 from hdexport.attention.kind import DECISION
-from hdexport.attention.lsh.record import LshAttention
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.lsh.operator import OPERATOR
 
 if TYPE_CHECKING:
     import onnx_ir
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+
+    from hdexport.attention.lsh.kind import LshAttention
 
 _SORTED_BY = "sorting"
 """Name of the buckets in every body of LSHAttention, in it or in its loop."""

@@ -9,28 +9,151 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hdexport.attention.kind import (
     DENSE_PEER,
     NOT_TRAINED,
     AttentionKind,
+    AttentionRecord,
     Boundaries,
     Form,
     ReferenceFacts,
     Setup,
     Subject,
 )
-from hdexport.attention.lsh.record import Chunks, Hashes, LayerType, LshAttention, LshRequest, buckets_for
 from hdexport.attention.spec import SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Dtype, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.value_types import Count, Length, TokenCount
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+LayerType = Literal["lsh", "local"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """The chunks that a query sees.
+
+    Attributes:
+        tokens: of a chunk.
+        before: chunks before its own.
+        after: chunks after it.
+    """
+
+    tokens: Length
+    before: TokenCount
+    after: TokenCount
+
+    @property
+    def keys(self) -> int:
+        """Tokens that a query sees."""
+        return self.tokens * (self.before + 1 + self.after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hashes:
+    """How tokens are hashed.
+
+    Attributes:
+        buckets: factors of the number of buckets, each even.
+        rounds: of hashing.
+        seed: of the rotations.
+    """
+
+    buckets: tuple[Length, ...]
+    rounds: Length
+    seed: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class LshAttention(AttentionRecord):
+    """Layers whose tokens are sorted by hashes and cut into chunks, and, in a Reformer, layers of chunks unsorted.
+
+    Attributes:
+        layers: the kind of each layer.
+        hashes: of the layers ``lsh``; None without such layers.
+        hashed: the chunks of their sorted tokens; likewise.
+        local: the chunks of the layers ``local``; None without such layers.
+        multiple: of how many tokens a text is after padding, in which whole chunks fit.
+        causal: whether tokens see earlier ones only.
+        converted: whether it took the place of dense attention; then padding changes no answer.
+    """
+
+    holds_scores: ClassVar = False
+    kind: Literal["lsh"] = "lsh"
+    layers: tuple[LayerType, ...]
+    hashes: Hashes | None
+    hashed: Chunks | None
+    local: Chunks | None
+    multiple: Length
+    causal: bool = False
+    converted: bool = False
+
+    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
+        """Keys in a query's chunks, in every round."""
+        keys = {"lsh": 0, "local": 0}
+        if self.hashed is not None and self.hashes is not None:
+            keys["lsh"] = self.hashes.rounds * self.hashed.keys
+        if self.local is not None:
+            keys["local"] = self.local.keys
+        return [min(tokens, keys[layer]) for layer in self.layers]
+
+    @property
+    def peer_remark(self) -> str | None:
+        """PyTorch's model is dense where hashes took that place, and may draw others where they are its own."""
+        if not self.converted:
+            return "draws its hashes by config.json, anew in each call where that has no hash_seed"
+        return DENSE_PEER.format("hashes")
+
+    def export_remark(self, tokens: int) -> str | None:
+        """PyTorch's exporters trace the code's choices for one length."""
+        return None if self.converted else "pads and hashes as the model does for a text of that length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LshRequest:
+    """LSH attention as requested; None for a field that was not given.
+
+    Attributes:
+        chunk: tokens of a chunk.
+        before: chunks before its own that a query sees.
+        after: chunks after it.
+        buckets: factors of the number of buckets.
+        rounds: of hashing.
+        seed: of the rotations.
+    """
+
+    chunk: int | None = None
+    before: int | None = None
+    after: int | None = None
+    buckets: tuple[int, ...] | None = None
+    rounds: int | None = None
+    seed: int | None = None
+
+
+def buckets_for(tokens: int, *, chunk: int, positions: int) -> tuple[int, ...]:
+    """The buckets that Hugging Face's Reformer takes where its ``num_buckets`` is None and a text is the first.
+
+    Twice as many as chunks, rounded down to a power of two, and in two factors where they are many.
+
+    Args:
+        tokens: of the text, with its padding.
+        chunk: tokens of a chunk.
+        positions: of the model.
+    """
+    power = max(1, (2 * (tokens // chunk)).bit_length() - 1)
+    if 2**power > 2 * max(math.isqrt(positions // chunk), chunk):
+        return 2 ** (power // 2), 2 ** (power - power // 2)
+    return (2**power,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +196,6 @@ class LshSetup(Setup):
         )
 
 
-logger = logging.getLogger(__name__)
-
 _FORM = Form(
     grammar="lsh[:chunk=C,rounds=R,buckets=B[/B...],before=N,after=N,seed=S]",
     example="lsh:chunk=64,rounds=4",
@@ -98,7 +219,6 @@ class LshKind(AttentionKind):
     rank = 3
     forms = MappingProxyType({"lsh": _FORM})
     record_type = LshAttention
-    holds_scores = False
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> LshRequest | None:
         """The numbers of the form."""
@@ -160,25 +280,6 @@ class LshKind(AttentionKind):
         sizes = {chunks.tokens for chunks in (record.hashed, record.local) if chunks is not None} | {record.multiple}
         lengths = {size * count + step for size in sizes for count in (1, 2) for step in (-1, 0, 1)} - {0}
         return Boundaries(lengths=frozenset(lengths), first=min(sizes) + 1, second=3 * record.multiple + 1, alone=True)
-
-    def keys_of_layers(self, record: LshAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """Keys in a query's chunks, in every round."""
-        keys = {"lsh": 0, "local": 0}
-        if record.hashed is not None and record.hashes is not None:
-            keys["lsh"] = record.hashes.rounds * record.hashed.keys
-        if record.local is not None:
-            keys["local"] = record.local.keys
-        return [min(tokens, keys[layer]) for layer in record.layers]
-
-    def peer_remark(self, record: LshAttention) -> str | None:
-        """PyTorch's model is dense where hashes took that place, and may draw others where they are its own."""
-        if not record.converted:
-            return "draws its hashes by config.json, anew in each call where that has no hash_seed"
-        return DENSE_PEER.format("hashes")
-
-    def export_remark(self, record: LshAttention, tokens: int) -> str | None:
-        """PyTorch's exporters trace the code's choices for one length."""
-        return None if record.converted else "pads and hashes as the model does for a text of that length"
 
     def describe(self, record: LshAttention) -> Iterator[tuple[str, str]]:
         """Layers, chunks and hashes."""

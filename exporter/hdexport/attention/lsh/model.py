@@ -18,13 +18,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from hdexport.attention.lsh.decisions import HashDecisions
-from hdexport.attention.lsh.record import Chunks, LshAttention
 from hdexport.attention.model_parts import wrap_layers
 from hdexport.attention.symbolic import operator_node
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hdexport.attention.lsh.kind import Chunks, LshAttention
     from hdruntime.bundle.manifest import Dtype
 
 

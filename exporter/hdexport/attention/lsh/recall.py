@@ -14,7 +14,7 @@ from hdplugins.attention.lsh.reference import hash_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.lsh.record import LshAttention
+    from hdexport.attention.lsh.kind import LshAttention
 
 _TOP = 16
 """Keys of each query that matter."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hdexport.attention.kind import AttentionKind, Boundaries, ReferenceFacts, Setup, Subject
+from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, ReferenceFacts, Setup, Subject
 from hdexport.model.carried_states import MASK, CallStates, carried_input
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeAttention:
+class RelativeAttention(AttentionRecord):
     """Layers whose scores are of a key's content and of its distance, after Transformer-XL.
 
     Attributes:
@@ -31,6 +31,7 @@ class RelativeAttention:
         empty_memory_is_seen: whether a memory that nothing was put in yet is attended to, as zeros.
     """
 
+    holds_scores: ClassVar = False
     kind: Literal["relative"] = "relative"
     layers: Size
     memory: TokenCount
@@ -39,6 +40,19 @@ class RelativeAttention:
     clamp: TokenCount = 0
     causal: bool = False
     empty_memory_is_seen: bool = False
+
+    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
+        """The text's own tokens; the memory is another call's."""
+        return [tokens] * self.layers
+
+    def reference_copies(self, family: Family, heads: int) -> int:
+        """All scores of a layer, several times."""
+        return _SCORE_COPIES * heads
+
+    @property
+    def peer_remark(self) -> str | None:
+        """Peers run one text alone."""
+        return "runs each text alone, as if nothing had been before it" if self.memory else None
 
 
 _SCORE_COPIES = 6
@@ -63,7 +77,6 @@ class RelativeKind(AttentionKind):
 
     name = "relative"
     record_type = RelativeAttention
-    holds_scores = False
 
     def setup(self, request: None, subject: Subject) -> RelativeSetup | None:
         """A family's own attention, which remembers as many tokens as the configuration says, or as were asked for."""
@@ -105,18 +118,6 @@ class RelativeKind(AttentionKind):
             return None
         lengths = frozenset(size + step for size in sizes for step in (-1, 0, 1)) - {0}
         return Boundaries(lengths=lengths, first=min(sizes), second=max(sizes) + 1)
-
-    def keys_of_layers(self, record: RelativeAttention, manifest: Manifest, tokens: int) -> list[int]:
-        """The text's own tokens; the memory is another call's."""
-        return [tokens] * record.layers
-
-    def reference_copies(self, record: RelativeAttention, family: Family, heads: int) -> int:
-        """All scores of a layer, several times."""
-        return _SCORE_COPIES * heads
-
-    def peer_remark(self, record: RelativeAttention) -> str | None:
-        """Peers run one text alone."""
-        return "runs each text alone, as if nothing had been before it" if record.memory else None
 
     def describe(self, record: RelativeAttention) -> Iterator[tuple[str, str]]:
         """Layers, memory and distances."""

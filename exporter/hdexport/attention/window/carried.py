@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from hdexport.attention.window.model import asking_kinds, sliding_window_node
-from hdexport.attention.window.record import Window
 from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
+
+if TYPE_CHECKING:
+    from hdexport.attention.window.kind import Window
 
 
 @dataclass(frozen=True)

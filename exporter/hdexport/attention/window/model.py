@@ -18,11 +18,12 @@ from hdexport.attention.pair_counts import PairCounts, use_pair_counts
 from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.symbolic import operator_node
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
-from hdexport.attention.window.record import Window
 from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from hdexport.attention.window.kind import Window
 
 
 @dataclass(frozen=True)

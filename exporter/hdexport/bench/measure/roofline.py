@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.kinds import attention_of
 from hdexport.bench.results.result import Ceilings, Roofline
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import Operator
-from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.manifest import Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError
 
@@ -60,11 +59,11 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int) -> Work:
     bundle = open_bundle(bundle_path, check_files=False)
     manifest = bundle.manifest
     model = read_portable_graph(bundle)
-    marked = min(tokens, _default_global_tokens(manifest))
-    memory = manifest.least_memory
+    memory, marked = manifest.least_memory, manifest.input_of(Role.MARKS) is not None
     # The operators lose their names below.
     attentions = [
-        (node.outputs[0], operator_of(node), _decisive(node, memory, marked)) for node in operator_nodes(model)
+        (node.outputs[0], operator_of(node), _decisive(node, tokens, memory, marked=marked))
+        for node in operator_nodes(model)
     ]
     _fix_shapes(model, {"batch": batch, "tokens": tokens, "memory": memory})
     products = sum(_flops_of_product(node) for node in _computed_for_each_batch(model))
@@ -92,11 +91,17 @@ def works_of(bundle_path: Path, shapes: Sequence[tuple[int, int]]) -> dict[tuple
     return {(batch, tokens): work_of(bundle_path, batch=batch, tokens=tokens) for batch, tokens in shapes}
 
 
-def _decisive(node: onnx_ir.Node, memory: int, global_tokens: int) -> dict[str, Any]:
-    """What decides which queries and keys of an attention see each other: attributes, tokens and a table."""
+def _decisive(node: onnx_ir.Node, tokens: int, memory: int, *, marked: bool) -> dict[str, Any]:
+    """What decides which queries and keys of an attention see each other: attributes, tokens and a table.
+
+    Of windows that took the place of dense attention the first tokens are global, as many as the node has place for.
+    Where callers mark them instead (`marked`), by default one is.
+    """
     import onnx_ir as ir
 
-    decisive = attributes_of(node) | {"memory": memory, "global_tokens": global_tokens}
+    decisive = attributes_of(node)
+    leading = 1 if marked else decisive.get("global_bound", 0)
+    decisive |= {"memory": memory, "global_tokens": min(tokens, leading)}
     for name, value in zip(operator_of(node).inputs, node.inputs, strict=False):
         if name == _TABLE and value is not None:
             table = ir.convenience.get_const_tensor(value)
@@ -107,11 +112,6 @@ def _decisive(node: onnx_ir.Node, memory: int, global_tokens: int) -> dict[str, 
                 )
             decisive[name] = table.numpy()
     return decisive
-
-
-def _default_global_tokens(manifest: Manifest) -> int:
-    leading = [item.kind.leading_global_tokens(item.record) for item in attention_of(manifest)]
-    return max([int(manifest.input_of(Role.MARKS) is not None), *leading])
 
 
 def _fix_shapes(model: onnx_ir.Model, sizes: Mapping[str, int]) -> None:

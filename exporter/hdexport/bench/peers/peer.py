@@ -78,7 +78,7 @@ class Peer(ABC):
     def remark(self, manifest: Manifest) -> str | None:
         """Parts of the bundle's computation that the peer does not know, or else that its export lacks."""
         items = attention_of(manifest)
-        remarks = [item.kind.peer_remark(item.record) for item in items]
+        remarks = [item.record.peer_remark for item in items]
         positions = manifest.positions
         if positions.form == "by_length":
             remarks.append(f"stretches positions for {manifest.max_len} tokens: its answers to shorter texts differ")
@@ -87,7 +87,7 @@ class Peer(ABC):
         if manifest.adapter is not None:
             remarks.append(f"runs without the adapter {manifest.adapter}: answers differ")
         if not any(remarks) and self.example_tokens is not None:
-            of_export = [item.kind.export_remark(item.record, self.example_tokens) for item in items]
+            of_export = [item.record.export_remark(self.example_tokens) for item in items]
             return next(filter(None, of_export), None)
         return "; ".join(filter(None, remarks)) or None
 

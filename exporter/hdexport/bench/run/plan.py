@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdexport.attention.kinds import attention_of
 from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Series
@@ -168,7 +167,7 @@ def _groups(bundles: Iterable[Bundle], model: str | None) -> list[list[Bundle]]:
         checkpoint = model or (source, path_of_source(source, bundle.path))
         key = (
             checkpoint, manifest.task, json.dumps(manifest.attention, sort_keys=True),
-            *(manifest.files.get(name) for item in attention_of(manifest) for name in item.kind.files(item.record)),
+            *(record for name, record in sorted(manifest.files.items()) if name.endswith(".npy")),  # of an attention
             positions.scheme, positions.alpha, positions.base, positions.attention_scale,
             positions.rope_factor,
         )  # fmt: skip

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
+from hdexport.attention.favor.kind import FavorAttention
 from hdexport.attention.favor.model import favor_node
-from hdexport.attention.favor.record import FavorAttention
 from hdexport.families.performer.config import PerformerConfig
 from hdplugins.attention.favor.reference import draw_projection
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hdexport.attention.kind import NOT_TRAINED, AttentionKind, Boundaries, Form, ReferenceFacts, Setup
+from hdexport.attention.kind import NOT_TRAINED, AttentionKind, AttentionRecord, Boundaries, Form, ReferenceFacts, Setup
 from hdexport.attention.spec import SpecReader
 
 _FORM = Form(
@@ -17,12 +17,19 @@ _FORM = Form(
 
 
 @dataclass(frozen=True, kw_only=True)
-class EveryKth:
+class EveryKth(AttentionRecord):
     """The record in the manifest."""
 
     kind: Literal["every_kth"] = "every_kth"
     step: int
     layers: int
+
+    @property
+    def peer_remark(self):
+        return "knows no steps: its attention is dense"
+
+    def keys_of_layers(self, manifest, tokens):
+        return [tokens] * self.layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +89,6 @@ class EveryKthKind(AttentionKind):
     def boundaries(self, record):
         step = record.step
         return Boundaries(lengths=frozenset({step, step + 1, 2 * step + 1}), first=step + 1, second=2 * step + 1)
-
-    def keys_of_layers(self, record, manifest, tokens):
-        return [tokens] * record.layers
-
-    def peer_remark(self, record):
-        return "knows no steps: its attention is dense"
 
     def describe(self, record):
         yield "steps", f"every query sees every {record.step}. token, in {record.layers} layers"
