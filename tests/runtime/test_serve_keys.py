@@ -16,8 +16,11 @@ import pytest
 import hdruntime
 from fakes.recording_runner import RecordingRunner, answer
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.serve import ServeOptions, application, bodies
+from hdruntime.serve import ServeOptions, application
 from hdruntime.session import Session
+from hdruntime.tasks import embedding as embedding_task
+from hdruntime.tasks import requests, text_classification
+from hdruntime.tasks.task import TextsBody
 from support.tiny_bundle import make_bundle
 
 CLS, SEP = 2, 3
@@ -25,11 +28,11 @@ WORDS = {"long": 4, "documents": 5, "are": 6, "read": 7, "whole": 8}
 LONG = "long documents are read whole " * 5
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 ROUTES = {
-    "/v1/embeddings": bodies.EmbeddingsBody,
-    "/embed": bodies.EmbedBody,
-    "/embed_sparse": bodies.SparseBody,
-    "/rerank": bodies.RerankBody,
-    "/predict": bodies.PredictBody,
+    "/v1/embeddings": embedding_task.EmbeddingsBody,
+    "/embed": embedding_task.EmbedBody,
+    "/embed_sparse": TextsBody,
+    "/rerank": text_classification.RerankBody,
+    "/predict": text_classification.PredictBody,
 }
 Ask = Callable[..., tuple[int, Any]]
 
@@ -94,12 +97,12 @@ TABLE = table()
 def test_the_page_has_every_key_that_a_body_has_and_no_other() -> None:
     honoured = {(key, route) for key, (routes, said) in TABLE.items() if "honoured" in said for route in routes}
     fields = {(field, route) for route, kind in ROUTES.items() for field in kind.__struct_fields__}
-    others = {(key, route) for key, name in bodies.OTHER_NAMES.items() for field, route in fields if field == name}
+    others = {(key, route) for key, name in requests.OTHER_NAMES.items() for field, route in fields if field == name}
     assert honoured == fields | others
     idle = {key: routes for key, (routes, said) in TABLE.items() if said.startswith("without effect")}
-    assert set(idle) == set(bodies.WITHOUT_EFFECT)
+    assert set(idle) == set(requests.WITHOUT_EFFECT)
     assert all(routes == set(ROUTES) for routes in idle.values())
-    for key, values in bodies.WITHOUT_EFFECT.items():
+    for key, values in requests.WITHOUT_EFFECT.items():
         for value in values or ():
             written = str(value).lower() if isinstance(value, bool) else str(value).replace("'", '"')
             assert written in TABLE[key][1], f"{key}: {value}"
@@ -146,21 +149,21 @@ def test_a_key_that_is_honoured_changes_the_answer(key: str, embedding: Ask, rer
     for route in sorted(TABLE[key][0] - {"/embed_sparse"}):
         ask = embedding if "embed" in route else reranking[0]
         request = REQUESTS[route] if key.startswith("trunc") else SHORT.get(route, REQUESTS[route])
-        value = CHANGES[bodies.OTHER_NAMES.get(key, key)]
+        value = CHANGES[requests.OTHER_NAMES.get(key, key)]
         value = value[route] if isinstance(value, dict) else value
         given = {name: old for name, old in request.items() if (key, name) != ("texts", "documents")}
         plain, changed = ask(route, request), ask(route, given | {key: value})
         assert changed != plain, route
         assert "unknown field" not in str(changed[1])
-        if key in bodies.OTHER_NAMES:
-            assert changed == ask(route, request | {bodies.OTHER_NAMES[key]: value}), "two names of one key"
+        if key in requests.OTHER_NAMES:
+            assert changed == ask(route, request | {requests.OTHER_NAMES[key]: value}), "two names of one key"
 
 
-@pytest.mark.parametrize("key", bodies.WITHOUT_EFFECT)
+@pytest.mark.parametrize("key", requests.WITHOUT_EFFECT)
 def test_a_key_without_effect_changes_nothing_and_with_another_value_is_refused(
     key: str, embedding: Ask, reranking: Any
 ) -> None:
-    values = bodies.WITHOUT_EFFECT[key]
+    values = requests.WITHOUT_EFFECT[key]
     for route, request in (REQUESTS | SHORT).items():
         ask = embedding if "embed" in route else reranking[0]
         plain = ask(route, request)

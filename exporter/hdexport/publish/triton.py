@@ -66,7 +66,7 @@ def package_for_triton(
         inputs["TEXT_PAIR"] = "true" if tensors.pairs is Pairs.ALLOWED else "false"
     config = _CONFIG.format(
         inputs="\n".join(_INPUT.format(name=each, optional=optional) for each, optional in inputs.items()),
-        output=tensors.output,
+        output=tensors.name,
         size=tensors.size,
         backend=backend,
     )

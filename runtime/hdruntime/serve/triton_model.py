@@ -14,12 +14,11 @@ import numpy as np
 
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, InputError
-from hdruntime.serve.answering import OVERFLOWS, scores_of, served_task
 from hdruntime.session import load
-from hdruntime.tasks.embedding import Embedding
+from hdruntime.tasks.of_bundle import served_task
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.task import Pairs, Text
-from hdruntime.tasks.text_classification import TextClassification
+from hdruntime.tasks.requests import OVERFLOWS
+from hdruntime.tasks.task import RowTensor, Text
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow
@@ -30,36 +29,15 @@ BUNDLE_FOLDER = "bundle"
 _PARAMETERS = ("truncate", "prompt_name")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TritonTensors:
-    """The tensors of a model, each with a row for each text.
-
-    Attributes:
-        pairs: whether a request has a second text.
-        output: the name of the answers, float32 [texts, size].
-        size: of a row.
-    """
-
-    pairs: Pairs
-    output: str
-    size: int
-
-
-def tensors_of(bundle: Bundle) -> TritonTensors:
-    """The tensors of a bundle's model.
-
-    Raises:
-        InputError: the bundle's answers are not so many numbers for each text.
-    """
-    task = served_task(bundle)
-    if isinstance(task, Embedding):
-        return TritonTensors(pairs=Pairs.REFUSED, output="embedding", size=task.dimensions)
-    if isinstance(task, TextClassification):
-        return TritonTensors(pairs=task.pairs, output="scores", size=len(task.labels))
-    raise InputError(
-        f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.\n"
-        f"Serve it with: hdexport serve {shlex.quote(str(bundle.path))}"
-    )
+def tensors_of(bundle: Bundle) -> RowTensor:
+    """The tensor of a bundle's model; a bundle whose answers are not so many numbers for each text is refused."""
+    found = served_task(bundle).row_tensor()
+    if found is None:
+        raise InputError(
+            f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.\n"
+            f"Serve it with: hdexport serve {shlex.quote(str(bundle.path))}"
+        )
+    return found
 
 
 @dataclass
@@ -100,7 +78,7 @@ class TritonPythonModel:
         backend = given.get("backend", {}).get("string_value", "auto")
         has_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if has_gpu else "cpu"
-        self._tensors, self._task = tensors_of(bundle), served_task(bundle)
+        self._tensor, self._task = tensors_of(bundle), served_task(bundle)
         self._session = load(bundle, backend, device=device)
         self._inferences: dict[tuple[Overflow, str], TextInference] = {}
 
@@ -173,8 +151,6 @@ class TritonPythonModel:
         error = request if isinstance(request, str) else request.error
         if isinstance(request, str) or error is not None:
             return triton.InferenceResponse(output_tensors=[], error=triton.TritonError(error))
-        answers = [item.answer for item in request.items]
-        if isinstance(self._task, TextClassification):
-            answers = [scores_of(logits, self._task) for logits in answers]
-        rows = np.array(answers, np.float32).reshape(len(answers), self._tensors.size)
-        return triton.InferenceResponse([triton.Tensor(self._tensors.output, rows)])
+        answers = [self._task.numbers(item.answer) for item in request.items]
+        rows = np.array(answers, np.float32).reshape(len(answers), self._tensor.size)
+        return triton.InferenceResponse([triton.Tensor(self._tensor.name, rows)])

@@ -14,7 +14,7 @@ from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
-from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
+from hdruntime.tasks.task import Call, Outputs, Route, TaskOptions, Text, TextsBody, TextTask, Values
 from hdruntime.text.splitting import SUM, SplitPooling
 from hdruntime.text.tokenization import Encoding
 
@@ -87,6 +87,19 @@ class SparseVectors(TextTask):
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> SparseVector:
         return sparse_vector(outputs[_OUTPUT], max_active_dims=self._limit)
+
+    def routes(self) -> Sequence[Route]:
+        return (Route("/embed_sparse", TextsBody, self._embed_sparse),)
+
+    async def _embed_sparse(self, call: Call, body: TextsBody) -> object:
+        found = await call.answered(body, body.texts(), prompt_name=body.prompt_name)
+        return [
+            [
+                {"index": index, "value": value}
+                for index, value in zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
+            ]
+            for vector in found.answers
+        ]
 
 
 TASK = SparseVectors

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import TaskFormat
+from hdruntime.tasks.requests import Body
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import Spans
 from hdruntime.text.entities import Aggregation
@@ -82,6 +83,81 @@ class PendingText(Protocol):
         """The task's answer, when every piece was added; an InputError if the text does not fit the task."""
 
 
+class Answered(NamedTuple):
+    """The answers to the texts of a request, in order, and the tokens of all of them."""
+
+    answers: list[Any]
+    tokens: int
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The tokens, as OpenAI reports them."""
+        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+
+
+class TextsBody(Body, kw_only=True):
+    """The body of text-embeddings-inference's routes of texts."""
+
+    inputs: str | list[str]
+    prompt_name: str | None = None
+
+    def texts(self) -> list[Text]:
+        """The inputs as texts of a task."""
+        return [Text(text=text) for text in ([self.inputs] if isinstance(self.inputs, str) else self.inputs)]
+
+
+class Call(Protocol):
+    """A request to a server, as a route of a task sees it.
+
+    Attributes:
+        tokenizer: the bundle's.
+    """
+
+    tokenizer: TextTokenizer
+
+    def check_number(self, texts: int) -> None:
+        """Refuse more texts than a request may have, or none."""
+
+    async def answered(
+        self,
+        body: Body,
+        texts: Sequence[Text],
+        *,
+        task: TextTask | None = None,
+        overflow: Overflow | None = None,
+        stride: int = 0,
+        prompt_name: str | None = None,
+        most_of_each: tuple[int | None, int | None] = (None, None),
+    ) -> Answered:
+        """The answers of the bundle's task to texts, whose treatment the body's keys say.
+
+        Args:
+            body: of the request.
+            texts: any number.
+            task: another of the same bundle, which reads texts whole.
+            overflow: in place of the body's.
+            stride: tokens that a piece of a split text repeats.
+            prompt_name: of the prompt before every text; None for the model's default.
+            most_of_each: tokens that each text is cut to, and each second text of a pair; None for any number.
+        """
+
+
+class Route(NamedTuple):
+    """A path that a server answers POST requests of, and what makes the JSON of the answer of a request's body."""
+
+    path: str
+    body: type[Body]
+    answer: Callable[[Call, Any], Awaitable[object]]
+
+
+class RowTensor(NamedTuple):
+    """The tensor of Triton with a task's answers: its name, the floats of a text's row, and whether texts are pairs."""
+
+    name: str
+    size: int
+    pairs: Pairs
+
+
 class TextTask(TaskFormat):
     """A task with a bundle: all that sessions, encoders, jobs and servers ask of it. Each task has a subclass.
 
@@ -145,6 +221,18 @@ class TextTask(TaskFormat):
     def rows(self, answer: Any) -> list[Values]:
         """The values of each row that a job writes of an answer."""
         return [self.values(answer)]
+
+    def routes(self) -> Sequence[Route]:
+        """The routes of a server, beside those that every server has; a task without any is not served."""
+        return ()
+
+    def row_tensor(self) -> RowTensor | None:
+        """The tensor of Triton's models; None where answers differ in length."""
+        return None
+
+    def numbers(self, answer: Any) -> FloatArray | Sequence[float]:
+        """The floats of an answer's row in that tensor."""
+        return answer
 
     def encode(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.task import Outputs, Pairs, TaskOptions, Text, TextTask, Values
+from hdruntime.tasks.requests import Body
+from hdruntime.tasks.task import Call, Outputs, Pairs, Route, RowTensor, TaskOptions, Text, TextTask, Values
 from hdruntime.text.checks import checked_texts
 from hdruntime.text.logits import Activation, activated, labels_of, shortest
 from hdruntime.text.splitting import SplitPooling
@@ -29,6 +30,30 @@ class Classification(NamedTuple):
     label: str
     score: float
     scores: dict[str, float]
+
+
+class PredictBody(Body, kw_only=True):
+    """``POST /predict`` of text-embeddings-inference: a text, a pair, or a list of either."""
+
+    inputs: Any
+    raw_scores: bool = False
+
+
+class RerankBody(Body, kw_only=True):
+    """``POST /rerank``: Cohere's, Jina's and Voyage's `documents`, or `texts` of text-embeddings-inference."""
+
+    overflow_by_default: ClassVar[Overflow] = Overflow.TRUNCATE
+
+    query: str
+    documents: list[str | dict[str, Any]] | None = None
+    texts: list[str] | None = None
+    top_n: int | None = None
+    return_documents: bool = False
+    return_text: bool = False
+    raw_scores: bool = False
+    use_activation: bool = True
+    max_tokens_per_doc: int | None = None
+    max_tokens_per_query: int | None = None
 
 
 class TextClassification(TextTask):
@@ -67,6 +92,54 @@ class TextClassification(TextTask):
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> FloatArray:
         return outputs["logits"]
+
+    def row_tensor(self) -> RowTensor:
+        return RowTensor("scores", len(self.labels), self.pairs)
+
+    def numbers(self, answer: FloatArray) -> list[float]:
+        return list(classification(answer, self.labels, activation=self.activation).scores.values())
+
+    def routes(self) -> Sequence[Route]:
+        ranks = [Route(path, RerankBody, self._rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")]
+        return [Route("/predict", PredictBody, self._predict), *(ranks if len(self.labels) == 1 else [])]
+
+    async def _predict(self, call: Call, body: PredictBody) -> object:
+        alone, texts = _texts_or_pairs(body.inputs)
+        if self.pairs is Pairs.REQUIRED and any(text.text_pair is None for text in texts):
+            raise InputError('The model compares two texts.\nGive pairs of them: {"inputs": [["...", "..."]]}.')
+        found = []
+        for answer in (await call.answered(body, texts)).answers:
+            scores = answer if body.raw_scores else self.numbers(answer)
+            labels = sorted(zip(self.labels, map(float, scores), strict=True), key=lambda pair: -pair[1])
+            found.append([{"label": label, "score": score} for label, score in labels])
+        return found[0] if alone else found
+
+    async def _rerank(self, call: Call, body: RerankBody) -> object:
+        documents = [_document(each) for each in (body.texts if body.documents is None else body.documents) or ()]
+        if not documents:
+            raise InputError("There are no documents.\nGive a list of them: documents (or texts).")
+        if body.top_n is not None and body.top_n < 1:
+            raise InputError(f"top_n is {body.top_n}; it must be 1 or more.")
+        pairs = [Text(text=body.query, text_pair=document) for document in documents]
+        most_of_each = (body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
+        found = await call.answered(body, pairs, most_of_each=most_of_each)
+        logits = np.array(found.answers, np.float32).reshape(len(documents), 1)
+        is_raw = body.raw_scores or not body.use_activation
+        scores = (logits if is_raw else activated(logits, self.activation))[:, 0]
+        order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
+        if body.documents is None:
+            kept = {index: {"text": documents[index]} if body.return_text else {} for index in order}
+            return [{"index": index, "score": float(scores[index]), **kept[index]} for index in order]
+        results = [
+            {"index": index, "relevance_score": float(scores[index])}
+            | ({"document": {"text": documents[index]}} if body.return_documents else {})
+            for index in order
+        ]
+        answer = {"id": "", "model": self.manifest.name, "usage": found.usage, "meta": {}}
+        if body.truncation is not None:
+            # Voyage's key, which its client always sends, and that client reads the results there.
+            return answer | {"object": "list", "data": results}
+        return answer | {"results": results}
 
 
 TASK = TextClassification
@@ -157,6 +230,28 @@ def _check_query(query: str, tokenizer: TextTokenizer, reading: Reading, *, prom
             f"{tokenizer.max_len - 1} fit.\n"
             "Shorten the query, or cut both texts: overflow='truncate'"
         )
+
+
+def _document(given: str | dict[str, Any]) -> str:
+    text = given if isinstance(given, str) else given.get("text")
+    if not isinstance(text, str):
+        raise InputError('A document is a text, or an object with one: {"text": "..."}.')
+    return text
+
+
+def _texts_or_pairs(given: object) -> tuple[bool, list[Text]]:
+    """The texts of ``/predict``, and whether there is one that was not in a list."""
+    if isinstance(given, str):
+        return True, [Text(text=given)]
+    if isinstance(given, list):
+        if len(given) == 2 and all(isinstance(each, str) for each in given):
+            return True, [Text(text=given[0], text_pair=given[1])]
+        listed = [[each] if isinstance(each, str) else each for each in given]
+        if all(
+            isinstance(each, list) and len(each) in (1, 2) and all(isinstance(t, str) for t in each) for each in listed
+        ):
+            return False, [Text(text=each[0], text_pair=each[1] if len(each) > 1 else None) for each in listed]
+    raise InputError("inputs is neither a text, nor a pair of texts, nor a list of either.")
 
 
 def _activation_of(bundle: Bundle) -> Activation:

@@ -1,7 +1,7 @@
 """Bodies of requests, as OpenAI, Cohere, Jina, Voyage, text-embeddings-inference, vLLM and infinity have them.
 
-A key has a field here, or another name of one, or changes no answer; any other key would change the answer that its
-author expects, so it is refused. docs/serve.md has a table of the keys.
+A key has a field here or in a body of a task, or another name of one, or changes no answer; any other key would change
+the answer that its author expects, so it is refused. docs/serve.md has a table of the keys.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from hdruntime.errors import InputError
-from hdruntime.serve.answering import OVERFLOWS, Truncate
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.tokenization import Overflow, TextTokenizer
 
-Body = TypeVar("Body", bound="_Body")
+Content = TypeVar("Content", bound="Body")
 
 OTHER_NAMES: Mapping[str, str] = {
     "embedding_type": "encoding_format",
@@ -44,8 +43,22 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...] | None] = {
 }
 """A key that changes no answer -> the values with which it does not, None for any; other values are refused."""
 
+Truncate = Literal["error", "end", "split", "NONE", "END"]
+"""The treatment of a text of too many tokens; the last two are Cohere's words for the first two."""
 
-class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+OVERFLOWS: dict[Truncate | bool, Overflow] = {
+    "error": Overflow.ERROR,
+    "end": Overflow.TRUNCATE,
+    "split": Overflow.SPLIT,
+    "NONE": Overflow.ERROR,
+    "END": Overflow.TRUNCATE,
+    False: Overflow.ERROR,
+    True: Overflow.TRUNCATE,
+}
+"""The session's word for a request's."""
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The keys of every body, which say what happens to texts of too many tokens: at most one of them is given."""
 
     overflow_by_default: ClassVar[Overflow] = Overflow.ERROR
@@ -56,11 +69,7 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def overflow(self) -> Overflow:
-        """What happens to texts of too many tokens.
-
-        Raises:
-            InputError: the keys contradict each other.
-        """
+        """What happens to texts of too many tokens; keys that contradict each other are refused."""
         is_cut = None if self.truncate_prompt_tokens is None else True
         given = {OVERFLOWS[each] for each in (self.truncate, self.truncation, is_cut) if each is not None}
         if len(given) > 1:
@@ -69,66 +78,22 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             )
         return given.pop() if given else self.overflow_by_default
 
-
-class EmbeddingsBody(_Body, kw_only=True):
-    """``POST /v1/embeddings``."""
-
-    input: Any
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
-    normalize: bool = False
-    prompt_name: str | None = None
-    late_chunking: bool = False
-
-
-class RerankBody(_Body, kw_only=True):
-    """``POST /rerank``: Cohere's, Jina's and Voyage's `documents`, or `texts` of text-embeddings-inference."""
-
-    overflow_by_default: ClassVar[Overflow] = Overflow.TRUNCATE
-
-    query: str
-    documents: list[str | dict[str, Any]] | None = None
-    texts: list[str] | None = None
-    top_n: int | None = None
-    return_documents: bool = False
-    return_text: bool = False
-    raw_scores: bool = False
-    use_activation: bool = True
-    max_tokens_per_doc: int | None = None
-    max_tokens_per_query: int | None = None
+    def most_tokens(self, tokenizer: TextTokenizer, *, is_pair: bool) -> int:
+        """Most tokens of a text or a pair; vLLM's -1 stands for the tokenizer's number."""
+        asked = self.truncate_prompt_tokens
+        if asked is None or asked == -1:
+            return tokenizer.max_len
+        special = tokenizer.whole.num_special_tokens_to_add(is_pair)
+        if asked <= special:
+            raise InputError(
+                f"truncate_prompt_tokens is {asked}, of which the special tokens are {special}.\n"
+                f"Give {special + 1} or more, or -1 for as many as fit."
+            )
+        return min(asked, tokenizer.max_len)
 
 
-class SparseBody(_Body, kw_only=True):
-    """``POST /embed_sparse`` of text-embeddings-inference."""
-
-    inputs: str | list[str]
-    prompt_name: str | None = None
-
-
-class EmbedBody(SparseBody, kw_only=True):
-    """``POST /embed`` of text-embeddings-inference."""
-
-    normalize: bool = True
-    dimensions: int | None = None
-
-
-class PredictBody(_Body, kw_only=True):
-    """``POST /predict`` of text-embeddings-inference: a text, a pair, or a list of either."""
-
-    inputs: Any
-    raw_scores: bool = False
-
-
-def read_body(content: bytes | bytearray, kind: type[Body]) -> Body:
-    """A request's body. A key whose value is null is absent.
-
-    Args:
-        content: JSON.
-        kind: of the route.
-
-    Raises:
-        InputError: it is no JSON of that kind, or has a key that the route cannot honour.
-    """
+def read_body(content: bytes | bytearray, kind: type[Content]) -> Content:
+    """A request's body from JSON. A key whose value is null is absent; one that the route cannot honour is refused."""
     keys = kind.__struct_fields__
     try:
         given = msgspec.json.decode(content, type=dict[str, Any])
