@@ -24,7 +24,7 @@ import pyarrow as pa
 
 import hdruntime
 from benchmarks.texts import HELP
-from hdruntime.jobs import LocalPool, job, plan_job, run_job
+from hdruntime.jobs import LocalPool, input_watch, plan_job, run_job
 from hdruntime.jobs.output import JobFolder
 from hdruntime.jobs.writers import ResultEncoding
 from hdruntime.tasks.text_inference import TextInference
@@ -44,7 +44,8 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(job, "read_rows", _timed_rows(job.read_rows)):
+    timed_rows = mock.patch.object(input_watch, "read_rows", _timed_rows(input_watch.read_rows))
+    with tempfile.TemporaryDirectory() as folder, timed_rows:
         texts = Path(folder) / "texts.jsonl"
         texts.write_text("\n".join(json.dumps({"text": text}) for text in _texts(options.texts, options.longest)))
         planned = plan_job(hdruntime.open_bundle(options.bundle), [texts], Path(folder) / "vectors.parquet")

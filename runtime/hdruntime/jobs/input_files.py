@@ -1,19 +1,22 @@
-"""A file of rows: its format, columns and compression, and its lines, in bounded memory."""
+"""A file of rows: its format, columns and compression, and its lines or Parquet rows, in bounded memory."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet
 
-from hdruntime.jobs.places import Place, Version, read_errors_explained
+from hdruntime.errors import InputError
+from hdruntime.jobs.places import LocalFile, Place, Version, read_errors_explained
 from hdruntime.jobs.rows import Position
 
 
@@ -50,14 +53,26 @@ _SKIPPED_BYTES = 2**20
 """Read at a time of a line that is too long."""
 
 
+_BATCH_ROWS = 256
+"""Rows decoded at a time: of long documents, a few tens of megabytes."""
+
+_PLAIN = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+)
+"""Types whose values convert to Python without loss."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
     """A file of rows, as it was found.
 
     Attributes:
-        place: where it is.
-        format: how it holds rows.
-        version: of the file that was found.
         rows: number of rows; None if there are some, and their number is unknown before the file is read.
         columns: names, the partitions' last; for JSON Lines, the first rows' names.
         types: column -> Arrow type, if all values have the same.
@@ -74,7 +89,6 @@ class InputFile:
 
     @property
     def name(self) -> str:
-        """The file's name, for messages."""
         return self.place.name
 
     def bytes_before(self, offset: int) -> int:
@@ -83,12 +97,18 @@ class InputFile:
             return round(self.version.size_bytes * offset / self.rows)
         return 0 if self._compression else offset
 
-    def opened(self, offset: int = 0) -> BinaryIO:
-        """The file, decompressed, to be read from an offset in bytes.
+    @contextlib.contextmanager
+    def opened(self, offset: int = 0) -> Iterator[BinaryIO]:
+        """The file, decompressed, from an offset in bytes; InputError if it cannot be read."""
+        with read_errors_explained(self.name), self._stream(offset) as stream:
+            yield stream
 
-        Raises:
-            InputError, OSError: as `Place.opened`; the compressed data are damaged.
-        """
+    def version_now(self) -> Version:
+        """The version of the file that is there now; InputError if there is none."""
+        with read_errors_explained(self.name):
+            return self.place.version()
+
+    def _stream(self, offset: int) -> BinaryIO:
         stream = self.place.opened()
         if self._compression is None:
             stream.seek(offset)
@@ -117,10 +137,9 @@ class Line(NamedTuple):
 
     Attributes:
         number: counted from 1.
-        end: bytes of the file, decompressed, up to the line's end, the line end included.
+        end: bytes of the file, decompressed, up to the line's end, its line feed included.
         checksum: CRC-32 of those bytes.
         text: without its line feed; with replacement characters, or empty, if there is an error.
-        error: why it cannot be read, else None.
     """
 
     number: int
@@ -131,17 +150,9 @@ class Line(NamedTuple):
 
 
 def read_lines(file: InputFile, start: Position) -> Iterator[Line]:
-    """The lines of a file after a position.
-
-    Args:
-        file: UTF-8, with or without a byte order mark; lines end with a line feed.
-        start: where a line begins.
-
-    Raises:
-        InputError: the file cannot be read to its end, or is a pipe or a device.
-    """
+    """The lines of a file of UTF-8 after a position where a line begins; InputError if it cannot be read to its end."""
     offset, number, checksum = start.offset, start.line, start.checksum
-    with read_errors_explained(file.name), file.opened(offset) as stream:
+    with file.opened(offset) as stream:
         while content := stream.readline(MAX_LINE_BYTES + 1):
             number += 1
             offset += len(content)
@@ -164,3 +175,104 @@ def read_lines(file: InputFile, start: Position) -> Iterator[Line]:
             except UnicodeDecodeError as error:
                 reason = f"Line {number} is not valid UTF-8: its byte {error.start + 1}, {error.reason}."
                 yield Line(number, offset, checksum, content.decode(errors="replace"), reason)
+
+
+@dataclass(frozen=True)
+class Undecodable:
+    """Stands for a string that is not UTF-8, since Parquet writers do not check strings, or for a time too late."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value of a type that Python does not hold without loss, as Arrow has it."""
+
+    scalar: pa.Scalar
+
+    def __reduce__(self) -> tuple[Callable[[pa.Array], Cell], tuple[pa.Array]]:
+        # Arrow pickles Python's value of a scalar, without its nanoseconds, and no list of UUIDs.
+        return _cell_of_array, (pa.repeat(self.scalar, 1),)
+
+    def __str__(self) -> str:
+        return str(self.in_python())
+
+    def in_python(self) -> object:
+        """The value in Python; as text if Python has no such value, such as a time in nanoseconds."""
+        kind = self.scalar.type
+        is_time = pa.types.is_time(kind) or pa.types.is_timestamp(kind)
+        try:
+            # Python would leave nanoseconds out.
+            return self._text() if is_time and kind.unit == "ns" else self.scalar.as_py()
+        except UnicodeDecodeError as error:
+            return Undecodable(f"is not valid UTF-8: its byte {error.start + 1}, {error.reason}")
+        except OverflowError:
+            return Undecodable("holds a time outside of the years 1 to 9999")
+        except ValueError:
+            return self._text()
+
+    def _text(self) -> str:
+        return str(self.scalar.cast(pa.string()).as_py())
+
+
+def _cell_of_array(array: pa.Array) -> Cell:
+    return Cell(array[0])
+
+
+def parquet_values(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[dict[str, Any]]:
+    """The named columns of every row; `Undecodable` in place of a string that is not UTF-8.
+
+    Texts, numbers and lists of numbers are Python values; others are a `Cell`. None is null. `start` rows are skipped,
+    without reading earlier row groups. InputError if the file cannot be read to its end.
+    """
+    with read_errors_explained(file.name):
+        try:
+            with opened_parquet(file.place) as opened:
+                yield from _rows(opened, names, start)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{file.name} cannot be read to its end: {error}.\nWrite the file again.") from error
+
+
+def opened_parquet(place: Place) -> Any:
+    """The file, opened by Arrow; raises its exceptions and OSError."""
+    return pa.parquet.ParquetFile(place.file if isinstance(place, LocalFile) else place.opened(), pre_buffer=False)
+
+
+def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[dict[str, Any]]:
+    group, left_out = _group_of_row(opened.metadata, start)
+    # One thread, unbuffered: memory holds only the pages in use, however large a row group is. A scan of
+    # pyarrow.dataset reads ahead and cannot begin at a row group.
+    batches = opened.iter_batches(
+        batch_size=_BATCH_ROWS,
+        row_groups=list(range(group, opened.metadata.num_row_groups)),
+        columns=names,
+        use_threads=False,
+    )
+    for batch in batches:
+        rest = batch.slice(left_out)
+        left_out = max(0, left_out - batch.num_rows)
+        columns = [_cells(rest.column(name)) for name in names]
+        for row in zip(*columns, strict=True) if columns else [()] * len(rest):
+            yield dict(zip(names, row, strict=True))
+
+
+def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:
+    """The row group that holds a row, and the row's index in it."""
+    for group in range(metadata.num_row_groups):
+        rows = metadata.row_group(group).num_rows
+        if row < rows:
+            return group, row
+        row -= rows
+    return metadata.num_row_groups, 0
+
+
+def _cells(column: Any) -> list[Any]:
+    kind = column.type
+    while hasattr(kind, "value_type") and not isinstance(kind, pa.BaseExtensionType):  # of lists and dictionaries
+        kind = kind.value_type
+    if not any(is_one(kind) for is_one in _PLAIN):
+        return [Cell(scalar) if scalar.is_valid else None for scalar in column]
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        return [Cell(scalar).in_python() for scalar in column]

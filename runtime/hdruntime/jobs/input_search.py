@@ -13,8 +13,7 @@ from pathlib import Path, PurePath
 import pyarrow as pa
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.input_files import InputFile, RowFormat, format_of
-from hdruntime.jobs.parquet_rows import opened_parquet
+from hdruntime.jobs.input_files import InputFile, RowFormat, format_of, opened_parquet
 from hdruntime.jobs.places import Place, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import csv_records, is_encodable, read_values
 from hdruntime.jobs.rows import ID, Columns, Position
@@ -232,7 +231,7 @@ def _text_columns(file: InputFile, columns: Columns) -> InputFile:
 
 
 def _json_columns(file: InputFile, columns: Columns) -> InputFile:
-    with read_errors_explained(file.name), file.opened() as stream:
+    with file.opened() as stream:
         begin = stream.read(100).lstrip(codecs.BOM_UTF8 + b" \t\r\n")
         if begin[:1] == b"[" and ".json" in PurePath(file.place.path.lower()).suffixes:
             raise InputError(

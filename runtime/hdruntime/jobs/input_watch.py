@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from hdruntime.errors import InputError
+from hdruntime.errors import InputChangedError, InputError
 from hdruntime.jobs.input_files import InputFile
-from hdruntime.jobs.places import read_errors_explained
-from hdruntime.jobs.row_reader import checksum_before
+from hdruntime.jobs.portions import Portion, cut_portions
+from hdruntime.jobs.row_reader import checksum_before, read_rows
 from hdruntime.jobs.rows import Columns, Position, Row
 
 logger = logging.getLogger(__name__)
@@ -23,11 +23,7 @@ class InputWatch:
     A file with another size or modification time has changed. If only its inode or the inode's change time differs, as
     after a backup, a copy or ``chmod``, the content decides: the read part is read again, and checksums are compared.
 
-    Every method returns the change in words, or None.
-
     Args:
-        files: the job's inputs.
-        columns: which columns are read.
         without_rows: files that had no row when the job was planned.
     """
 
@@ -37,41 +33,50 @@ class InputWatch:
         self._without_rows = without_rows
         self._touched: dict[int, Stamp] = {}
 
+    def portions(self, start: Position, stamp: Stamp | None, *, characters: int) -> Iterator[Portion]:
+        """The rows after a position, from files that do not change while they are read.
+
+        Args:
+            stamp: of the file at the position when an earlier process of the job stopped there; None compares checksums
+                in any case.
+            characters: about so many in a portion.
+
+        Raises:
+            InputChangedError: a file has changed.
+            InputError: a file cannot be read to its end.
+        """
+        if start.offset and stamp != self.stamp(start.file):
+            _refuse(self._change_of_content(start))
+        try:
+            rows = read_rows(self._files, columns=self._columns, start=start)
+            for portion in cut_portions(rows, characters=characters):
+                self.require_unchanged(start, portion.rows)
+                yield portion
+                start = portion.end
+        except InputError:
+            # A change may be the cause.
+            _refuse(self._change_of_files())
+            raise
+
     def stamp(self, index: int) -> Stamp:
         """The latest stamp of a file that is known to be unchanged."""
         return self._touched.get(index, self._files[index].version.stamp)
 
-    def change_since(self, position: Position, stamp: Stamp | None) -> str | None:
-        """A change of the file in which an earlier process of the job stopped.
-
-        Args:
-            position: where it stopped.
-            stamp: of the file at that time; None compares checksums in any case.
-        """
-        if not position.offset or stamp == self.stamp(position.file):
-            return None
-        return self._change_of_content(position)
-
-    def change(self, start: Position, rows: Sequence[Row]) -> str | None:
-        """A change of the files of rows that were read.
-
-        Args:
-            start: where the first row begins.
-            rows: consecutive.
-        """
+    def require_unchanged(self, start: Position, rows: Sequence[Row]) -> None:
+        """Refuse a change of the files of consecutive rows that were read, the first of which begins at `start`."""
         ends = {start.file: start}
         if rows[-1].end.file != start.file:
             ends |= {row.end.file: row.end for row in rows}
         ends[rows[-1].end.file] = rows[-1].end
         changes = (self._change(end, whole=end.file < rows[-1].end.file) for end in ends.values())
-        return next(filter(None, changes), None)
+        _refuse(next(filter(None, changes), None))
 
-    def final_change(self, end: Position) -> str | None:
-        """A change of any file, when all are read up to `end`; also a file that may have got its first row."""
+    def require_all_unchanged(self, end: Position) -> None:
+        """Refuse a change of any file, when all are read up to `end`, and a first row in a file that had none."""
         grown = next(filter(None, map(_growth, self._without_rows)), None)
-        return self.change_of_files() or self._change(end, whole=True) or grown
+        _refuse(self._change_of_files() or self._change(end, whole=True) or grown)
 
-    def change_of_files(self) -> str | None:
+    def _change_of_files(self) -> str | None:
         """A change of any file, read or not, by size and modification time."""
         return next(filter(None, (_seen(file)[0] for file in self._files)), None)
 
@@ -99,11 +104,15 @@ class InputWatch:
         return f"{file.name} has changed: its content differs, though its size and modification time do not"
 
 
+def _refuse(change: str | None) -> None:
+    if change is not None:
+        raise InputChangedError(change)
+
+
 def _growth(file: InputFile) -> str | None:
     """The change of a file without rows; to remove or empty it changes nothing."""
     try:
-        with read_errors_explained(file.name):
-            now = file.place.version()
+        now = file.version_now()
     except InputError:
         return None
     change = file.version.change(now) if now.size_bytes else None
@@ -113,8 +122,7 @@ def _growth(file: InputFile) -> str | None:
 def _seen(file: InputFile) -> tuple[str | None, Stamp]:
     """A file's change, by size and modification time, and its stamp."""
     try:
-        with read_errors_explained(file.name):
-            now = file.place.version()
+        now = file.version_now()
     except InputError as error:
         reason = getattr(error.__cause__, "strerror", None) or error
         return f"{file.name} has changed: it can no longer be found ({reason})", (0, 0)

@@ -6,7 +6,7 @@ import importlib.metadata
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -24,9 +24,8 @@ from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.output import STDOUT, JobFolder, LocalOutput, StandardOutput, output_at
-from hdruntime.jobs.portions import JobPool, Portion, RowOptions, cut_portions
+from hdruntime.jobs.portions import JobPool, RowOptions
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
-from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.writers import ResultEncoding, ResultFormat, encoding_of
@@ -210,7 +209,10 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
         meter = ProgressMeter(job.files, saved)
         if not saved.complete:
             report(meter.progress(JobState.RUNNING, saved))
-            _run_portions(job, pool, folder, encoding, meter, report)
+            try:
+                _run_portions(job, pool, folder, encoding, meter, report)
+            except InputChangedError as change:
+                raise InputChangedError(f"{change}.\n{_kept(folder)}") from None
             folder.complete()
         done = folder.saved
         report(meter.progress(JobState.FINISHING, done))
@@ -237,11 +239,11 @@ def _run_portions(
     meter: ProgressMeter,
     report: Callable[[JobProgress], None],
 ) -> None:
-    watch = InputWatch(job.files, job.options.columns, without_rows=job.without_rows)
     vectors = Vectors(job.options.vectors, folder.ranges, chunked=job.options.late_chunking is not None)
-    _require_unchanged(watch.change_since(folder.saved.position, folder.saved.stamp), folder)
-    for portion, computed in pool.map(_portions_of(job, pool.portion_characters, watch, folder)):
-        _require_unchanged(watch.change(folder.saved.position, portion.rows), folder)
+    watch = InputWatch(job.files, job.options.columns, without_rows=job.without_rows)
+    start = folder.saved
+    for portion, computed in pool.map(watch.portions(start.position, start.stamp, characters=pool.portion_characters)):
+        watch.require_unchanged(folder.saved.position, portion.rows)
         result = vectors.finish(computed)
         if vectors.ranges is not folder.ranges and vectors.ranges is not None:
             folder.keep_ranges(vectors.ranges)
@@ -262,35 +264,18 @@ def _run_portions(
         folder.saved = saved
         folder.commit_if_due()
         report(meter.progress(JobState.RUNNING, saved))
-    _require_unchanged(watch.final_change(folder.saved.position), folder)
+    watch.require_all_unchanged(folder.saved.position)
 
 
-def _portions_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder | StandardOutput) -> Iterator[Portion]:
-    """The remaining portions, from inputs that do not change while they are read."""
-    start = folder.saved.position
-    rows = read_rows(job.files, columns=job.options.columns, start=start)
-    try:
-        for portion in cut_portions(rows, characters=characters):
-            _require_unchanged(watch.change(start, portion.rows), folder)
-            yield portion
-            start = portion.end
-    except InputError:
-        # A change may be the cause.
-        _require_unchanged(watch.change_of_files(), folder)
-        raise
-
-
-def _require_unchanged(change: str | None, folder: JobFolder | StandardOutput) -> None:
-    if change is None:
-        return
+def _kept(folder: JobFolder | StandardOutput) -> str:
+    """What is kept, and the remedy, when an input has changed."""
     rows = folder.saved.counts.rows
-    kept = "No row is kept. Run the same command again when no program writes to its inputs, or on copies of them."
-    if rows and folder.path != STDOUT:
-        kept = (
-            f"{rows} rows are kept in {folder.path}; they belong to the old content. Restore the file with its "
-            "modification time, and the same command continues after them, or start over with --restart."
-        )
-    raise InputChangedError(f"{change}.\n{kept}")
+    if not rows or folder.path == STDOUT:
+        return "No row is kept. Run the same command again when no program writes to its inputs, or on copies of them."
+    return (
+        f"{rows} rows are kept in {folder.path}; they belong to the old content. Restore the file with its "
+        "modification time, and the same command continues after them, or start over with --restart."
+    )
 
 
 def _check_options(task: TextTask, options: JobOptions) -> None:

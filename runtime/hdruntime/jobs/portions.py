@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.parquet_rows import Cell
+from hdruntime.jobs.input_files import Cell
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import Position, Row
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import TaskOptions, TextTask
-from hdruntime.tasks.text_inference import size_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow
 
@@ -154,7 +153,7 @@ def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
     size = kept = 0
     for row in rows:
         portion.append(row)
-        size += size_of(row)
+        size += row.characters
         kept += _bytes_of(row.kept)
         if len(portion) >= _PORTION_ROWS or size >= characters or kept >= _MOST_BYTES:
             yield Portion(rows=portion)

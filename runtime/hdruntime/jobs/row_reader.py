@@ -12,9 +12,16 @@ import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, Line, RowFormat, read_lines
-from hdruntime.jobs.parquet_rows import Cell, Undecodable, parquet_values
-from hdruntime.jobs.places import read_errors_explained
+from hdruntime.jobs.input_files import (
+    MAX_LINE_BYTES,
+    Cell,
+    InputFile,
+    Line,
+    RowFormat,
+    Undecodable,
+    parquet_values,
+    read_lines,
+)
 from hdruntime.jobs.rows import ID, Columns, ErrorKind, Position, Row
 
 _BLANKS = " \t\r\n\v\f"
@@ -93,7 +100,7 @@ def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
         for read in itertools.islice(_parquet_values(file, columns, Position()), offset):
             checksum = read[-1]
         return checksum
-    with read_errors_explained(file.name), file.opened() as stream:
+    with file.opened() as stream:
         while offset and (block := stream.read(min(offset, _BLOCK_BYTES))):
             checksum = zlib.crc32(block, checksum)
             offset -= len(block)

@@ -21,7 +21,7 @@ import pyarrow.parquet
 from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
 from hdruntime.jobs.files import FINISHED_FILE, RESULTS_FILE, OpenFolder
-from hdruntime.jobs.parquet_rows import Cell
+from hdruntime.jobs.input_files import Cell
 from hdruntime.jobs.portions import cut_by_bytes
 from hdruntime.jobs.vectors import COLUMN
 

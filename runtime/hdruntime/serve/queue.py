@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hdruntime.errors import HdexportError
 from hdruntime.inference.batching import grouped
 from hdruntime.tasks.task import Text, TextTask
-from hdruntime.tasks.text_inference import TextInference, TextItem, size_of
+from hdruntime.tasks.text_inference import TextInference, TextItem
 
 _WINDOW_CHARACTERS = 2**17
 """Characters of a call that are tokenized at a time; a longer text goes alone."""
@@ -103,7 +103,7 @@ class TextQueue:
             QueueFullError: too many tokens wait.
             HdexportError: the session is broken.
         """
-        sizes = [size_of(text) for text in texts]
+        sizes = [text.characters for text in texts]
         items: list[TextItem] = []
         requests: list[_Request] = []
         try:

@@ -40,6 +40,11 @@ class Text:
     input_ids: list[int] | None = None
     spans: Spans | None = None
 
+    @property
+    def characters(self) -> int:
+        """Length of the text, or of both; an id counts as four, the characters of a token in English."""
+        return len(self.text) + len(self.text_pair or "") if self.input_ids is None else 4 * len(self.input_ids)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:

@@ -32,9 +32,6 @@ _WINDOW_TEXTS = 4096
 _WINDOW_CHARACTERS = 2**17
 """Texts that are tokenised at a time: 32,000 tokens are about 6 MB as lists of ids and offsets."""
 
-_CHARACTERS_PER_TOKEN = 4
-"""Characters of a token in English; only the size of windows depends on it."""
-
 _CHUNK_TEXTS = 512
 """Texts tokenised together."""
 
@@ -115,7 +112,7 @@ class TextInference:
         """The texts with their tokens, in order, or with their errors."""
         items = [TextItem(text=text) for text in texts]
         # A very long text is encoded alone: if it is too long, no other is encoded twice.
-        sizes = [size_of(text) for text in texts]
+        sizes = [text.characters for text in texts]
         for chunk in grouped(sizes, most=_CHUNK_TEXTS, most_in_all=_CHUNK_CHARACTERS):
             self._encode(items[chunk])
         return items
@@ -294,13 +291,6 @@ class TextInference:
             raise failure
 
 
-def size_of(text: Text) -> int:
-    """Characters of a text, or of both; an id counts as four."""
-    if text.input_ids is not None:
-        return _CHARACTERS_PER_TOKEN * len(text.input_ids)
-    return len(text.text) + len(text.text_pair or "")
-
-
 def answers_of(
     session: BatchSession,
     task: TextTask,
@@ -335,7 +325,7 @@ def answers_of(
     """
     inference = TextInference(session, task, reading, prompt=prompt, tokenizer=tokenizer, on_done=on_done)
     answers: Any = [None] * len(texts) if into is None else into
-    sizes = [size_of(text) for text in texts]
+    sizes = [text.characters for text in texts]
     by_size = sorted(range(len(texts)), key=lambda index: -sizes[index])
     for some in grouped([sizes[index] for index in by_size], most=_WINDOW_TEXTS, most_in_all=_WINDOW_CHARACTERS):
         window = by_size[some]

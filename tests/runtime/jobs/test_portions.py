@@ -16,7 +16,7 @@ from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError
 from hdruntime.jobs import JobOptions, plan_job, portions, run_job
-from hdruntime.jobs.parquet_rows import Cell
+from hdruntime.jobs.input_files import Cell
 from hdruntime.jobs.portions import RowOptions, cut_portions
 from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Columns, Position, Row
