@@ -14,7 +14,7 @@ import numpy as np
 from hdexport.quantize.docstrings import docstrings
 from hdexport.quantize.everyday import EVERYDAY
 from hdexport.support.texts import read_texts
-from hdexport.verify.sample_text import ENGLISH, RANDOM_IDS, english_texts, random_ids, sample_ids
+from hdexport.verify.single_texts import ENGLISH, RANDOM_IDS, english_texts, random_ids, sample_ids
 from hdruntime.arrays import IntArray
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError

@@ -30,15 +30,8 @@ _SCORE_COPIES = 3
 
 
 def open_at_once(sets: Sequence[GraphSet], manifest: Manifest, limit_bytes: int) -> Iterator[list[GraphSet]]:
-    """Divide graphs into parts whose weights fit in memory together, or that are a single one.
-
-    Each session has a copy of the weights. The fewer parts there are, the less often PyTorch answers the same cases.
-
-    Args:
-        sets: the graphs to verify.
-        manifest: of the bundle.
-        limit_bytes: memory for the weights of a part.
-    """
+    """Divides graphs into parts whose weights fit in `limit_bytes` together, or that are a single graph. Each session
+    has a copy of the weights; the fewer parts there are, the less often PyTorch answers the same cases."""
     files = (record.size_bytes for name, record in manifest.files.items() if name.endswith(_WEIGHT_FILES))
     # Weights of half precision are widened.
     copy_bytes = sum(files) * (1 if manifest.dtype == "float32" else 2)
@@ -53,13 +46,8 @@ def open_at_once(sets: Sequence[GraphSet], manifest: Manifest, limit_bytes: int)
 
 
 def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) -> int:
-    """Memory of one graph's outputs and PyTorch's.
-
-    Args:
-        case: the input.
-        manifest: of the bundle.
-        samples: tokens whose logits are computed; None for all.
-    """
+    """Memory of one graph's outputs and PyTorch's; `samples` is the number of tokens whose logits are computed, None
+    for all."""
     total = 0
     for spec in manifest.outputs:
         graph_values = case.batch * (_tokens_axis(spec, case.tokens) if samples is None else samples)
@@ -76,14 +64,8 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
 
 
 def scores_bytes(graphs: GraphSet, case: Case, manifest: Manifest, *, cuts_padding: bool = True) -> int:
-    """Memory of one layer's attention scores, in a graph or in PyTorch: the larger of both.
-
-    Args:
-        graphs: the graphs that run.
-        case: the input.
-        manifest: of the bundle.
-        cuts_padding: whether the runtime runs the graph, which cuts padding off.
-    """
+    """Memory of one layer's attention scores, in a graph or in PyTorch, the larger of both; `cuts_padding` is whether
+    the graph runs in the runtime, which cuts padding off."""
     return max(_scores_bytes_of_graph(graphs, case, manifest, cuts_padding), _scores_bytes_of_reference(case, manifest))
 
 
@@ -92,7 +74,7 @@ def _tokens_axis(spec: TensorSpec, tokens: int) -> int:
 
 
 def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, cuts_padding: bool) -> int:
-    """0 where they are never materialised, or are in a GPU's memory."""
+    """0 where scores are never materialised, or are in a GPU's memory."""
     if graphs.backend is not None:
         return 0
     is_portable = graphs.lowering == PORTABLE_LOWERING
@@ -115,7 +97,8 @@ def _is_fused_in_openvino(item: Attention) -> bool:
 
 
 def _scores_bytes_of_reference(case: Case, manifest: Manifest) -> int:
-    """Bytes of one row's scores: PyTorch gets one row at a time; 0 where it slices scores or never holds them."""
+    """Bytes of one row's scores, because PyTorch gets one row at a time; 0 where it slices scores or never
+    holds them."""
     family = family_of(manifest.model_type)
     copies = (item.record.reference_copies(family, manifest.num_heads) for item in attention_of(manifest))
     return max(copies, default=0) * _VALUE_BYTES * case.tokens**2

@@ -13,7 +13,7 @@ from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output, j
 from hdexport.verify.expected import samples_of_row
 from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Case, Grid
-from hdexport.verify.remembered import there
+from hdexport.verify.pytorch_reference import compared_tokens
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
@@ -21,7 +21,7 @@ from hdruntime.bundle.manifest import Manifest
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The outcome of one case for one graph, or for graphs that a session takes turns with.
+    """The outcome of one case for one graph, or for graphs of which a session runs one for each batch.
 
     Attributes:
         graph: see `GraphSet.name`.
@@ -29,9 +29,9 @@ class Check:
         case: the input.
         outputs: name of each output -> its comparison.
         samples: tokens of the batch whose logits were compared; None where all were.
-        wrong_decisions: of the graph, that rounding does not explain, a sentence each.
-        left_out: layers that did not run, because they repeat others; see `hdexport.graph.left_out_layers`.
-        text: name of the text that was answered to; None where the case was given as ids.
+        wrong_decisions: decisions of the graph that rounding does not explain, a sentence each.
+        left_out: number of layers that did not run, because they repeat others; see `hdexport.graph.left_out_layers`.
+        text: name of the answered text; None where the case was given as ids.
     """
 
     graph: str
@@ -186,12 +186,12 @@ def _graph_record(checks: Sequence[Check]) -> dict[str, object]:
 
 
 def _case_record(case: Case) -> dict[str, object]:
-    """A case as JSON has it."""
+    """A case for JSON."""
     return asdict(case) | {"lengths": list(case.lengths)}
 
 
 def _tolerance(checks: Sequence[Check]) -> str:
-    """The tolerance of all checks of a graph: the longest text names the tolerance of larger values."""
+    """The tolerance of all checks of a graph: the longest text also names the tolerance of larger values."""
     return max((check.tolerance for check in checks), key=len)
 
 
@@ -215,16 +215,12 @@ def compare_case(
     samples: IntArray | None,
     wrong_decisions: Sequence[str] = (),
 ) -> Check:
-    """Compare the real tokens of each row.
+    """Compares the real tokens of each row.
 
     Args:
-        graphs: the graphs that answered.
-        case: the input.
-        manifest: of the bundle.
         expected: of each row, PyTorch's outputs: name -> [real tokens or samples, ...], without the batch axis.
         got: the graph's outputs: name -> [batch, tokens or samples, ...].
         samples: the tokens of the batch whose logits were computed; None for all.
-        wrong_decisions: see `Check`.
     """
     has_tokens = {spec.name: "tokens" in spec.shape for spec in manifest.outputs}
     left = {spec.fed_from: spec for spec in manifest.memories}
@@ -237,7 +233,7 @@ def compare_case(
             actual = got[name][row]
             wanted = expected[row][name]
             if name in left:
-                is_there = there(left[name], expected[row])
+                is_there = compared_tokens(left[name], expected[row])
                 actual, wanted = actual[is_there], wanted[is_there]
             elif samples is not None and name != HEAD_INPUT:
                 actual = actual[samples_of_row(case, length, samples)]
@@ -268,11 +264,11 @@ def compare_case(
 
 
 def not_finite(graphs: GraphSet, case: Case, manifest: Manifest) -> Check:
-    """The outcome where the runtime refused to return the values of the graph."""
+    """The outcome where the runtime refused values of the graph that are not finite."""
     outputs = {spec.name: NOT_FINITE for spec in manifest.outputs}
     return Check(graph=graphs.name, precision=graphs.precision, case=case, outputs=outputs)
 
 
 def _json_number(value: float) -> float | None:
-    """JSON has no infinity: an output that was not finite has no error."""
+    """None for infinity, which JSON lacks: an output that was not finite has no error."""
     return value if math.isfinite(value) else None

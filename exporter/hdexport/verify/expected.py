@@ -16,15 +16,12 @@ from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
 
 _RANDOM_SAMPLES = 8
-"""Tokens of a batch whose logits are compared besides the tokens at boundaries."""
+"""Tokens of a batch whose logits are compared besides those at boundaries."""
 
 
 def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]]:
-    """The inputs, [batch, tokens] each, and the memories.
-
-    On the right padding holds ordinary ids, because they must not matter. On the left it holds the
-    padding id, from which models of RoBERTa's kind number their positions.
-    """
+    """The inputs, [batch, tokens] each, and the carried states. Padding on the right holds ordinary ids, because they
+    must not matter; on the left it holds the padding id, from which models of RoBERTa's kind number their positions."""
     filler = (
         np.full(case.tokens, reference.pad_token_id, np.int64)
         if case.padding == "left"
@@ -38,13 +35,8 @@ def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]
 
 
 def sampled_tokens(case: Case, base: int) -> IntArray:
-    """[samples], ascending: the tokens of a batch whose logits are compared where not all of them fit in memory.
-
-    The first, middle and last of each row, the tokens around the checkpoint's positions, and some at random.
-
-    Args:
-        case: the input.
-        base: positions of the checkpoint.
+    """[samples], ascending: the tokens of a batch whose logits are compared where not all of them fit in memory. These
+    are the first, middle and last of each row, the tokens around the checkpoint's `base` positions, and some at random.
     """
     wanted = {63, 64, base - 1, base}
     for length in case.lengths:
@@ -68,18 +60,13 @@ def expected_rows(
     samples: IntArray | None = None,
     decisions: Sequence[IntArray] = (),
 ) -> list[dict[str, FloatArray]]:
-    """PyTorch's outputs for each row's text alone: padding must change nothing but the positions it shifts.
+    """PyTorch's outputs for each row's text alone, because padding must change nothing but the positions that it
+    shifts.
 
-    PyTorch runs the padded batch where nothing else would do: blocks may be the batch's blocks; with padding
-    on the left a classifier of Hugging Face's reads the token at index 0, even where that is padding, and some models
-    take no position ids.
-
-    Args:
-        case: the input.
-        reference: PyTorch's model.
-        manifest: of the bundle.
-        samples: the tokens of the batch whose logits are computed; None for all.
-        decisions: of the graph, which PyTorch follows; see `hdexport.attention.kind.Decisions`.
+    PyTorch runs the padded batch where nothing else would do: blocks may be the batch's blocks; with padding on the
+    left a classifier of Hugging Face's reads the token at index 0, even where that is padding, and some models take no
+    position ids. `samples` are the tokens whose logits are computed, None for all; PyTorch follows the graph's
+    `decisions`, see `hdexport.attention.kind.Decisions`.
     """
     by_batch = manifest.padding is not None
     shifted = case.padding == "left" and reference.positions_shift and not reference.takes_position_ids
@@ -107,7 +94,7 @@ def _following(
 def _expected_of_padded_rows(
     case: Case, reference: Reference, manifest: Manifest, samples: IntArray | None, decisions: Sequence[IntArray]
 ) -> list[dict[str, FloatArray]]:
-    """PyTorch's outputs for each row of the padded batch, which it is given one by one: memory is one row's."""
+    """PyTorch's outputs for each row of the padded batch, given one by one so that memory is one row's."""
     inputs = padded_batch(case, reference)
     # Padding has no values among samples, nor where an output has no tokens or is a memory.
     with_padding = {spec.name for spec in manifest.answers if "tokens" in spec.shape and samples is None} | {HEAD_INPUT}
@@ -124,11 +111,9 @@ def _expected_of_padded_rows(
 
 
 def why_not_left(manifest: Manifest, reference: Reference) -> str | None:
-    """Why padding on the left leaves nothing to compare with; None where it does.
-
-    A classifier of Hugging Face's reads the token at index 0. If that is padding, dense attention gives it a value,
-    which counts as an answer; in sparse attention it is undefined, but in Longformer, where it is 0.
-    """
+    """Why padding on the left leaves nothing to compare with; None where it does. A classifier of Hugging Face's reads
+    the token at index 0. If that is padding, dense attention gives it a value, which counts as an answer; in sparse
+    attention it is undefined, except in Longformer, where it is 0."""
     facts = reference.facts
     if reference.reads_first and facts.undefined_padding:
         return "Hugging Face's classifier reads token 0, and sparse attention sees no padding"

@@ -1,8 +1,8 @@
-"""A bundle's answers to texts, beside the answers of the checkpoint's own library by its plain call.
+"""A bundle's answers to texts, compared with those of the checkpoint's own library by its plain call.
 
 The other checks begin with ids, and PyTorch's model is given inputs by the bundle's settings. Mistakes in a
-checkpoint's settings of texts show here alone: which end of a text is cut, and where; which tokens are global when
-nobody marks any; prompts, pooling, and the function that makes scores.
+checkpoint's settings of texts show here alone: which end of a text is cut, and where; which tokens are global by
+default; prompts, pooling, and the function that makes scores.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OURS = {"SentenceTransformer": "SentenceEncoder"}
 """Class of sentence-transformers -> the class of hdruntime with its interface, where that has another name."""
 
 _LONGEST = 128
-"""Tokens that the long text is cut to where the checkpoint takes more: how it is cut shows, and a build has time."""
+"""Most tokens of the long text: how it is cut shows, and a build has time for it."""
 
 _LONG_IDS = 4 * _LONGEST
 """Tokens that the long text is written from; some of them are one token when they are read."""
@@ -62,14 +62,8 @@ Texts = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class _Answers:
-    """The answer to a text or a pair.
-
-    Attributes:
-        text: its name.
-        tokens: how many it has.
-        wanted: name of each output -> the library's, without a batch axis.
-        got: the same of the bundle; None where the runtime refused to return values that are not finite.
-    """
+    """The answers to a text or a pair: name of each output -> values without a batch axis. `got`, the bundle's, is None
+    where the runtime refused values that are not finite."""
 
     text: str
     tokens: int
@@ -90,8 +84,8 @@ def with_texts(
     checkpoint's; where the bundle attends in another way on purpose, the reference's model takes its place.
 
     Args:
-        found: results for ids. A verification by the quick grid imports no sentence-transformers, which takes as
-            long as all else.
+        found: results for ids. With the quick grid sentence-transformers is not imported, which takes as long as all
+            else.
         bundle: any bundle; one without a tokenizer has nothing to compare.
         reference: PyTorch's model, and the checkpoint.
         report: called with one line per check, or with why there are none.
@@ -185,7 +179,7 @@ def _texts(bundle: Bundle, reference: Reference) -> dict[str, Texts]:
 
 
 def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]:
-    """``model(**tokenizer(text, truncation=True))`` beside a session's answers."""
+    """Answers of ``model(**tokenizer(text, truncation=True))``, and a session's."""
     import torch
     from transformers import AutoTokenizer
 
@@ -229,7 +223,7 @@ def _encoding(tokenizer: TextTokenizer, texts: Texts) -> hdruntime.Encoding:
 
 
 def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: str) -> Iterator[_Answers]:
-    """sentence-transformers' class and hdruntime's, both with their defaults but the length."""
+    """Answers of sentence-transformers' class and hdruntime's, both with their defaults but for the length."""
     import sentence_transformers
     import torch
 
@@ -285,11 +279,8 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
 
 @contextlib.contextmanager
 def _failures_of_library(failure: str) -> Iterator[None]:
-    """The library's own code, which may know no token for a letter, or fail in itself: that is no bundle's fault.
-
-    Raises:
-        _LibraryError: the code fails; the message begins with what failed.
-    """
+    """Turns errors of the library's own code into a `_LibraryError`, which is no fault of the bundle: the code may know
+    no token for a letter, or fail in itself."""
     try:
         yield
     except MemoryError:
@@ -300,7 +291,7 @@ def _failures_of_library(failure: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cuts_unsaid() -> Iterator[None]:
-    """Without the warning that texts are cut, which they are on purpose."""
+    """Without the warning about cut texts, because they are cut on purpose."""
     logger = logging.getLogger("hdruntime.bundle_model")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -311,7 +302,7 @@ def _cuts_unsaid() -> Iterator[None]:
 
 
 def _calls(theirs: str, texts: Mapping[str, Texts]) -> Iterator[tuple[str, Texts, str]]:
-    """Yields the name of a text, the text or the pair, and the method that answers to it."""
+    """Yields the name of a text, the text or the pair, and the method that answers it."""
     is_of_pairs = theirs == "CrossEncoder"
     for name, each in texts.items():
         if is_of_pairs == (len(each) > 1):
@@ -323,7 +314,7 @@ def _calls(theirs: str, texts: Mapping[str, Texts]) -> Iterator[tuple[str, Texts
 
 
 def _if_finite(answers: Callable[[], list[dict[str, FloatArray]]]) -> dict[str, FloatArray] | None:
-    """The only answer."""
+    """The only answer; None where values are not finite."""
     try:
         return answers()[0]
     except NonFiniteOutputError:

@@ -47,23 +47,16 @@ def runner(
     *,
     is_sampled: bool,
 ) -> Iterator[Run | None]:
-    """Run graphs: lowered ones and engines as users do, through the runtime; the portable one as it is.
+    """Runs lowered graphs and engines through the runtime, as users do, and the portable graph as it is. A graph that
+    cannot be loaded raises its error in every run, so that each case has a reason.
 
-    A graph that cannot be loaded raises its error in every run, so that each case has a reason.
+    A graph whose decisions are asked for gives them as further outputs, and runs as it is, outside of the runtime. So
+    do a graph without its repeated layers and a sampled one: their padding is not cut off. Sampled graphs compute
+    logits at the tokens of the input `SAMPLED_TOKENS`, [samples]; where their last projection is not found, and on a
+    GPU, None is yielded.
 
-    A graph whose decisions are asked for gives them as further outputs, and runs as it is. So does a graph without
-    its repeated layers, and a sampled one: padding is not cut off as the runtime does.
-
-    The threads of ONNX Runtime do not spin while they wait: spinning would keep the cores from PyTorch's, which runs
-    between two cases.
-
-    Args:
-        bundle: the bundle.
-        graphs: of the bundle.
-        decisions: that PyTorch follows; None for none.
-        layers: whose repetitions are left out; None where all layers run.
-        is_sampled: whether logits are computed at a few tokens, which the graphs take as the input `SAMPLED_TOKENS`,
-            [samples]. None is yielded where their last projection is not found, and on a GPU.
+    The threads of ONNX Runtime do not spin while they wait: that would keep the cores from PyTorch, which runs between
+    two cases.
     """
     if graphs.backend is not None:
         if is_sampled:
@@ -140,10 +133,8 @@ def _changed_run(
 def _changed_openvino_run(
     bundle: Bundle, graphs: GraphSet, decisions: Decisions | None, layers: LayerResults | None, is_sampled: bool
 ) -> Run | None:
-    """Runs the first graph, or, in batches without padding, the last, in OpenVINO and nothing of the runtime.
-
-    They are changed there and not as ONNX: OpenVINO wants the weights in the directory of the graph.
-    """
+    """Runs the first graph, or, in batches without padding, the last, in OpenVINO and nothing of the runtime. The
+    graphs are changed in OpenVINO, not as ONNX, because OpenVINO wants the weights in the directory of the graph."""
     manifest, core = bundle.manifest, require("openvino").Core()
     models = [core.read_model(bundle.file(graph.file)) for graph in graphs.graphs]
     for model in models:

@@ -1,4 +1,4 @@
-"""Graphs and engines of a bundle that are verified here: sets that answer together, and the precision of each."""
+"""Graphs and engines of a bundle that are verified here, in sets that one session runs, and the precision of each."""
 
 from __future__ import annotations
 
@@ -59,27 +59,22 @@ class GraphSet:
         return None if self.engine is None else max(profile.tokens[2] for profile in self.engine.profiles)
 
     def alone(self, bundle: Bundle) -> Bundle:
-        """The bundle with this engine and no other, so that a session runs none but this."""
+        """The bundle with this engine and no other, so that a session runs only this one."""
         engines = () if self.engine is None else (self.engine,)
         return Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=engines))
 
     @property
     def is_for_openvino(self) -> bool:
-        """Whether OpenVINO runs it; else ONNX Runtime does."""
+        """Whether OpenVINO runs it, and not ONNX Runtime."""
         return self.lowering == OPENVINO_LOWERING
 
 
 def graph_sets(
     manifest: Manifest, asked: Collection[Precision] | None, leave_out: Callable[[str], None]
 ) -> list[GraphSet]:
-    """The sets to run on this CPU.
-
-    Args:
-        manifest: of the bundle.
-        asked: the precisions to compute in; None for float32, for bfloat16 if the bundle is of half precision, which
-            sessions are then loaded with unless told otherwise, and for the precisions that it has graphs for.
-        leave_out: called with a sentence for each graph and precision that is not run.
-    """
+    """The sets to run on this CPU. `asked` are the precisions to compute in; None for float32, for the precisions that
+    the bundle has graphs for, and for bfloat16 if the bundle is of half precision, which is then a session's default.
+    `leave_out` is called with a sentence for each graph and precision that is not run."""
     is_half = manifest.dtype != Precision.FLOAT32.value
     if asked is None:
         asked = {Precision.FLOAT32, *OPTION_OF_GRAPHS, *([Precision.BFLOAT16] if is_half else [])}
@@ -98,16 +93,8 @@ def graph_sets(
 
 
 def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], None]) -> list[GraphSet]:
-    """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here.
-
-    Args:
-        bundle: the bundle.
-        asked: the backend; None for each that can run.
-        leave_out: called with a sentence for each graph and engine that is not run.
-
-    Raises:
-        BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
-    """
+    """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here, by the backend
+    `asked`, or by each that can run. A backend that was asked for and cannot run is refused."""
     manifest = bundle.manifest
     graphs = [graph for graph in manifest.graphs if graph.lowering == CUDA_LOWERING]
     ways = [
@@ -136,13 +123,7 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], N
 
 
 def check_precision(bundle: Bundle, precision: Precision) -> None:
-    """Refuse a precision that nothing of a bundle can be verified in here.
-
-    Raises:
-        InputError: the bundle has no graph for it.
-        MissingDependencyError: OpenVINO is not installed.
-        BackendUnavailableError: this CPU does not compute in it.
-    """
+    """Refuses a precision in which nothing of a bundle can be verified here."""
     if any(precision in _precisions_of(graphs) for graphs in _together(bundle.manifest.graphs)):
         if precision is Precision.BFLOAT16:
             chosen_precision(chosen_device(new_core(), None), precision, bundle.manifest)

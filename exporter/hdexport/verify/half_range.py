@@ -14,8 +14,7 @@ import numpy as np
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
-from hdexport.verify.sample_text import sample_ids
-from hdexport.verify.single_texts import single_text_runner
+from hdexport.verify.single_texts import sample_ids, single_text_runner
 from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import HalfRange, Manifest
 from hdruntime.bundle.reader import Bundle
@@ -31,7 +30,7 @@ _LIMIT = 65504.0
 """Float16's largest number."""
 
 _CLOSE = 0.25
-"""Part of the limit from which on a value is close to it: other texts may have larger values."""
+"""From this part of the limit on a value is close to it: other texts may have larger values."""
 
 _SHORT_TOKENS = 32
 
@@ -52,27 +51,17 @@ _ADVICE = "Build with --bf16, which has the range of float32."
 
 @dataclass(frozen=True, kw_only=True)
 class RangeCheck:
-    """The result of a check.
-
-    Attributes:
-        record: for the manifest; None where the bundle is not float16.
-        problem: why the bundle must not be used, and the remedy; None where all values fit.
-    """
+    """The result of a check: the manifest's record, None unless the bundle is float16, and the problem with its remedy,
+    None where all values fit."""
 
     record: HalfRange | None = None
     problem: str | None = None
 
 
 def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda line: None) -> RangeCheck:
-    """Look at every value that a GPU would hold in float16, on text.
-
-    The portable graph runs in float32, on one unpadded text at a time: a short one, one of the checkpoint's length, and
-    the longest that takes a second or two. Values close to the limit are warned about.
-
-    Args:
-        bundle: any bundle.
-        report: called with one line, the outcome.
-    """
+    """Looks at every value that a GPU would hold in float16, on text. The portable graph runs in float32, on one
+    unpadded text at a time: a short one, one of the checkpoint's length, and the longest that takes a second or two. It
+    warns about values close to the limit, and reports the outcome in a line."""
     manifest = bundle.manifest
     graph = next((graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
     if graph is None or graph.dtype != "float16":
@@ -107,7 +96,7 @@ def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda l
 
 @dataclass(frozen=True, kw_only=True)
 class _Magnitude:
-    """The largest magnitude of something, over all texts; infinite where it is not finite."""
+    """The largest magnitude of a value, over all texts; infinite where it is not finite."""
 
     of: Watched
     largest: float

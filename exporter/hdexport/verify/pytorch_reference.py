@@ -1,10 +1,10 @@
-"""PyTorch's answers, which a bundle's are compared with."""
+"""PyTorch's answers, which a bundle's are compared with, and the carried states of a check."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,11 @@ from hdexport.attention.kinds import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
 from hdexport.graph.left_out_layers import layers_left_out_of_pytorch
+from hdexport.model.carried_states import MASK, carried_name, left_name
 from hdexport.model.positions import DEFAULT_ALPHA
-from hdexport.verify.remembered import PastTexts
+from hdexport.verify.grid import Case
 from hdruntime.arrays import FloatArray, IntArray
-from hdruntime.bundle.manifest import Manifest, PositionForm, Role, Scheme
+from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Role, Scheme
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.state_start import state_at_start
 from hdruntime.bundle.task_formats import Task
@@ -34,27 +35,21 @@ _ROWS_APART = 997
 """Tokens between the beginnings of two rows' texts; a prime number, so that they share no rhythm."""
 
 _PAST_ROW = 1000
-"""Number of the text that is remembered; no case has as many rows."""
+"""Number of the text before a case's, which leaves the carried states; no case has as many rows."""
 
 _SPECIAL_IDS = (0, 1, 2, 3)
-"""Ids that no text has, beside the padding's: of most vocabularies they are the special tokens'."""
+"""Ids that no text has, beside the padding's: in most vocabularies they are the special tokens."""
 
 
 class Reference:
-    """PyTorch's answers in float32. Nothing is kept: an answer may have gigabytes.
-
-    Args:
-        module: the model.
-        manifest: of the bundle.
-        checkpoint: the checkpoint of the model.
-        facts: of its attention.
-        positions_shift: whether padding before a text shifts its positions.
+    """PyTorch's answers in float32. No answer is kept, because one may take gigabytes.
 
     Attributes:
+        positions_shift: whether padding before a text shifts its positions.
         pad_token_id: of padding on the left.
-        is_changed: whether the model answers otherwise than the checkpoint's within the checkpoint's own positions.
+        is_changed: whether the model answers differently from the checkpoint's within the checkpoint's own positions.
         reads_first: whether a classifier reads the token at index 0, padding or not.
-        past: the memories of texts.
+        past: the carried states of a case's rows.
     """
 
     def __init__(
@@ -95,7 +90,7 @@ class Reference:
         return "position_ids" in inspect.signature(self._module.model.forward).parameters
 
     def named(self, of_role: Mapping[Role, IntArray], carried: Mapping[str, FloatArray]) -> dict[str, npt.NDArray[Any]]:
-        """The model's inputs by name, from each role's values, 0 where there are none, and the memories."""
+        """The model's inputs by name: from each role's values, 0 where there are none, and the carried states."""
         shape = of_role[Role.IDS].shape
         return {
             spec.name: carried[spec.name]
@@ -105,18 +100,17 @@ class Reference:
         }
 
     def _leaves(self, tokens: int, memory: int) -> dict[str, FloatArray]:
-        """The memory that a text of so many tokens leaves, of that size, [1, ...] each."""
+        """The carried states, [1, ...] each, that a text of so many tokens leaves, with an axis ``memory`` of that
+        size."""
         carried = [spec for spec in self._module.inputs if spec.role is Role.MEMORY]
         empty = {spec.name: state_at_start(spec, rows=1, memory=memory) for spec in carried}
         left = self.unpadded(_PAST_ROW, tokens, carried=empty)
         return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in carried}
 
     def of_text(self, row: int, length: int) -> dict[Role, IntArray]:
-        """Role -> [length], the inputs for the row's text in a check.
-
-        The text's second half is another text than its first; the first token, one inside and the last are marked; the
-        first third is a prompt, which is not pooled; and others attend to all but the last quarter.
-        """
+        """Role -> [length], the inputs for the row's text in a check. The text's second half is another text than its
+        first; the first token, one inside and the last are marked; the first third is a prompt, which is not pooled;
+        and tokens attend to all but the last quarter."""
         place = np.arange(length)
         bound = next((spec.bound for spec in self._module.inputs if spec.role is Role.MARKS), None)
         marked = np.zeros(length, np.int64)
@@ -131,21 +125,14 @@ class Reference:
         }
 
     def reading(self, written: IntArray) -> Reference:
-        """The same model, for checks on written text instead of random ids; each row's text begins elsewhere.
-
-        Args:
-            written: [tokens], to cut texts from; every text begins and ends with its first and last token.
-        """
+        """The same model, for checks on written text, [tokens], instead of random ids. Each row's text is cut from
+        another place, and begins and ends with the first and the last token."""
         other = copy.copy(self)
         other._written = written
         return other
 
     def without_layers(self, calls: Collection[int]) -> Reference:
-        """The same model, where some calls of layers return the result of the call before.
-
-        Args:
-            calls: their numbers, from 0.
-        """
+        """The same model, where calls of layers with these numbers, from 0, return the result of the call before."""
         other = copy.copy(self)
         other._left_out = calls
         return other
@@ -174,15 +161,8 @@ class Reference:
         shift: int = 0,
         samples: IntArray | None = None,
     ) -> dict[str, FloatArray]:
-        """The outputs for one row's text alone: name -> array without the batch axis.
-
-        Args:
-            row: which text.
-            length: its tokens.
-            memories: the memories, [1, ...] each; None for a model that remembers nothing.
-            shift: padding before it, which shifts the positions of models of BERT's kind.
-            samples: as :meth:`batch` takes it.
-        """
+        """The outputs for one row's text alone: name -> array without the batch axis. `carried` are the carried states,
+        [1, ...] each; `shift` is padding before the text, which shifts the positions of models of BERT's kind."""
         of_role = {role: values[None] for role, values in self.of_text(row, length).items()}
         inputs = self.named(of_role, carried or {})
         if shift and self.positions_shift and self.takes_position_ids:
@@ -192,13 +172,9 @@ class Reference:
     def batch(
         self, inputs: Mapping[str, npt.NDArray[Any]], *, samples: IntArray | None = None
     ) -> dict[str, FloatArray]:
-        """The outputs for a batch as it is: name -> array.
-
-        Args:
-            inputs: name -> array, all of the model's.
-            samples: [samples], the tokens whose logits are computed, where not all of them fit in memory; the outputs
-                then hold the head's input for every token, too, by the name `HEAD_INPUT`.
-        """
+        """The outputs for a batch of all the model's inputs: name -> array. `samples`, [samples], are the tokens whose
+        logits are computed where not all of them fit in memory; the outputs then hold the head's input for every token,
+        too, by the name `HEAD_INPUT`."""
         import torch
 
         from hdexport.graph.vocabulary_head import HEAD_INPUT, sampled_head
@@ -215,15 +191,8 @@ class Reference:
 
 
 def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
-    """PyTorch's model for a bundle, its positions extended as the bundle's were.
-
-    Args:
-        bundle: the bundle to be verified.
-        checkpoint: the checkpoint that it was built from.
-
-    Raises:
-        ModelError: the checkpoint is not the one that the bundle was built from.
-    """
+    """PyTorch's model for a bundle, its positions extended as the bundle's were; a checkpoint that the bundle was not
+    built from is refused."""
     from hdexport.checkpoint.heads import task_head
     from hdexport.model.graph_module import GraphModule
     from hdexport.model.rotary import use_stretched_rotary
@@ -263,7 +232,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
 
 
 def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> ReferenceFacts:
-    """Make the model attend as the bundle's was made to, with nothing of our operators; in place."""
+    """Makes the model attend as the bundle's was made to, without our operators, in place."""
     from hdexport.attention.query_scale import LogScale
     from hdexport.attention.query_scale_reference import use_query_scale
 
@@ -288,16 +257,69 @@ def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> Re
 
 
 def positions_of(manifest: Manifest, family: Family, config: Mapping[str, Any]) -> tuple[int, Scheme, float]:
-    """How many positions the library's own model needs for a bundle's answers, their scheme and its alpha.
-
-    Args:
-        manifest: of the bundle.
-        family: of the model.
-        config: content of the checkpoint's ``config.json``.
-    """
+    """Number of positions that the library's own model needs for a bundle's answers, their scheme and its alpha.
+    `config` is the content of the checkpoint's ``config.json``."""
     # The library may pad a text, and look up positions for the padding; the content of those rows does not matter.
     max_len = family.padded_tokens(SimpleNamespace(**config), manifest.max_len)
     scheme, alpha = manifest.positions.scheme, manifest.positions.alpha
     if scheme is Scheme.NONE and max_len > manifest.max_len:
         scheme = Scheme.TILE
     return max_len, scheme, DEFAULT_ALPHA if alpha is None else alpha
+
+
+Outputs = Mapping[str, FloatArray]
+
+
+class PastTexts:
+    """The carried states of the rows of a case. The first row has those of another text, the second those of the later
+    half of one, and all others empty ones. With padding on the left nothing of them is seen, because padding would
+    stand between them and the text.
+
+    `leaves` makes, from the tokens of a past text and the size of the axis ``memory``, the states that PyTorch leaves
+    after it, with a batch axis.
+    """
+
+    def __init__(self, manifest: Manifest, leaves: Callable[[int, int], Outputs]) -> None:
+        self._manifest, self._leaves = manifest, leaves
+        self._found: dict[tuple[int, int], Outputs] = {}
+
+    def of_row(self, case: Case, row: int) -> dict[str, FloatArray]:
+        """Name of each carried state -> [1, ...]."""
+        carried, longest, size = self._manifest.memories, self._manifest.document_tokens, self._size(case)
+        found = {spec.name: state_at_start(spec, rows=1, memory=size) for spec in carried}
+        mask = carried_name(MASK)
+        if case.padding == "left":
+            if mask in found:
+                found[mask] *= 0
+            return found
+        past = max(size, 1) if longest is None else min(size, longest - case.tokens)
+        if row > 1 or past < 1:
+            return found
+        if (past, size) not in self._found:
+            self._found[past, size] = self._leaves(past, size)
+        left = self._found[past, size]
+        found = {spec.name: left[str(spec.fed_from)] for spec in carried}
+        if row == 1 and mask in found:
+            found[mask] = np.where(np.arange(size) < size // 2, 0, found[mask]).astype(np.float32)
+        return found
+
+    def of_case(self, case: Case) -> dict[str, FloatArray]:
+        """Name of each carried state -> [batch, ...]."""
+        rows = [self.of_row(case, row) for row in range(case.batch)]
+        return {spec.name: np.concatenate([row[spec.name] for row in rows]) for spec in self._manifest.memories}
+
+    def _size(self, case: Case) -> int:
+        """Size of the axis ``memory`` in a case, in tokens: the most, the least, or half of them, by the
+        case's tokens."""
+        least, most = self._manifest.least_memory, self._manifest.most_memory
+        return (most, max(least, most // 2 + 1), least)[case.tokens % 3] if most else 0
+
+
+def compared_tokens(spec: InputSpec, expected: Outputs) -> npt.NDArray[np.bool_] | slice:
+    """The part of a carried state's first axis that is compared: the tokens that the mask has, or all of it. `expected`
+    is all that is left in one row, without the batch axis."""
+    mask = left_name(MASK)
+    if not spec.has_memory_axis or spec.fed_from == mask or mask not in expected:
+        return slice(None)
+    is_there: npt.NDArray[np.bool_] = expected[mask] == 1
+    return is_there

@@ -22,7 +22,7 @@ from hdexport.verify.graph_runners import Run, repeated_layers, runner
 from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
-from hdexport.verify.sample_text import ENGLISH, sample_ids
+from hdexport.verify.single_texts import ENGLISH, sample_ids
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
@@ -33,11 +33,11 @@ from hdruntime.errors import BackendError, BundleError, NonFiniteOutputError
 from hdruntime.process_limits import free_bytes
 
 _QUICK_LIMIT_BYTES = 512 * 2**20
-"""Memory that a case of the quick grid may take besides the weights: the first touch of more takes seconds. With the
-full grid it is half of the free memory."""
+"""Memory that a case of the quick grid may take besides the weights: touching more for the first time takes seconds.
+With the full grid it is half of the free memory."""
 
 _LONGEST_WHOLE = 1024
-"""Tokens of the longest text that the quick grid leaves no layer out of."""
+"""Tokens of the longest text that the quick grid runs with all layers."""
 
 _INFORMATION_TOKENS = 1024
 """Tokens of the text that shows how good an attention is."""
@@ -63,13 +63,13 @@ def verify_bundle(
     weights, and the full grid checks all lengths with all layers.
 
     Where the logits over a vocabulary do not fit in the memory, they are compared at some tokens, and the states that
-    they are projected from at all tokens. If those do not fit either, they are not checked. Both are said.
+    they are projected from at all tokens. If those do not fit either, they are not checked. Both are reported.
 
     Args:
         bundle: the bundle.
         reference: PyTorch's answers.
         grid: the cases.
-        precisions: that sessions on a CPU compute in, each held to tolerances of its own; None for the precisions that
+        precisions: that sessions on a CPU compute in, each with tolerances of its own; None for the precisions that
             `graph_sets` chooses, and for graphs that run on a GPU.
         backend: the only one that is compared; None for each that runs here.
         longest: lengths above it are left out.
@@ -128,12 +128,8 @@ def verify_bundle(
 
 @dataclass(frozen=True, kw_only=True)
 class _Way:
-    """How a case is checked.
-
-    Attributes:
-        is_sampled: whether logits over a vocabulary are compared at some tokens only.
-        layers: whose repetitions are left out; None where all layers run.
-    """
+    """How a case is checked: with all logits or at some tokens only, and with all layers or without the repetitions in
+    `layers`."""
 
     is_sampled: bool
     layers: LayerResults | None
@@ -166,11 +162,9 @@ def _is_long(case: Case, manifest: Manifest) -> bool:
 
 
 def _layers_to_leave_out(bundle: Bundle, reference: Reference, sets: Sequence[GraphSet]) -> LayerResults | None:
-    """The layers that long texts are checked without: copies of traced layers, whose weights short texts check.
-
-    None where no layer is a copy, where a graph has lost the places of its layers, and where answers depend on what
-    all layers decide or remember.
-    """
+    """The layers that long texts are checked without: copies of traced layers, whose weights short texts check. None
+    where no layer is a copy, where a graph has lost the places of its layers, and where answers depend on what all
+    layers decide or carry."""
     if reference.facts.decisions is not None or bundle.manifest.memories:
         return None
     layers = repeated_layers(bundle, sets)
@@ -183,7 +177,7 @@ def _readers(
     """Graphs with the reference that checks them: int8 graphs on texts like the calibration's, real ones if possible.
 
     Random ids have activations outside of the calibrated ranges, which says how rare such texts are and not whether
-    graphs are right; and they show most mistakes of float graphs, because every token differs.
+    graphs are right; but they show most mistakes of float graphs, because every token differs.
     """
     rounded = [each for each in sets if each.precision is Precision.INT8]
     exact = [each for each in sets if each not in rounded and each.backend is None]
@@ -220,10 +214,8 @@ def _information(bundle: Bundle, reference: Reference, report: Callable[[str], N
 
 
 def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
-    """Boundaries of attention, chunks of feed-forward networks, blocks of pooled tokens and the scale of queries.
-
-    The last is for a model whose table is longer than it was trained; the grid has the checkpoint's own limit.
-    """
+    """Boundaries of attention, chunks of feed-forward networks, blocks of pooled tokens and the scale of queries. The
+    last is for a model whose table is longer than it was trained; the grid has the checkpoint's own limit."""
     for item in attention_of(manifest):
         found = item.kind.boundaries(item.record)
         if found is not None:
@@ -274,7 +266,7 @@ def _check_case(
     limit_bytes: int,
     way: _Way,
 ) -> None:
-    """Run PyTorch once and each graph; no answer outlives the call."""
+    """Runs PyTorch once and each graph; no answer outlives the call."""
     manifest = bundle.manifest
     samples = sampled_tokens(case, manifest.positions.base) if way.is_sampled else None
     arrays = arrays_bytes(case, manifest, samples=None if samples is None else len(samples))
@@ -317,7 +309,7 @@ def _compared(
     expected: list[dict[str, FloatArray]] | None,
     samples: IntArray | None,
 ) -> Check:
-    """Run graphs; PyTorch follows its decisions where no answers are given. Nothing outlives the call."""
+    """Runs graphs, and PyTorch, which follows their decisions, where `expected` is None. Nothing outlives the call."""
     try:
         outputs = run(feeds)
     except NonFiniteOutputError:

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from hdexport.bench.peers.inputs import Texts
-from hdexport.verify import sample_text
+from hdexport.verify import single_texts
 from hdruntime.bundle.reader import Bundle, open_bundle
 from support.tiny_models import SEPARATOR_ID, VOCAB_SIZE
 
@@ -24,7 +24,7 @@ HELP = "\n".join(list(topics.values())[:8])
 @pytest.fixture(autouse=True)
 def less_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of Python's help takes long where every character is a token."""
-    monkeypatch.setattr(sample_text, "english_texts", lambda: [HELP])
+    monkeypatch.setattr(single_texts, "english_texts", lambda: [HELP])
 
 
 @pytest.fixture

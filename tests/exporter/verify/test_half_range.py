@@ -16,7 +16,7 @@ from transformers import AutoModel
 from hdexport.build import BuildOptions, build
 from hdexport.cli import main
 from hdexport.verify.half_range import RangeCheck, check_half_range
-from hdexport.verify.sample_text import sample_ids
+from hdexport.verify.single_texts import sample_ids
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import VerificationError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.verify.sample_text import ENGLISH, sample_ids
+from hdexport.verify.single_texts import ENGLISH, sample_ids
 from hdruntime.bundle.manifest import Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.inference.inputs import checked_inputs
