@@ -155,14 +155,19 @@ def _padded_tokens(config: Any, tokens: int) -> int:
     return -(-tokens // config.block_size) * config.block_size
 
 
-FAMILY = Family(
+class _BigBird(Family):
+    """Hugging Face's tokenizer gives no token types to question answering, and its model makes them so."""
+
+    def token_type_separator_id(self, config: Any, task: Task) -> int | None:
+        return config.sep_token_id if task is Task.QUESTION_ANSWERING else None
+
+
+FAMILY = _BigBird(
     model_types=("big_bird",),
     padded_tokens=_padded_tokens,
     adapt=_adapt,
     own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt),
     as_trained=forget_short_texts,
     has_sdpa=False,
-    # Hugging Face's tokenizer gives no types to this task, and its model makes them so.
-    token_type_separator_id=lambda config, task: config.sep_token_id if task is Task.QUESTION_ANSWERING else None,
     why_not_converted="its attention is block-sparse already, by block_size of config.json",
 )

@@ -66,11 +66,16 @@ def _intermediate(module: Any, states: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(module.dense(states))
 
 
-_TABLE = Family(
+class _Esm(Family):
+    """Some have RoBERTa's table of positions, some rotary ones."""
+
+    position_embedding_types = ("absolute", "rotary")
+
+
+_TABLE = _Esm(
     model_types=("esm",),
     padding_row=lambda config: int(config.pad_token_id),
     adapt=_adapt,
-    position_embedding_types=("absolute", "rotary"),
     tasks=(
         Task.FEATURE_EXTRACTION,
         Task.FILL_MASK,

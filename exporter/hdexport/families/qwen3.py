@@ -71,7 +71,13 @@ def _adapt(model: PreTrainedModel) -> None:
         model.forward = functools.partial(_classify, model)
 
 
-FAMILY = Family(
+class _Qwen3(Family):
+    """Tokens see different numbers of keys."""
+
+    why_not_scaled = "each of its tokens sees one key more than the one before, and the factor is one for a text"
+
+
+FAMILY = _Qwen3(
     model_types=("qwen3",),
     tasks=(
         Task.FEATURE_EXTRACTION,
@@ -88,6 +94,5 @@ FAMILY = Family(
     of_generator=_of_generator,
     classifies_first=False,
     why_not_converted="its tokens see earlier tokens only, and other attention sees both sides",
-    why_not_scaled="each of its tokens sees one key more than the one before, and the factor is one for a text",
     why_not_tuned="its positions are computed, and none is learned",
 )

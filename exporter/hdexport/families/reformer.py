@@ -193,17 +193,20 @@ def _padded_tokens(config: Any, tokens: int) -> int:
     return -(-tokens // multiple) * multiple
 
 
-def _stores_table(config: Mapping[str, Any]) -> bool:
-    return config.get("axial_pos_embds") is False
+class _Reformer(Family):
+    """Axial positions are no table."""
+
+    runs_decoders = True
+
+    def stores_table(self, config: Mapping[str, Any]) -> bool:
+        return config.get("axial_pos_embds") is False
 
 
-FAMILY = Family(
+FAMILY = _Reformer(
     model_types=("reformer",),
     prepare=_prepare,
     position_table="embeddings.position_embeddings.embedding.weight",
-    stores_table=_stores_table,
     token_width=lambda config: 2 * int(config.hidden_size),
-    runs_decoders=True,
     padded_tokens=_padded_tokens,
     own=OwnAttention(kind="lsh", of_config=_attention, adapt=_adapt),
     tasks=(

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from hdexport.attention.relative.kind import RelativeSetup
 
-_SEGMENTS = 2**24
-"""Token types: the most that a manifest holds. They are compared, and not looked up: any number is right."""
-
 _SUMMARIES = ("last", "first", "mean")
 """The vector that a classifier reads of a text, by ``summary_type``: one of its tokens', or the mean of all."""
 
@@ -223,12 +220,17 @@ def _attention(config: Any) -> RelativeAttention:
     )
 
 
-FAMILY = Family(
+class _Xlnet(Family):
+    """Segments are compared, and not looked up: any number of them is right."""
+
+    token_types = 2**24  # the most that a manifest holds
+
+
+FAMILY = _Xlnet(
     model_types=("xlnet",),
     learned_positions=False,
     counts_distances=True,
     embeddings=lambda model: model.base_model,
-    token_types=_SEGMENTS,
     own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember),
     tasks=(
         Task.FEATURE_EXTRACTION,

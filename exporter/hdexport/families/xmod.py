@@ -6,6 +6,7 @@ Source: Pfeiffer et al., "Lifting the Curse of Multilinguality by Pre-training M
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def _choose_language(model: PreTrainedModel, language: str) -> None:
-    model.config.default_language = language
+class _Xmod(Family):
+    """The networks of languages are adapters among the checkpoint's weights."""
+
+    def adapters(self, config: Mapping[str, Any]) -> Sequence[str]:
+        return tuple(map(str, config.get("languages") or ()))
+
+    def choose_adapter(self, model: PreTrainedModel, name: str) -> None:
+        model.config.default_language = name
 
 
 def _check_language(model: PreTrainedModel) -> None:
@@ -56,11 +63,9 @@ def _adapted(output: Any, language: str, _: torch.Tensor, states: torch.Tensor) 
     return adapted + residual
 
 
-FAMILY = Family(
+FAMILY = _Xmod(
     model_types=("xmod",),
     padding_row=lambda config: int(config.pad_token_id),
-    adapters=lambda config: tuple(map(str, config.get("languages") or ())),
-    choose_adapter=_choose_language,
     prepare=_check_language,
     adapt=_adapt,
 )

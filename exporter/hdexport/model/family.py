@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hdexport.model.task import AUTO_CLASS_OF_TASK, ENCODER_TASKS, model_task
 from hdruntime.bundle.task_formats import Task
@@ -91,10 +91,6 @@ class _OfCheckpoints:
         shares_layers: whether all layers use the same weights. Such a model is chosen for its size, and each profile
             of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
         token_width: width of the encoder's vector for a token, by the configuration.
-        runs_decoders: whether ``is_decoder`` is honoured, by attention to earlier tokens only; else it is refused.
-        adapters: names of the adapters among a checkpoint's own weights, by its configuration; a bundle has one.
-            Adapters in folders beside the weights are merged in every family.
-        choose_adapter: makes a loaded model use one of them, in place.
     """
 
     classes: ModelClasses | None = None
@@ -105,9 +101,19 @@ class _OfCheckpoints:
     training_weights: tuple[str, ...] = ()
     shares_layers: bool = False
     token_width: Callable[[Any], int] = field(default=lambda config: int(config.hidden_size))
-    runs_decoders: bool = False
-    adapters: Callable[[Mapping[str, Any]], Sequence[str]] = field(default=lambda config: ())
-    choose_adapter: Callable[[PreTrainedModel, str], None] = field(default=lambda model, name: None)
+
+    runs_decoders: ClassVar[bool] = False
+    """Whether ``is_decoder`` is honoured, by attention to earlier tokens only; else it is refused."""
+
+    def adapters(self, config: Mapping[str, Any]) -> Sequence[str]:
+        """The adapters among a checkpoint's own weights, of which a bundle has one, by name.
+
+        Adapters in folders beside the weights are merged in every family.
+        """
+        return ()
+
+    def choose_adapter(self, model: PreTrainedModel, name: str) -> None:
+        """Make a loaded model use one of its `adapters`, in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +132,6 @@ class _OfPositions:
             module.
         positions_key: key of ``config.json`` for the rows of that table.
         position_table: how the table's name ends among the checkpoint's weights.
-        stores_table: whether checkpoints of a configuration hold that table, which `hdexport extend` edits.
-        position_embedding_types: values of ``position_embedding_type``; the first is the one that its absence means.
         padded_tokens: length to which the library's own code pads a text of so many tokens, where the padding needs
             positions.
         stretches_rotary: whether `hdexport.model.rotary` can multiply the base of its rotary positions.
@@ -144,13 +148,18 @@ class _OfPositions:
     prepare: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     positions_key: str = "max_position_embeddings"
     position_table: str = "embeddings.position_embeddings.weight"
-    stores_table: Callable[[Mapping[str, Any]], bool] = field(default=lambda config: True)
-    position_embedding_types: tuple[str, ...] = ("absolute",)
     padded_tokens: Callable[[Any, int], int] = field(default=lambda config, tokens: tokens)
     stretches_rotary: bool = False
     counts_distances: bool = False
     why_not_tuned: str | None = None
     as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
+
+    position_embedding_types: ClassVar[tuple[str, ...]] = ("absolute",)
+    """The values of ``position_embedding_type``; the first is the one that its absence means."""
+
+    def stores_table(self, config: Mapping[str, Any]) -> bool:
+        """Whether checkpoints of a configuration hold the table of positions, which `hdexport extend` edits."""
+        return True
 
     def first_row(self, config: Any) -> int:
         """Row of the position table that the first real token uses."""
@@ -169,10 +178,10 @@ class _OfAttention:
         is_causal: whether tokens see the tokens before them alone, unless ``is_causal`` of a checkpoint says otherwise.
         has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
             "eager" code otherwise.
-        query_projections: of a library's model whose attention the library's attention interface does not reach, each
-            attention, whose argument ``attention_mask`` is the mask, with its projection of queries; None for others.
+        query_projections: lists each attention module of a loaded model with its projection of queries, where the
+            library's attention interface does not reach the modules, which take the mask as ``attention_mask``. None
+            where it does.
         why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
-        why_not_scaled: why queries cannot grow with the keys of their text, as half a sentence; None where they can.
     """
 
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
@@ -181,15 +190,12 @@ class _OfAttention:
     has_sdpa: bool = True
     query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
     why_not_converted: str | None = None
-    why_not_scaled: str | None = None
+
+    why_not_scaled: ClassVar[str | None] = None
+    """Why queries cannot grow with the keys of their text, as half a sentence; None where they can."""
 
     def own_attention(self, kind: str, config: Any) -> Any | None:
-        """The attention of a kind that a checkpoint was trained with; None for no such kind.
-
-        Args:
-            kind: name of the kind.
-            config: of the model, in ``transformers``.
-        """
+        """The attention, in terms of the kind of that name, that a checkpoint was trained with; None for another."""
         return None if self.own is None or self.own.kind != kind else self.own.of_config(config)
 
 
@@ -200,9 +206,6 @@ class _OfTasks:
     Attributes:
         tasks: the tasks of `AUTO_CLASS_OF_TASK` that the family has models for; None for all of encoders.
         why_not_other_tasks: why not the others, as the end of a sentence.
-        token_types: how many there are where models compare them; None where the embeddings' table has a row for each.
-        token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
-            1 after it, by default; None where all are 0.
         of_generator: makes a classifier of one label of a loaded generator: its score is the product of the last real
             token's vector and a given one, [hidden_size]; None where the library's classifier reads another token.
         classifies_first: whether the library's classifier reads the token at index 0, padding or not.
@@ -210,10 +213,15 @@ class _OfTasks:
 
     tasks: tuple[Task, ...] | None = None
     why_not_other_tasks: str = "needs its decoder; encoders are supported"
-    token_types: int | None = None
-    token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
     of_generator: Callable[[PreTrainedModel, torch.Tensor], PreTrainedModel] | None = None
     classifies_first: bool = True
+
+    token_types: ClassVar[int | None] = None
+    """How many there are where models compare them; None where the embeddings' table has a row for each."""
+
+    def token_type_separator_id(self, config: Any, task: Task) -> int | None:
+        """The id of the token up to which token types are 0, and 1 after it, by default; None where all are 0."""
+        return None
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
@@ -227,7 +235,8 @@ class Family(_OfCheckpoints, _OfPositions, _OfAttention, _OfTasks):
     """How the models of a family are read and become ours.
 
     A family says where its models differ from BERT's, whose facts are the defaults: `_OfCheckpoints`, `_OfPositions`,
-    `_OfAttention` and `_OfTasks` name the facts.
+    `_OfAttention` and `_OfTasks` name the facts. Those that several families differ in are fields; what a single one
+    does otherwise are methods and class attributes, which a class of its own overrides.
 
     Attributes:
         model_types: the ``model_type`` values of ``config.json`` that belong to the family.
