@@ -64,14 +64,8 @@ def job_folder_path(output: Path) -> Path:
 
 @contextlib.contextmanager
 def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | None]:
-    """The folder of an output's job; None if it does not exist.
-
-    Args:
-        output: of the job.
-        make: create the folder if it does not exist.
-
-    Raises:
-        HdexportError: its place holds something else, such as a link, or another user's folder; or it cannot be opened.
+    """The folder of an output's job; None if it does not exist and is not to be made. A link or another user's folder
+    in its place is an HdexportError.
     """
     path = job_folder_path(output)
     with contextlib.ExitStack() as exits:
@@ -104,12 +98,8 @@ def damaged(folder: Path, reason: str) -> DamagedJobError:
 
 
 class OpenFolder:
-    """The folder of a job, by its descriptor: no link is followed, even if one replaces the folder or a file in it.
-
-    Args:
-        path: where it is, for messages.
-        descriptor: of it.
-        parent: descriptor of the directory that it is in.
+    """The folder of a job, by descriptors of it and of its parent: no link is followed, even if one replaces the folder
+    or a file in it.
     """
 
     def __init__(self, path: Path, descriptor: int, parent: int) -> None:
@@ -118,30 +108,18 @@ class OpenFolder:
         self._parent = parent
 
     def identity(self) -> Identity:
-        """The job of the folder; empty if it has none.
-
-        Raises:
-            HdexportError: the file is damaged.
-        """
+        """The job of the folder; empty if it has none."""
         return self._decoded(JOB_FILE, _identity_from_json, {})
 
     def saved(self) -> Saved:
-        """The saved rows; nothing if no row is kept.
-
-        Raises:
-            HdexportError: the file is damaged.
-        """
+        """The saved rows; nothing if no row is kept."""
         return self._decoded(SAVED_FILE, saved_from_json, Saved())
 
     def ranges(self, checksum: int | None) -> npt.NDArray[np.float32] | None:
         """[2, dimensions], minimum and maximum for quantised vectors; None if no kept row needs them.
 
-        Args:
-            checksum: CRC-32 of the file; None if no kept row needs it. Other ranges would give the remaining rows
-                another scale than the kept ones.
-
-        Raises:
-            HdexportError: the file is missing or has changed.
+        Other ranges would give the remaining rows another scale than the kept ones, so their file must have this
+        CRC-32.
         """
         content = self._decoded(RANGES_FILE, bytes, b"")
         if checksum is None:
@@ -177,12 +155,7 @@ class OpenFolder:
         return os.path.samestat(found, os.fstat(self._descriptor))
 
     def open(self, name: str, flags: int, *, may_be_directory: bool = False) -> int:
-        """The descriptor of a file.
-
-        Raises:
-            HdexportError: the file is a link, not a regular file, or has another hard link.
-            OSError: the file cannot be opened.
-        """
+        """The descriptor of a file; HdexportError for a link, a special file, or one with another hard link."""
         try:
             # O_NONBLOCK: do not wait for the other end of a pipe.
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -213,10 +186,8 @@ class OpenFolder:
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[Callable[[str], contextlib.AbstractContextManager[BinaryIO]]]:
-        """Make the output as a directory of files, which appears whole, even if the machine stops.
-
-        Yields:
-            a function that opens a new file of a name in the directory.
+        """Make the output as a directory of files, which appears whole, even if the machine stops; gives a function
+        that opens a new file.
         """
         partial = FINISHED_FILE + _PARTIAL
         self.remove(partial)
@@ -324,11 +295,7 @@ def _in_the_way(path: Path, what: str) -> HdexportError:
 
 @contextlib.contextmanager
 def disk_errors_explained(output: Path) -> Iterator[None]:
-    """Say the meaning of a disk error for the output, and the remedy.
-
-    Raises:
-        HdexportError: in place of an OSError.
-    """
+    """Turn an OSError into an HdexportError that says what it means for the output, and the remedy."""
     try:
         yield
     except OSError as error:
@@ -344,11 +311,7 @@ def disk_errors_explained(output: Path) -> Iterator[None]:
 def locked_folder(output: Path) -> Iterator[tuple[OpenFolder, int]]:
     """The folder of an output's job, created if it does not exist, and the descriptor of its lock, which is held.
 
-    The kernel releases the lock when this process ends, even by a kill.
-
-    Raises:
-        OutputExistsError: another process is writing this output.
-        HdexportError: as `opened_folder`.
+    The kernel releases the lock when this process ends, even by a kill. OutputExistsError if another process holds it.
     """
     for _ in range(_ATTEMPTS):
         with opened_folder(output, make=True) as folder:

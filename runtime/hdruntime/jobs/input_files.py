@@ -133,13 +133,11 @@ def format_of(path: str) -> RowFormat | None:
 
 
 class Line(NamedTuple):
-    """A line of a file. A tuple, because these are made the fastest.
+    """A line of a file; a tuple, because these are made the fastest. Its text is incomplete if there is an error.
 
     Attributes:
-        number: counted from 1.
         end: bytes of the file, decompressed, up to the line's end, its line feed included.
         checksum: CRC-32 of those bytes.
-        text: without its line feed; with replacement characters, or empty, if there is an error.
     """
 
     number: int

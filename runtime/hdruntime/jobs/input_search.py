@@ -51,13 +51,8 @@ def find_inputs(
 
     Args:
         names: paths, URLs, patterns, and ``-`` for the standard input.
-        columns: which columns are read.
         input_format: of all files; None: by the endings of their names, for the standard input JSON Lines.
         spool: directory for a copy of the standard input; None for the default of temporary files.
-
-    Raises:
-        InputError: a file does not fit, or no file has a row.
-        MissingDependencyError: the package of a URL's protocol is not installed.
     """
     if not names:
         raise InputError("No input was given. Name at least one file or directory.")

@@ -18,13 +18,11 @@ Stamp = tuple[int, int]
 
 
 class InputWatch:
-    """Compares a job's inputs with the files at the time when the job was planned.
+    """Compares a job's inputs with the files at the time when the job was planned; a change is an InputChangedError.
 
     A file with another size or modification time has changed. If only its inode or the inode's change time differs, as
     after a backup, a copy or ``chmod``, the content decides: the read part is read again, and checksums are compared.
-
-    Args:
-        without_rows: files that had no row when the job was planned.
+    Files that had no row then must not have one now.
     """
 
     def __init__(self, files: Sequence[InputFile], columns: Columns, *, without_rows: Sequence[InputFile] = ()) -> None:
@@ -34,16 +32,10 @@ class InputWatch:
         self._touched: dict[int, Stamp] = {}
 
     def portions(self, start: Position, stamp: Stamp | None, *, characters: int) -> Iterator[Portion]:
-        """The rows after a position, from files that do not change while they are read.
+        """The rows after a position, in portions of about so many characters, from files that do not change meanwhile.
 
-        Args:
-            stamp: of the file at the position when an earlier process of the job stopped there; None compares checksums
-                in any case.
-            characters: about so many in a portion.
-
-        Raises:
-            InputChangedError: a file has changed.
-            InputError: a file cannot be read to its end.
+        The stamp is that of the file at the position when an earlier process of the job stopped there; None compares
+        checksums in any case.
         """
         if start.offset and stamp != self.stamp(start.file):
             _refuse(self._change_of_content(start))

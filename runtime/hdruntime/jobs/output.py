@@ -71,12 +71,7 @@ _COMMIT_SHARE = 50
 
 
 def output_at(name: str | Path) -> StandardOutput | LocalOutput:
-    """The place that a path, a URL or ``-`` names.
-
-    Raises:
-        MissingDependencyError: the package of the URL's protocol is not installed.
-        InputError: the protocol is unknown, or nothing can be written there.
-    """
+    """The place that a path, a URL or ``-`` names; an error if nothing can be written there."""
     if Path(name) == STDOUT:
         return StandardOutput()
     if "://" not in str(name):
@@ -95,12 +90,7 @@ def output_at(name: str | Path) -> StandardOutput | LocalOutput:
 
 
 class LocalOutput:
-    """A file or directory of this machine.
-
-    Attributes:
-        path: where it is; for a link, the output is where that ends.
-        name: for messages.
-    """
+    """A file or directory of this machine; for a link, where it ends. `name` is for messages."""
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.path = path
@@ -139,12 +129,7 @@ class LocalOutput:
         self._check_free(force=force or has_job or _receipt(self.path) is not None)
 
     def finished(self, identity: Identity, *, force: bool, restart: bool) -> Saved | None:
-        """The outcome of the job if it is done and its output is there; refuses what `opened` would, and makes nothing.
-
-        Raises:
-            InputError: an unfinished job of other inputs or options is kept there.
-            OutputExistsError: the output is another job's and may not be replaced, or another process is writing it.
-        """
+        """The outcome of the job if it is done and its output is there; refuses what `opened` would, makes nothing."""
         with opened_folder(self.path) as folder:
             done = _receipt_of(self.path, identity) if folder is None and not (force or restart) else None
             # A job that was killed before it could remove its folder published its output, too.
@@ -181,11 +166,8 @@ class LocalOutput:
         """The folder of a job, for this process alone; created if it does not exist.
 
         If the block raises, appended rows are committed, and the folder stays for the same job to continue; a folder
-        without any row is removed. With `restart`, rows that are there are discarded.
-
-        Raises:
-            OutputExistsError: another process is writing this output.
-            InputError: an unfinished job of other inputs or options is kept there.
+        without any row is removed. With `restart`, rows that are there are discarded; else those of another job are
+        refused.
         """
         with locked_folder(self.path) as (files, lock):
             if not restart:
@@ -250,9 +232,7 @@ class LocalOutput:
 class StoredOutput(LocalOutput):
     """A file, or a directory of Parquet files, at a URL: written on this machine, and uploaded when it is complete.
 
-    Args:
-        filesystem: fsspec's.
-        key: the URL's place there.
+    The file system is fsspec's, and the key the URL's place there.
     """
 
     def __init__(self, url: str, filesystem: Any, key: str) -> None:
@@ -377,7 +357,6 @@ class JobFolder:
     its length and of where reading continues. So the record never describes results that are not on the disk.
 
     Attributes:
-        path: where it is, for messages.
         saved: the rows, committed or not.
         ranges: for quantised vectors; None if these need no ranges, or no vector is done.
     """
@@ -441,9 +420,8 @@ class JobFolder:
             self._commit()
 
     def publish(self, encoding: ResultEncoding, *, force: bool, metadata: Mapping[str, str]) -> None:
-        """Make the output of a complete job, move it into place and remove the folder.
-
-        After a kill at any step, the same call does the remaining steps.
+        """Make the output of a complete job, move it into place and remove the folder; after a kill, do the remaining
+        steps.
         """
         with disk_errors_explained(self._output.path):
             if not self._published:

@@ -42,7 +42,6 @@ class Version:
     """Shows whether a file has changed.
 
     Attributes:
-        size_bytes: length.
         modified: modification time in nanoseconds; or, as text, a digest of a store's metadata or of the content.
         stamp: inode and its change time in nanoseconds, which programs cannot set; (0, 0) without an inode. If only
             this differs, the file may just have been copied, or its owner changed.
@@ -138,15 +137,9 @@ class RemoteFile:
 
 
 class StandardInput:
-    """The standard input, copied to an unnamed file of this process, so that it can be read again.
+    """The standard input, copied to an unnamed file in a directory, so that it can be read again.
 
     The same command with the same content continues an unfinished job, as with an unchanged file.
-
-    Args:
-        directory: for the copy.
-
-    Raises:
-        InputError: the standard input is closed, or a terminal, or it cannot be copied.
     """
 
     name = identity = path = "-"
@@ -191,10 +184,6 @@ def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | N
         name: a path, a URL, or ``-`` for the standard input; ``*``, ``?``, ``[`` and ``**`` make it a pattern.
         known: path -> whether its format is known; other files below a directory are skipped with a warning.
         spool: directory for the copy of the standard input.
-
-    Raises:
-        InputError: nothing exists there.
-        MissingDependencyError: the package of the URL's protocol is not installed.
     """
     text = str(name)
     if text == "-":
@@ -216,11 +205,7 @@ def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | N
 
 @contextlib.contextmanager
 def read_errors_explained(name: str) -> Iterator[None]:
-    """Name the input that cannot be read.
-
-    Raises:
-        InputError: in place of an OSError or an error of a store's client.
-    """
+    """Turn an OSError or an error of a store's client into an InputError that names the input."""
     try:
         yield
     except HdexportError:
@@ -280,12 +265,7 @@ def _remote_files(url: str) -> tuple[Sequence[Place], bool]:
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
-    """The file system of a URL's protocol, and the URL's key there.
-
-    Raises:
-        MissingDependencyError: the package of the protocol is not installed.
-        InputError: the protocol is unknown.
-    """
+    """The file system of a URL's protocol, and the URL's key there; an error if either is unknown here."""
     try:
         return importlib.import_module("fsspec.core").url_to_fs(url)
     except ImportError as error:

@@ -113,12 +113,10 @@ class Portion:
 
 @dataclass(frozen=True, kw_only=True)
 class PortionResult:
-    """The results of a portion; it can be pickled.
+    """The results of a portion and their counts; it can be pickled.
 
-    Attributes:
-        results: one dict per row, in order: ``id``, kept columns, the task's, ``tokens`` and ``error``. With late
-            chunking one per chunk, or one for a row that failed.
-        counts: of these rows.
+    One dict per row, in order: ``id``, kept columns, the task's, ``tokens`` and ``error``. With late chunking one per
+    chunk, or one for a row that failed.
     """
 
     results: list[dict[str, object]]
@@ -126,28 +124,18 @@ class PortionResult:
 
 
 class JobPool(Protocol):
-    """One or more processes that run portions.
-
-    Attributes:
-        portion_characters: about how many characters a portion should have.
-    """
+    """One or more processes that run portions of about `portion_characters` characters."""
 
     portion_characters: int
 
     def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
-        """Run each portion once; results are in the order of the portions.
-
-        Raises:
-            BackendError: the rows are not the cause.
-        """
+        """Run each portion once; results are in the order of the portions. A BackendError is not caused by the rows."""
 
 
 def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
     """Cut rows into groups that bound memory and are large enough for sorting by length.
 
-    Args:
-        rows: in order.
-        characters: of a portion's texts; the row that reaches this number is the last. A token id counts as four.
+    The row that reaches the number of characters is the last of its portion.
     """
     portion: list[Row] = []
     size = kept = 0
@@ -163,11 +151,7 @@ def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
 
 
 def cut_by_bytes(rows: Iterable[Values]) -> Iterator[list[Values]]:
-    """Cut rows into groups of about 64 MB, each of at least one row.
-
-    Args:
-        rows: with the values of their columns.
-    """
+    """Cut rows, with the values of their columns, into groups of about 64 MB, each of at least one row."""
     group: list[Values] = []
     size = 0
     for row in rows:

@@ -103,15 +103,13 @@ class JobProgress(RowCounts):
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """The outcome of a job.
+    """The outcome of a job, so far.
 
     Attributes:
         position: where reading continues.
         stamp: of the file at the position; see `hdruntime.jobs.input_watch`.
-        counts: of the rows before the position.
-        seconds: time that they took.
+        seconds: time that the rows before the position took.
         result_bytes: length of their results; bytes after that in the file do not count.
-        complete: whether all rows are done.
         ranges_checksum: CRC-32 of the file with the ranges of quantised vectors; None without ranges.
     """
 
@@ -130,11 +128,7 @@ def json_from_saved(saved: Saved) -> str:
 
 
 def saved_from_json(text: str | bytes) -> Saved:
-    """Read the text of `json_from_saved`.
-
-    Raises:
-        ValueError: the text is something else.
-    """
+    """Read the text of `json_from_saved`; ValueError for any other."""
     saved = from_json(text, Saved, name="progress")
     if json.loads(json_from_saved(saved)) != json.loads(text):
         raise ValueError("not what a job saves: something is missing, or there is more")
@@ -142,12 +136,7 @@ def saved_from_json(text: str | bytes) -> Saved:
 
 
 class ProgressMeter:
-    """Computes progress from the rows done and the time that passes.
-
-    Args:
-        files: the job's inputs.
-        saved: the rows done when this process began.
-    """
+    """Computes progress from the rows that are done, those when this process began, and the time that passes."""
 
     def __init__(self, files: Sequence[InputFile], saved: Saved) -> None:
         self._files = files

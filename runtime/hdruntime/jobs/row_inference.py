@@ -50,18 +50,10 @@ class LocalPool:
 
 
 class RowInference:
-    """Runs portions with a session, and remembers whether the session has ever worked.
+    """Runs rows with a session, and remembers whether the session has ever worked.
 
-    Args:
-        session: that runs them.
-        task: whose results are computed.
-        options: how rows are run. Batches are smaller if their outputs would fill the memory.
-
-    Attributes:
-        lanes: rows that are streamed at a time; 0 if rows are not streamed.
-
-    Raises:
-        InputError: rows are to be streamed, and the bundle or its task does not allow it.
+    Batches are smaller than the options say if their outputs would fill the memory. `lanes` is how many rows are
+    streamed at a time, 0 if rows are not streamed.
     """
 
     def __init__(self, session: Session, task: TextTask, *, options: RowOptions) -> None:
@@ -78,8 +70,7 @@ class RowInference:
     def __call__(self, rows: Sequence[Row]) -> PortionResult:
         """Tokenise rows, run them, and compute the task's values.
 
-        Raises:
-            BackendError: every row failed, and so does one that ran before: the session is broken.
+        BackendError if every row failed, and so does one that ran before: the session is broken.
         """
         before = self._session.padding
         items = self._inference.encode([row for row in rows if row.error is None])

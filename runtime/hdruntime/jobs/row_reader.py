@@ -46,17 +46,10 @@ _Read = tuple[Values, int, int, int]
 
 
 def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position | None = None) -> Iterator[Row]:
-    """Every row of the files, in order. A row that cannot be read comes with its `error`; reading continues.
+    """Every row of the files after a position, in order. A row that cannot be read comes with its `error`.
 
-    Blank lines of JSON Lines and CSV files are skipped; a blank line of a text file is an empty text.
-
-    Args:
-        files: from `find_inputs`.
-        columns: which columns are read.
-        start: `end` of the previous row; earlier bytes are not read again. None: the beginning.
-
-    Raises:
-        InputError: a file cannot be read to its end.
+    Blank lines of JSON Lines and CSV files are skipped; a blank line of a text file is an empty text. InputError if a
+    file cannot be read to its end.
     """
     position = start or Position()
     for index in range(position.file, len(files)):
@@ -68,16 +61,7 @@ def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position |
 
 
 def read_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
-    """The values of a file's rows, and where each row ends.
-
-    Args:
-        file: to read.
-        columns: which of its columns; JSON Lines give all.
-        start: `end` of the previous row.
-
-    Raises:
-        InputError: the file cannot be read to its end.
-    """
+    """The values of a file's rows after a position, and where each row ends. JSON Lines give all columns."""
     rows = _READERS[file.format](file, columns, start)
     if not file.partitions:
         return rows
@@ -90,11 +74,7 @@ def _with_partitions(read: _Read, partitions: Mapping[str, object]) -> _Read:
 
 
 def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
-    """The value of `Position.checksum` at an offset of the file as it is now.
-
-    Raises:
-        InputError: the file cannot be read up to there.
-    """
+    """The value of `Position.checksum` at an offset of the file as it is now."""
     checksum = 0
     if file.format is RowFormat.PARQUET:
         for read in itertools.islice(_parquet_values(file, columns, Position()), offset):
@@ -108,13 +88,7 @@ def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
 
 
 def row_from_values(values: Values, columns: Columns, *, end: Position) -> Row:
-    """The row of a reader's values; with its error if these are invalid.
-
-    Args:
-        values: the row's columns, or the reason why they could not be read.
-        columns: which columns are read.
-        end: of the row.
-    """
+    """The row of values, or of the reason why they could not be read; with its error if they are invalid."""
     row_id = end.row - 1 if not columns.id else None if isinstance(values, str) else values.get(columns.id)
     if isinstance(values, str):
         kept: dict[str, object] = dict.fromkeys(columns.keep or ())
@@ -194,15 +168,7 @@ def _csv_values(file: InputFile, columns: Columns, start: Position) -> Iterator[
 
 
 def csv_records(file: InputFile, start: Position) -> Iterator[tuple[list[str], str | None, Line]]:
-    """The records of a CSV or TSV file, including its header: cells, the reason if there are none, and the last line.
-
-    Args:
-        file: to read.
-        start: where a record begins.
-
-    Raises:
-        InputError: the file cannot be read to its end.
-    """
+    """The records of a CSV or TSV file, its header too: cells, the reason if there are none, and the last line."""
     # For the whole process: Python has no other way. The default limit, 128 KiB, is too short for documents.
     csv.field_size_limit(MAX_LINE_BYTES)
     record: list[Line] = []

@@ -67,7 +67,6 @@ class Vectors:
     """Finishes the vectors of portions, in order.
 
     Args:
-        options: for vectors.
         ranges: [2, dimensions], minimum and maximum per dimension, if rows were done before; None computes them, if the
             type needs ranges, from the first portion with vectors.
         chunked: whether a row of the input has several vectors, one per chunk.
@@ -79,11 +78,7 @@ class Vectors:
         self._chunked = chunked
 
     def finish(self, result: PortionResult) -> PortionResult:
-        """A portion's results with vectors in their final form.
-
-        Raises:
-            InputError: the first portion has too few rows for ranges.
-        """
+        """A portion's results with vectors in their final form; InputError if the first has too few rows for ranges."""
         if self._options.is_default:
             return result
         results: list[dict[str, Any]] = [dict(row) for row in result.results]

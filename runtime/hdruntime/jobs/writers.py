@@ -86,8 +86,7 @@ def encoding_of(kind: ResultFormat, fields: Sequence[pa.Field]) -> ResultEncodin
 class ResultEncoding(ABC):
     """How results are kept while the job runs: bytes to which more can be appended after any piece of `encode`.
 
-    Args:
-        schema: of the output; fields with the metadata `OPEN_TYPE` get their type at the end.
+    Fields of the schema with the metadata `OPEN_TYPE` get their type at the end.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -107,12 +106,8 @@ class ResultEncoding(ABC):
 
     @abstractmethod
     def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
-        """Make the output from everything that was encoded. It appears whole and on the disk.
-
-        Args:
-            folder: has the encoded results in `RESULTS_FILE`, which may be gone after the call; the output is
-                `FINISHED_FILE`.
-            metadata: about the results, for formats that can hold it.
+        """Make the output, `FINISHED_FILE`, whole and on the disk, from all that was encoded, `RESULTS_FILE`, which may
+        be gone then.
         """
 
 

@@ -26,12 +26,8 @@ _KNOCK_SECONDS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """How many workers fit on a cluster, and the share of its node that each of them takes.
-
-    Attributes:
-        workers: one session each.
-        cpus: CPU cores of a worker, which are its threads.
-        gpus: GPUs of a worker, 0 or 1.
+    """How many workers of one session fit on a cluster, and how many CPU cores, which are its threads, and GPUs each
+    takes.
     """
 
     workers: int
@@ -43,15 +39,9 @@ class Places:
 def connected(address: str | None) -> Iterator[Any]:
     """The module ``ray``, connected to a cluster; processes that this started end with the block, and nothing else.
 
-    Args:
-        address: ``auto`` for the cluster that this machine is a node of, or ``host:port`` of its head; None or "" for
-            one of this machine alone, started for the block. Where the process is connected already, that cluster is
-            used, and no other may be named.
-
-    Raises:
-        MissingDependencyError: Ray is not installed.
-        BackendUnavailableError: there is no cluster at that address, or none can be started.
-        InputError: an address was given and the process is connected already.
+    The address is ``auto`` for the cluster that this machine is a node of, or ``host:port`` of its head; None or "" for
+    one of this machine alone, started for the block. Where the process is connected already, that cluster is used, and
+    no other may be named.
     """
     # Before Ray is imported, and only if the user has not set it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -70,20 +60,11 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str, threads: int | None) -> Places:
-    """How a cluster is divided into workers.
+    """How a cluster, whose living nodes have these ``CPU`` and ``GPU``, is divided into workers of so many threads.
 
     A worker of a TensorRT engine takes a GPU; any other takes ``threads`` cores, by default one: where there are rows
-    for all of them, many workers of one thread get more done than one worker of many.
-
-    Args:
-        nodes: the resources of each living node: ``CPU``, ``GPU``.
-        bundle: the bundle that will run.
-        backend: as :func:`hdruntime.load` takes it; with ``auto`` GPUs are taken if the bundle has an engine.
-        threads: CPU cores of a worker.
-
-    Raises:
-        BackendUnavailableError: the backend needs GPUs and the cluster has none.
-        InputError: no node has so many cores.
+    for all of them, many workers of one thread get more done than one worker of many. With the backend ``auto`` GPUs
+    are taken if the bundle has an engine.
     """
     cpus = threads or 1
     with_gpu = sum(int(min(node.get("GPU", 0), node.get("CPU", 0) // cpus)) for node in nodes)
@@ -131,11 +112,7 @@ def _own_signal_handler() -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Find out in seconds whether a cluster answers; Ray (2.60) tries for more than ten minutes.
-
-    Raises:
-        OSError: none does.
-    """
+    """Raise OSError within seconds if no cluster answers; Ray (2.60) tries for more than ten minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()

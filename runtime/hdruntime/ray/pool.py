@@ -47,8 +47,7 @@ class _Place:
     """A slot for a worker; when it dies, another replaces it.
 
     Attributes:
-        actor: the worker.
-        loading: its answer when it is ready; None after that.
+        loading: the worker's answer when it is ready; None after that.
         pieces: the results to come, each with its portion, in the order in which the worker runs them.
         failed_loads: workers in a row that died here before they were ready.
     """

@@ -33,23 +33,11 @@ def session_in_worker(
 ) -> tuple[Session, Bundle, str]:
     """Load a bundle in a Ray process, on the cores and the GPU that Ray assigned to it.
 
-    Ray shows a process its own GPUs only, by ``CUDA_VISIBLE_DEVICES``, so the first one is the process's.
+    Ray shows a process its own GPUs only, by ``CUDA_VISIBLE_DEVICES``, so the first one is the process's. The backend
+    ``auto`` leaves GPUs alone unless Ray gave the process one; threads are by default the cores that Ray gave it. A
+    bundle at that path on this node with another identity than the expected one is refused.
 
-    Args:
-        path: of the bundle, on this node.
-        backend: as :func:`hdruntime.load` takes it; ``auto`` leaves GPUs alone unless Ray gave the process one.
-        threads: CPU threads; None for the cores that Ray gave the process.
-        precision: as :func:`hdruntime.load` takes it.
-        identity: of the expected bundle, by `identity_of_bundle`; None for any bundle.
-
-    Returns:
-        the session, its bundle, and the reason for the choice of the backend.
-
-    Raises:
-        BundleNotFoundError: the node has no bundle at that path.
-        BundleError: the node has another bundle.
-        BackendUnavailableError: the backend needs a GPU, and Ray gave the process none.
-        HdexportError: as :func:`hdruntime.load` does.
+    Returns the session, its bundle, and the reason for the choice of the backend.
     """
     ray = require("ray")
     given = ray.get_runtime_context().get_assigned_resources()
@@ -81,14 +69,7 @@ def session_in_worker(
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The answer of a worker that is ready.
-
-    Attributes:
-        node: address of its node.
-        backend: the backend that runs the bundle there.
-        backend_reason: why.
-        portion_characters: about how many characters a portion should have for it.
-    """
+    """The answer of a worker that is ready."""
 
     node: str
     backend: Backend
