@@ -93,6 +93,9 @@ class BundleModel:
     _length_argument = "max_seq_length"
     _progress_name = "Encoding"
 
+    _unsaved_reads_base = False
+    """Whether the library cuts texts to the checkpoint's positions where it has not saved the model."""
+
     _samples: tuple[list[str], list[str] | None] = (["a"], None)
     """The least input with a token of a text."""
 
@@ -120,10 +123,7 @@ class BundleModel:
         asked = TorchDevice(device or "").index
         self._gpu_number = (gpu or GpuOptions()).device if asked is None else asked
         self._tokenizer = self._session.tokenizer
-        # As sentence-transformers reads a classifier that it has not saved.
-        plain = (
-            bundle.manifest.positions.base if bundle.manifest.task == "text-classification" else self._session.max_len
-        )
+        plain = bundle.manifest.positions.base if self._unsaved_reads_base else self._session.max_len
         self._own_length = settings.max_seq_length if settings else info.model_max_length or plain
         self._asked_length = info.text_length and min(info.text_length, self._session.max_len)
         self._says_cuts = True

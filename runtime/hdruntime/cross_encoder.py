@@ -74,6 +74,7 @@ class CrossEncoder(BundleModel):
 
     _length_argument = "max_length"
     _samples = (["a"], [""])
+    _unsaved_reads_base = True
     _progress_name = "Scoring"
 
     def __init__(

@@ -133,7 +133,7 @@ class MultiVectorEncoder(TwoSidedModel):
         self._tokenizers = {**self._tokenizers, Side.DOCUMENT: self._tokenizer_of(Side.DOCUMENT, tokens)}
 
     def _tokenizer_of(self, side: Side, tokens: int | Length | None) -> TextTokenizer:
-        return self._tokenizer_for(tokens, named=f"{side.value}_length", own_length=self._tasks[side].own_length)
+        return self._tokenizer_for(tokens, named=f"{side.value}_length", own_length=self._tasks[side].length)
 
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""

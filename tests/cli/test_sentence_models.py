@@ -19,7 +19,7 @@ from hdexport.cli.build import own_length
 from hdruntime.bundle.manifest import Backend, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.task_formats import Task, format_of
 from hdruntime.errors import ModelError
 from support.made_once import made_once
 from support.needs import needs_rtx
@@ -46,23 +46,23 @@ def prompted(hdexport: Command, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return made_once(tmp_path_factory, "prompted bundle", make)
 
 
-READINGS: dict[Any, str] = {
-    "encoder": "SentenceEncoder truncate texts; max_seq_length='bundle'",
-    "sparse-encoder": "SparseEncoder truncate texts; max_seq_length='bundle'",
-    "multi-vector-encoder": "MultiVectorEncoder truncate documents; document_length='bundle'",
-    "cross-encoder": "CrossEncoder truncate pairs; max_length='bundle'",
+READINGS: dict[Task, str] = {
+    Task.SENTENCE_SIMILARITY: "SentenceEncoder truncate texts; max_seq_length='bundle'",
+    Task.SPARSE_SIMILARITY: "SparseEncoder truncate texts; max_seq_length='bundle'",
+    Task.TOKEN_SIMILARITY: "MultiVectorEncoder truncate documents; document_length='bundle'",
+    Task.TEXT_CLASSIFICATION: "CrossEncoder truncate pairs; max_length='bundle'",
 }
 
 
 def test_build_says_how_to_lift_each_kind_of_model_s_own_length() -> None:
     """By an argument that the class has."""
-    for kind, reading in READINGS.items():
-        tokens = MultiVectorSettings(document_length=24) if kind == "multi-vector-encoder" else None
-        settings = SentenceSettings(kind=kind, max_seq_length=24, multi_vector=tokens)
-        assert own_length(settings, max_len=24) is None
+    for task, reading in READINGS.items():
+        tokens = MultiVectorSettings(document_length=24) if task is Task.TOKEN_SIMILARITY else None
+        settings = SentenceSettings(kind=format_of(task).settings_kind, max_seq_length=24, multi_vector=tokens)
+        assert own_length(task, settings, max_len=24) is None
         said = f"24 tokens, to which sentence-transformers and {reading} lifts that"
-        assert own_length(settings, max_len=100) == said
-        assert str(own_length(settings, max_len=16, text_length=16)).endswith("='model' to 16")
+        assert own_length(task, settings, max_len=100) == said
+        assert str(own_length(task, settings, max_len=16, text_length=16)).endswith("='model' to 16")
         name, option = re.fullmatch(r"(\w+) .*; (\w+)=.*", reading).groups()  # type: ignore[union-attr]
         assert option in inspect.signature(getattr(hdruntime, name)).parameters
 

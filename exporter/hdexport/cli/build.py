@@ -31,16 +31,9 @@ if TYPE_CHECKING:
     from hdexport.cli.progress import TerminalProgress
     from hdruntime.bundle.manifest import Dtype, Manifest
     from hdruntime.bundle.sentence_settings import SentenceSettings
+    from hdruntime.bundle.task_formats import Task
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
-
-_READERS = {
-    "encoder": ("SentenceEncoder", "texts", "max_seq_length"),
-    "sparse-encoder": ("SparseEncoder", "texts", "max_seq_length"),
-    "multi-vector-encoder": ("MultiVectorEncoder", "documents", "document_length"),
-    "cross-encoder": ("CrossEncoder", "pairs", "max_length"),
-}
-"""Kind of a model of sentence-transformers -> our class, its texts, and its argument for how many tokens of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -210,22 +203,21 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     )
 
 
-def own_length(settings: SentenceSettings, *, max_len: int, text_length: int | None = None) -> str | None:
+def own_length(task: Task, settings: SentenceSettings, *, max_len: int, text_length: int | None = None) -> str | None:
     """The length that the library and our class cut texts to, and how to change that; None if it is the bundle's.
 
     Args:
-        settings: of the bundle.
-        max_len: of the bundle.
+        task, settings, max_len: of the bundle.
         text_length: what our class truncates texts to, if the build was asked to; None for the model's own number.
     """
     from hdexport.model.positions import LONGEST
-    from hdruntime.tasks.token_similarity import Side, TextSide
+    from hdruntime.tasks.of_bundle import class_of
 
-    library, (reader, what, option) = "sentence-transformers", _READERS[settings.kind]
-    is_of_tokens = settings.kind == "multi-vector-encoder"
-    tokens = TextSide(settings, Side.DOCUMENT).own_length if is_of_tokens else settings.max_seq_length
-    if tokens in (max_len, LONGEST):
+    kind = class_of(task)
+    tokens = kind.own_length(settings)
+    if kind.encoder is None or tokens in (max_len, LONGEST):
         return None
+    library, (reader, _, what, option, _) = "sentence-transformers", kind.encoder
     if text_length is None:
         return f"{tokens} tokens, to which {library} and {reader} truncate {what}; {option}='bundle' lifts that"
     return (
@@ -244,7 +236,9 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
     from hdexport.model.task import TASKS
 
     asked = manifest.tokenizer.text_length if manifest.tokenizer else None
-    if manifest.sentence and (own := own_length(manifest.sentence, max_len=manifest.max_len, text_length=asked)):
+    if manifest.sentence and (
+        own := own_length(manifest.task, manifest.sentence, max_len=manifest.max_len, text_length=asked)
+    ):
         print(f"Own length:  {own}")
     place = shlex.quote(str(output))
     print(f"Look inside: hdexport inspect {place}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest, TensorSpec
     from hdruntime.bundle.reader import Bundle
-    from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
+    from hdruntime.bundle.sentence_settings import SentenceSettings
 
 SUMMARY = "show what is in a bundle"
 
@@ -132,6 +132,8 @@ def _show(
 
 def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yields what a bundle is, name and value; an empty name continues the one before."""
+    from hdruntime.tasks.of_bundle import class_of
+
     yield "model", f"{manifest.name} ({manifest.model_type})"
     yield "task", manifest.task
     yield "accepts", f"1 to {manifest.max_len} tokens"
@@ -165,6 +167,9 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"{info.file}, pads with {info.pad_token} ({info.pad_token_id})" if info else "none"
     if manifest.sentence is not None:
         yield from _sentence(manifest.sentence, info.text_length if info else None)
+    yield from class_of(manifest.task).described(manifest)
+    if manifest.sentence is not None:
+        yield from _prompts(manifest.sentence)
     yield from _verification(manifest.verification)
     if manifest.half_range is not None:
         yield "float16 range", _half_range(manifest.half_range)
@@ -196,28 +201,15 @@ def _sentence(settings: SentenceSettings, text_length: int | None) -> Iterator[t
         of_tokens = ["of tokens"] if own is not None or not steps else []
         similarity = settings.similarity if own is None else own.similarity
         yield "vectors", f"{', '.join([*of_tokens, *steps])}; similarity {similarity}"
-        if own is not None:
-            yield from _multi_vector(settings, own)
+
+
+def _prompts(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
     default = settings.default_prompt_name
     for name, prompt in settings.prompts.items():
         if prompt or name == default:
             yield f"prompt {name}", repr(prompt) + (" (default)" if name == default else "")
     if not settings.include_prompt:
         yield "", "the tokens of prompts are not pooled"
-
-
-def _multi_vector(settings: SentenceSettings, own: MultiVectorSettings) -> Iterator[tuple[str, str]]:
-    from hdruntime.tasks.token_similarity import Side, TextSide
-
-    expansion = own.expansion
-    for name, side in (("queries", Side.QUERY), ("documents", Side.DOCUMENT)):
-        parts = [f"cut to {TextSide(settings, side).own_length} tokens by the model"]
-        if side is Side.QUERY and expansion is not None:
-            seen = "which all tokens see" if expansion.attend else "which no token sees"
-            parts.append(f"expanded to {expansion.length} by the token {expansion.token_id}, {seen}")
-        if side.value in own.skipped_in and own.skipped_ids:
-            parts.append(f"no vectors for {len(own.skipped_ids)} tokens of the vocabulary")
-        yield name, ", ".join(parts)
 
 
 def _tensor(spec: TensorSpec) -> tuple[str, str, str]:

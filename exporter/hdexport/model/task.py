@@ -20,6 +20,7 @@ class TaskTraits:
         architectures: endings of names of architectures that were made for it.
         has_labels: whether the checkpoint's ``id2label`` names its logits.
         vectors: whether texts or tokens have dense vectors, by which texts are compared; None for neither.
+        reads_pairs: whether its texts are pairs (``must``), or may be (``may``); None for texts alone.
         pools_logits: whether its outputs are pooled of logits of all tokens, in graphs a block of tokens at a time:
             `hdexport.graph.passes.pool_in_blocks` has to find them.
     """
@@ -29,6 +30,7 @@ class TaskTraits:
     architectures: tuple[str, ...] = ()
     has_labels: bool = False
     vectors: Literal["texts", "tokens"] | None = None
+    reads_pairs: Literal["may", "must"] | None = None
     pools_logits: bool = False
 
 
@@ -50,6 +52,7 @@ TASKS: Mapping[Task, TaskTraits] = {
         auto_class="AutoModelForSequenceClassification",
         architectures=("ForSequenceClassification",),
         has_labels=True,
+        reads_pairs="may",
     ),
     Task.TOKEN_CLASSIFICATION: TaskTraits(
         auto_class="AutoModelForTokenClassification",
@@ -60,6 +63,7 @@ TASKS: Mapping[Task, TaskTraits] = {
         auto_class="AutoModelForQuestionAnswering",
         # XLNet's without a search of beams is named so.
         architectures=("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
+        reads_pairs="must",
     ),
     Task.TEXT_SCORING: TaskTraits(
         auto_class="AutoModelForCausalLM",

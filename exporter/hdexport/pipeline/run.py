@@ -15,6 +15,7 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.engines.build import EngineBuilder
 from hdexport.families import Family
+from hdexport.model.task import TASKS
 from hdexport.pipeline.description import manifest_of_graph
 from hdexport.pipeline.graph_files import lowered_graphs, portable_graph
 from hdexport.pipeline.options import BuildOptions
@@ -26,7 +27,6 @@ from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import Backend, Manifest, PositionForm, Positions
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.staging import staged_directory
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, VerificationError
 
 logger = logging.getLogger(__package__)
@@ -87,7 +87,7 @@ def _open(directory: Path) -> None:
         manifest = session.manifest
         if manifest.tokenizer is None:
             return
-        is_pair = manifest.pair_template is not None or manifest.task == Task.QUESTION_ANSWERING.value
+        is_pair = manifest.pair_template is not None or TASKS[manifest.task].reads_pairs == "must"
         # A tokenizer may know no such letter; its file is read all the same.
         with contextlib.suppress(InputError):
             session.infer(session.tokenize(["a"], ["a"] if is_pair else None))

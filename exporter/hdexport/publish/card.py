@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING
 from hdexport.bench.results.words import bytes_text, error_text, ms_text
 from hdruntime.bundle.hub import HubName, hub_name
 from hdruntime.bundle.manifest import Manifest
+from hdruntime.tasks.of_bundle import class_of
 
 if TYPE_CHECKING:
     from hdexport.bench.results.result import BenchResult
 
 _PIPELINES = {"sparse-similarity": "feature-extraction", "token-similarity": "feature-extraction", "text-scoring": None}
 """Task -> the hub's name of such models, where that is another; None for none."""
-
-_CALLS = {
-    "sentence-similarity": ("SentenceEncoder", "encode(texts)"),
-    "sparse-similarity": ("SparseEncoder", "encode(texts)"),
-    "token-similarity": ("MultiVectorEncoder", "encode_document(texts)"),
-    "cross-encoder": ("CrossEncoder", 'predict([("query", "document")])'),
-}
-"""Task, or kind of its settings of sentence-transformers -> the class with the library's interface, and its call."""
 
 
 def model_card(
@@ -72,15 +65,14 @@ def _front_matter(manifest: Manifest, origin: HubName | None) -> Iterator[str]:
 
 
 def _usage(manifest: Manifest, name: HubName) -> Iterator[str]:
-    kind = manifest.sentence.kind if manifest.sentence is not None else None
-    of_class = _CALLS.get(manifest.task) or _CALLS.get(str(kind))
+    encoder = class_of(manifest.task).encoder_of(manifest)
     yield "```python"
     yield "# pip install 'hdexport[hub]'"
-    if of_class is None:
+    if encoder is None or encoder.call is None:
         yield from ("import hdruntime", "", f'session = hdruntime.load("{name}")')
     else:
-        yield from (f"from hdruntime import {of_class[0]}", "", f'model = {of_class[0]}("{name}")')
-        yield f"model.{of_class[1]}"
+        yield from (f"from hdruntime import {encoder.name}", "", f'model = {encoder.name}("{name}")')
+        yield f"model.{encoder.call}"
     yield from ("```", "", "```sh", f"hdexport run {name} texts.jsonl -o out.parquet", "```")
     if "modules.json" in manifest.files:
         yield from (

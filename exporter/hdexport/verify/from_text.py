@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hdruntime
+from hdexport.model.task import TASKS
 from hdexport.support.json_files import shown
 from hdexport.verify.checks import Check, Verification
 from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output
@@ -31,17 +32,9 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import Task
 from hdruntime.bundle_model import BundleModel
 from hdruntime.errors import BackendUnavailableError, InputError, NonFiniteOutputError
+from hdruntime.tasks.of_bundle import class_of
+from hdruntime.tasks.task import Encoder
 from hdruntime.text.tokenization import Overflow, TextTokenizer
-
-_SENTENCE_CLASSES: Mapping[Task, str] = {
-    Task.SENTENCE_SIMILARITY: "SentenceTransformer",
-    Task.SPARSE_SIMILARITY: "SparseEncoder",
-    Task.TOKEN_SIMILARITY: "MultiVectorEncoder",
-}
-"""Task -> the class of sentence-transformers that runs its checkpoints."""
-
-_OURS = {"SentenceTransformer": "SentenceEncoder"}
-"""Class of sentence-transformers -> the class of hdruntime with its interface, where that has another name."""
 
 _LONGEST = 128
 """Most tokens of the long text: how it is cut shows, and a build has time for it."""
@@ -52,9 +45,6 @@ _LONG_IDS = 4 * _LONGEST
 _SHORT = "What the lengths of two texts are."
 _SCRIPTS = "ŒUVRE Größe Ελλάδα Москва שלום سلام नमस्ते ภาษาไทย 日本語 中文字 한국어 e\u0301 👩\u200d👧"
 _MARKS = "  two  spaces,\ta tab\nand a line; don't… x² “quotes” [SEP] </s> 3.14-15 "
-
-_WITH_PAIRS = (Task.TEXT_CLASSIFICATION, Task.QUESTION_ANSWERING)
-"""Tasks whose texts are pairs, or may be."""
 
 Texts = tuple[str, ...]
 """One text, or the two of a pair."""
@@ -93,10 +83,12 @@ def with_texts(
     manifest, task = bundle.manifest, bundle.manifest.task
     if manifest.tokenizer is None:
         return found
-    theirs = "CrossEncoder" if manifest.sentence is not None else None
-    theirs = _SENTENCE_CLASSES.get(task, theirs if task is Task.TEXT_CLASSIFICATION else None)
-    name = "from text, as in " + ("transformers" if theirs is None else f"sentence-transformers' {theirs}")
-    answers = _of_transformers if theirs is None else functools.partial(_of_sentence_transformers, theirs=theirs)
+    encoder = class_of(task).encoder_of(manifest)
+    if encoder is None or encoder.call is None:
+        theirs, name, answers = None, "from text, as in transformers", _of_transformers
+    else:
+        theirs, name = encoder.library, f"from text, as in sentence-transformers' {encoder.library}"
+        answers = functools.partial(_of_sentence_transformers, encoder=encoder)
     checks: list[Check] = []
     reason = _why_not(reference, theirs, task, found.grid)
     if reason is None:
@@ -183,7 +175,7 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
     import torch
     from transformers import AutoTokenizer
 
-    manifest, task = bundle.manifest, bundle.manifest.task
+    manifest, reads_pairs = bundle.manifest, TASKS[bundle.manifest.task].reads_pairs
     tokenizer = AutoTokenizer.from_pretrained(
         reference.checkpoint.path, local_files_only=True, trust_remote_code=reference.checkpoint.trust.code
     )
@@ -191,7 +183,7 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
     with hdruntime.load(bundle, Backend.ONNXRUNTIME, precision=Precision.FLOAT32) as session:
         own = session.tokenizer.limited(limit)
         for name, each in _texts(bundle, reference).items():
-            if task not in _WITH_PAIRS if len(each) > 1 else task is Task.QUESTION_ANSWERING:
+            if reads_pairs is None if len(each) > 1 else reads_pairs == "must":
                 continue
             # As a batch: a single call takes an empty second text for none.
             batch = [[text] for text in each]
@@ -222,13 +214,13 @@ def _encoding(tokenizer: TextTokenizer, texts: Texts) -> hdruntime.Encoding:
     return encoding
 
 
-def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: str) -> Iterator[_Answers]:
+def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: Encoder) -> Iterator[_Answers]:
     """Answers of sentence-transformers' class and hdruntime's, both with their defaults but for the length."""
     import sentence_transformers
     import torch
 
     manifest, checkpoint = bundle.manifest, reference.checkpoint
-    task = manifest.task
+    task, theirs = manifest.task, encoder.library
     # Where the modules lie as they were published, nothing that hdexport arranges is between.
     path = checkpoint.origin if (checkpoint.origin / "modules.json").is_file() else checkpoint.path
     with _failures_of_library(f"it does not load {path}"):
@@ -247,7 +239,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, theirs: s
             raise _LibraryError("it scores by all logits of a generator, whose attention the bundle changes")
         library[0].model = reference.model
     length = "max_length" if theirs == "CrossEncoder" else "max_seq_length"
-    ours: BundleModel = getattr(hdruntime, _OURS.get(theirs, theirs))(
+    ours: BundleModel = getattr(hdruntime, encoder.name)(
         bundle, backend=Backend.ONNXRUNTIME, precision=Precision.FLOAT32, **{length: "model"}
     )
     with ours, _cuts_unsaid():

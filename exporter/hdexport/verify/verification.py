@@ -28,7 +28,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.task_formats import format_of
 from hdruntime.errors import BackendError, BundleError, NonFiniteOutputError
 from hdruntime.process_limits import free_bytes
 
@@ -149,8 +149,10 @@ def _by_way(
 ) -> dict[_Way, list[Case]]:
     """The cases by how they are checked, the short ones first."""
     groups: dict[_Way, list[Case]] = {}
+    # A number for each id of the vocabulary at every token.
+    is_large = any({"tokens", "vocab_size"} <= {*axes} for axes in format_of(manifest.task).output_axes.values())
     for case in found:
-        is_sampled = manifest.task == Task.FILL_MASK.value and arrays_bytes(case, manifest) > limit_bytes
+        is_sampled = is_large and arrays_bytes(case, manifest) > limit_bytes
         way = _Way(is_sampled=is_sampled, layers=layers if _is_long(case, manifest) else None)
         groups.setdefault(way, []).append(case)
     return groups

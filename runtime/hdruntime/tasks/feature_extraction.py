@@ -7,12 +7,14 @@ from typing import ClassVar
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.task_formats import Task
 from hdruntime.tasks.embedding import Embedding
+from hdruntime.tasks.task import Encoder
 
 
 class FeatureExtraction(Embedding):
     """The vector of a text, the mean of its tokens' vectors unless another pooling is asked for."""
 
     name = Task.FEATURE_EXTRACTION
+    encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", "max_seq_length", None)
     output_axes: ClassVar = {"last_hidden_state": ("batch", "tokens", "hidden_size")}
 
     @classmethod

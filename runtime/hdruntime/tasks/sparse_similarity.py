@@ -14,7 +14,7 @@ from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
-from hdruntime.tasks.task import Call, Outputs, Route, TaskOptions, Text, TextsBody, TextTask, Values
+from hdruntime.tasks.task import Call, Encoder, Outputs, Route, TaskOptions, Text, TextsBody, TextTask, Values
 from hdruntime.text.splitting import SUM, SplitPooling
 from hdruntime.text.tokenization import Encoding
 
@@ -54,6 +54,7 @@ class SparseVectors(TextTask):
     """The sparse vector of a text, with `max_active_dims` values or, for None, as many as the model keeps."""
 
     name = Task.SPARSE_SIMILARITY
+    encoder = Encoder("SparseEncoder", "SparseEncoder", "texts", "max_seq_length", "encode(texts)")
     output_axes: ClassVar = {_OUTPUT: ("batch", "vocab_size")}
     settings_kind = "sparse-encoder"
     job_options: ClassVar = {"max_active_dims": "--max-active-dims is"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.task_formats import TaskFormat
 from hdruntime.tasks.requests import Body
 from hdruntime.text.answers import AnswerOptions
@@ -86,6 +87,24 @@ class PendingText(Protocol):
 
     def finished(self) -> Any:
         """The task's answer, when every piece was added; an InputError if the text does not fit the task."""
+
+
+class Encoder(NamedTuple):
+    """The class of hdruntime that runs a task's bundles behind the interface of sentence-transformers.
+
+    Attributes:
+        name: of the class.
+        library: of the class in sentence-transformers.
+        texts: what it reads, in the plural.
+        length: its argument for how many tokens of them.
+        call: an example; None where the library's answer is another than a session's.
+    """
+
+    name: str
+    library: str
+    texts: str
+    length: str
+    call: str | None
 
 
 class Answered(NamedTuple):
@@ -167,6 +186,7 @@ class TextTask(TaskFormat):
     """A task with a bundle: all that sessions, encoders, jobs and servers ask of it. Each task has a subclass.
 
     Attributes:
+        encoder: its class with the interface of sentence-transformers; None without one.
         job_options: names of the `TaskOptions` that it alone has -> how each is given, as the begin of a sentence.
         needs_text: whether its answers are places in a text, which rows of ids do not show.
         outputs: names of the outputs that are read; all of `output_axes` unless it says otherwise.
@@ -183,6 +203,7 @@ class TextTask(TaskFormat):
         texts, columns: for tasks on pairs, the two texts, and examples of their columns.
     """
 
+    encoder: ClassVar[Encoder | None] = None
     job_options: ClassVar[Mapping[str, str]] = {}
     needs_text: ClassVar[bool] = False
 
@@ -208,6 +229,21 @@ class TextTask(TaskFormat):
     def of_job(cls, bundle: Bundle, options: TaskOptions) -> TextTask:
         """The task as a job runs it; the bundle has a tokenizer where the task `needs_text`."""
         return cls(bundle.manifest)
+
+    @classmethod
+    def encoder_of(cls, manifest: Manifest) -> Encoder | None:
+        """The `encoder` that runs the bundle; None if none does."""
+        return cls.encoder
+
+    @classmethod
+    def own_length(cls, settings: SentenceSettings) -> int:
+        """Tokens that sentence-transformers cuts the encoder's texts to."""
+        return settings.max_seq_length
+
+    @classmethod
+    def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:
+        """Lines of `hdexport inspect`, name and value, that bundles of other tasks have not."""
+        yield from ()
 
     @classmethod
     def vectors_as(cls, manifest: Manifest) -> tuple[tuple[str, ...], bool] | None:

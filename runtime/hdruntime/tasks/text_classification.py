@@ -14,7 +14,7 @@ from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.requests import Body
-from hdruntime.tasks.task import Call, Outputs, Pairs, Route, RowTensor, TaskOptions, Text, TextTask, Values
+from hdruntime.tasks.task import Call, Encoder, Outputs, Pairs, Route, RowTensor, TaskOptions, Text, TextTask, Values
 from hdruntime.text.checks import checked_texts
 from hdruntime.text.logits import Activation, activated, labels_of, shortest
 from hdruntime.text.splitting import SplitPooling
@@ -65,6 +65,7 @@ class TextClassification(TextTask):
     """
 
     name = Task.TEXT_CLASSIFICATION
+    encoder = Encoder("CrossEncoder", "CrossEncoder", "pairs", "max_length", 'predict([("query", "document")])')
     output_axes: ClassVar = {"logits": ("batch", "labels")}
     settings_kind = "cross-encoder"
     prompts = True
@@ -76,6 +77,10 @@ class TextClassification(TextTask):
         self.labels, self.activation = labels_of(bundle.manifest), _activation_of(bundle)
         self.pairs = Pairs.ALLOWED if bundle.manifest.sentence is None else Pairs.REQUIRED
         self.pair_pooling = SplitPooling.MAX if len(self.labels) == 1 else SplitPooling.MEAN
+
+    @classmethod
+    def encoder_of(cls, manifest: Manifest) -> Encoder | None:
+        return None if manifest.sentence is None else cls.encoder
 
     @classmethod
     def of_job(cls, bundle: Bundle, options: TaskOptions) -> TextClassification:

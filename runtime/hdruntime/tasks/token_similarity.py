@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +16,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
-from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
+from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
@@ -80,11 +80,14 @@ class TokenVectors(TextTask):
         as_far_as_model: whether queries are read as far as the model reads them, and no further.
 
     Attributes:
-        own_length: tokens that the model cuts such texts to.
+        length: tokens that the model cuts such texts to.
         dimensions: of a vector.
     """
 
     name = Task.TOKEN_SIMILARITY
+    encoder = Encoder(
+        "MultiVectorEncoder", "MultiVectorEncoder", "documents", "document_length", "encode_document(texts)"
+    )
     output_axes: ClassVar = {_OUTPUT: ("batch", "tokens", "embedding_size")}
     settings_kind = "multi-vector-encoder"
     needs_settings = True
@@ -97,7 +100,7 @@ class TokenVectors(TextTask):
     def __init__(self, manifest: Manifest, side: Side | None, *, as_far_as_model: bool = False) -> None:
         super().__init__(manifest)
         self._rules = TextSide(settings_of(manifest), side)
-        self.own_length = self._rules.own_length
+        self.length = self._rules.own_length
         self.dimensions = next(int(spec.shape[-1]) for spec in manifest.outputs if spec.name == _OUTPUT)
         self._is_limited = as_far_as_model and side is Side.QUERY
         self._cutting: TextTokenizer | None = None
@@ -108,6 +111,25 @@ class TokenVectors(TextTask):
         """Documents are read as far as the bundle serves; queries as far as the model reads them."""
         side = Side.QUERY if options.prompt_name == Side.QUERY.value else Side.DOCUMENT
         return cls(bundle.manifest, side, as_far_as_model=True)
+
+    @classmethod
+    def own_length(cls, settings: SentenceSettings) -> int:
+        return TextSide(settings, Side.DOCUMENT).own_length
+
+    @classmethod
+    def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:
+        settings = settings_of(manifest)
+        own = settings.multi_vector
+        assert own is not None, "settings_of checks it"
+        for name, side in (("queries", Side.QUERY), ("documents", Side.DOCUMENT)):
+            rules = TextSide(settings, side)
+            parts = [f"cut to {rules.own_length} tokens by the model"]
+            if rules.expansion is not None:
+                seen = "which all tokens see" if rules.expansion.attend else "which no token sees"
+                parts.append(f"expanded to {rules.expansion.length} by the token {rules.expansion.token_id}, {seen}")
+            if side.value in own.skipped_in and own.skipped_ids:
+                parts.append(f"no vectors for {len(own.skipped_ids)} tokens of the vocabulary")
+            yield name, ", ".join(parts)
 
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
@@ -126,7 +148,7 @@ class TokenVectors(TextTask):
         overflow: Overflow,
         prompt: str,
     ) -> list[Encoding]:
-        most = min(self.own_length, tokenizer.max_len) if self._is_limited else tokenizer.max_len
+        most = min(self.length, tokenizer.max_len) if self._is_limited else tokenizer.max_len
         if overflow is not Overflow.ERROR and most != tokenizer.max_len:
             # Kept: a tokenizer that cuts takes long to make.
             self._cutting = self._cutting or tokenizer.limited(most)

@@ -22,12 +22,11 @@ from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
+from hdexport.model.task import TASKS
 from hdexport.support.texts import read_texts
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ExportError, InputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
-
-_TASKS = ("sentence-similarity", "feature-extraction")
 
 _SEARCHED_SHARE = 4
 """The best batch size is searched with one text in so many, of all lengths."""
@@ -208,7 +207,7 @@ def _checked_plan(options: BenchOptions) -> Plan:
     found = plan(options)
     for planned in found.series:
         manifest = planned.bundle.manifest
-        if manifest.task not in _TASKS or manifest.tokenizer is None:
+        if TASKS[manifest.task].vectors != "texts" or manifest.tokenizer is None:
             lacks = "" if manifest.tokenizer else " without a tokenizer"
             raise InputError(
                 f"--corpus embeds texts, and {planned.bundle.path} is a bundle of {manifest.task}{lacks}.\n"

@@ -9,14 +9,7 @@ from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, not_installed, run
 from hdexport.bench.peers.torch_model import open_module, scale_queries
 from hdexport.families import family_of
 from hdruntime.bundle.manifest import Manifest, Role
-
-_CLASSES = {
-    "feature-extraction": "SentenceTransformer",
-    "sentence-similarity": "SentenceTransformer",
-    "sparse-similarity": "SparseEncoder",
-    "token-similarity": "MultiVectorEncoder",
-}
-"""Task -> the library's class."""
+from hdruntime.tasks.of_bundle import class_of
 
 _WITH_DECODERS = ("bigbird_pegasus", "led")
 
@@ -28,7 +21,8 @@ class SentenceTransformers(Peer):
     name = "sentence-transformers"
 
     def unavailable(self, manifest: Manifest) -> str | None:
-        if manifest.task not in _CLASSES:
+        encoder = class_of(manifest.task).encoder_of(manifest)
+        if encoder is None or encoder.texts == "pairs":
             return f"it embeds texts, and the bundle's task is {manifest.task}"
         if manifest.model_type in _WITH_DECODERS:
             return f"it runs the decoder of a {manifest.model_type} as well, and the bundle is the encoder"
@@ -39,7 +33,9 @@ class SentenceTransformers(Peer):
         import sentence_transformers
         import torch
 
-        model = getattr(sentence_transformers, _CLASSES[manifest.task])(
+        encoder = class_of(manifest.task).encoder_of(manifest)
+        assert encoder is not None, "the bundle of an available peer has one"
+        model = getattr(sentence_transformers, encoder.library)(
             str(spec.artefact),
             device=spec.device,
             local_files_only=True,
