@@ -148,7 +148,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
             kind, models = KINDS[name], options.models / name
             save_checkpoint(models, kind.model_type, layers=options.layers, changes=kind.changes)
             attention = attention_from_spec(kind.spec)
-            build_bundle(models, max_len=lengths[-1], attention=attention, openvino=True)
+            build_bundle(models, max_len=lengths[-1], attention=attention, targets=("openvino",))
     every = {name: cases(name, lengths) for name in names}
     compared = {
         case: f"{name} {HUGGING_FACE if model == BUNDLE else BUNDLE} {tokens}"

@@ -110,7 +110,10 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 
     source, _ = default_model()
     build_bundle(
-        options.models, source=source, max_len=max(options.tokens, 512), openvino=options.backend == "openvino"
+        options.models,
+        source=source,
+        max_len=max(options.tokens, 512),
+        targets=("openvino",) if options.backend == "openvino" else (),
     )
     # The other two are ways of ONNX Runtime.
     cases = [

@@ -155,8 +155,8 @@ def _build(model_type: str, options: argparse.Namespace) -> None:
 
 def _check(name: str, options: argparse.Namespace) -> None:
     from hdexport.engines.build import EngineOptions
-    from hdexport.engines.profiles import profiles_from_options
-    from hdexport.graph.targets.tensorrt import AttentionImpl
+    from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+    from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
     from hdexport.verify.grid import Grid
     from hdruntime.bundle.manifest import Backend
 

@@ -121,7 +121,7 @@ def _planned_bytes(options: argparse.Namespace) -> dict[str, int]:
     import onnx_ir as ir
 
     from hdexport.graph.passes.chunk_feed_forward import feed_forward_networks
-    from hdexport.graph.targets.tensorrt import tensorrt_graph
+    from hdexport.graph.targets.tensorrt.lowering import tensorrt_graph
 
     planned = {}
     for name in _ENGINES:
@@ -138,8 +138,8 @@ def _planned_bytes(options: argparse.Namespace) -> dict[str, int]:
 def _planned_for(graph: Any, bundle: Path, tokens: int) -> int:
     import onnx_ir as ir
 
-    from hdexport.engines.targets import EngineTarget
-    from hdexport.engines.tensorrt_builder import build_engine
+    from hdexport.graph.targets.tensorrt.builder import build_engine
+    from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
     from hdruntime.bundle.manifest import Backend, ProfileShape
 
     messages = _Messages()

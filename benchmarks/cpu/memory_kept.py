@@ -133,12 +133,12 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     if options.calls:
         for attention, spec in _ATTENTIONS.items():
             build_bundle(
-                options.models, source=source, name=attention, max_len=options.tokens, openvino=True,
+                options.models, source=source, name=attention, max_len=options.tokens, targets=("openvino",),
                 attention=attention_from_spec(spec),
             )  # fmt: skip
         about = {"calls": options.calls, "tokens": options.tokens}
         return {"cases": _random_cases(), "targets": flat_targets(), **about}
-    build_bundle(options.models, source=source, max_len=options.tokens, openvino=True)
+    build_bundle(options.models, source=source, max_len=options.tokens, targets=("openvino",))
     subject = MeasuredModel(bundle=options.models / BUNDLE, checkpoint=str(source))
     PEERS["openvino"].prepare(subject, options.models, device="cpu")
     write_plain_export(options.models / "plain.onnx", options.tokens)

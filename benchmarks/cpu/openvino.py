@@ -156,7 +156,9 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
         int8 = {"int8": Int8Options()}
     for precision in ("float32", "bfloat16"):
         more = int8 if precision == "float32" else {}
-        build_bundle(folder, source=source, name=precision, max_len=longest, precision=precision, openvino=True, **more)
+        build_bundle(
+            folder, source=source, name=precision, max_len=longest, precision=precision, targets=("openvino",), **more
+        )
     subject = MeasuredModel(bundle=folder / "float32", checkpoint=str(source))
     for peer in OPENVINO:
         if peer in models:

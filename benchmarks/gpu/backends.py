@@ -49,7 +49,7 @@ def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
         is_windowed: windowed attention, which is our plugin, instead of the model's.
     """
     import hdruntime
-    from hdexport.engines.tensorrt_packages import load_flavour
+    from hdexport.graph.targets.tensorrt.packages import load_flavour
 
     backend = Backend(flavour)
     about = {"flavour": flavour, "windowed": is_windowed, "model": "engine"}
@@ -216,7 +216,7 @@ def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
-    from hdexport.engines.profiles import profiles_from_options
+    from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 
     max_len = _REHEARSED_TOKENS if job.rehearsal else _MAX_LEN
     options = EngineOptions()

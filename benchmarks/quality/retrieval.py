@@ -228,7 +228,7 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: 
         alpha=variant.alpha,
         attention_scale=scale,
         attention=attention_from_spec(attention),
-        openvino=in_openvino,
+        targets=("openvino",) if in_openvino else (),
         int8=Int8Options() if in_openvino else None,
         verify=None,
     )

@@ -1,4 +1,4 @@
-"""Rebuilds a bundle's engines for another GPU or TensorRT, and adds graphs for CPUs, without the checkpoint."""
+"""Rebuilds a bundle's engines for another GPU, and adds graphs, without the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_portable_graph
-from hdexport.graph.targets.openvino import write_openvino_graphs
-from hdexport.graph.targets.tensorrt import AttentionImpl
+from hdexport.graph.targets.registry import targets_named
+from hdexport.graph.targets.target import GraphRequest
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.quantize.options import Int8Options
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
@@ -24,11 +25,9 @@ from hdruntime.bundle.checked_json import from_values
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import staged_directory
-from hdruntime.constants import KERNELS_FOLDER, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
+from hdruntime.constants import KERNELS_FOLDER
 
 logger = logging.getLogger(__name__)
-
-_OPENVINO = (OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class RebuildOptions:
         bundle: a bundle's directory.
         output: directory of the new bundle; the same directory replaces it.
         engines: which engines. The bundle's engines of other flavours are kept.
-        openvino: whether graphs for OpenVINO are added, or written again.
+        targets: names of targets whose graphs are added, or written again.
         int8: how the graphs for CPUs with int8 weights are made, in place of the bundle's; None keeps the bundle's.
         force: replace a bundle at `output` where that is another directory.
         command: the command line, for the record.
@@ -48,7 +47,7 @@ class RebuildOptions:
     bundle: Path
     output: Path
     engines: EngineOptions = field(default_factory=EngineOptions)
-    openvino: bool = False
+    targets: tuple[str, ...] = ()
     int8: Int8Options | None = None
     force: bool = False
     command: str = ""
@@ -82,9 +81,9 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
         manifest = bundle.manifest
         portable = read_portable_graph(bundle, directory=directory)
         built = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
-        if options.openvino:
-            progress.step("Lowering for OpenVINO")
-            graphs += write_openvino_graphs(portable, directory)
+        for target in targets_named(options.targets):
+            progress.step(f"Lowering for {target.title}")
+            graphs += target.write(portable, directory, GraphRequest(manifest.dtype, manifest.num_layers))
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         made_by = manifest.made_by | {"rebuilt by": options.command, "rebuilt on": date}
         manifest = dataclasses.replace(
@@ -124,10 +123,11 @@ def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptio
 
 def _graphs_to_keep(manifest: Manifest, options: RebuildOptions) -> list[GraphFile]:
     """All graphs but the ones that are written again; float graphs stay where int8 graphs do not."""
+    replaced = {lowering for target in targets_named(options.targets) for lowering in target.lowerings}
     return [
         graph
         for graph in manifest.graphs
-        if (options.int8 is None if graph.dtype == "int8" else not (options.openvino and graph.lowering in _OPENVINO))
+        if (options.int8 is None if graph.dtype == "int8" else graph.lowering not in replaced)
     ]
 
 

@@ -229,11 +229,11 @@ def test_onnxruntime_is_compared_with_the_answers_of_the_cpu(given: Any, monkeyp
 
 
 def test_a_refusal_of_tensorrt_is_recorded_word_by_word(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hdexport.engines.tensorrt_packages
+    import hdexport.graph.targets.tensorrt.packages
     from hdruntime.errors import EngineError
 
     refusal = EngineError("sm_90 is not supported.\nUse another")
-    monkeypatch.setattr(hdexport.engines.tensorrt_packages, "load_flavour", Mock(side_effect=refusal))
+    monkeypatch.setattr(hdexport.graph.targets.tensorrt.packages, "load_flavour", Mock(side_effect=refusal))
     with pytest.raises(SkippedError, match="sm_90 is not supported"):
         backends.run_engine(given, "tensorrt", is_windowed=True)
     (row,) = rows_of(given.output)

@@ -194,10 +194,9 @@ def test_an_option_that_does_not_fit_is_explained(refused: Refused, checkpoint: 
 def test_a_requested_flavour_that_cannot_build_here_is_an_error(
     refused: Refused, checkpoint: Path, tmp_path: Path
 ) -> None:
-    from hdexport.engines.tensorrt_packages import buildable_flavours
-    from hdruntime.bundle.manifest import Backend
+    from hdexport.graph.targets.tensorrt.target import TensorRtTarget
 
-    if Backend.TENSORRT in buildable_flavours():
+    if TensorRtTarget().is_possible():
         pytest.skip("TensorRT can build on this machine")
     message = r"pip install 'hdexport\[tensorrt\]'|--target tensorrt-rtx"
     refused("build", checkpoint, "--target", "tensorrt", "-o", tmp_path / "out", message=message)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.engines.build import EngineOptions
-from hdexport.graph.targets.tensorrt import AttentionImpl
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.rebuild import previous_engines
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import open_bundle

@@ -115,7 +115,7 @@ def save_checkpoint(
         rope_factor=rope_factor,
         ffn_chunk=ffn_chunk,
         recurrence=recurrence,
-        openvino=openvino,
+        targets=("openvino",) if openvino else (),
         attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
         verify=None,
     )
@@ -173,7 +173,7 @@ def openvino_bundles(tiny_bundles: TinyBundles, tmp_path_factory: pytest.TempPat
         plain = tiny_bundles(*of_bundle, **options)
 
         def add(directory: Path) -> None:
-            rebuild(RebuildOptions(bundle=plain.path, output=directory / "bundle", openvino=True))
+            rebuild(RebuildOptions(bundle=plain.path, output=directory / "bundle", targets=("openvino",)))
 
         path = made_once(tmp_path_factory, f"openvino {plain.path.parent.name}", add, is_kept=True) / "bundle"
         return TinyBundle(plain.checkpoint, path, open_bundle(path).manifest)

@@ -29,7 +29,7 @@ PHASES = {
     "loading": ("hdexport.checkpoint", "Checkpoint.load"),
     "extending": ("hdexport.model.surgery", "extend_positions"),
     "tracing": ("hdexport.graph.tracing", "trace"),
-    "lowering": ("hdexport.graph.targets.onnxruntime_cpu", "lower_for_onnxruntime_cpu"),
+    "lowering": ("hdexport.graph.targets.onnxruntime.cpu", "lower_for_onnxruntime_cpu"),
 }
 """Phase of the pipeline -> module and name of what does it; an error there is caused where it cannot be otherwise.
 
@@ -82,7 +82,7 @@ def test_the_old_bundle_survives_a_failed_build(checkpoint, tiny_bundles, tmp_pa
 
 
 def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path, monkeypatch) -> None:
-    lowering = importlib.import_module("hdexport.graph.targets.onnxruntime_cpu")
+    lowering = importlib.import_module("hdexport.graph.targets.onnxruntime.cpu")
     lower = lowering.lower_for_onnxruntime_cpu
 
     def lower_wrongly(model):

@@ -25,7 +25,7 @@ def bytes_of(path: Path, names: list[str]) -> list[bytes]:
 
 def test_graphs_for_openvino_are_those_of_a_build(tiny_bundles, tmp_path: Path) -> None:
     plain, built = tiny_bundles("bert"), tiny_bundles("bert", openvino=True)
-    manifest = rebuild(RebuildOptions(bundle=plain.path, output=tmp_path / "new", openvino=True))
+    manifest = rebuild(RebuildOptions(bundle=plain.path, output=tmp_path / "new", targets=("openvino",)))
     assert manifest == open_bundle(tmp_path / "new").manifest
     assert manifest.graphs == built.manifest.graphs
     assert bytes_of(tmp_path / "new", OPENVINO) == bytes_of(built.path, OPENVINO)
@@ -53,7 +53,7 @@ def test_int8_replaces_int8_and_nothing_else(
     ]  # fmt: skip
     assert {name: twice.files[name] for name in before.files} == before.files
     # Graphs for OpenVINO are written again beside it.
-    again = rebuild(RebuildOptions(bundle=bundle, output=bundle, openvino=True))
+    again = rebuild(RebuildOptions(bundle=bundle, output=bundle, targets=("openvino",)))
     assert set(again.graphs) == set(twice.graphs)
     assert again.files == twice.files
 

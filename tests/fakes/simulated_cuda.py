@@ -145,7 +145,7 @@ class SimulatedDriver:
 
 
 def write_simulated_kernels(folder: Path, operator: str, sources: Sequence[KernelSource]) -> None:
-    """Write the files of `hdexport.engines.kernels.write_kernels`, compiled for the simulated driver."""
+    """Write the files of `hdexport.graph.targets.tensorrt.kernels.write_kernels`, compiled for the simulated driver."""
     folder.mkdir(exist_ok=True)
     for source in sources:
         # Pairs, because the order matters.

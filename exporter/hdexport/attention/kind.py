@@ -31,6 +31,8 @@ from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
+    import re
+
     import numpy as np
     import numpy.typing as npt
     import onnx_ir
@@ -194,8 +196,8 @@ class Decisions(Protocol):
     def watch(self, model: onnx_ir.Model) -> None:
         """Make a graph give its decisions, in place, as further outputs, int64, whose names begin with `DECISION`."""
 
-    def watch_openvino(self, model: Any) -> None:
-        """Change an ``openvino.Model``, read from a lowered graph, as `watch` changes a graph."""
+    inlined: re.Pattern[str]
+    """Names of the values that decide, in a graph whose bodies are inlined."""
 
     def follow(
         self, decisions: Sequence[npt.NDArray[np.int64]], *, row: int, tokens: slice

@@ -38,7 +38,7 @@ SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    from hdexport.engines.targets import TARGETS
+    from hdexport.graph.targets.registry import target_names
     from hdruntime.bundle.task_formats import Task
 
     tasks = [str(task) for task in Task]
@@ -128,7 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engines.add_argument(
         "--target",
         action="append",
-        choices=TARGETS,
+        choices=target_names(),
         help="what to build; may be repeated. The ONNX graphs are always built; openvino adds those for OpenVINO; auto "
         "(default) adds what can be made and run here: OpenVINO's if it is installed, and an engine for each TensorRT "
         "that is installed and can build here",
@@ -158,7 +158,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
-    from hdexport.engines.targets import builds_for_openvino, flavours_of_targets
+    from hdexport.graph.targets.registry import chosen_targets, flavours_of, graph_targets
     from hdexport.verify.grid import Grid
     from hdruntime.bundle.manifest import Scheme
     from hdruntime.bundle.task_formats import Task
@@ -172,7 +172,8 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     max_len = options.max_len or checkpoint.usual_len
     task = None if options.task == "auto" else Task(options.task)
-    flavours = flavours_of_targets(options.target or ["auto"])
+    targets = chosen_targets(options.target or ["auto"])
+    flavours = flavours_of(targets)
     if not flavours:
         why = "--target asks for ONNX only" if options.target else "no TensorRT can build here, see: hdexport doctor"
         refuse_engine_options(options, why=why)
@@ -192,7 +193,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         attention=attention_from_spec(options.attention, vars(options)),
         recurrence=options.recurrence,
         ffn_chunk=options.ffn_chunk,
-        openvino=builds_for_openvino(options.target or ["auto"]),
+        targets=graph_targets(targets),
         int8=int8,
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None

@@ -72,9 +72,9 @@ def engine_options(
         InputError: an option does not take its value, or options contradict each other.
     """
     from hdexport.engines.build import EngineOptions
-    from hdexport.engines.profiles import profiles_from_options
-    from hdexport.engines.tensorrt_packages import architectures_from_option
-    from hdexport.graph.targets.tensorrt import AttentionImpl
+    from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+    from hdexport.graph.targets.tensorrt.packages import architectures_from_option
+    from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 
     previous = previous or EngineOptions()
     profiles = previous.profiles

@@ -26,6 +26,8 @@ SUMMARY = "rebuild a bundle's engines for another GPU or TensorRT, or add graphs
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    from hdexport.graph.targets.registry import ONNX, target_names
+
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's directory")
     parser.add_argument(
         "-o", "--output", metavar="OUT", type=Path, help="where to write the new bundle (default: it replaces BUNDLE)"
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         action="append",
-        choices=["auto", "openvino", "tensorrt", "tensorrt-rtx"],
+        choices=[name for name in target_names() if name != ONNX],
         help="engine to build, or openvino for its graphs; may be repeated (default: the engines that the bundle has; "
         "auto if none; none with --int8)",
     )
@@ -50,14 +52,15 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or options.bundle
     with whole_or_nothing(output), TerminalProgress() as progress:
         progress.step("Starting")
-        from hdexport.engines.targets import builds_for_openvino
+        from hdexport.graph.targets.registry import chosen_targets, graph_targets, targets_named
         from hdexport.rebuild import RebuildOptions, previous_engines, rebuild
         from hdruntime.bundle.reader import open_bundle
 
         bundle = open_bundle(options.bundle, check_files=False)
         int8 = int8_options(options)
-        openvino = "openvino" in (options.target or ()) and builds_for_openvino(options.target)
-        flavours = _flavours(options.target, bundle, adds_graphs=openvino or int8 is not None)
+        # Graphs are added by name alone.
+        targets = graph_targets(chosen_targets([name for name in options.target or () if name != "auto"]))
+        flavours = _flavours(options.target, bundle, adds_graphs=bool(targets) or int8 is not None)
         if not flavours:
             refuse_engine_options(options, why="only graphs for CPUs are added")
         manifest = rebuild(
@@ -71,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
                     one_profile=False,
                     previous=previous_engines(bundle, flavours),
                 ),
-                openvino=openvino,
+                targets=targets,
                 int8=int8,
                 force=options.force,
                 command=options.command_line,
@@ -80,11 +83,12 @@ def run(options: argparse.Namespace) -> int:
         )
     for engine in manifest.engines:
         print(f"{output / engine.file}: {engine.flavour} {engine.version}, {', '.join(engine.architectures)}")
-    if openvino or int8 is not None:
+    if targets or int8 is not None:
+        lowerings = {lowering for target in targets_named(targets) for lowering in target.lowerings}
         written = [
             graph.file
             for graph in manifest.graphs
-            if (int8 is not None if graph.dtype == "int8" else openvino and graph.lowering.startswith("openvino"))
+            if (int8 is not None if graph.dtype == "int8" else graph.lowering in lowerings)
         ]
         print(f"{', '.join(written)}: not yet verified")
         print(f"Compare with PyTorch: hdexport verify {shlex.quote(str(output))}")
@@ -92,13 +96,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _flavours(targets: list[str] | None, bundle: Bundle, *, adds_graphs: bool) -> tuple[Backend, ...]:
-    from hdexport.engines.targets import flavours_of_targets
+    from hdexport.graph.targets.registry import chosen_targets, flavours_of
 
     if targets is None and adds_graphs:
         return ()
     if targets is None:
         targets = [engine.flavour.replace("_", "-") for engine in bundle.manifest.engines] or ["auto"]
-    flavours = flavours_of_targets(targets)
+    flavours = flavours_of(chosen_targets(targets))
     if not flavours and not adds_graphs:
         raise InputError("No engine would be built: no TensorRT can build here.\nSee what is missing: hdexport doctor")
     return flavours

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.engines.profiles import default_profiles, with_memory
-from hdexport.engines.targets import EngineTarget
-from hdexport.graph.targets.tensorrt import AttentionImpl
+from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+from hdexport.graph.targets.tensorrt.profiles import default_profiles, with_memory
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend, EngineFile, Manifest, ProfileShape
 from hdruntime.constants import KERNELS_FOLDER
@@ -81,9 +81,9 @@ class EngineBuilder:
             return ()
         import onnx_ir as ir
 
-        from hdexport.engines.kernels import write_kernels
-        from hdexport.engines.tensorrt_builder import build_engine
-        from hdexport.graph.targets.tensorrt import tensorrt_graph
+        from hdexport.graph.targets.tensorrt.builder import build_engine
+        from hdexport.graph.targets.tensorrt.kernels import write_kernels
+        from hdexport.graph.targets.tensorrt.lowering import tensorrt_graph
 
         dtype = manifest.dtype
         chosen = self._options.profiles or default_profiles(manifest)

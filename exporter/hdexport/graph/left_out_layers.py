@@ -83,21 +83,6 @@ def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bo
     return True
 
 
-def leave_layers_out_of_openvino(model: Any, results: LayerResults) -> bool:
-    """Change an ``openvino.Model`` as `leave_layers_out_of_graph` changes a graph."""
-    # The name of an output of the model is also its result's, which nothing reads.
-    nodes = [node for node in model.get_ops() if node.get_type_name() != "Result"]
-    values = {name: value for node in nodes for value in node.outputs() for name in value.get_names()}
-    if not all(name in values for pair in results.replacements for name in pair):
-        return False
-    for name, before in results.replacements:
-        for reader in list(values[name].get_target_inputs()):
-            reader.replace_source_output(values[before])
-        values[name] = values[before]
-    model.validate_nodes_and_infer_types()
-    return True
-
-
 @contextlib.contextmanager
 def layers_left_out_of_pytorch(module: torch.nn.Module, repeated: Collection[int]) -> Iterator[Callable[[], int]]:
     """While this holds, some calls of a model's layers return the result of the call before them.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-from hdruntime.optional import require
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -84,27 +82,4 @@ def sampled_graph(model: ir.Model, output: str, vocab_size: int) -> bool:
     model.graph.outputs.append(named.outputs[0])
     for result in logits:
         result.shape = ir.Shape(["batch", "samples", vocab_size])
-    return True
-
-
-def sampled_openvino_model(model: Any, output: str, vocab_size: int) -> bool:
-    """Change an ``openvino.Model`` as `sampled_graph` changes a graph."""
-    import numpy as np
-
-    opset = require("openvino.opset13")
-    node = model.output(output).get_node()
-    while node.get_type_name() in ("Result", "Add", "Convert"):
-        node = node.input_value(0).get_node()
-    if node.get_type_name() != "MatMul" or node.output(0).get_partial_shape()[2] != vocab_size:
-        return False
-    given = node.input_value(0)
-    tokens = opset.parameter([-1], np.int64, name=SAMPLED_TOKENS)
-    tokens.output(0).set_names({SAMPLED_TOKENS})
-    gather = opset.gather(given, tokens, opset.constant(1))
-    node.input(0).replace_source_output(gather.output(0))
-    named = opset.convert(given, "f32")
-    named.output(0).set_names({HEAD_INPUT})
-    model.add_parameters([tokens])
-    model.add_results([opset.result(named)])
-    model.validate_nodes_and_infer_types()
     return True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hdexport.graph.targets.registry import ONNX, targets_named
+from hdexport.graph.targets.target import GraphRequest
 from hdexport.model.task import TASKS
-from hdruntime.bundle.manifest import Dtype, GraphFile
-from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, PORTABLE_LOWERING
+from hdruntime.bundle.manifest import GraphFile
+from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
 
 _PORTABLE_FILE = "model.onnx"
 _WEIGHTS_FILE = "model.onnx.data"
-_CPU_FILE = "onnxruntime_cpu.onnx"
-_CUDA_FILE = "onnxruntime_cuda.onnx"
 
 # Smaller constants stay in the graph file, where shape inference of every tool finds them.
 _INLINE_BYTES = 1024
@@ -64,49 +65,22 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> onn
 
 
 def lowered_graphs(
-    portable: onnx_ir.Model,
-    directory: Path,
-    *,
-    dtype: Dtype,
-    layers: int,
-    ffn_chunk: int | None,
-    openvino: bool,
+    portable: onnx_ir.Model, directory: Path, request: GraphRequest, targets: Sequence[str]
 ) -> tuple[GraphFile, ...]:
-    """Write the graphs for ONNX Runtime and OpenVINO, which share the portable graph's weights.
-
-    That for ONNX Runtime on a GPU and that for texts without padding are only written where they differ.
+    """Write the graphs for ONNX Runtime and these targets, which share the portable graph's weights.
 
     Args:
         portable: the result of `portable_graph`.
         directory: of the bundle.
-        dtype: of the portable graph.
-        layers: of the model.
-        ffn_chunk: most tokens that a feed-forward network computes at once; None for all.
-        openvino: whether graphs for OpenVINO are written, too.
+        request: what they are for.
+        targets: by name, beside ONNX's.
 
     Returns:
         all graphs of the bundle, the portable one first.
     """
-    import onnx_ir as ir
-
-    from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
-    from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
-    from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
-    from hdexport.graph.targets.onnxruntime_cuda import lower_for_onnxruntime_cuda
-    from hdexport.graph.targets.openvino import write_openvino_graphs
-
-    graphs = [GraphFile(file=_PORTABLE_FILE, lowering=PORTABLE_LOWERING, dtype=dtype)]
-    for_gpu, chunked = portable.clone(), 0
-    if ffn_chunk is not None:
-        chunked = chunk_feed_forward(for_gpu, tokens=ffn_chunk, layers=layers)
-    ir.save(lower_for_onnxruntime_cpu(for_gpu.clone()), directory / _CPU_FILE)
-    graphs.append(GraphFile(file=_CPU_FILE, lowering=CPU_LOWERING, dtype="float32"))
-    pooled = pool_in_blocks(for_gpu)
-    if lower_for_onnxruntime_cuda(for_gpu) or chunked or pooled:
-        ir.save(for_gpu, directory / _CUDA_FILE)
-        graphs.append(GraphFile(file=_CUDA_FILE, lowering=CUDA_LOWERING, dtype=dtype))
-    if openvino:
-        graphs += write_openvino_graphs(portable, directory)
+    graphs = [GraphFile(file=_PORTABLE_FILE, lowering=PORTABLE_LOWERING, dtype=request.dtype)]
+    for target in targets_named([ONNX, *targets]):
+        graphs += target.write(portable, directory, request)
     return tuple(graphs)
 
 

@@ -42,7 +42,7 @@ class BuildOptions:
         recurrence: tokens of earlier calls that the model remembers, at least 2; None for the checkpoint's number.
         ffn_chunk: most tokens of a batch, at least 1, that a feed-forward network computes at once in ONNX Runtime;
             None for all.
-        openvino: whether the bundle gets graphs for OpenVINO, too.
+        targets: names of targets whose graphs the bundle gets, beside those of ONNX; see `hdexport.graph.targets`.
         int8: how graphs for CPUs with int8 weights are made; None makes none.
         engines: engines beside the ONNX graphs.
         verify: cases in which the bundle is compared with PyTorch before it appears; None skips the comparison.
@@ -66,7 +66,7 @@ class BuildOptions:
     attention: Mapping[str, Any] = field(default_factory=dict)
     recurrence: int | None = None
     ffn_chunk: int | None = None
-    openvino: bool = False
+    targets: tuple[str, ...] = ()
     int8: Int8Options | None = None
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK

@@ -15,6 +15,7 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.engines.build import EngineBuilder
 from hdexport.families import Family
+from hdexport.graph.targets.target import GraphRequest
 from hdexport.model.task import TASKS
 from hdexport.pipeline.description import manifest_of_graph
 from hdexport.pipeline.graph_files import lowered_graphs, portable_graph
@@ -154,14 +155,8 @@ def _write_graphs(
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = portable_graph(module, directory, max_len=options.max_len)
     progress.step("Lowering for ONNX Runtime")
-    graphs = lowered_graphs(
-        portable,
-        directory,
-        dtype=options.precision,
-        layers=module.model.config.num_hidden_layers,
-        ffn_chunk=options.ffn_chunk,
-        openvino=options.openvino,
-    )
+    request = GraphRequest(options.precision, module.model.config.num_hidden_layers, options.ffn_chunk)
+    graphs = lowered_graphs(portable, directory, request, options.targets)
     if options.ffn_chunk is not None and options.engines.flavours:
         progress.result("--ffn-chunk is for ONNX Runtime; engines compute feed-forward networks whole.")
     manifest = manifest_of_graph(portable, module, checkpoint, positions, setups, options, parameters=parameters)

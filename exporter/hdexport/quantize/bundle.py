@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.targets.registry import targets
 from hdexport.quantize.calibration import CalibratedProduct, calibrate
 from hdexport.quantize.insert import quantize_products
 from hdexport.quantize.options import Int8Options
@@ -17,14 +18,12 @@ from hdexport.support.bundle_writer import seal
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import GraphFile, Int8Calibration, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
 
 _WEIGHTS_FILE = "int8.onnx.data"
-_LOWERINGS = (CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
 
 _ALIGNMENT = 64
 """Bytes; the place of a weight in the file is a multiple."""
@@ -66,10 +65,11 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
     kept, cosine = kept_float(bundle, products, texts.checked, progress)
     used = {name: product for name, product in products.items() if name not in kept}
     stored = _stored(used, bundle.path)
+    lowerings = {lowering for target in targets() for lowering in target.rounded}
     written = [
         _write(bundle, graph, used, stored)
         for graph in bundle.manifest.graphs
-        if graph.lowering in _LOWERINGS and graph.dtype != "int8"
+        if graph.lowering in lowerings and graph.dtype != "int8"
     ]
     record = Int8Calibration(
         texts=texts.source,

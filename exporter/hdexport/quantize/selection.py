@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.graph.bundle_graph import read_portable_graph
-from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
+from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from hdexport.quantize.calibration import CalibratedProduct
 from hdexport.quantize.switches import SwitchedGraph
 from hdexport.quantize.texts import tokens_in_memory

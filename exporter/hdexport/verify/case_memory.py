@@ -11,7 +11,7 @@ from hdexport.model.task import TASKS
 from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Case
 from hdruntime.bundle.manifest import Manifest, TensorSpec
-from hdruntime.constants import OPENVINO_LOWERING, PORTABLE_LOWERING
+from hdruntime.constants import PORTABLE_LOWERING
 
 _VALUE_BYTES = 4
 """All outputs and scores are float32, or computed in it."""
@@ -75,25 +75,26 @@ def _tokens_axis(spec: TensorSpec, tokens: int) -> int:
 
 def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, cuts_padding: bool) -> int:
     """0 where scores are never materialised, or are in a GPU's memory."""
-    if graphs.backend is not None:
+    if graphs.is_on_gpu:
         return 0
     is_portable = graphs.lowering == PORTABLE_LOWERING
     # The lowered graph needs a mask, and with it the scores, only where the runtime cannot cut the padding off.
     has_mask = case.padding == "left" or (case.padding == "right" and not cuts_padding)
     if not is_portable and not has_mask:
         return 0
+    fuses_masks = graphs.target.fuses_masks
     keys = [
         keys
         for item in attention_of(manifest)
-        if is_portable or (item.record.holds_scores and not (graphs.is_for_openvino and _is_fused_in_openvino(item)))
+        if is_portable or (item.record.holds_scores and not (fuses_masks and _is_fused(item, graphs.lowering)))
         for keys in item.record.keys_of_layers(manifest, case.tokens)
     ]
     return _SCORE_COPIES * _VALUE_BYTES * case.batch * manifest.num_heads * case.tokens * max(keys, default=0)
 
 
-def _is_fused_in_openvino(item: Attention) -> bool:
-    """Whether the graph for OpenVINO has no scores of a layer in memory, even where a text is masked."""
-    return any(OPENVINO_LOWERING in lowering.fused for lowering in item.kind.lowerings)
+def _is_fused(item: Attention, lowering: str | None) -> bool:
+    """Whether graphs of a lowering have a fused attention in the place of the kind's operators."""
+    return any(lowering in each.fused for each in item.kind.lowerings)
 
 
 def _scores_bytes_of_reference(case: Case, manifest: Manifest) -> int:

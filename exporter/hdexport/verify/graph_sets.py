@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from hdexport.graph.targets.registry import target_of, targets
+from hdexport.graph.targets.target import Target
 from hdruntime.backends.choice import why_unavailable
-from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.backends.registry import backends, needs_gpu
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.constants import CUDA_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.gpu.driver import gpus
-from hdruntime.optional import is_installed
-
-_RUN_BY = {
-    Backend.TENSORRT.value: (Backend.TENSORRT, Backend.TENSORRT_LEAN),
-    Backend.TENSORRT_RTX.value: (Backend.TENSORRT_RTX,),
-}
-"""Flavour of an engine -> the backends that run it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +22,28 @@ class GraphSet:
     """Graphs, or an engine, that one session runs, in one precision.
 
     Attributes:
-        graphs: for OpenVINO the graph for any batch and the graph for batches without padding, of which the runner
-            takes one; for an engine none; else one.
+        backend: runs it.
+        graphs: one, or graphs that a runner takes turns with, that for any batch first; none for an engine.
         precision: the precision of its answers; ``auto`` on a GPU, where the bundle's type decides.
-        backend: the backend that runs it on a GPU; None for a CPU.
         engine: the engine that runs in place of a graph.
     """
 
+    backend: Backend
     graphs: tuple[GraphFile, ...]
     precision: Precision
-    backend: Backend | None = None
     engine: EngineFile | None = None
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether it runs on a GPU."""
+        return needs_gpu(self.backend)
+
+    @property
+    def target(self) -> Target:
+        """The target that wrote its graphs."""
+        found = target_of(self.graphs[0].lowering)
+        assert found is not None
+        return found
 
     @property
     def name(self) -> str:
@@ -63,108 +68,112 @@ class GraphSet:
         engines = () if self.engine is None else (self.engine,)
         return Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=engines))
 
-    @property
-    def is_for_openvino(self) -> bool:
-        """Whether OpenVINO runs it, and not ONNX Runtime."""
-        return self.lowering == OPENVINO_LOWERING
-
 
 def graph_sets(
-    manifest: Manifest, asked: Collection[Precision] | None, leave_out: Callable[[str], None]
+    manifest: Manifest,
+    backend: Backend | None,
+    asked: Collection[Precision] | None,
+    leave_out: Callable[[str], None],
 ) -> list[GraphSet]:
-    """The sets to run on this CPU. `asked` are the precisions to compute in; None for float32, for the precisions that
-    the bundle has graphs for, and for bfloat16 if the bundle is of half precision, which is then a session's default.
-    `leave_out` is called with a sentence for each graph and precision that is not run."""
+    """The sets to run on this CPU.
+
+    Args:
+        manifest: of the bundle.
+        backend: the only one; None for each that runs here.
+        asked: the precisions to compute in; None for float32, for bfloat16 if the bundle is of half precision, which
+            sessions are then loaded with unless told otherwise, and for the precisions that it has graphs for.
+        leave_out: called with a sentence for each graph and precision that is not run.
+    """
     is_half = manifest.dtype != Precision.FLOAT32.value
     if asked is None:
         asked = {Precision.FLOAT32, *OPTION_OF_GRAPHS, *([Precision.BFLOAT16] if is_half else [])}
     found = []
-    for graphs in _together(manifest.graphs):
-        if graphs[0].lowering == CUDA_LOWERING:
+    for target, graphs in _together(manifest.graphs):
+        if backend not in (None, target.backend):
             continue
-        for precision in _precisions_of(graphs):
-            made = GraphSet(graphs=graphs, precision=precision)
-            reason = _why_not(made, manifest, asked)
+        for precision in target.precisions(graphs[0]):
+            made = GraphSet(backend=target.backend, graphs=graphs, precision=precision)
+            reason = None if precision in asked else f"{precision.value} was not asked for"
+            reason = reason or target.why_not_verified(graphs[0], precision, manifest)
             if reason is None:
                 found.append(made)
             elif precision is not Precision.BFLOAT16 or precision in asked or is_half:
                 leave_out(f"{made.name}: not checked: {reason}")
+    for graph in manifest.graphs:
+        if backend is None and target_of(graph.lowering) is None:
+            leave_out(f"{graph.file}: not checked: the package that wrote it is not installed")
     return found
 
 
 def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], None]) -> list[GraphSet]:
-    """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here, by the backend
-    `asked`, or by each that can run. A backend that was asked for and cannot run is refused."""
-    manifest = bundle.manifest
-    graphs = [graph for graph in manifest.graphs if graph.lowering == CUDA_LOWERING]
-    ways = [
-        *((GraphSet(graphs=(graph,), precision=Precision.AUTO), (Backend.ONNXRUNTIME_CUDA,)) for graph in graphs),
-        *(
-            (GraphSet(graphs=(), precision=Precision.AUTO, engine=engine), _RUN_BY[engine.flavour])
-            for engine in manifest.engines
-        ),
-    ]
+    """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here.
+
+    Args:
+        bundle: the bundle.
+        asked: the backend; None for each that can run.
+        leave_out: called with a sentence for each graph and engine that is not run.
+
+    Raises:
+        BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
+    """
+    files: list[tuple[str, GraphFile | None, EngineFile | None, list[Backend]]] = []
+    on_gpu = [entry for entry in backends() if entry.needs_gpu]
+    for graph in bundle.manifest.graphs:
+        if readers := [entry.name for entry in on_gpu if graph.lowering in entry.lowerings[:1]]:
+            files.append((graph.file, graph, None, readers))
+    for built in bundle.manifest.engines:
+        files.append((built.file, None, built, [entry.name for entry in on_gpu if entry.flavour == built.flavour]))
     found: list[GraphSet] = []
     reasons: list[str | None] = []
-    for made, backends in ways:
-        wanted = [backend for backend in backends if asked in (None, backend)]
-        refusals = {backend: why_unavailable(made.alone(bundle), backend) for backend in wanted}
-        runs = next((backend for backend, refusal in refusals.items() if refusal is None), None)
+    for name, lowered, engine, readers in files:
+        ways = [
+            GraphSet(
+                backend=reader,
+                graphs=() if lowered is None else (lowered,),
+                precision=Precision.AUTO,
+                engine=engine,
+            )
+            for reader in readers
+            if asked in (None, reader)
+        ]
+        refusals = {way: why_unavailable(way.alone(bundle), way.backend) for way in ways}
+        runs = next((way for way, refusal in refusals.items() if refusal is None), None)
         if runs is not None:
-            found.append(dataclasses.replace(made, backend=runs))
+            found.append(runs)
         elif refusals:
             reasons += refusals.values()
             why = str(next(iter(refusals.values()))).splitlines()[0] if gpus() else "that needs an NVIDIA GPU"
-            command = f"hdexport verify BUNDLE --backend {wanted[0].value}"
-            leave_out(f"{made.name}: not checked: {why.removesuffix('.')} ({command})")
+            command = f"hdexport verify BUNDLE --backend {ways[0].backend.value}"
+            leave_out(f"{name}: not checked: {why.removesuffix('.')} ({command})")
     if asked is not None and not found:
         raise BackendUnavailableError(reasons[0] if reasons else f"{bundle.path} has nothing for {asked.value}.")
     return found
 
 
 def check_precision(bundle: Bundle, precision: Precision) -> None:
-    """Refuses a precision in which nothing of a bundle can be verified here."""
-    if any(precision in _precisions_of(graphs) for graphs in _together(bundle.manifest.graphs)):
-        if precision is Precision.BFLOAT16:
-            chosen_precision(chosen_device(new_core(), None), precision, bundle.manifest)
+    """Refuse a precision that nothing of a bundle can be verified in here.
+
+    Raises:
+        InputError: the bundle has no graph for it.
+        MissingDependencyError: the library that computes in it is not installed.
+        BackendUnavailableError: this CPU does not compute in it.
+    """
+    able = [target for target, graphs in _together(bundle.manifest.graphs) if precision in target.precisions(graphs[0])]
+    if able:
+        able[0].require()
+        reasons = [why_unavailable(bundle, target.backend, precision=precision) for target in able]
+        if None not in reasons:
+            raise BackendUnavailableError(reasons[0])
         return
-    option = OPTION_OF_GRAPHS.get(precision, "--target openvino")
+    others = [entry.target for entry in backends() if not entry.needs_gpu and precision in entry.precisions]
+    option = OPTION_OF_GRAPHS.get(precision, f"--target {others[0]}")
     raise InputError(
         f"The bundle {bundle.path} has no graph that computes in {precision.value} on a CPU.\n"
         f"Build it again with {option}, or leave out --precision."
     )
 
 
-def _together(graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
-    """Graphs that one session runs, that for any batch first."""
-    for graph in graphs:
-        if graph.lowering == OPENVINO_LOWERING:
-            unpadded = (other for other in graphs if other.lowering == OPENVINO_UNPADDED_LOWERING)
-            yield (graph, *(other for other in unpadded if other.dtype == graph.dtype))
-        elif graph.lowering != OPENVINO_UNPADDED_LOWERING:
-            yield (graph,)
-
-
-def _precisions_of(graphs: Sequence[GraphFile]) -> tuple[Precision, ...]:
-    for precision in OPTION_OF_GRAPHS:
-        if graphs[0].dtype == precision.value:
-            return (precision,)
-    if graphs[0].lowering == OPENVINO_LOWERING:
-        return (Precision.FLOAT32, Precision.BFLOAT16)
-    return (Precision.FLOAT32,)
-
-
-def _why_not(graphs: GraphSet, manifest: Manifest, asked: Collection[Precision]) -> str | None:
-    """Why they are not run; None where they are."""
-    if graphs.precision not in asked:
-        return f"{graphs.precision.value} was not asked for"
-    if not graphs.is_for_openvino:
-        is_bfloat16 = graphs.graphs[0].dtype == "bfloat16"
-        return "ONNX Runtime has no bfloat16 on a CPU" if is_bfloat16 else None
-    if not is_installed("openvino"):
-        return "needs `pip install 'hdexport[openvino]'`"
-    try:
-        chosen_precision(chosen_device(new_core(), None), graphs.precision, manifest)
-    except BackendUnavailableError:
-        return f"this CPU does not compute in {graphs.precision.value}"
-    return None
+def _together(graphs: Sequence[GraphFile]) -> list[tuple[Target, tuple[GraphFile, ...]]]:
+    """Graphs for a CPU that one session runs, and their target, in the order of the graphs."""
+    found = [(target, each) for target in targets() for each in target.sets(graphs)]
+    return sorted(found, key=lambda pair: graphs.index(pair[1][0]))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +14,13 @@ from hdexport.attention.kind import DECISION, Boundaries
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.left_out_layers import LayerResults
 from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
+from hdexport.graph.targets.target import Changes
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.task import TASKS
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
-from hdexport.verify.graph_runners import Run, repeated_layers, runner
+from hdexport.verify.graph_runners import repeated_layers, runner
 from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
@@ -31,6 +33,9 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import format_of
 from hdruntime.errors import BackendError, BundleError, NonFiniteOutputError
 from hdruntime.process_limits import free_bytes
+
+if TYPE_CHECKING:
+    from hdexport.graph.targets.target import Run
 
 _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: touching more for the first time takes seconds.
@@ -90,11 +95,9 @@ def verify_bundle(
     if reason is not None:
         found = [case for case in found if case.padding != "left"]
         outcomes.leave_out(f"padding left: not checked: {reason}")
-    is_on_gpu = backend is not None and needs_gpu(backend)
-    sets = [] if is_on_gpu else graph_sets(manifest, precisions, outcomes.leave_out)
-    if backend is not None:
-        sets = [each for each in sets if each.is_for_openvino == (backend is Backend.OPENVINO)]
-    if precisions is None and (backend is None or is_on_gpu):
+    asks_gpu = backend is not None and needs_gpu(backend)
+    sets = [] if asks_gpu else graph_sets(manifest, backend, precisions, outcomes.leave_out)
+    if precisions is None and (backend is None or asks_gpu):
         sets += gpu_sets(bundle, backend, outcomes.leave_out)
     if reference.facts.decisions is not None:
         sets = list(_that_show_decisions(sets, outcomes))
@@ -103,14 +106,14 @@ def verify_bundle(
     has_long = grid is Grid.QUICK and any(_is_long(case, manifest) for case in found)
     for asked, those in _readers(bundle, reference, sets):
         # No layer is left out of an engine.
-        is_on_gpu = any(each.backend is not None for each in those)
+        is_on_gpu = any(each.is_on_gpu for each in those)
         layers = _layers_to_leave_out(bundle, asked, those) if has_long and not is_on_gpu else None
         for part in open_at_once(those, manifest, _free_bytes() // 2):
             for way, group in _by_way(found, manifest, limit_bytes, layers).items():
                 with contextlib.ExitStack() as stack:
                     runs = {
                         each: stack.enter_context(
-                            runner(bundle, each, asked.facts.decisions, way.layers, is_sampled=way.is_sampled)
+                            runner(bundle, each, Changes(asked.facts.decisions, way.layers, way.is_sampled))
                         )
                         for each in part
                     }
@@ -182,8 +185,8 @@ def _readers(
     graphs are right; but they show most mistakes of float graphs, because every token differs.
     """
     rounded = [each for each in sets if each.precision is Precision.INT8]
-    exact = [each for each in sets if each not in rounded and each.backend is None]
-    on_gpu = [each for each in sets if each.backend is not None]
+    exact = [each for each in sets if each not in rounded and not each.is_on_gpu]
+    on_gpu = [each for each in sets if each.is_on_gpu]
     for those in (exact, on_gpu):
         if those:
             yield reference, those
@@ -317,7 +320,7 @@ def _compared(
     except NonFiniteOutputError:
         return not_finite(graphs, case, manifest)
     except (BackendError, BundleError) as error:
-        if graphs.backend is None:
+        if not graphs.is_on_gpu:
             raise
         return dataclasses.replace(not_finite(graphs, case, manifest), wrong_decisions=(str(error).splitlines()[0],))
     if expected is not None:

@@ -20,9 +20,9 @@ from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.build import EngineOptions
-from hdexport.engines.profiles import profiles_from_options
 from hdexport.families import family_of
-from hdexport.graph.targets.tensorrt import AttentionImpl
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of

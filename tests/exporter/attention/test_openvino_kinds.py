@@ -1,7 +1,7 @@
 """In OpenVINO, a bundle of each kind of attention answers as in ONNX Runtime, which other files hold to PyTorch.
 
-Every operator is held to its definition in tests/exporter/graph/test_lowering_openvino.py; one that hashes, whose
-decisions must be followed, is in tests/exporter/verify/test_precisions.py.
+Every operator is held to its definition in tests/exporter/graph/targets/test_lowering_openvino.py; one that hashes,
+whose decisions must be followed, is in tests/exporter/verify/test_precisions.py.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extended_files import EXTENSION_KEY
 from hdexport.engines.build import EngineOptions
-from hdexport.engines.profiles import profiles_from_options
 from hdexport.families import family_of
+from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hdexport.engines.build import EngineOptions
-from hdexport.engines.profiles import profiles_from_options, with_memory
-from hdexport.graph.targets.tensorrt import AttentionImpl
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+from hdexport.graph.targets.tensorrt.profiles import profiles_from_options, with_memory
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdruntime.bundle.manifest import Backend
 from support.attention_records import recorded

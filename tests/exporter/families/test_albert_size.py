@@ -11,8 +11,8 @@ import transformers
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.build import EngineOptions
-from hdexport.engines.profiles import profiles_from_options
-from hdexport.engines.targets import flavours_of_targets
+from hdexport.graph.targets.registry import chosen_targets, flavours_of
+from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 from hdruntime.bundle.manifest import Manifest
 
 MAX_LEN = 1024
@@ -53,7 +53,7 @@ def test_weights_and_engine_hold_one_layer(checkpoint, tmp_path, precision: str,
             max_len=MAX_LEN,
             precision=precision,
             engines=EngineOptions(
-                flavours=flavours_of_targets(["tensorrt-rtx"]),
+                flavours=flavours_of(chosen_targets(["tensorrt-rtx"])),
                 profiles=profiles_from_options(MAX_LEN, one_profile=family.shares_layers),
             ),
             verify=None,

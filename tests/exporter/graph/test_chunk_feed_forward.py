@@ -14,7 +14,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
-from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
+from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from hdruntime.errors import ExportError
 from support.answers import inputs_of
 from support.comparators import assert_close, named_case

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
+from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from support.attention_graphs import answer_by_definition, chain_of, portable_graph, session_of, states_of
 from support.clipped_operator import Clipped, Shared, inputs_of
 from support.comparators import assert_close, named_case

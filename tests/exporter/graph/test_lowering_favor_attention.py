@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
-from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
+from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from hdplugins.attention.favor.graph import CHUNK_TOKENS
 from support.attention_graphs import BATCH, answer_by_definition, portable_graph, session_of, states_of
 from support.comparators import assert_close, named_case

@@ -17,7 +17,7 @@ from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.backends.openvino import devices
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import GraphFile, Manifest, TensorSpec
+from hdruntime.bundle.manifest import Backend, GraphFile, Manifest, TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
@@ -143,7 +143,7 @@ def test_a_precision_that_the_bundle_or_the_cpu_lacks_is_refused(tiny_bundles, m
 
 def test_an_int8_answer_is_held_to_int8s_tolerance(manifest) -> None:
     case = Case(tokens=3, lengths=(3,), padding="none")
-    graphs = GraphSet(graphs=manifest.graphs[-1:], precision=Precision.INT8)
+    graphs = GraphSet(backend=Backend.ONNXRUNTIME, graphs=manifest.graphs[-1:], precision=Precision.INT8)
     right = np.random.default_rng(0).normal(size=(1, 3, 32)).astype(np.float32)
     manifest = dataclasses.replace(
         manifest, outputs=(TensorSpec(name="last_hidden_state", dtype="float32", shape=("batch", "tokens", 32)),)

@@ -77,10 +77,10 @@ def test_graphs_whose_weights_do_not_fit_together_are_open_one_after_another(tin
     is_open, most = [], []
 
     @contextlib.contextmanager
-    def counted(opened, graphs, decisions, layers, *, is_sampled):
+    def counted(opened, graphs, changes):
         is_open.append(graphs)
         most.append(len(is_open))
-        with runner(opened, graphs, decisions, layers, is_sampled=is_sampled) as run:
+        with runner(opened, graphs, changes) as run:
             yield run
         is_open.remove(graphs)
 

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 _SORTED_BY = "sorting"
 """Name of the buckets in every body of LSHAttention, in it or in its loop."""
 
-_INLINED = re.compile(rf"{_SORTED_BY}(_\d+)?")
-"""The same name where bodies are inlined, which numbers names after the first."""
-
 _CLOSE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.2}
 """Type of a bundle -> by how much products may differ that rounding makes equal, relative to the vector's length.
 
@@ -48,6 +45,9 @@ class HashDecisions:
         rotations: [heads, head_dim, rounds, directions].
         dtype: of the bundle.
     """
+
+    inlined = re.compile(rf"{_SORTED_BY}(_\d+)?")
+    """Names after the first are numbered."""
 
     def __init__(self, record: LshAttention, rotations: torch.Tensor, dtype: str = "float32") -> None:
         assert record.hashes is not None
@@ -70,18 +70,6 @@ class HashDecisions:
             node.outputs[1].name = f"{DECISION}{number}"
             node.outputs[1].dtype = ir.DataType.INT64
             model.graph.outputs.append(node.outputs[1])
-
-    def watch_openvino(self, model: Any) -> None:
-        """Buckets of bodies that were inlined, in the order of the layers; see `Decisions`."""
-        sorted_by = (
-            output
-            for node in model.get_ordered_ops()
-            for output in node.outputs()
-            if any(_INLINED.fullmatch(name) for name in output.get_names())
-        )
-        for number, output in enumerate(list(sorted_by)):
-            added = model.add_outputs(output)[0]
-            added.get_tensor().set_names({f"{DECISION}{number}"})
 
     @contextlib.contextmanager
     def follow(self, decisions: Sequence[npt.NDArray[np.int64]], *, row: int, tokens: slice) -> Iterator[None]:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hdexport.engines.profiles import default_profiles
+from hdexport.graph.targets.tensorrt.profiles import default_profiles
 
 
 @pytest.mark.parametrize(("model_type", "lengths"), [("bert", (128, 300)), ("albert", (300,))])

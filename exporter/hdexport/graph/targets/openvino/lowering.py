@@ -11,7 +11,6 @@ In half precision, OpenVINO rounds whatever is a float, so what counts tokens mu
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.attention.kinds import lowering_of
@@ -21,8 +20,6 @@ from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.nodes import operator_nodes
 from hdexport.lowering.openvino_functions import OPSET
-from hdruntime.bundle.manifest import GraphFile
-from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -54,22 +51,3 @@ def lower_for_openvino(model: onnx_ir.Model, *, padded: bool) -> bool:
     scans_to_loops(model)
     RemoveUnusedNodesPass()(model)
     return any(differs)
-
-
-def write_openvino_graphs(portable: onnx_ir.Model, directory: Path) -> list[GraphFile]:
-    """Write the graph for any batch, and the one for batches without padding where it differs.
-
-    Args:
-        portable: the bundle's portable graph, whose weights they share; it stays as it is.
-        directory: of the bundle.
-    """
-    import onnx_ir as ir
-
-    differs = lower_for_openvino(for_any := portable.clone(), padded=True)
-    graphs: dict[str, onnx_ir.Model] = {OPENVINO_LOWERING: for_any}
-    if differs:
-        lower_for_openvino(unpadded := portable.clone(), padded=False)
-        graphs[OPENVINO_UNPADDED_LOWERING] = unpadded
-    for lowering, graph in graphs.items():
-        ir.save(graph, directory / f"{lowering}.onnx")
-    return [GraphFile(file=f"{lowering}.onnx", lowering=lowering, dtype="float32") for lowering in graphs]

@@ -1,20 +1,14 @@
-"""The targets of a build: the values of ``--target``, and the TensorRT and the GPUs behind each."""
+"""The TensorRT that builds an engine, and the GPUs that the engine is for."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
-from hdexport.engines.tensorrt_packages import buildable_flavours, load_flavour
+from hdexport.graph.targets.tensorrt.packages import load_flavour
 from hdruntime.bundle.manifest import Backend
 from hdruntime.constants import TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import InputError
 from hdruntime.gpu.driver import gpus
-from hdruntime.optional import is_installed, require
-
-logger = logging.getLogger(__name__)
-
-TARGETS = ("auto", "onnx", "openvino", "tensorrt", "tensorrt-rtx")
 
 _NO_ARCHITECTURE = ("NONE", "CURRENT")
 """Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
@@ -63,39 +57,3 @@ class EngineTarget:
                 f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}."
             )
         return self.restricted_to or tuple(name for name in supported if name not in TENSORRT_RTX_ON_REQUEST)
-
-
-def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
-    """The TensorRT flavours that the targets name.
-
-    A named flavour is built or the build fails; ``auto`` takes flavours that can build on this machine and logs why.
-
-    Args:
-        targets: values of `TARGETS`.
-
-    Returns:
-        ``Backend.TENSORRT``, ``Backend.TENSORRT_RTX``, both or neither.
-    """
-    flavours: dict[Backend, None] = {}
-    for target in targets:
-        if target == "auto":
-            flavours.update(dict.fromkeys(buildable_flavours()))
-        elif target not in ("onnx", "openvino"):
-            flavours[Backend(target.replace("-", "_"))] = None
-    logger.info("engines to build: %s", ", ".join(flavour.value for flavour in flavours) or "none")
-    return tuple(flavours)
-
-
-def builds_for_openvino(targets: Sequence[str]) -> bool:
-    """Whether the targets name OpenVINO; ``auto`` does where it is installed.
-
-    Args:
-        targets: values of `TARGETS`.
-
-    Raises:
-        MissingDependencyError: OpenVINO is named and not installed: the bundle could not be verified.
-    """
-    if "openvino" in targets:
-        require("openvino")
-        return True
-    return "auto" in targets and is_installed("openvino")

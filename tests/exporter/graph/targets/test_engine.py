@@ -21,16 +21,16 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto
 
-from hdexport.engines.profiles import profiles_from_options, with_memory
-from hdexport.engines.targets import EngineTarget
-from hdexport.engines.tensorrt_builder import build_engine
-from hdexport.engines.tensorrt_packages import (
+from hdexport.graph.targets.tensorrt.builder import build_engine
+from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
+from hdexport.graph.targets.tensorrt.packages import (
     architectures_from_option,
-    buildable_flavours,
     load_flavour,
     load_polygraphy,
 )
-from hdexport.graph.targets.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.graph.targets.tensorrt.profiles import profiles_from_options, with_memory
+from hdexport.graph.targets.tensorrt.target import TensorRtTarget
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.errors import EngineError, InputError, MissingDependencyError
 from hdruntime.gpu import driver as gpu
@@ -143,10 +143,10 @@ _REFUSED_WHILE_BUILDING = """
 import sys
 from pathlib import Path
 import onnx_ir as ir
-from hdexport.engines.tensorrt_builder import build_engine
+from hdexport.graph.targets.tensorrt.builder import build_engine
 from hdexport.engines.build import EngineOptions
-from hdexport.engines.profiles import profiles_from_options
-from hdexport.engines.targets import EngineTarget
+from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
+from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import EngineError
 folder = Path(sys.argv[1])
@@ -257,9 +257,9 @@ import os, signal, sys
 from pathlib import Path
 
 from hdexport.cli.interruption import exit_code, stopped_like_interrupted
-from hdexport.engines.profiles import profiles_from_options
-from hdexport.engines.targets import EngineTarget
-from hdexport.engines.tensorrt_builder import build_engine
+from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
+from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
+from hdexport.graph.targets.tensorrt.builder import build_engine
 from hdruntime.bundle.manifest import Backend
 
 folder = Path(sys.argv[2])
@@ -359,7 +359,7 @@ def test_a_package_that_does_not_load_is_distinguished_from_a_missing_one(monkey
     def fail(name: str) -> None:
         raise ImportError("libnvinfer.so.11: cannot open shared object file")
 
-    monkeypatch.setattr("hdexport.engines.tensorrt_packages.require", fail)
+    monkeypatch.setattr("hdexport.graph.targets.tensorrt.packages.require", fail)
     with pytest.raises(EngineError, match=r"tensorrt_rtx is installed but does not load: libnvinfer.*\n.*doctor"):
         load_flavour(Backend.TENSORRT_RTX)
 
@@ -368,13 +368,13 @@ def test_a_package_that_does_not_load_is_distinguished_from_a_missing_one(monkey
 def test_tensorrt_that_is_not_installed_names_the_command() -> None:
     with pytest.raises(MissingDependencyError, match=r"pip install 'hdexport\[tensorrt\]'"):
         EngineTarget(Backend.TENSORRT)
-    assert Backend.TENSORRT not in buildable_flavours()
+    assert not TensorRtTarget().is_possible()
 
 
 @pytest.mark.skipif(bool(gpu.gpus()), reason="there is a GPU")
 def test_tensorrt_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     # Only the package is simulated; the missing GPU is real.
-    monkeypatch.setattr("hdexport.engines.tensorrt_packages.require", lambda name: object())
+    monkeypatch.setattr("hdexport.graph.targets.tensorrt.packages.require", lambda name: object())
     with pytest.raises(EngineError, match=r"CUDA sees no GPU here .*\n.*--target tensorrt-rtx"):
         EngineTarget(Backend.TENSORRT)
 

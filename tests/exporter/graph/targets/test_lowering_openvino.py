@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hdexport.graph.passes.scans_to_loops import scans_to_loops
-from hdexport.graph.targets.openvino import lower_for_openvino
+from hdexport.graph.targets.openvino.lowering import lower_for_openvino
 from hdruntime.optional import require
 from support import clipped_operator, disentangled_operator, local_global_operator, relative_operator
 from support.attention_graphs import Dense, answer_by_definition, chain_of, portable_graph, session_of, states_of

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from hdexport.engines.build_watch import BuildWatch, Progress
-from hdexport.engines.passport_writer import built_here, onnx_hashes, write_passport
-from hdexport.engines.targets import EngineTarget
-from hdexport.engines.tensorrt_packages import load_polygraphy
+from hdexport.graph.targets.tensorrt.build_watch import BuildWatch, Progress
+from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
+from hdexport.graph.targets.tensorrt.packages import load_polygraphy
+from hdexport.graph.targets.tensorrt.passport_writer import built_here, onnx_hashes, write_passport
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from hdplugins.tensorrt.plugins import plugins_with_kernels
@@ -49,7 +49,7 @@ def build_engine(
     """Build an engine and write it with its passport, each whole or not at all.
 
     Args:
-        onnx_path: a graph lowered by :func:`hdexport.graph.targets.tensorrt.tensorrt_graph`, weights beside it.
+        onnx_path: a graph lowered by `tensorrt_graph`, weights beside it.
             Its inputs' first axis is the batch, an axis called memory the memory, and another without a size the
             tokens.
         destination: the engine's file; the passport gets the same name with ``.json``.

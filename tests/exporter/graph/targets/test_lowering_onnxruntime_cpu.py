@@ -15,7 +15,7 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from hdexport.graph.targets.onnxruntime_cpu import lower_for_onnxruntime_cpu
+from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from support.attention_graphs import (
     HEADS,
     Dense,

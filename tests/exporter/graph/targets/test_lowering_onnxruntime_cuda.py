@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
-from hdexport.graph.targets.onnxruntime_cuda import lower_for_onnxruntime_cuda
+from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 from support.answers import inputs_of
 from support.attention_graphs import (
     BATCH,

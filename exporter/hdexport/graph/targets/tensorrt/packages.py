@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import sys
 from types import ModuleType
 from typing import Any
@@ -15,22 +14,7 @@ from hdruntime.errors import EngineError, HdexportError, InputError
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import require
 
-logger = logging.getLogger(__name__)
-
 _FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
-
-
-def buildable_flavours() -> tuple[Backend, ...]:
-    """The flavours that can build on this machine; logs why the others cannot."""
-    found = []
-    for flavour in _FLAVOURS:
-        try:
-            load_flavour(flavour)
-        except HdexportError as error:
-            logger.info("no %s engine can be built here. %s", flavour.value, error)
-            continue
-        found.append(flavour)
-    return tuple(found)
 
 
 def load_flavour(flavour: Backend) -> ModuleType:

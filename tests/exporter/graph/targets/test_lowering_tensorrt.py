@@ -16,9 +16,9 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from hdexport.engines.tensorrt_packages import load_flavour
-from hdexport.graph.targets.tensorrt import AttentionImpl, tensorrt_graph
-from hdexport.lowering.plugin_nodes import plan_use_of, plugin_nodes, shapes_of_inputs
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
+from hdexport.graph.targets.tensorrt.packages import load_flavour
+from hdexport.graph.targets.tensorrt.plugin_nodes import plan_use_of, plugin_nodes, shapes_of_inputs
 from hdplugins.attention.plugin_face import PlanUse
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError

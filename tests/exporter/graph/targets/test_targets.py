@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-import hdexport.engines.tensorrt_packages
-from hdexport.engines.targets import flavours_of_targets
+import hdexport.graph.targets.tensorrt.packages
+from hdexport.graph.targets.registry import chosen_targets, flavours_of
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import EngineError
 
@@ -24,7 +24,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
             if flavour not in flavours:
                 raise EngineError(f"{flavour.value} lacks a GPU")
 
-        monkeypatch.setattr(hdexport.engines.tensorrt_packages, "load_flavour", load)
+        monkeypatch.setattr(hdexport.graph.targets.tensorrt.packages, "load_flavour", load)
 
     return pretend
 
@@ -39,7 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 )
 def test_named_targets_are_kept_whatever_is_installed(machine: Machine, targets: list[str], flavours: tuple) -> None:
     machine()
-    assert flavours_of_targets(targets) == flavours
+    assert flavours_of(chosen_targets(targets)) == flavours
 
 
 @pytest.mark.parametrize("flavours", [(), (Backend.TENSORRT,), (Backend.TENSORRT, Backend.TENSORRT_RTX)])
@@ -48,7 +48,7 @@ def test_auto_takes_what_can_be_built_here_and_logs_why_not_the_rest(
 ) -> None:
     machine(*flavours)
     with caplog.at_level(logging.INFO):
-        assert flavours_of_targets(["auto"]) == flavours
+        assert flavours_of(chosen_targets(["auto"])) == flavours
     for flavour in (Backend.TENSORRT, Backend.TENSORRT_RTX):
         assert (f"no {flavour.value} engine can be built here" in caplog.text) == (flavour not in flavours)
     assert f"engines to build: {', '.join(flavour.value for flavour in flavours) or 'none'}" in caplog.text

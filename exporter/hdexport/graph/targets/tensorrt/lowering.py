@@ -32,6 +32,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hdexport.attention.kinds import lowering_of
+from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes, use_plugins
 from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import (
@@ -42,7 +43,6 @@ from hdexport.lowering.multi_head_attention import (
 )
 from hdexport.lowering.nodes import is_causal, operator_nodes, token_mask_of
 from hdexport.lowering.packed_tokens import PackedTokens
-from hdexport.lowering.plugin_nodes import plugin_nodes, use_plugins
 from hdruntime.errors import ExportError
 from hdruntime.optional import require
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdexport.engines.profiles import DEFAULT_BATCH, default_lengths, profiles_from_options, with_memory
+from hdexport.graph.targets.tensorrt.profiles import DEFAULT_BATCH, default_lengths, profiles_from_options, with_memory
 from hdruntime.errors import InputError
 
 

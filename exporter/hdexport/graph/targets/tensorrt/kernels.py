@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes, shapes_of_inputs
 from hdexport.lowering.nodes import attributes_of, operator_of
-from hdexport.lowering.plugin_nodes import plugin_nodes, shapes_of_inputs
 from hdplugins import Operator
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.aot import KernelError, KernelSource, compile_kernels
@@ -41,10 +41,10 @@ def write_kernels(
     """Compile the kernels that the plugins of a graph launch, or take them from the cache, and copy them.
 
     Args:
-        lowered: a graph from :func:`hdexport.graph.targets.tensorrt.tensorrt_graph`.
+        lowered: a graph from :func:`hdexport.graph.targets.tensorrt.lowering.tensorrt_graph`.
         bundle: the bundle's directory; each kernel becomes a cubin and a JSON file in its folder ``kernels``.
         dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
-        architectures: of the engines, see `hdexport.engines.targets.EngineTarget`.
+        architectures: of the engines, see `hdexport.graph.targets.tensorrt.engine_target.EngineTarget`.
         progress: receives one line if kernels are needed.
 
     Returns:

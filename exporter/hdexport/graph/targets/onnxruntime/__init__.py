@@ -1,0 +1,1 @@
+"""What ONNX Runtime runs, on CPUs and on NVIDIA GPUs."""

@@ -1,0 +1,124 @@
+"""What ``--target onnx`` writes, which every build does, and how that is verified."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdexport.graph.targets.target import Changes, GraphRequest, Target
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
+from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, PORTABLE_LOWERING
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from hdexport.graph.left_out_layers import LayerResults
+    from hdexport.graph.targets.target import Run
+    from hdruntime.arrays import FloatArray, IntArray
+    from hdruntime.bundle.reader import Bundle
+
+_PROVIDER = "CPUExecutionProvider"
+
+
+class OnnxTarget(Target):
+    """The graphs for ONNX Runtime, on a CPU and on an NVIDIA GPU."""
+
+    name = "onnx"
+    help = "the ONNX graphs are always built"
+    backend = Backend.ONNXRUNTIME
+    lowerings = (PORTABLE_LOWERING, CPU_LOWERING, CUDA_LOWERING)
+    title = "ONNX Runtime"
+    rounded = (CPU_LOWERING,)
+
+    def write(self, portable: onnx_ir.Model, directory: Path, request: GraphRequest) -> list[GraphFile]:
+        """The graph for a GPU is only written where it differs from the portable one."""
+        import onnx_ir as ir
+
+        from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
+        from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
+        from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
+        from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
+
+        for_gpu, chunked = portable.clone(), 0
+        if request.ffn_chunk is not None:
+            chunked = chunk_feed_forward(for_gpu, tokens=request.ffn_chunk, layers=request.layers)
+        for_cpu = GraphFile(file=f"{CPU_LOWERING}.onnx", lowering=CPU_LOWERING, dtype="float32")
+        ir.save(lower_for_onnxruntime_cpu(for_gpu.clone()), directory / for_cpu.file)
+        pooled = pool_in_blocks(for_gpu)
+        if not (lower_for_onnxruntime_cuda(for_gpu) or chunked or pooled):
+            return [for_cpu]
+        graph = GraphFile(file=f"{CUDA_LOWERING}.onnx", lowering=CUDA_LOWERING, dtype=request.dtype)
+        ir.save(for_gpu, directory / graph.file)
+        return [for_cpu, graph]
+
+    def sets(self, graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
+        """All but that for a GPU."""
+        return super().sets([graph for graph in graphs if graph.lowering != CUDA_LOWERING])
+
+    def why_not_verified(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> str | None:
+        """Kernels are missing for a portable graph in bfloat16."""
+        return "ONNX Runtime has no bfloat16 on a CPU" if graph.dtype == "bfloat16" else None
+
+    @contextlib.contextmanager
+    def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
+        """The portable graph as it is, that for a CPU as users run it.
+
+        Threads do not spin while they wait: they would keep the cores from PyTorch's, which runs between two cases.
+        """
+        import hdruntime
+        from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
+        from hdruntime.backends.onnxruntime.sessions import open_session, session_options
+
+        if graphs[0].lowering == PORTABLE_LOWERING:
+            options = session_options(None, spinning=False)
+            yield _plain_run(open_session(bundle, graphs[0], options, providers=[(_PROVIDER, {})]))
+            return
+        opened = OnnxRuntimeRunner(bundle, spinning=False, precision=precision)
+        with hdruntime.Session(bundle, opened) as session:
+            yield lambda feeds: session(**feeds)
+
+    def changed_run(
+        self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision, changes: Changes
+    ) -> Run | None:
+        """In memory; the weights stay in the bundle's files."""
+        import onnx_ir as ir
+        import onnxruntime
+
+        from hdexport.graph.bundle_graph import read_graph
+        from hdexport.graph.left_out_layers import leave_layers_out_of_graph
+        from hdexport.graph.vocabulary_head import sampled_graph
+        from hdruntime.backends.onnxruntime.sessions import session_options
+
+        model, manifest = read_graph(bundle, graphs[0]), bundle.manifest
+        if changes.layers is not None:
+            leave_layers_out_of_graph(model, changes.layers)
+        if changes.decisions is not None:
+            changes.decisions.watch(model)
+        if changes.is_sampled and not sampled_graph(model, manifest.outputs[0].name, manifest.vocab_size):
+            return None
+        options = session_options(None, spinning=False)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
+        content = ir.to_proto(model).SerializeToString()
+        return _plain_run(onnxruntime.InferenceSession(content, options, providers=[_PROVIDER]))
+
+    def leaves_out(self, bundle: Bundle, graphs: tuple[GraphFile, ...], layers: LayerResults) -> bool:
+        """Where the graph has kept the names of its layers."""
+        from hdexport.graph.bundle_graph import read_graph
+        from hdexport.graph.left_out_layers import leave_layers_out_of_graph
+
+        return leave_layers_out_of_graph(read_graph(bundle, graphs[0]), layers)
+
+
+TARGETS = (OnnxTarget(),)
+
+
+def _plain_run(session: Any) -> Run:
+    outputs = [value.name for value in session.get_outputs()]
+
+    def run(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+        return dict(zip(outputs, session.run(outputs, dict(feeds)), strict=True))
+
+    return run

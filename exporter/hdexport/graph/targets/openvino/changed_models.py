@@ -1,0 +1,64 @@
+"""Changes to an ``openvino.Model`` that was read from a lowered graph, for verifications: in place.
+
+They are made here and not to the ONNX graph: OpenVINO wants the weights in the directory of the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hdexport.attention.kind import DECISION, Decisions
+from hdexport.graph.left_out_layers import LayerResults
+from hdexport.graph.vocabulary_head import HEAD_INPUT, SAMPLED_TOKENS
+from hdruntime.optional import require
+
+
+def leave_layers_out(model: Any, results: LayerResults) -> bool:
+    """As `hdexport.graph.left_out_layers.leave_layers_out_of_graph` does of a graph."""
+    # The name of an output of the model is also its result's, which nothing reads.
+    nodes = [node for node in model.get_ops() if node.get_type_name() != "Result"]
+    values = {name: value for node in nodes for value in node.outputs() for name in value.get_names()}
+    if not all(name in values for pair in results.replacements for name in pair):
+        return False
+    for name, before in results.replacements:
+        for reader in list(values[name].get_target_inputs()):
+            reader.replace_source_output(values[before])
+        values[name] = values[before]
+    model.validate_nodes_and_infer_types()
+    return True
+
+
+def sampled(model: Any, output: str, vocab_size: int) -> bool:
+    """As `hdexport.graph.vocabulary_head.sampled_graph` does of a graph."""
+    opset = require("openvino.opset13")
+    node = model.output(output).get_node()
+    while node.get_type_name() in ("Result", "Add", "Convert"):
+        node = node.input_value(0).get_node()
+    if node.get_type_name() != "MatMul" or node.output(0).get_partial_shape()[2] != vocab_size:
+        return False
+    given = node.input_value(0)
+    tokens = opset.parameter([-1], np.int64, name=SAMPLED_TOKENS)
+    tokens.output(0).set_names({SAMPLED_TOKENS})
+    gather = opset.gather(given, tokens, opset.constant(1))
+    node.input(0).replace_source_output(gather.output(0))
+    named = opset.convert(given, "f32")
+    named.output(0).set_names({HEAD_INPUT})
+    model.add_parameters([tokens])
+    model.add_results([opset.result(named)])
+    model.validate_nodes_and_infer_types()
+    return True
+
+
+def watch(model: Any, decisions: Decisions) -> None:
+    """As `hdexport.attention.kind.Decisions.watch` does of a graph: bodies were inlined, in the order of the layers."""
+    decided = (
+        output
+        for node in model.get_ordered_ops()
+        for output in node.outputs()
+        if any(decisions.inlined.fullmatch(name) for name in output.get_names())
+    )
+    for number, output in enumerate(list(decided)):
+        added = model.add_outputs(output)[0]
+        added.get_tensor().set_names({f"{DECISION}{number}"})

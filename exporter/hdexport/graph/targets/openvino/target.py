@@ -1,0 +1,121 @@
+"""What ``--target openvino`` writes, and how that is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdexport.graph.targets.target import Changes, GraphRequest, Target
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
+from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
+from hdruntime.errors import BackendUnavailableError
+from hdruntime.optional import require
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from hdexport.graph.left_out_layers import LayerResults
+    from hdexport.graph.targets.target import Run
+    from hdruntime.arrays import FloatArray, IntArray
+    from hdruntime.bundle.reader import Bundle
+
+
+class OpenVinoTarget(Target):
+    """The graph for any batch, and the one for batches without padding where it differs."""
+
+    name = "openvino"
+    help = "openvino adds those for OpenVINO"
+    backend = Backend.OPENVINO
+    lowerings = (OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
+    title = "OpenVINO"
+    rounded = lowerings
+    fuses_masks = True
+
+    def require(self) -> None:
+        """Without the package the bundle could not be verified."""
+        require("openvino")
+
+    def write(self, portable: onnx_ir.Model, directory: Path, request: GraphRequest) -> list[GraphFile]:
+        """In float32, whatever the portable graph is in."""
+        import onnx_ir as ir
+
+        from hdexport.graph.targets.openvino.lowering import lower_for_openvino
+
+        differs = lower_for_openvino(for_any := portable.clone(), padded=True)
+        graphs = {OPENVINO_LOWERING: for_any}
+        if differs:
+            lower_for_openvino(unpadded := portable.clone(), padded=False)
+            graphs[OPENVINO_UNPADDED_LOWERING] = unpadded
+        for lowering, graph in graphs.items():
+            ir.save(graph, directory / f"{lowering}.onnx")
+        return [GraphFile(file=f"{lowering}.onnx", lowering=lowering, dtype="float32") for lowering in graphs]
+
+    def sets(self, graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
+        """A session takes turns with the two graphs of a dtype."""
+        for graph in graphs:
+            if graph.lowering == OPENVINO_LOWERING:
+                unpadded = (other for other in graphs if other.lowering == OPENVINO_UNPADDED_LOWERING)
+                yield (graph, *(other for other in unpadded if other.dtype == graph.dtype))
+
+    def precisions(self, graph: GraphFile) -> tuple[Precision, ...]:
+        """A float graph computes in bfloat16, too."""
+        found = super().precisions(graph)
+        return (Precision.FLOAT32, Precision.BFLOAT16) if found == (Precision.FLOAT32,) else found
+
+    def why_not_verified(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> str | None:
+        """OpenVINO is not installed, or the CPU lacks the precision."""
+        from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
+
+        found = super().why_not_verified(graph, precision, manifest)
+        if found is not None:
+            return found
+        try:
+            chosen_precision(chosen_device(new_core(), None), precision, manifest)
+        except BackendUnavailableError:
+            return f"this CPU does not compute in {precision.value}"
+        return None
+
+    def changed_run(
+        self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision, changes: Changes
+    ) -> Run | None:
+        """The first graph, or, in batches without padding, the last."""
+        import numpy as np
+
+        from hdexport.graph.targets.openvino.changed_models import leave_layers_out, sampled, watch
+        from hdruntime.backends.openvino.runner import is_unpadded
+
+        manifest, core = bundle.manifest, require("openvino").Core()
+        models = _models(core, bundle, graphs)
+        for model in models:
+            if changes.layers is not None:
+                leave_layers_out(model, changes.layers)
+            if changes.decisions is not None:
+                watch(model, changes.decisions)
+            if changes.is_sampled and not sampled(model, manifest.outputs[0].name, manifest.vocab_size):
+                return None
+        hint = {"INFERENCE_PRECISION_HINT": "bf16" if precision is Precision.BFLOAT16 else "f32"}
+        compiled = [core.compile_model(model, "CPU", hint) for model in models]
+
+        def run(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+            chosen = compiled[-1 if is_unpadded(manifest, feeds) else 0]
+            names = {name for value in chosen.inputs for name in value.names}
+            found = chosen.create_infer_request().infer({name: array for name, array in feeds.items() if name in names})
+            # The results are in memory of the request.
+            return {name: np.array(found[value]) for value in chosen.outputs for name in value.get_names()}
+
+        return run
+
+    def leaves_out(self, bundle: Bundle, graphs: tuple[GraphFile, ...], layers: LayerResults) -> bool:
+        """Where OpenVINO has kept the names of the layers."""
+        from hdexport.graph.targets.openvino.changed_models import leave_layers_out
+
+        return all(leave_layers_out(model, layers) for model in _models(require("openvino").Core(), bundle, graphs))
+
+
+TARGETS = (OpenVinoTarget(),)
+
+
+def _models(core: Any, bundle: Bundle, graphs: Sequence[GraphFile]) -> list[Any]:
+    return [core.read_model(bundle.file(graph.file)) for graph in graphs]

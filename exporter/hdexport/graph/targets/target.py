@@ -1,0 +1,165 @@
+"""What a target of ``--target`` says of itself. Builds, rebuilds and verifications ask this and name none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from hdruntime.backends.entry import BackendEntry
+from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.backends.registry import backend_named
+from hdruntime.bundle.manifest import Backend, Dtype, GraphFile, Manifest
+from hdruntime.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from hdexport.attention.kind import Decisions
+    from hdexport.graph.left_out_layers import LayerResults
+    from hdruntime.arrays import FloatArray, IntArray
+    from hdruntime.bundle.reader import Bundle
+
+    Run = Callable[[Mapping[str, IntArray]], dict[str, FloatArray]]
+    """Inputs by name, all of the graph's -> outputs by name."""
+
+
+class GraphRequest(NamedTuple):
+    """What graphs are written for.
+
+    Attributes:
+        dtype: of the portable graph.
+        layers: of the model.
+        ffn_chunk: most tokens that a feed-forward network computes at once, where a target computes it in chunks; None
+            for all.
+    """
+
+    dtype: Dtype
+    layers: int
+    ffn_chunk: int | None = None
+
+
+class Changes(NamedTuple):
+    """What a verification changes in graphs before it runs them.
+
+    Attributes:
+        decisions: that the graphs give as further outputs; None for none.
+        layers: whose repetitions are left out; None where all layers run.
+        is_sampled: whether logits are computed at a few tokens, which the graphs take as the input `SAMPLED_TOKENS`,
+            [samples].
+    """
+
+    decisions: Decisions | None = None
+    layers: LayerResults | None = None
+    is_sampled: bool = False
+
+    def __bool__(self) -> bool:
+        return self.is_sampled or self.decisions is not None or self.layers is not None
+
+
+class Target:
+    """The exporter's side of a backend: what it writes into a bundle, and how that is verified.
+
+    Ours stand in `target.py` of a folder beside this file, in the module's `TARGETS`. Another package registers its
+    class as an entry point of the group ``hdexport.backends``, under the backend's name and ``.target``.
+    """
+
+    name: ClassVar[str]
+    """The value of ``--target``."""
+
+    help: ClassVar[str]
+    """What it adds to a bundle, as a part of a sentence: "adds those for OpenVINO"."""
+
+    backend: ClassVar[Backend]
+    """Which runs what it makes, and by which that is verified."""
+
+    # Graphs.
+
+    lowerings: ClassVar[tuple[str, ...]] = ()
+    """Of the graphs that it writes, as `GraphFile.lowering` names them; () where it builds engines."""
+
+    title: ClassVar[str] = ""
+    """Whom a step of the build is for."""
+
+    rounded: ClassVar[tuple[str, ...]] = ()
+    """Of the graphs that ``--int8`` makes int8 graphs of."""
+
+    fuses_masks: ClassVar[bool] = False
+    """Whether attention that it fuses has no scores in memory, even where a text is masked."""
+
+    @property
+    def entry(self) -> BackendEntry:
+        """The runtime's side of the backend."""
+        found = backend_named(self.backend)
+        assert found is not None
+        return found
+
+    def require(self) -> None:
+        """Refuse a target that was named and cannot be built on this machine, or not verified.
+
+        Raises:
+            HdexportError: why.
+        """
+        if not self.entry.is_installed():
+            raise MissingDependencyError(
+                f"{self.entry.library} is not installed here.\nInstall it with: {self.entry.install}"
+            )
+
+    def is_possible(self) -> bool:
+        """Whether ``auto`` takes it on this machine; nothing heavy is imported."""
+        return self.entry.is_installed()
+
+    def write(self, portable: onnx_ir.Model, directory: Path, request: GraphRequest) -> list[GraphFile]:
+        """Write its graphs into a bundle.
+
+        Args:
+            portable: the bundle's portable graph, whose weights they share; it stays as it is.
+            directory: of the bundle.
+            request: what they are for.
+        """
+        return []
+
+    # Engines.
+
+    flavour: ClassVar[Backend | None] = None
+    """Of the engines that it builds; None where it writes graphs."""
+
+    # Verification.
+
+    def sets(self, graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
+        """A bundle's graphs of this target that run on a CPU, by those that one session runs; that for any batch first.
+
+        Args:
+            graphs: all of a bundle.
+        """
+        for graph in graphs:
+            if graph.lowering in self.lowerings:
+                yield (graph,)
+
+    def precisions(self, graph: GraphFile) -> tuple[Precision, ...]:
+        """The precisions that a graph is verified in."""
+        own = tuple(precision for precision in OPTION_OF_GRAPHS if graph.dtype == precision.value)
+        return own or (Precision.FLOAT32,)
+
+    def why_not_verified(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> str | None:
+        """Why a graph is not verified on this machine, as half a sentence; None where it is."""
+        return None if self.entry.is_installed() else f"needs `{self.entry.install}`"
+
+    @contextlib.contextmanager
+    def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
+        """Run graphs as users do, through the runtime."""
+        import hdruntime
+
+        with hdruntime.load(bundle, self.backend, precision=precision) as session:
+            yield lambda feeds: session(**feeds)
+
+    def changed_run(
+        self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision, changes: Changes
+    ) -> Run | None:
+        """Run changed graphs; None where that cannot be. Padding is not cut off as the runtime does."""
+        return None
+
+    def leaves_out(self, bundle: Bundle, graphs: tuple[GraphFile, ...], layers: LayerResults) -> bool:
+        """Whether `changed_run` can leave the repetitions of layers out."""
+        return False

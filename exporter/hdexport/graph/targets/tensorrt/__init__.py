@@ -1,0 +1,1 @@
+"""TensorRT engines: which are built, for which shapes and GPUs, and how."""

@@ -1,0 +1,44 @@
+"""What ``--target tensorrt`` and ``--target tensorrt-rtx`` build."""
+
+from __future__ import annotations
+
+import logging
+
+from hdexport.graph.targets.target import Target
+from hdruntime.bundle.manifest import Backend
+from hdruntime.errors import HdexportError
+
+logger = logging.getLogger(__name__)
+
+
+class TensorRtTarget(Target):
+    """An engine for this machine's GPU."""
+
+    name = "tensorrt"
+    help = "tensorrt an engine for this machine's GPU"
+    backend = flavour = Backend.TENSORRT
+
+    def require(self) -> None:
+        """Engines are refused where they are built."""
+
+    def is_possible(self) -> bool:
+        """Whether the flavour can build on this machine."""
+        from hdexport.graph.targets.tensorrt import packages
+
+        try:
+            packages.load_flavour(self.flavour)
+        except HdexportError as error:
+            logger.info("no %s engine can be built here. %s", self.flavour.value, error)
+            return False
+        return True
+
+
+class TensorRtRtxTarget(TensorRtTarget):
+    """An engine for GeForce, RTX and A100, which no GPU is needed for."""
+
+    name = "tensorrt-rtx"
+    help = "tensorrt-rtx an engine for GeForce, RTX and A100"
+    backend = flavour = Backend.TENSORRT_RTX
+
+
+TARGETS = (TensorRtTarget(), TensorRtRtxTarget())
