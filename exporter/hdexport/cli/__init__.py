@@ -17,7 +17,7 @@ from hdexport.cli.command_parser import CommandParser
 from hdexport.cli.interruption import READER_GONE, exit_code, stopped_like_interrupted
 from hdexport.cli.memory_errors import interrupted_by_openblas, want_of_memory
 from hdexport.cli.streams import complain, finish_output, prepare_streams, reader_is_gone
-from hdexport.support.openmp import heed_quota
+from hdexport.support.process_settings import heed_quota
 from hdruntime.errors import HdexportError
 from hdruntime.optional import missing_dependency
 

@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from hdexport.cli.progress import TerminalProgress
-    from hdexport.support.openmp import let_threads_sleep
+    from hdexport.support.process_settings import let_threads_sleep
 
     outlive_readers()
     let_threads_sleep()

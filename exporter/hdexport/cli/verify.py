@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; 1 if a check failed."""
     from hdexport.cli.progress import TerminalProgress
     from hdexport.support.bundle_writer import write_manifest
-    from hdexport.support.openmp import let_threads_sleep
+    from hdexport.support.process_settings import let_threads_sleep
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import open_bundle
 

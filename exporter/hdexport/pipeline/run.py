@@ -22,7 +22,7 @@ from hdexport.pipeline.graph_files import lowered_graphs, portable_graph
 from hdexport.pipeline.options import BuildOptions
 from hdexport.pipeline.prepared_model import attention_of_model, extended_positions, graph_module
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal, write_manifest
-from hdexport.support.garbage_collection import rare_garbage_collection
+from hdexport.support.process_settings import rare_garbage_collection
 from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import Backend, Manifest, PositionForm, Positions

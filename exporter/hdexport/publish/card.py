@@ -20,14 +20,8 @@ _PIPELINES = {"sparse-similarity": "feature-extraction", "token-similarity": "fe
 def model_card(
     manifest: Manifest, name: HubName, *, summary: Iterable[tuple[str, str]], measured: BenchResult | None = None
 ) -> str:
-    """The content of ``README.md``.
-
-    Args:
-        manifest: of the bundle.
-        name: of the bundle on the hub.
-        summary: what the bundle is, name -> value, in order.
-        measured: figures of `hdexport bench`; None for none.
-    """
+    """The content of ``README.md``; the summary describes the bundle, name -> value in order, and `measured` are
+    figures of `hdexport bench`."""
     origin = hub_name(str(manifest.made_by.get("source")))
     return "\n".join(
         [

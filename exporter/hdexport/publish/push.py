@@ -1,4 +1,4 @@
-"""Upload a bundle to the Hugging Face Hub, with its model card, in one commit."""
+"""Uploads a bundle to the Hugging Face Hub, with its model card, in one commit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PushOptions:
 
     Attributes:
         name: on the hub; the revision is the branch, None for main.
-        private: whether a repository that is made can be seen by its owners alone.
+        private: whether only its owners can see a repository that is made.
         bench: file or directory of `hdexport bench`, whose figures the card has.
         force: replace files of the repository, the card among them.
     """
@@ -42,13 +42,7 @@ class PushOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """A bundle on the hub.
-
-    Attributes:
-        url: of its commit.
-        commit: by which it can be pinned.
-        size_bytes: of its files.
-    """
+    """A bundle on the hub, the commit by which it can be pinned, and the size of its files."""
 
     url: str
     commit: str
@@ -56,18 +50,8 @@ class Pushed:
 
 
 def push(bundle: Bundle, options: PushOptions, *, summary: Iterable[tuple[str, str]]) -> Pushed:
-    """Upload every file of a bundle and its card. Nothing of the repository changes unless all are there.
-
-    Args:
-        bundle: opened, with every file checked.
-        options: where it goes.
-        summary: of the bundle, for its card.
-
-    Raises:
-        OutputExistsError: the repository holds files, which may not be replaced.
-        InputError: the figures cannot be read.
-        HdexportError: the hub does not take it.
-    """
+    """Uploads every file of an opened and checked bundle, and its card. Nothing of the repository changes unless all
+    are there."""
     # The file may be an older version's, or another program's.
     measured = None if options.bench is None else published(read_result(options.bench))
     card = model_card(bundle.manifest, options.name, summary=summary, measured=measured)

@@ -52,16 +52,9 @@ def similarities_of_ways(
     begin: Callable[[int], None],
     line: ProgressLine,
 ) -> dict[Way, dict[str, FloatingArray]]:
-    """Way -> kind of query -> [queries, documents], by the model's own similarity and prompts.
-
-    Args:
-        session: a bundle that gives vectors.
-        collection: documents and queries.
-        trained: tokens of a truncated document, and of a piece.
-        ways: the wanted ones; equal inputs run once.
-        begin: receives the number of tokens before any of them runs.
-        line: receives the tokens that are done.
-    """
+    """Way -> kind of query -> [queries, documents], by the model's own similarity and prompts; equal inputs run once.
+    `trained` is the number of tokens of a truncated document, and of a piece; `begin` receives the number of tokens
+    before any of them runs, and `line` the tokens that are done."""
     manifest = session.manifest
     prompts, default = prompts_of(manifest)
     prompt, query_prompt = (chosen_prompt(prompts, default, name=name, prompt=None) for name in ("document", "query"))
@@ -100,11 +93,8 @@ def _vector(way: Way, split: SplitEncoding, vectors: Iterator[FloatingArray]) ->
 def vectors_of(
     session: Session, encodings: Sequence[Encoding], *, begin: Callable[[int], None], line: ProgressLine
 ) -> FloatingArray:
-    """[encodings, dimensions], float32, in order; equal encodings run once, and all in batches of similar length.
-
-    Raises:
-        HdexportError: one of `hdruntime.errors`, for the first encoding that fails.
-    """
+    """[encodings, dimensions], float32, in order; equal encodings run once, and all in batches of similar length. The
+    error of the first encoding that fails is raised."""
     output = embedding_output(session.manifest)
     unique = {tuple(encoding.input_ids): encoding for encoding in encodings}
     texts = list(unique.values())

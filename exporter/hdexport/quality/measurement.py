@@ -31,16 +31,8 @@ _WORD = re.compile(r"[^\W\d_]{3,}")
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The mean reciprocal rank of one kind of query.
-
-    Attributes:
-        bundle: its directory.
-        precision: its session's.
-        way: how long texts were read.
-        kind: of the queries.
-        mrr: MRR@10.
-        difference: from texts truncated to the trained positions, with the first bundle; paired by query.
-    """
+    """The mean reciprocal rank, MRR@10, of one kind of query with a bundle and a way to read long texts. The
+    `difference`, paired by query, is that from texts truncated to the trained positions, with the first bundle."""
 
     bundle: str
     precision: Precision
@@ -59,8 +51,7 @@ class QualityResult:
         texts: number of documents that were searched.
         long_texts: number of documents of more tokens than `trained`.
         median_tokens: of the long ones.
-        longest_tokens: of the longest.
-        cut_texts: bundle -> texts that are longer than it takes, and were cut there.
+        cut_texts: bundle -> number of texts that are longer than it takes, and were cut there.
         queries: kind -> number.
         scores: of each bundle, way and kind that has queries.
     """
@@ -91,15 +82,8 @@ def measure_quality(
         bundles: of one model, at least one.
         texts: all are searched; texts of more than `trained` tokens are asked for.
         sentences: the most later sentences of a text.
-        trained: positions that texts are truncated to and split at; None for the positions that the bundles' models
-            were trained with.
-        backend: that runs the bundles.
+        trained: positions that texts are truncated to and split at; None for those of the bundles' models.
         precision: the precision that it computes in on a CPU.
-        line: shows progress.
-
-    Raises:
-        InputError: a bundle has no vectors, the bundles are of different models, or texts or sentences are too few.
-        BackendError: the backend cannot run a bundle, or not in this precision.
     """
     line.begin("Reading the texts")
     opened = [open_bundle(path) for path in bundles]
@@ -141,7 +125,8 @@ def measure_quality(
 
 
 def findings(result: QualityResult) -> Iterator[str]:
-    """Change by whole texts, one sentence per bundle and kind of query; kinds that truncation cannot answer first."""
+    """The change by whole texts, one sentence per bundle and kind of query; kinds that truncation cannot answer come
+    first."""
     for kind, what in _ASKED.items():
         for score in result.scores:
             if (score.kind, score.way) != (kind, Way.WHOLE):

@@ -24,12 +24,7 @@ _NOT_PROSE = (">>>", "::=", "===", "***", "---", "```")
 
 @dataclass(frozen=True)
 class Queries:
-    """Queries of one kind.
-
-    Attributes:
-        texts: the queries.
-        answers: of each query, the index of its document.
-    """
+    """Queries of one kind, and of each the index of its document."""
 
     texts: list[str] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
@@ -37,12 +32,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, from which the sentences that ask for them have been taken out.
-
-    Attributes:
-        documents: texts.
-        queries: kind -> queries, in the order of `KINDS`.
-    """
+    """Documents without the sentences that ask for them, and kind -> queries, in the order of `KINDS`."""
 
     documents: list[str]
     queries: dict[str, Queries]
@@ -51,17 +41,15 @@ class Collection:
 def collection_of(
     texts: Sequence[str], *, unread: Sequence[int | None], names: Sequence[str | None], sentences: int
 ) -> Collection:
-    """Take sentences out of the long texts.
+    """Takes sentences out of the long texts, at most `sentences` later ones of each, spread evenly.
 
     Sentences that occur more than once are no queries, because some texts contain others. Where later sentences are
     few, every second one stays, so that the text still has a later part.
 
     Args:
-        texts: [texts].
         unread: [texts], the first character that a model with its trained positions does not read; None for a text that
             it reads whole, which is not asked for.
-        names: [texts], the texts' names; None for a text without one. Names that occur more than once are no queries.
-        sentences: the most later sentences of a text, spread evenly.
+        names: [texts]; None for a text without one. Names that occur more than once are no queries.
     """
     collection = Collection([], {kind: Queries() for kind in KINDS})
     spans = [list(prose_sentences(text)) for text in texts]
@@ -87,12 +75,8 @@ def collection_of(
 
 
 def unread_from(offsets: Sequence[Sequence[tuple[int, int]]], trained: int) -> list[int | None]:
-    """Where each text goes on after the trained positions of a model; None for a text that ends before.
-
-    Args:
-        offsets: [texts], of each text [tokens, 2], start and end in characters, special tokens included.
-        trained: positions that the model was trained with.
-    """
+    """Where each text continues after the trained positions of a model; None for a text that ends before. `offsets`
+    are, of each text, [tokens, 2], start and end in characters, special tokens included."""
     return [of_text[trained - 1][0] if len(of_text) > trained else None for of_text in offsets]
 
 

@@ -29,12 +29,8 @@ class Mean:
 
 
 def ranks_of(similarities: FloatingArray, answers: Sequence[int]) -> FloatingArray:
-    """[queries], from 1, the rank of each right document; of equal ones it is the last, so that ties earn nothing.
-
-    Args:
-        similarities: [queries, documents].
-        answers: [queries], the right documents.
-    """
+    """[queries], from 1: the rank of each right document in similarities [queries, documents]; of equal ones it is the
+    last, so that ties earn nothing."""
     own = similarities[np.arange(len(answers)), list(answers)]
     return (similarities >= own[:, None]).sum(axis=1).astype(float)
 
@@ -45,12 +41,8 @@ def reciprocal_ranks(ranks: FloatingArray) -> FloatingArray:
 
 
 def mean_of(scores: FloatingArray, answers: Sequence[int]) -> Mean:
-    """A mean over queries, and the interval from drawing documents: queries of one document are alike.
-
-    Args:
-        scores: [queries], at least one; differences of two variants' scores for a paired interval.
-        answers: [queries], the document of each.
-    """
+    """A mean over scores of queries, [queries], and its interval from drawing documents, because queries of one
+    document are alike. Differences of two variants' scores give a paired interval."""
     _, members = np.unique(answers, return_inverse=True)
     sums, counts = np.bincount(members, scores), np.bincount(members)
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Give a bundle int8 graphs beside its float ones."""
+"""Gives a bundle int8 graphs beside its float ones."""
 
 from __future__ import annotations
 
@@ -30,20 +30,8 @@ _ALIGNMENT = 64
 
 
 def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | None = None) -> Manifest:
-    """Write int8 graphs into a bundle, for each lowering for CPUs that it has, and seal it.
-
-    Args:
-        bundle: sealed, with its float graphs; its directory is written to.
-        options: of the calibration.
-        progress: shows it.
-
-    Returns:
-        The manifest with the graphs, and with the facts of their calibration.
-
-    Raises:
-        InputError: the texts cannot be read.
-        ExportError: the model has no product with a weight in its layers.
-    """
+    """Writes int8 graphs into a sealed bundle, for each lowering for CPUs that it has, and seals it again. The result
+    is the manifest with the graphs and the facts of their calibration."""
     progress = progress or Progress()
     progress.step("Calibrating int8")
     texts = calibration_texts(bundle, options.calibrate)
@@ -88,7 +76,7 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
 
 
 def _stored(products: Mapping[str, CalibratedProduct], directory: Path) -> dict[str, onnx_ir.ExternalTensor]:
-    """Write the int8 values to a file that all graphs read."""
+    """Writes the int8 values to a file that all graphs read."""
     import onnx_ir as ir
 
     stored = {}

@@ -1,4 +1,4 @@
-"""Run a bundle's float graph on texts, and learn how the activations and weights of its layers are rounded best."""
+"""Runs a bundle's float graph on texts to find how the activations and weights of its layers are rounded best."""
 
 from __future__ import annotations
 
@@ -34,17 +34,12 @@ _EVERY_SEEN_FIRST = 8
 """Every so many texts tell which channels are wide."""
 
 _TOGETHER = 1024
-"""Tokens that are counted at once, in texts of any length; the products of channels are as large."""
+"""Tokens that are counted at once, in texts of any length, so that products of channels take about as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedProduct:
-    """A product with a weight, rounded.
-
-    Attributes:
-        activation: one object for all products that round the same activation.
-        weight: its int8 values.
-    """
+    """A product with a weight, rounded; products of the same activation share one object `activation`."""
 
     activation: ActivationScale
     weight: Int8Weight
@@ -57,20 +52,10 @@ def calibrate(
     *,
     did: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, CalibratedProduct]:
-    """Calibrate the products with weights of a float32 graph.
-
-    Products of one activation share its scale, and so do products of one weight, which layers may share.
-
-    Args:
-        bundle: in whose files the weights are.
-        model: the graph, lowered for ONNX Runtime on a CPU; it is changed.
-        texts: the texts to run. The rare ones, and the ones behind padding, widen ranges and count little in the choice
-            of the best rounding.
-        did: called with the tokens that ran, now and then.
-
-    Returns:
-        weight's name -> product; empty for a model without such products.
-    """
+    """Calibrates the products with weights of a float32 graph, lowered for ONNX Runtime on a CPU, which is changed:
+    weight's name -> product. Products of one activation share its scale, and so do products of one weight, which layers
+    may share. Rare texts, and those behind padding, widen ranges and count little in the choice of the best rounding.
+    `did` is called with the tokens that ran, now and then."""
     # Values that a body computes cannot be outputs of the graph.
     products = [product for product in weight_products(model) if product.node.graph is model.graph]
     groups = [_group(sharing) for sharing in _sharing_a_scale(products)]
@@ -92,8 +77,8 @@ class _Group:
     Attributes:
         sources: the activations.
         weights: name -> [channels, outputs], of all that they are multiplied with.
-        may_split: whether every one of them can have some channels twice.
-        split: which; None until some texts were seen, and where there is no use for it.
+        may_split: whether all of them can have some channels twice.
+        split: which channels; None until some texts were seen, and where there is no use for it.
     """
 
     sources: Sequence[onnx_ir.Value]

@@ -1,10 +1,10 @@
-"""Put int8 products into a lowered graph: rounded activations, stored int8 weights, and a bias that corrects both.
+"""Puts int8 products into a lowered graph: rounded activations, stored int8 weights, and a bias that corrects both.
 
-The graph gets the standard's QuantizeLinear and DequantizeLinear: runtimes make int8 products of the two. An
-activation has a scale and zero point for each channel: a multiplication and an addition before QuantizeLinear, which
-gets neither. OpenVINO takes none of the last axis there, and fuses both with the node before; ONNX Runtime
-takes them and rounds value by value (1.31.1, an Intel Xeon with VNNI, one thread: 146 of 241 ms of the sample model at
-512 tokens, against 4 ms for all three). DequantizeLinear has neither, too: the weights hold them.
+The graph gets the standard's QuantizeLinear and DequantizeLinear, of which runtimes make int8 products. An activation
+has a scale and zero point for each channel: a multiplication and an addition before QuantizeLinear, which gets neither.
+OpenVINO takes none of the last axis there, and fuses both with the node before; ONNX Runtime takes them and rounds
+value by value (1.31.1, an Intel Xeon with VNNI, one thread: 146 of 241 ms of the sample model at 512 tokens, against 4
+ms for all three). DequantizeLinear has neither, too: the weights hold them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,8 @@ if TYPE_CHECKING:
 def quantize_products(
     model: onnx_ir.Model, rounded: Mapping[str, CalibratedProduct], values: Mapping[str, onnx_ir.TensorProtocol]
 ) -> list[str]:
-    """Replace the products of a lowered graph, in place.
-
-    Args:
-        model: the graph.
-        rounded: name of a weight -> its products, rounded; other products stay.
-        values: name of a weight -> its int8 values, [channels, outputs], where they are stored.
-
-    Returns:
-        The names of the replaced products' weights, one for each product.
-    """
+    """Replaces the products of a lowered graph with those of `rounded`, in place; `values` has the stored int8 weights,
+    [channels, outputs], by name. The result is the names of the replaced products' weights, one per product."""
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     products = [product for product in weight_products(model) if product.weight in rounded]
@@ -74,8 +66,8 @@ class _Insertion:
         self._add_bias(node, f"{product.weight}.int8_bias", rounded.weight.bias)
 
     def _widen(self, product: WeightProduct, split: Split) -> None:
-        """Make the channels of a product's activation as often as they have parts; runtimes compute the constants when
-        they load."""
+        """Repeats the channels of a product's activation as often as they have parts; runtimes compute the constants
+        when they load."""
         found = widening(product)
         assert found is not None, f"{product.weight} was split in another lowering"
         order = self._constant(f"{product.weight}.int8_order", split.sources)
@@ -113,7 +105,7 @@ class _Insertion:
         return self._like(source, self._op(node, "DequantizeLinear", [levels, self._one, self._zero]))
 
     def _add_bias(self, node: onnx_ir.Node, name: str, bias: npt.NDArray[np.float32]) -> None:
-        """Change the bias that is added to a product, or add one."""
+        """Changes the bias that is added to a product, or adds one."""
         import onnx_ir as ir
 
         result = node.outputs[0]
@@ -157,7 +149,7 @@ class _Insertion:
         return self._initializer(name, ir.tensor(np.asarray(array), name=name))
 
     def _initializer(self, name: str, tensor: onnx_ir.TensorProtocol) -> onnx_ir.Value:
-        """The main graph's, which bodies read as well; one of that name is there once."""
+        """An initializer of the main graph, which bodies read as well; one of that name is there once."""
         import onnx_ir as ir
 
         if name not in self._graph.initializers:

@@ -13,18 +13,14 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _OF_A_LAYER = re.compile(r"\.\d+\.")
-"""The number of a layer in a weight's name. Heads have none, nor does ``Gemm`` stand elsewhere:
-they read one vector of a text, and their result is the answer."""
+"""The number of a layer in a weight's name. Heads have none, nor does ``Gemm`` occur elsewhere: they read one vector of
+a text, and their result is the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightProduct:
-    """A ``MatMul`` of an activation [..., channels] and a weight [channels, outputs].
-
-    Attributes:
-        node: the product, in the main graph or in a body.
-        weight: the initializer's name, the same in all lowerings.
-    """
+    """A ``MatMul`` of an activation [..., channels] and a weight [channels, outputs], in the main graph or in a body.
+    The weight is the initializer's name, the same in all lowerings."""
 
     node: onnx_ir.Node
     weight: str
@@ -38,10 +34,8 @@ class WeightProduct:
 
 
 def weight_products(model: onnx_ir.Model) -> list[WeightProduct]:
-    """The products with weights of a model's layers, bodies of loops and branches included, in the order of the graph.
-
-    Heads are not among them, nor are products of two constants.
-    """
+    """The products with weights of a model's layers, bodies of loops and branches included, in the order of the graph;
+    without heads, and without products of two constants."""
     found = []
     for node in model.graph.all_nodes():
         if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx"):
@@ -56,7 +50,7 @@ def weight_products(model: onnx_ir.Model) -> list[WeightProduct]:
 
 
 def constant_array(value: onnx_ir.Value | None) -> npt.NDArray[np.float32] | None:
-    """The numbers of an initializer, in float32, also of one of half precision that is cast; None for other values."""
+    """The numbers of an initializer in float32, also of one in half precision that is cast; None for other values."""
     stored = initializer_of(value)
     if stored is None:
         return None

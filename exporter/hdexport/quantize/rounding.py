@@ -26,7 +26,7 @@ _EXPONENT = 0.9
 levels, and a text with larger values than the calibration's is clipped in many channels."""
 
 _ITERATIONS = 20
-"""Iterations over scales and the steps of weights: each follow from the other."""
+"""Iterations over scales and the steps of weights, which determine each other."""
 
 _HANDED_ON = 0.25
 """Part of the variance of a weight's rounding errors that stays in the product when errors are handed on."""
@@ -43,13 +43,12 @@ _BLOCK = 128
 
 @dataclass
 class Statistics:
-    """Statistics of an activation [tokens, channels] over some texts.
+    """Statistics of an activation [tokens, channels] over some texts, in float64.
 
     Attributes:
-        lowest: [channels], float64.
-        highest: [channels], float64.
-        total: [channels], float64, the weighted sum over tokens.
-        products: [channels, channels], float64, the weighted sum over tokens of products of two channels.
+        lowest, highest: [channels].
+        total: [channels], the weighted sum over tokens.
+        products: [channels, channels], the weighted sum over tokens of products of two channels.
         tokens: number of them, weighted.
     """
 
@@ -66,12 +65,8 @@ class Statistics:
         return cls(zeros + np.inf, zeros - np.inf, zeros, np.zeros((channels, channels)))
 
     def add(self, activation: FloatArray, *, weight: float = 1) -> None:
-        """Count the tokens of an activation [..., channels].
-
-        Args:
-            activation: of a text.
-            weight: of each of its tokens in sums; the lowest and highest values are all tokens'.
-        """
+        """Counts the tokens of an activation [..., channels]. The weight of each token is for sums; the lowest and
+        highest values are those of all tokens."""
         rows = activation.reshape(-1, activation.shape[-1])
         self.lowest = np.minimum(self.lowest, rows.min(0))
         self.highest = np.maximum(self.highest, rows.max(0))
@@ -93,13 +88,8 @@ class Statistics:
 @dataclass(frozen=True, kw_only=True)
 class ActivationScale:
     """How an activation becomes uint8: ``round((value - start) / scale) + zero_point``, or, as graphs compute it,
-    ``round(value * factor + offset)``.
-
-    Attributes:
-        scale: [channels], float32.
-        zero_point: [channels], uint8.
-        split: which parts of channels the channels are; None for no part.
-    """
+    ``round(value * factor + offset)``, each [channels]. `split` says which parts of channels the channels are; None for
+    whole channels."""
 
     scale: FloatArray
     zero_point: npt.NDArray[np.uint8]
@@ -107,7 +97,7 @@ class ActivationScale:
 
     @property
     def start(self) -> FloatArray:
-        """[channels], float32: 0, but of an upper part the largest value that the part below has a level for."""
+        """[channels], float32: 0; of an upper part, the largest value that the part below has a level for."""
         start = np.zeros_like(self.scale)
         for lower, upper in self.split.followers if self.split is not None else []:
             start[upper] = start[lower] + self.scale[lower] * np.float32(_LEVELS - int(self.zero_point[lower]))
@@ -126,13 +116,13 @@ class ActivationScale:
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Weight:
-    """A weight [channels, outputs] with the scales of its activation's channels multiplied in.
+    """A weight with the scales of its activation's channels multiplied in.
 
     Attributes:
         values: [channels, outputs], int8.
         scale: [outputs], float32.
-        bias: [outputs], float32: added to the products of uint8 and int8, it takes away what zero points put in and
-            the mean of the rounding errors.
+        bias: [outputs], float32: added to the products of uint8 and int8, it removes what zero points add and the mean
+            of the rounding errors.
     """
 
     values: npt.NDArray[np.int8]
@@ -143,16 +133,11 @@ class Int8Weight:
 def activation_scale(
     statistics: Statistics, weights: Sequence[FloatArray], split: Split | None = None
 ) -> ActivationScale:
-    """The scale of each channel of an activation.
+    """The scale of each channel of an activation that is multiplied with weights, [channels, outputs] each.
 
     A small scale rounds activations finely, and a large one weights, with which scales are multiplied. The noise of
     both in a channel is ``p * w**2 * s**2 + steps**2 * v / s**2``, where `p` is how often it is rounded, `w` its
     weights and `v` its variance: the least is where both are the same, but every channel's range must fit.
-
-    Args:
-        statistics: of the activation, by its parts.
-        weights: [channels, outputs] each, all that it is multiplied with.
-        split: which parts the channels are.
     """
     weight = np.concatenate(weights, axis=1).astype(np.float64)
     lowest, highest = _widened(statistics, split)
@@ -192,13 +177,8 @@ def _widened(statistics: Statistics, split: Split | None) -> tuple[WideArray, Wi
 
 
 def round_weight(statistics: Statistics, activation: ActivationScale, weight: FloatArray) -> Int8Weight:
-    """Round a weight, channel by channel: the following channels make up for the change of the product by rounding.
-
-    Args:
-        statistics: of the activation, for which channels vary together.
-        activation: its scale.
-        weight: [channels, outputs].
-    """
+    """Rounds a weight, [channels, outputs], channel by channel: the following channels, as far as they vary together
+    with it, make up for the change of the product by rounding."""
     scale = activation.scale.astype(np.float64)
     exact = weight * scale[:, None]
     steps = np.maximum(_steps(exact), _SMALLEST * scale.min() / _LARGEST)

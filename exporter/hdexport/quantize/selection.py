@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,11 @@ import numpy.typing as npt
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from hdexport.quantize.calibration import CalibratedProduct
-from hdexport.quantize.switches import SwitchedGraph
+from hdexport.quantize.products import WeightProduct, weight_products
 from hdexport.quantize.texts import tokens_in_memory
 from hdexport.support.progress import Progress
 from hdexport.verify.comparison import SCORES, compare_output
+from hdexport.verify.single_texts import single_text_runner
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import Bundle
@@ -40,10 +41,10 @@ _FEW_TOKENS = 16
 """Texts of fewer tokens are held to the bound for tokens: little cancels in the mean of so few."""
 
 _MOST_FLOAT = 1 / 3
-"""Part of the multiplications that are left float at most; more would not be worth a graph of their own."""
+"""Most of the multiplications that may be left float; with more, a graph of its own would not be worth it."""
 
 _STEP = 0.02
-"""Part of the multiplications that are left float more, at least, before texts are judged again."""
+"""Least part of the multiplications that is added to those left float before texts are judged again."""
 
 _SHOWN_TOKENS = 1024
 """Tokens of the longest checked texts that a product alone is measured with. In long texts other products make the
@@ -68,14 +69,8 @@ def kept_float(
     texts: Sequence[IntArray],
     progress: Progress,
 ) -> tuple[set[str], float]:
-    """The weights of products that are left float, and the worst cosine of texts' answers then.
-
-    Args:
-        bundle: with the float graphs.
-        products: weight's name -> product.
-        texts: [tokens] each, that nothing was calibrated with.
-        progress: shows it.
-    """
+    """The weights of products that are left float, and the worst cosine of texts' answers then. The texts, [tokens]
+    each, are none of the calibration's."""
     graph = SwitchedGraph(bundle, float_graph(bundle), products)
     exact = graph.answers((), texts)
     order = list(range(len(texts)))
@@ -138,10 +133,8 @@ def _stages(ranked: Sequence[str], products: Mapping[str, CalibratedProduct]) ->
 def _by_loss(
     graph: SwitchedGraph, products: Mapping[str, CalibratedProduct], texts: Sequence[IntArray], most_tokens: int
 ) -> list[str]:
-    """The weights, first the weights that change answers most, for their multiplications, when each is int8 alone.
-
-    A product's own error does not tell: answers hardly see the part of it that attention passes to the next product.
-    """
+    """The weights, first those that change answers most, relative to their multiplications, when each alone is int8. A
+    product's own error does not tell: answers hardly see the part of it that attention passes to the next product."""
     left, shown = min(_SHOWN_TOKENS, _RUN_TOKENS // len(products), most_tokens), []
     for text in sorted(texts, key=len, reverse=True):
         shown.append(text[:left])
@@ -184,3 +177,81 @@ def _cosine(first: FloatArray, second: FloatArray) -> float:
     first, second = (array.reshape(-1, array.shape[-1]).mean(0) for array in (first, second))
     norms = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / norms if norms else float(np.array_equal(first, second))
+
+
+class SwitchedGraph:
+    """A bundle's float graph in ONNX Runtime, which is changed; each of its products is float, or computes as its int8
+    form would, by a choice per run. Rounded values are multiplied in float32, because which products are left float
+    must not depend on the kernels of the processor on which a bundle is built."""
+
+    def __init__(self, bundle: Bundle, model: onnx_ir.Model, products: Mapping[str, CalibratedProduct]) -> None:
+        self._names = [spec.name for spec in bundle.manifest.answers]
+        self._switches = {name: _add_switch(model, name) for name in products}
+        for product in weight_products(model):
+            if product.weight in products:
+                _replace(model, product, products[product.weight], self._switches[product.weight])
+        self._run = single_text_runner(bundle, model)
+
+    def answers(self, used: Collection[str], texts: Sequence[IntArray]) -> list[list[FloatArray]]:
+        """All answers to each text, [tokens], without the batch axis, where the products of the weights `used` are
+        int8."""
+        switches = {str(value.name): np.array(name in used) for name, value in self._switches.items()}
+        found = []
+        for text in texts:
+            outputs = self._run(self._names, text, switches)
+            found.append([outputs[name][0] for name in self._names])
+        return found
+
+
+def _add_switch(model: onnx_ir.Model, name: str) -> onnx_ir.Value:
+    import onnx_ir as ir
+
+    switch = ir.Value(name=f"{name}.is_int8", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    model.graph.inputs.append(switch)
+    return switch
+
+
+def _replace(model: onnx_ir.Model, product: WeightProduct, rounded: CalibratedProduct, switch: onnx_ir.Value) -> None:
+    import onnx_ir as ir
+
+    node, activation = product.node, rounded.activation
+    result = node.outputs[0]
+
+    def constant(name: str, array: Any) -> onnx_ir.Value:
+        tensor = ir.tensor(np.asarray(array), name=f"{result.name}.{name}")
+        value = ir.Value(name=tensor.name, const_value=tensor)
+        model.graph.initializers[str(value.name)] = value
+        return value
+
+    source = product.source
+    nodes = []
+    if activation.split is not None:
+        nodes.append(ir.node("Gather", [source, constant("sources", activation.split.sources)], {"axis": -1}))
+        source = nodes[-1].outputs[0]
+    nodes.append(ir.node("Mul", [source, constant("factor", activation.factor)]))
+    nodes.append(ir.node("Add", [nodes[-1].outputs[0], constant("offset", activation.offset)]))
+    nodes.append(
+        ir.node("QuantizeLinear", [*nodes[-1].outputs, constant("one", np.float32(1)), constant("zero", np.uint8(0))])
+    )
+    nodes.append(ir.node("Cast", nodes[-1].outputs, {"to": ir.DataType.FLOAT}))
+    weight = rounded.weight.values.astype(np.float32) * rounded.weight.scale
+    nodes.append(ir.node("MatMul", [nodes[-1].outputs[0], constant("weight", weight)]))
+    nodes.append(ir.node("Add", [nodes[-1].outputs[0], constant("bias", rounded.weight.bias)]))
+    exact = ir.node("MatMul", list(node.inputs))
+    branches = {
+        "then_branch": _branch(f"{result.name}.int8", nodes),
+        "else_branch": _branch(f"{result.name}.float", [exact]),
+    }
+    switched = ir.node("If", [switch], branches)
+    assert node.graph is not None
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [switched], node.outputs, switched.outputs)
+
+
+def _branch(name: str, nodes: Sequence[onnx_ir.Node]) -> onnx_ir.Graph:
+    import onnx_ir as ir
+
+    for number, node in enumerate(nodes):
+        node.outputs[0].name = f"{name}_{number}"
+    output = nodes[-1].outputs[0]
+    output.dtype = ir.DataType.FLOAT
+    return ir.Graph(inputs=[], outputs=[output], nodes=nodes, name=name)

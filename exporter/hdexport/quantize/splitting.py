@@ -1,11 +1,11 @@
 """Wide channels of an activation in parts of their range, each with steps of its own.
 
 After GELU a channel is near 0 for most tokens, and 25 times its standard deviation for some; steps that reach there are
-coarse for all, and make the steps of the weights coarse that are multiplied with it. `x` is ``min(x, threshold) +
-max(x - threshold, 0)``, and uint8 gives both when it saturates: one at its largest level, the other at 0. So the
-graph makes these channels of the activation twice or more often, and computes nothing else. (Zhao et al.,
-"Improving Neural Network Quantization without Retraining using Outlier Channel Splitting",
-https://arxiv.org/abs/1901.09504, halves values, where both halves are rounded for every token.)
+coarse for all, and make the steps of the weights coarse that are multiplied with it. `x` is ``min(x, threshold) + max(x
+- threshold, 0)``, and uint8 gives both when it saturates: one at its largest level, the other at 0. So the graph makes
+these channels of the activation twice or more often, and computes nothing else. (Zhao et al., "Improving Neural Network
+Quantization without Retraining using Outlier Channel Splitting", https://arxiv.org/abs/1901.09504, halves values, where
+both halves are rounded for every token.)
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     import onnx_ir
 
 HEADROOM = 1.1
-"""Other texts have larger values than the calibration's: the distance from the mean to both ends is widened by it."""
+"""The distance from the mean to both ends is widened by this factor, because other texts have larger values than the
+calibration's."""
 
 _PARTS = 24
-"""For so many channels there is one part more, all of which the widest channels get."""
+"""There is one more part per so many channels; the widest channels get them."""
 
 _ROUNDS = 4
 """Rounds in which parts are given: the parts of one round may be split again in the next."""
@@ -42,10 +43,11 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Which parts an activation is in, wide ones beside narrow ones: neighbours have to share the range of weights.
+    """Which parts an activation is in, wide ones beside narrow ones, because neighbours have to share the range of
+    weights.
 
     Attributes:
-        sources: [parts], int64, the channel that each is a part of.
+        sources: [parts], int64, the channel of each part.
         starts: [parts], float32, where it begins; negative infinity for the lowest of its channel.
         ends: [parts], float32, where it ends; infinity for the highest.
         share: [parts], float32, of tokens whose value is in the part.
@@ -78,16 +80,9 @@ class Split:
 
 
 def chosen_split(rows: FloatArray, shares: WideArray, weights: Sequence[FloatArray]) -> Split | None:
-    """The channels whose rounding makes most of a product's noise, split where that takes away most.
-
-    Args:
-        rows: [tokens, channels], of an activation.
-        shares: [tokens], the weight of each; their sum is 1.
-        weights: [channels, outputs] each, that it is multiplied with.
-
-    Returns:
-        None if there are so few channels that none is split.
-    """
+    """The channels whose rounding makes most of a product's noise, split where that removes most; None if channels are
+    too few. `rows` are an activation's [tokens, channels], `shares` the tokens' weights, whose sum is 1, and `weights`
+    [channels, outputs] each."""
     channels = rows.shape[1]
     if channels < _PARTS:
         return None
@@ -126,16 +121,8 @@ def chosen_split(rows: FloatArray, shares: WideArray, weights: Sequence[FloatArr
 def _best_thresholds(
     rows: FloatArray, shares: WideArray, starts: WideArray, ends: WideArray
 ) -> tuple[WideArray, WideArray, WideArray]:
-    """Noise of each part, the threshold that takes away most of it, and how much it takes away; [parts] each.
-
-    The noise is the square of the part's range, counted for the tokens whose value is there.
-
-    Args:
-        rows: [tokens, parts].
-        shares: [tokens].
-        starts: [parts].
-        ends: [parts].
-    """
+    """Noise of each part, the threshold that removes most of it, and how much it removes; [parts] each. The noise is
+    the square of the part's range, counted for the tokens whose value is there. `rows` are [tokens, parts]."""
     span, every = ends - starts, np.arange(len(starts))
     thresholds = np.stack([starts + fraction * span for fraction in _FRACTIONS])
     below = np.stack([shares @ (rows < each) for each in (starts, *thresholds, ends)])
@@ -161,10 +148,7 @@ class Widening:
 
 def widening(product: WeightProduct) -> Widening | None:
     """How to widen the activation of a product, which operators of single elements make of other products with weights.
-
-    Returns:
-        None for an activation that is made otherwise, or that something else reads.
-    """
+    None for an activation that is made in another way, or that something else reads."""
     source = product.source
     if source.shape is None or not isinstance(channels := source.shape[-1], int):
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from hdexport.quantize.docstrings import docstrings
 from hdexport.quantize.everyday import EVERYDAY
 from hdexport.support.texts import read_texts
 from hdexport.verify.single_texts import ENGLISH, RANDOM_IDS, english_texts, random_ids, sample_ids
@@ -25,7 +26,7 @@ _TOKENS = 512
 
 _LONG_TOKENS = 2048
 _LONG_CHECKED = 8
-"""Pieces of so many tokens that are checked: as many tokens as verification reads, of which the worst one tells."""
+"""Number of long pieces that are checked: as many tokens as verification reads, of which the worst one tells."""
 
 _VALUES = 2**26
 """Most values of the answers to long checked texts, which are all in memory at once: 256 MB. A head over a vocabulary
@@ -35,7 +36,7 @@ _CUT_TOKENS = 160
 """Tokens that two texts of three are cut to: many texts tell more than long ones, and take as much time."""
 
 _CHECK_EVERY = 4
-"""Every so many texts are not calibrated with but checked."""
+"""Every so many texts are checked instead of calibrated with."""
 
 _SHORT_TEXTS = (2, 3, 4, 5, 6, 8, 11, 16, 23, 33, 47, 65)
 """Tokens of short texts, whose activations are unlike long texts' activations: few tokens share all attention."""
@@ -62,17 +63,27 @@ in the place of one, attends to itself: then the averages of attention are singl
 
 _Text = TypeVar("_Text")
 
+_MODULES = (
+    *("argparse", "ast", "bdb", "bisect", "calendar", "codecs", "configparser", "contextlib", "copy", "csv"),
+    *("datetime", "difflib", "dis", "doctest", "enum", "fileinput", "fnmatch", "fractions", "ftplib", "functools"),
+    *("getopt", "gettext", "glob", "hashlib", "heapq", "imaplib", "inspect", "ipaddress", "locale", "mailbox"),
+    *("mimetypes", "optparse", "os", "pathlib", "pickle", "pickletools", "platform", "poplib", "pprint", "random"),
+    *("sched", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket", "ssl", "stat", "statistics", "string"),
+    *("subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "traceback"),
+    *("turtle", "typing", "uuid", "warnings", "weakref", "zipfile"),
+)
+"""Modules of many subjects, named so that a release of Python that adds modules changes no bundle."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationTexts:
-    """Texts in a model's tokens.
+    """Texts in a model's tokens, [tokens], int64 each.
 
     Attributes:
-        ids: [tokens], int64 each.
-        checked: [tokens], int64 each, that are not among `ids`, unless there is one text alone.
+        checked: texts that are not among `ids`, unless there is one text alone.
         source: the file's name, `ENGLISH` or `RANDOM_IDS`.
-        rare: [tokens], int64 each: sentences of many kinds, docstrings, and ids drawn from the whole vocabulary.
-        behind_padding: how many tokens of padding come before, and [tokens], int64, of few tokens.
+        rare: sentences of many kinds, docstrings, and ids drawn from the whole vocabulary.
+        behind_padding: number of tokens of padding before each text, and the text of few tokens.
     """
 
     ids: Sequence[IntArray]
@@ -83,16 +94,8 @@ class CalibrationTexts:
 
 
 def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
-    """Up to 64 texts of up to 512 tokens, short ones, and long ones where the model takes longer texts.
-
-    Args:
-        bundle: whose tokenizer is used.
-        file: of texts; None for English texts that ship with Python, or random ids where there is no tokenizer for
-            them.
-
-    Raises:
-        InputError: the file cannot be read, holds no text, or the bundle has no tokenizer.
-    """
+    """Up to 64 texts of up to 512 tokens, short ones, and long ones where the model takes longer texts. `file` has the
+    texts; None takes English texts that ship with Python, or random ids where there is no tokenizer for them."""
     if file is None:
         if sample_ids(bundle, [min(_TOKENS, bundle.manifest.max_len)])[1] == RANDOM_IDS:
             return _random_texts(bundle)
@@ -174,11 +177,9 @@ def _beginning(text: IntArray, length: int) -> IntArray:
 
 
 def _behind_padding(bundle: Bundle, texts: Sequence[IntArray]) -> list[tuple[int, IntArray]]:
-    """A few tokens from within texts, behind every size of padding that the model's length allows, and the token that
-    begins texts, alone, there and where half of a long text and all of it end.
-
-    Positions that are made of two learned ones are larger than learned ones, most of all where one is the last.
-    """
+    """A few tokens from within texts, behind every size of padding that the model's length allows; and the token that
+    begins texts, alone, there and where half of a long text and all of it end. Positions that are made of two learned
+    ones are larger than learned ones, most of all where one is the last."""
     generator, longest = np.random.default_rng(0), bundle.manifest.max_len
     within = np.concatenate([text[1:-1] for text in texts])
     if not len(within):
@@ -205,3 +206,19 @@ def _encoded(
 ) -> list[IntArray]:
     encoder = TextTokenizer.of(bundle, max_len=min(tokens, bundle.manifest.max_len))
     return [np.array(each.input_ids, np.int64) for each in encoder.encode(texts, overflow=overflow)]
+
+
+def docstrings() -> list[str]:
+    """The docstrings of each module of Python's library, its own first, as one text: prose, dialogues, tables and
+    drawings in letters. Modules whose source is not installed have none."""
+    library = Path(sysconfig.get_path("stdlib"))
+    files = [(library / f"{name}.py", library / name / "__init__.py") for name in _MODULES]
+    found = [next((file for file in places if file.is_file()), None) for places in files]
+    return [text for file in found if file is not None and (text := _docstrings(file))]
+
+
+def _docstrings(file: Path) -> str:
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    texts = (ast.get_docstring(node) for node in nodes if isinstance(node, documented))
+    return "\n".join(filter(None, texts))

@@ -13,23 +13,14 @@ from hdruntime.errors import InputError
 
 
 def load_arrays(path: Path) -> Any:
-    """The array of a ``.npy`` file, or the archive of a ``.npz`` file; for use within `reading`.
-
-    Mapped, so that a damaged header cannot ask for memory that the file does not fill.
-    """
+    """The array of a ``.npy`` file, or the archive of a ``.npz`` file; for use within `reading`. It is mapped, so that
+    a damaged header cannot ask for memory that the file does not fill."""
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 @contextlib.contextmanager
 def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
-    """Translate NumPy's errors.
-
-    Args:
-        option: that names the file, with a space behind it, for the message.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Translates NumPy's errors; `option` names the file in messages, with a space behind it."""
     try:
         yield
     except Exception as error:

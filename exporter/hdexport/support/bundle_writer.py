@@ -16,15 +16,8 @@ from hdruntime.whole_files import is_partial, write_whole
 
 
 def seal(directory: Path, manifest: Manifest) -> Manifest:
-    """Hash every file of ``directory`` and write ``manifest.json`` there.
-
-    Args:
-        directory: the bundle, complete but for its manifest.
-        manifest: its ``files`` are replaced.
-
-    Returns:
-        the manifest as written, with ``files``.
-    """
+    """Hashes every file of a bundle that is complete but for its manifest, and writes ``manifest.json`` there. The
+    result is the manifest with its ``files``."""
     sizes = {name: (directory / name).stat().st_size for name in sorted(_files_in(directory)) if name != MANIFEST_FILE}
     digests = for_each_file(lambda name: sha256_of_file(directory / name), sizes)
     files = {name: FileRecord(sha256=digests[name], size_bytes=size) for name, size in sizes.items()}
@@ -34,14 +27,8 @@ def seal(directory: Path, manifest: Manifest) -> Manifest:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Replace ``manifest.json`` of a bundle atomically, files as the manifest lists them.
-
-    For facts that come later, such as a verification. Unlike :func:`seal` it hashes nothing, so a file that changed in
-    the meantime is still refused.
-
-    Raises:
-        BundleError: the manifest cannot be written; the bundle is as it was.
-    """
+    """Replaces ``manifest.json`` of a bundle atomically, for facts that come later, such as a verification. Unlike
+    `seal` it hashes nothing, so a file that changed in the meantime is still refused."""
     text = json_from_dataclass(manifest)
     try:
         write_whole(directory / MANIFEST_FILE, text)

@@ -1,4 +1,4 @@
-"""Files of Git LFS that were not fetched: a clone without it has a pointer of three lines in the place of each."""
+"""Files of Git LFS that were not fetched: a clone without it has a pointer of three lines in place of each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ _MOST_BYTES = 1024
 
 
 def refuse_pointer(file: Path) -> None:
-    """Refuse a pointer of Git LFS that stands in the place of a file; files that are missing or unreadable are left.
-
-    Raises:
-        ModelError: the file is a pointer.
-    """
+    """Refuses a pointer of Git LFS in place of a file; missing or unreadable files are left to others."""
     try:
         with file.open("rb") as opened:
             begin = opened.read(_MOST_BYTES)

@@ -40,20 +40,17 @@ def gpu_memory() -> GpuMemory | None:
 
 @contextlib.contextmanager
 def first_gpu() -> Iterator[tuple[Any, Any] | None]:
-    """NVIDIA's management library and its handle of CUDA's first device, in a block.
-
-    Yields:
-        the two; None without the package nvidia-ml-py, without a driver, or without such a device.
-    """
+    """NVIDIA's management library and its handle of CUDA's first device, in a block; None without the package
+    nvidia-ml-py, without a driver, or without such a device."""
     with contextlib.ExitStack() as stack:
         yield _opened_gpu(stack)
 
 
 class GpuMemoryWatch:
-    """The peak GPU memory of this process while a block runs, as a thread of it sees with NVML from time to time.
+    """The peak GPU memory of this process while a block runs, as a thread reads it from NVML every 20 ms.
 
-    Memory that is taken and given back between two looks, 20 ms, is not seen. The allocators of PyTorch, ONNX Runtime
-    and TensorRT usually keep the memory that they took, so that one look after a call sees how much the call needed.
+    Memory that is taken and given back between two looks is not seen. The allocators of PyTorch, ONNX Runtime and
+    TensorRT usually keep the memory that they took, so that one look after a call sees how much the call needed.
 
     In a container NVML lists processes by ids that are not those inside. Then the peak is the rise of the whole
     device's used memory since the block began, which is right while no other process uses the GPU; `is_of_process` says
@@ -95,11 +92,11 @@ class GpuMemoryWatch:
         return self._device_peak - self._idle_bytes if self._own_peak is None else self._own_peak
 
     def rest(self) -> None:
-        """Let the thread look no more: the driver answers it at the cost of the timed call."""
+        """Stops the thread: the driver answers it at the cost of the timed call."""
         self._ended.set()
 
     def look(self) -> None:
-        """Look now, within the block."""
+        """Looks now, within the block."""
         if self._gpu is None:
             return
         nvml, handle = self._gpu

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint, with any content: read, with errors of ours."""
+"""JSON files of a checkpoint, with any content, read with errors that name the file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ Settings = TypeVar("Settings")
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        ModelError: the file cannot be read.
-    """
+    """The content of a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -33,15 +29,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
-    """The content of a file that holds one JSON object.
-
-    Args:
-        path: of the file.
-        missing_ok: whether a file that is not there counts as one of an empty object.
-
-    Raises:
-        ModelError: the file cannot be read, or holds something else.
-    """
+    """The content of a file that holds one JSON object; with `missing_ok`, a missing file is an empty one."""
     if missing_ok and not path.is_file():
         return {}
     content = read_json(path)
@@ -51,11 +39,7 @@ def read_object(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
 
 
 def read_settings(path: Path, kind: type[Settings], *, missing_ok: bool = False) -> Settings:
-    """The content of a file as a dataclass of the keys that are read; other keys change nothing. See `read_object`.
-
-    Raises:
-        ModelError: the file cannot be read, a key is missing, or a value is of another type.
-    """
+    """The content of a file as a dataclass of the keys that are read; other keys change nothing. See `read_object`."""
     try:
         return from_values(read_object(path, missing_ok=missing_ok), kind, name=shown(path))
     except JsonMismatchError as error:

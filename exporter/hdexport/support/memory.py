@@ -23,17 +23,17 @@ _OUT_OF_MEMORY = (
 
 
 def resident_bytes() -> int | None:
-    """Resident memory of this process; None where there is no ``/proc``, that is, outside of Linux."""
+    """Resident memory of this process; None outside of Linux, where there is no ``/proc``."""
     return _status_bytes("VmRSS")
 
 
 def peak_resident_bytes() -> int | None:
-    """The most resident memory that this process had since its start, or since :func:`reset_peak`; None likewise."""
+    """Peak resident memory of this process since its start or `reset_peak`; None outside of Linux."""
     return _status_bytes("VmHWM")
 
 
 def reset_peak() -> bool:
-    """Let the peak of this process begin again at the present memory; False where the kernel cannot do that."""
+    """Restarts the peak of this process at the present memory; False where the kernel cannot do that."""
     try:
         # proc(5): writing 5 resets the peak resident set size, VmHWM.
         Path("/proc/self/clear_refs").write_text("5")
@@ -43,13 +43,9 @@ def reset_peak() -> bool:
 
 
 def resident_bytes_of(pids: Iterable[int], *, shared_once: bool = False) -> int:
-    """Resident memory of processes together; processes that have ended count nothing.
-
-    Args:
-        pids: their ids.
-        shared_once: count pages that several processes share, such as a library's, once and not for each. This count is
-            exact and slow: the kernel looks at every page, and the processes wait if they ask for memory meanwhile.
-    """
+    """Resident memory of processes together; processes that have ended count nothing. With `shared_once`, pages that
+    several processes share, such as a library's, count once and not for each. That count is exact and slow: the kernel
+    looks at every page, and the processes wait if they ask for memory meanwhile."""
     return sum(map(_share_bytes if shared_once else _statm_bytes, pids))
 
 

@@ -1,4 +1,4 @@
-"""Progress of a long command: the library reports it, the command line shows it."""
+"""Progress of a long command, which the library reports and the command line shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Progress:
         """A new step begins, and the one before it ends."""
 
     def detail(self, text: str, done: int, total: int) -> None:
-        """Within the step: `done` of `total` of something."""
+        """Within the step, `done` of `total` units of something are done."""
 
     def result(self, line: str) -> None:
         """A line of the command's result."""

@@ -38,11 +38,9 @@ _KEY = re.compile(rf"(?i)(?:^|[_\W]){_WORDS}(?:$|[_\W])")
 
 
 def published(value: Value) -> Value:
-    """The value as others may see it: a text, or a list, mapping or dataclass of texts and other values.
-
-    Absolute paths are cut to their last part. UUIDs, MAC and PCI addresses, and what is called a serial number or the
-    name of a host or a user become "(left out)". All else stays as it is.
-    """
+    """The value as others may see it: a text, or a list, mapping or dataclass of texts and other values. Absolute paths
+    are cut to their last part. UUIDs, MAC and PCI addresses, and what is called a serial number or the name of a host
+    or a user become "(left out)"."""
     found: Any = value
     if isinstance(value, str):
         text = _published_text(value)

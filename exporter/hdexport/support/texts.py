@@ -33,19 +33,14 @@ class NamedText:
 
 
 def read_texts(source: Path, *, column: str | None = None, option: str = "--texts") -> Iterator[NamedText]:
-    """The texts of a file or of all files below a folder, in order; blank ones are left out.
+    """The texts of a file or of all files below a folder, in order, without blank ones. Rows that cannot be read are
+    left out, and one warning per file counts them.
 
     Args:
         source: a .jsonl, .csv, .tsv, .parquet or .txt file (one text per line), compressed ones included; or a folder
             of such files, in which each .txt, .md and .rst file is one text.
         column: the column that holds the texts; None for ``text``.
         option: of the command line that names the source, for messages.
-
-    Yields:
-        texts that are not blank. Rows that cannot be read are left out, and one warning per file counts them.
-
-    Raises:
-        InputError: nothing is there, a file cannot be read, a file lacks the column, or there is no text.
     """
     source = Path(source)
     columns = Columns(text=column or _DEFAULT_COLUMN, id="")

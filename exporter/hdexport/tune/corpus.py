@@ -15,7 +15,7 @@ from hdruntime.errors import InputError
 from hdruntime.text.sentences import sentence_spans
 
 FEWEST_LONG = 8
-"""Texts longer than the checkpoint's positions; with fewer, their words are learnt, not positions."""
+"""Fewest texts longer than the checkpoint's positions; from fewer, their words are learnt, not positions."""
 
 _FEWEST_CHARACTERS, _MOST_CHARACTERS = 40, 400
 """Length of a sentence that is taken out; shorter ones say too little, longer ones are tables or code."""
@@ -26,14 +26,7 @@ _LEAST_PROSE = 0.8
 
 @dataclass(frozen=True)
 class Document:
-    """A text, or a piece of one, of at most so many tokens as was asked for.
-
-    Attributes:
-        name: of the text.
-        text: its characters.
-        tokens: special ones included.
-        sentences: start and end of each in `text`.
-    """
+    """A text, or a piece of one; `tokens` counts special ones, and `sentences` are start and end of each in `text`."""
 
     name: str
     text: str
@@ -46,7 +39,7 @@ class Document:
         return "".join(self.text[start:end] for start, end in zip(starts, ends, strict=True))
 
     def drawn_sentences(self, most: int, random: np.random.Generator) -> list[tuple[int, int]]:
-        """At most so many sentences, and at most half of them, in order."""
+        """At most `most` sentences, and at most half of them, in order."""
         number = min(most, max(1, len(self.sentences) // 2))
         return [self.sentences[place] for place in np.sort(random.permutation(len(self.sentences))[:number])]
 
@@ -69,18 +62,8 @@ class Corpus:
 
 
 def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, most: int) -> Corpus:
-    """Read and cut the texts.
-
-    Args:
-        source: a file or a folder.
-        tokenizer: the checkpoint's, in transformers.
-        column: of the texts; None for the default.
-        base: positions that the checkpoint was trained with.
-        most: tokens of the longest piece.
-
-    Raises:
-        InputError: the texts cannot be read, or too few are long.
-    """
+    """Reads the texts of a file or a folder, and cuts them to pieces of at most `most` tokens; `base` is the number of
+    positions that the checkpoint was trained with. Too few long texts are refused."""
     long: list[Document] = []
     short: list[Document] = []
     digest, count = hashlib.sha256(), 0

@@ -25,9 +25,8 @@ from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.model.positions import TABLES
 from hdexport.model.task import TASKS
 from hdexport.support.progress import Progress
-from hdexport.tune.contrast import Contrast
 from hdexport.tune.corpus import Corpus, read_corpus
-from hdexport.tune.losses import Distill, MaskedTokens, Objective
+from hdexport.tune.objectives import Contrast, Distill, MaskedTokens, Objective
 from hdexport.tune.options import Loss, Trained, TuneOptions
 from hdexport.tune.state import opened_tune_folder
 from hdexport.tune.student import Student, make_student, make_teacher, training_device

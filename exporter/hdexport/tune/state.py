@@ -29,11 +29,7 @@ _SAVE_SECONDS = 20
 
 
 class TuneFolder:
-    """The folder, held by this process.
-
-    Attributes:
-        path: for messages.
-    """
+    """The folder of a tuning, held by this process."""
 
     def __init__(self, files: OpenFolder, output: Path) -> None:
         self.path = files.path
@@ -41,11 +37,7 @@ class TuneFolder:
         self._saved_at = time.monotonic()
 
     def load(self) -> dict[str, Any] | None:
-        """The state that was saved last; None for none.
-
-        Raises:
-            HdexportError: the state is damaged.
-        """
+        """The state that was saved last; None for none."""
         if not self.has_state:
             return None
         try:
@@ -56,11 +48,7 @@ class TuneFolder:
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the saved state, atomically.
-
-        Raises:
-            HdexportError: the disk does not take it.
-        """
+        """Replaces the saved state, atomically."""
         with disk_errors_explained(self._output), self._files.replacing(RESULTS_FILE) as file:
             torch.save(dict(state), file)
         self._saved_at = time.monotonic()
@@ -76,25 +64,15 @@ class TuneFolder:
         return time.monotonic() - self._saved_at >= _SAVE_SECONDS
 
     def remove(self) -> None:
-        """The tuning is done."""
+        """Removes the folder, because the tuning is done."""
         with disk_errors_explained(self._output):
             self._files.remove_all()
 
 
 @contextlib.contextmanager
 def opened_tune_folder(output: Path, identity: Identity, *, restart: bool) -> Iterator[TuneFolder]:
-    """The folder of a tuning, for this process alone; a folder in which nothing was saved is removed.
-
-    Args:
-        output: the checkpoint to write.
-        identity: of the tuning.
-        restart: discard the state that is there.
-
-    Raises:
-        OutputExistsError: another process is tuning this output.
-        InputError: an unfinished tuning with other options or texts is kept there.
-        HdexportError: the folder cannot be written.
-    """
+    """The folder of a tuning for this process alone; a folder in which nothing was saved is removed. `restart` discards
+    the state that is there; else a tuning of another identity is refused."""
     with locked_folder(output) as (files, _):
         folder = TuneFolder(files, output)
         try:
@@ -117,11 +95,7 @@ def opened_tune_folder(output: Path, identity: Identity, *, restart: bool) -> It
 
 
 def kept_steps(output: Path) -> int | None:
-    """Steps of an unfinished tuning that are safe; None where nothing is kept.
-
-    Raises:
-        HdexportError: the kept state is damaged.
-    """
+    """Steps of an unfinished tuning that are safe; None where nothing is kept."""
     with opened_folder(output) as files:
         state = None if files is None else TuneFolder(files, output).load()
     return None if state is None else len(state["losses"])

@@ -35,17 +35,8 @@ if TYPE_CHECKING:
 
 
 class Encoder:
-    """A model that gives token states and vectors of token ids, on a device.
-
-    Linear layers compute in bfloat16 where the hardware has it, but for families whose attention is the library's own
-    code, which mixes types.
-
-    Args:
-        model: in evaluation mode.
-        checkpoint: that it is of.
-        task: whose vectors it gives.
-        device: where it runs.
-    """
+    """A model that gives token states and vectors of token ids, on a device. Linear layers compute in bfloat16 where
+    the hardware has it, except in families whose attention is the library's own code, which mixes types."""
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint, task: Task, device: torch.device) -> None:
         self.model, self.device = model.to(device), device
@@ -57,11 +48,8 @@ class Encoder:
             _cast_frozen_layers(model)
 
     def outputs(self, texts: Sequence[torch.Tensor]) -> tuple[Any, torch.Tensor]:
-        """The model's outputs, and the mask [batch, tokens], 1 for real tokens.
-
-        Args:
-            texts: [tokens] each, int64.
-        """
+        """The model's outputs for texts of int64 ids, [tokens] each, and the mask [batch, tokens], 1 for
+        real tokens."""
         ids = pad_sequence(list(texts), batch_first=True, padding_value=self._pad_token_id)
         mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
         inputs = {"input_ids": ids, "attention_mask": mask}
@@ -83,16 +71,12 @@ class Encoder:
 
 
 class TunedRows(torch.nn.Module):
-    """A position table whose rows after the checkpoint's are trained; it takes the place of the embedding.
+    """A position table, [rows, width], float32, whose rows from `first` on are trained, or all of them; it replaces the
+    embedding.
 
     A row is its start, plus a shift that all trained rows share, plus a difference of its own. Every long text moves
     the shift, whereas a single row gets a thousandth of a text's gradient, and the last rows are seen by the longest
     texts only.
-
-    Args:
-        table: [rows, width], float32, the start.
-        first: the first row that is trained.
-        all_rows: whether the rows before `first` are trained, too.
     """
 
     def __init__(self, table: torch.Tensor, *, first: int, all_rows: bool = False) -> None:
@@ -108,17 +92,12 @@ class TunedRows(torch.nn.Module):
         return torch.cat([self.start[: self.first], self.start[self.first :] + self.shift + self.own])
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Look up rows: [1 or batch, tokens], int64, gives [1 or batch, tokens, width]."""
+        """Looks up rows: [1 or batch, tokens], int64, gives [1 or batch, tokens, width]."""
         return torch.nn.functional.embedding(rows, self.table())
 
 
 class Student(Encoder):
-    """The model whose positions are learnt.
-
-    Attributes:
-        rows: its position table.
-        positions: of the new checkpoint.
-    """
+    """The model whose positions are learnt, with its position table and the positions of the new checkpoint."""
 
     rows: TunedRows
     positions: Positions
@@ -136,11 +115,7 @@ class Student(Encoder):
 
 
 def training_device(name: str) -> torch.device:
-    """The device by its name; ``auto`` is a GPU that PyTorch can use, else the CPU.
-
-    Raises:
-        InputError: there is no such GPU.
-    """
+    """The device by its name; ``auto`` is a GPU that PyTorch can use, else the CPU."""
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda needs a GPU; PyTorch finds no GPU here.\nUse --device cpu.")
     if name == "auto":
@@ -156,11 +131,7 @@ def make_student(
     device: torch.device,
     progress: Progress,
 ) -> Student:
-    """The model with more positions, some of its weights to be trained.
-
-    Raises:
-        ModelError, InputError: the checkpoint cannot be loaded, or cannot be given the attention.
-    """
+    """The model with more positions, some of its weights to be trained."""
     model, family = checkpoint.load(task, report=progress.result), checkpoint.family
     for weight in model.parameters():
         weight.requires_grad_(options.train is Trained.ALL)
@@ -206,7 +177,7 @@ def _pooling(checkpoint: Checkpoint, task: Task) -> ModuleChain:
 def _tuned_rows(
     model: PreTrainedModel, checkpoint: Checkpoint, options: TuneOptions, choice: PositionChoice
 ) -> tuple[Positions, TunedRows]:
-    """Put the trained table into the model; the first rows are the checkpoint's, in any scheme."""
+    """Puts the trained table into the model; the first rows are the checkpoint's, in any scheme."""
     family = checkpoint.family
     embeddings = family.embeddings(model)
     before = embeddings.position_embeddings.weight.detach().clone()
@@ -223,14 +194,14 @@ def _tuned_rows(
 
 
 def _has_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware multiplies matrices in bfloat16, which without it is slower than float32."""
+    """Whether the hardware multiplies matrices in bfloat16, which otherwise is slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_amx_tile_supported()
 
 
 def _cast_frozen_layers(model: PreTrainedModel) -> None:
-    """Keep frozen matrices in bfloat16, so that autocast need not convert them at every call."""
+    """Keeps frozen matrices in bfloat16, so that autocast need not convert them at every call."""
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for module in model.modules():
         frozen = isinstance(module, torch.nn.Linear) and not module.weight.requires_grad

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hdexport.support.progress import Progress
-from hdexport.tune.losses import Objective
+from hdexport.tune.objectives import Objective
 from hdexport.tune.options import TuneOptions
 from hdexport.tune.state import TuneFolder
 from hdexport.tune.student import Student
@@ -56,12 +56,8 @@ class Outcome:
 def train(
     student: Student, objective: Objective, options: TuneOptions, folder: TuneFolder, progress: Progress
 ) -> Outcome:
-    """Train, or continue.
-
-    Raises:
-        NonFiniteOutputError: a loss or a gradient is NaN or infinite; the state before it is kept.
-        HdexportError: the kept state is damaged, or cannot be written.
-    """
+    """Trains, or continues. A loss or a gradient that is not finite is a NonFiniteOutputError, and the state before it
+    is kept."""
     training = _Training(student, objective, options, folder)
     if training.outcome.steps or training.micro:
         progress.result(f"Continuing after step {training.outcome.steps}, from {folder.path}.")
@@ -77,7 +73,7 @@ def train(
 
 
 class _Training:
-    """Everything that changes while it runs."""
+    """Everything that changes during the training."""
 
     def __init__(self, student: Student, objective: Objective, options: TuneOptions, folder: TuneFolder) -> None:
         self._student, self._objective, self._options, self._folder = student, objective, options, folder
@@ -129,7 +125,7 @@ class _Training:
         self.micro, self._loss = 0, 0.0
 
     def save(self) -> None:
-        """Keep all of it."""
+        """Saves the whole state."""
         outcome = self.outcome
         self._folder.save(
             {

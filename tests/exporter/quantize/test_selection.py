@@ -12,8 +12,7 @@ import pytest
 
 from hdexport.quantize.calibration import CalibratedProduct, calibrate
 from hdexport.quantize.insert import quantize_products
-from hdexport.quantize.selection import _by_loss, float_graph, kept_float
-from hdexport.quantize.switches import SwitchedGraph
+from hdexport.quantize.selection import SwitchedGraph, _by_loss, float_graph, kept_float
 from hdexport.quantize.texts import CalibrationTexts
 from hdexport.support.progress import Progress
 from hdruntime.bundle.reader import open_bundle

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.quantize.docstrings import docstrings
 from hdexport.quantize.selection import float_graph
-from hdexport.quantize.texts import CalibrationTexts, calibration_texts
+from hdexport.quantize.texts import CalibrationTexts, calibration_texts, docstrings
 from hdexport.verify.single_texts import single_text_runner
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.text.tokenization import TextTokenizer

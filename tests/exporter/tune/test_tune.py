@@ -25,8 +25,8 @@ from hdexport.checkpoint.position_choice import choose_positions
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.support.progress import Progress
 from hdexport.tune import state
-from hdexport.tune.contrast import Contrast
 from hdexport.tune.corpus import read_corpus
+from hdexport.tune.objectives import Contrast
 from hdexport.tune.options import Loss, Trained, TuneOptions
 from hdexport.tune.run import RECORD_FILE, Tuned, tune
 from hdexport.tune.state import kept_steps

@@ -1,14 +1,34 @@
-"""How many threads OpenMP has, and so PyTorch."""
+"""A process that traces looks for cycles rarely, and its threads heed a quota and sleep."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hdexport.support.process_settings import rare_garbage_collection
 from hdruntime import process_limits
 from support.commands import run_here
+
+
+@pytest.fixture(autouse=True)
+def same_thresholds_afterwards() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(("before", "meanwhile"), [(700, 50_000), (100_000, 100_000), (0, 0)])
+def test_collections_are_rarer_until_the_end(before: int, meanwhile: int) -> None:
+    gc.set_threshold(before, 11, 12)
+    with contextlib.suppress(ZeroDivisionError), rare_garbage_collection():
+        assert gc.get_threshold()[0] == meanwhile
+        raise ZeroDivisionError
+    assert gc.get_threshold()[0] == before
 
 
 @pytest.mark.parametrize(

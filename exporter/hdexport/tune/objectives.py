@@ -1,42 +1,115 @@
-"""The inverse cloze task: a sentence that is taken out of a long text finds it among all texts."""
+"""Losses on unlabelled texts: of a teacher that reads windows, of masked tokens, of sentences that find their text."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import DataCollatorForLanguageModeling
 
+from hdexport.graph.vocabulary_head import sampled_head
 from hdexport.tune.corpus import Corpus, Document
-from hdexport.tune.losses import Objective, text_ids
-from hdexport.tune.student import Student
+from hdexport.tune.student import Encoder, Student
+
+MASKED_SHARE = 0.15
+"""Share of tokens that are masked, as in BERT's training."""
 
 TEMPERATURE = 0.05
 """Temperature of the softmax over texts."""
 
 QUERIES = 8
-"""The most sentences that are taken out of a text at once; one run of the text answers all of them."""
-
+"""Most sentences that are taken out of a text at once; one run of the text answers all of them."""
 
 MOST_OTHERS = 1024
 """Texts in a softmax beside the texts that were run; with their sentences, 32 MB of scores."""
 
 
+class Objective(ABC):
+    """A loss of documents, which may keep vectors of those it has seen."""
+
+    documents: Sequence[Document]
+
+    @abstractmethod
+    def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:
+        """The sum of the losses of some documents, a float32 scalar; the seed is that of all random choices."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the loss keeps."""
+        return {}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restores what another process kept."""
+        assert not state
+
+
+class Distill(Objective):
+    """1 - cosine of each token's states in the whole text, and in a window of trained positions, far from its ends. The
+    teacher, which reads the windows, is the checkpoint's own model of `base` positions."""
+
+    def __init__(self, documents: Sequence[Document], tokenizer: Any, teacher: Encoder, *, base: int) -> None:
+        self.documents, self._tokenizer, self._teacher, self._base = documents, tokenizer, teacher, base
+
+    def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:
+        texts = [text_ids(self._tokenizer, self.documents[index].text) for index in indices]
+        states, _ = student.states(texts)
+        return torch.stack(
+            [self._of_text(row[: len(text)], text) for row, text in zip(states, texts, strict=True)]
+        ).sum()
+
+    def _of_text(self, states: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        # The text's first and last tokens, which are special, begin and end each window.
+        inner, size = text[1:-1], self._base - 2
+        last = max(0, len(inner) - size)
+        firsts = sorted({min(first, last) for first in range(0, last + size // 2, size // 2)})
+        windows = [torch.cat([text[:1], inner[first : first + size], text[-1:]]) for first in firsts]
+        with torch.no_grad():
+            taught, _ = self._teacher.states(windows)
+        wanted = torch.empty_like(states[1:-1])
+        for first, row in zip(firsts, taught, strict=True):
+            # The second half of the window before is overwritten, but for the part that is nearer to its middle.
+            skipped = size // 4 if first else 0
+            wanted[first + skipped : first + size] = row[1 + skipped : 1 + min(size, len(inner) - first)]
+        return 1 - torch.nn.functional.cosine_similarity(states[1:-1], wanted, dim=-1).mean()
+
+
+class MaskedTokens(Objective):
+    """Cross entropy of masked tokens, BERT's pretraining, in long texts. The tokenizer must know a mask."""
+
+    def __init__(self, documents: Sequence[Document], tokenizer: Any) -> None:
+        self.documents, self._tokenizer = documents, tokenizer
+
+    def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:
+        collator = DataCollatorForLanguageModeling(self._tokenizer, mlm_probability=MASKED_SHARE, seed=seed)
+        masked = [collator([text_ids(self._tokenizer, self.documents[index].text)]) for index in indices]
+        labels = torch.nn.utils.rnn.pad_sequence([each["labels"][0] for each in masked], True, -100)
+        tokens = (labels != -100).any(0).nonzero()[:, 0].to(student.device)  # [samples]
+        with sampled_head(student.model, tokens):
+            outputs, _ = student.outputs([each["input_ids"][0] for each in masked])
+        logits = outputs.logits.float()  # [batch, samples, vocabulary]
+        wanted = labels.to(student.device)[:, tokens]  # [batch, samples]
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
+        return (losses.sum(1) / (wanted != -100).sum(1).clamp(min=1)).sum()
+
+
+def text_ids(tokenizer: Any, text: str, *, most: int | None = None) -> torch.Tensor:
+    """[tokens], int64, of a text with special tokens, at most `most` of them."""
+    ids = tokenizer(text, truncation=most is not None, max_length=most, verbose=False)["input_ids"]
+    return torch.tensor(ids)
+
+
 class Contrast(Objective):
-    """Cross entropy of the right text among all that were seen, for each sentence that was taken out of one.
+    """The inverse cloze task: cross entropy of the right text among all that were seen, for each sentence that was
+    taken out of one. Texts with fewer than two sentences are left out; sentences are cut to the checkpoint's `base`
+    positions.
 
     The vectors of texts and sentences are kept: the softmax is over many of them, and a text that is run is also moved
     away from the sentences of all others. With each long text a short one is run, so that long ones do not attract the
-    sentences of short ones; each once where only new positions are trained, which short texts do not use.
-
-    Args:
-        corpus: the texts; texts with fewer than two sentences are left out.
-        tokenizer: the checkpoint's.
-        base: positions of the checkpoint; sentences are cut to them.
-        learns_short: whether weights are trained that short texts use.
+    sentences of short ones; only once each unless `learns_short`, because short texts do not use new positions.
     """
 
     def __init__(self, corpus: Corpus, tokenizer: Any, *, base: int, learns_short: bool) -> None:
@@ -54,11 +127,9 @@ class Contrast(Objective):
         return {"texts": self._texts, "queries": self._queries, "numbers": self._numbers}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The vectors of another process."""
         self._texts, self._queries, self._numbers = state["texts"], state["queries"], state["numbers"]
 
     def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:
-        """See :class:`Objective`."""
         random = np.random.default_rng(seed)
         short = np.arange(len(self.documents), len(self._all))
         if not self._learns_short:
@@ -93,11 +164,10 @@ class Contrast(Objective):
         """The loss of the long texts; other texts add to the gradient with the value 0.
 
         Args:
-            live: indices of the texts that were run, long ones first.
-            long: how many are.
+            live: indices of the texts that were run, the first `long` of which are long.
             vectors: [live, width].
             queries: [all their queries, width].
-            numbers: [live], of queries of each.
+            numbers: [live], number of queries of each.
             random: draws the other texts.
         """
         if not self._texts.shape[-1]:
