@@ -96,7 +96,7 @@ def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = 
                 "Check that the adapter belongs to this model. The labels of a head are those of config.json "
                 "(num_labels or id2label); a folder that holds an adapter alone takes a config.json of its own."
             )
-        # As PEFT does: a weight that was tied to it stays the model's.
+        # As in PEFT, a weight that was tied to it keeps the model's value.
         module.register_parameter(leaf, torch.nn.Parameter(weight.to(own.dtype)))
 
 

@@ -169,7 +169,7 @@ class Agreement:
             setattr(settings, key, value)
             model = self.made(settings)
         except Exception:
-            # Many values are of no model, and each fails in its own way.
+            # Many values describe no model, and each fails in its own way.
             return False
         return self._shapes(model).get(self._plain(name), ()) == self.stored[name].shape
 

@@ -324,7 +324,7 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
     config = read_config(path)
     family = family_of(str(config["model_type"]))
     padding = config.get("pad_token_id")
-    # Attention of a kind of its own may pad texts with that token, in transformers' code.
+    # A family with attention of its own may pad texts with this token in transformers' code.
     if type(padding) is int and padding < 0 and family.own is None:
         remarks += (f"config.json has pad_token_id {padding}, which is no token: padding is told by the mask alone.",)
         if family.padding_row(SimpleNamespace(pad_token_id=0)) is None:

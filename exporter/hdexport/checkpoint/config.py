@@ -60,7 +60,7 @@ def _no_config(path: Path) -> ModelError:
             f"{path} holds no config.json, so it is not a Hugging Face checkpoint.\n"
             "Name the directory that save_pretrained() wrote."
         )
-    # Routes of a Router, say, have folders of their own.
+    # Other first modules, such as a Router, keep their parts in folders.
     parts = [file.parent for file in sorted(path.glob("*/config.json")) if "model_type" in read_object(file)]
     return ModelError(
         f"{path} is a model of sentence-transformers that begins with {shown(modules[0].kind)}, and not with a "
@@ -101,8 +101,11 @@ def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str
         if epsilon < 0:
             raise ModelError(f"{file} has {name} {epsilon}, which is below zero.\nSet it to the model's, e.g. 1e-12.")
     if isinstance(settings.id2label, dict):
-        settings.id2label = {number: _label(value) for number, value in settings.id2label.items()}
-    # How a caller of the library likes its answers, which is not a property of the model.
+        settings.id2label = {
+            number: str(label) if isinstance(label, (int, float)) else label
+            for number, label in settings.id2label.items()
+        }
+    # These settings are about the library's return values, not about the model.
     settings.return_dict, settings.output_attentions, settings.output_hidden_states = True, False, False
     return settings
 
@@ -126,11 +129,6 @@ def check_labels(settings: PreTrainedConfig, file: Path, *, are_keys: bool) -> N
                 f"{file}: id2label gives {count} numbers the label {shown(label)}, and scores are listed by label.\n"
                 "Give each number a label of its own."
             )
-
-
-def _label(value: object) -> object:
-    """A number as a name; other values stay as they are."""
-    return str(value) if isinstance(value, (int, float)) else value
 
 
 def file_key(settings: PreTrainedConfig, name: str) -> str:

@@ -131,7 +131,9 @@ def _of_architectures(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
     kind, model_type = _class(checkpoint, task), checkpoint.config["model_type"]
     classes = checkpoint.family.classes
     ours = {model.__name__ for model in classes.models.values()} if classes else set()
-    by_code = {reference.rpartition(".")[2] for reference in _strings(checkpoint.config.get("auto_map"))}
+    named_code = checkpoint.config.get("auto_map")
+    references = named_code.values() if isinstance(named_code, dict) else ()
+    by_code = {name.rpartition(".")[2] for name in references if isinstance(name, str)}
     for name in checkpoint.config.get("architectures") or []:
         if name in ours or name == multi_vector.STANFORD or (name in by_code and checkpoint.code(task) is not None):
             continue
@@ -152,7 +154,7 @@ def _of_keys(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
     if checkpoint.takes_texts and checkpoint.tokenizer is not None:
         values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
         kind = type(checkpoint.tokenizer)
-        # Each key of that end is a special token.
+        # Each key with this ending is a special token.
         asked = [key for key in values if key not in _OF_TOKENIZERS and not key.endswith("_token")]
         unread = _not_in_source(asked, kind.__mro__, _QUOTED)
         yield from _line(path / TOKENIZER_CONFIG, values, unread, f"{kind.__name__} of transformers")
@@ -192,7 +194,7 @@ def _unread_of_config(config: Mapping[str, Any], checkpoint: Checkpoint, task: T
     settings = checkpoint.settings()
     known = {field.name for field in dataclasses.fields(settings)} | {*settings.attribute_map}
     known |= _READ_HERE | _OF_TRAINING | _OF_RUNNING | _OF_OLD_CODE | checkpoint.family.keys_of_other_code
-    # Settings of generation, which encoders do not do, stood in config.json before version 5.
+    # Before version 5, config.json had settings of generation, which encoders do not do.
     known |= {*GenerationConfig().to_dict()}
     unread = [key for key in config if key not in known and not _WITHOUT_EFFECT.fullmatch(key)]
     kinds = [kind for kind in type(settings).__mro__ if _is_of_models(kind)]
@@ -231,7 +233,3 @@ def _class(checkpoint: Checkpoint, task: Task) -> Any:
         return model_class(settings, family=family, task=model_task(checkpoint.run_as(task)))
     except KeyError:
         return model_class(settings, family=family, task=Task.FEATURE_EXTRACTION)
-
-
-def _strings(named: object) -> list[str]:
-    return [value for value in named.values() if isinstance(value, str)] if isinstance(named, dict) else []

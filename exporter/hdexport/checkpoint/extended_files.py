@@ -306,7 +306,7 @@ def _write_rest(checkpoint: Checkpoint, positions: Positions, extension: Extensi
         if is_copied(file):
             shutil.copyfile(file, directory / file.name)
     for folder in module_folders(source):
-        # One module's folder may stand in another's.
+        # One module's folder may be inside another's.
         shutil.copytree(source / folder, directory / folder, dirs_exist_ok=True)
     changes: dict[str, dict[str, object]] = {
         "config.json": {checkpoint.family.positions_key: positions.first_row + max_len},

@@ -143,7 +143,7 @@ def _chain(
     path: Path, modules: Sequence[SentenceModule], gives: tuple[str, ...], width: int, trust: Trust
 ) -> ModuleChain:
     loaded = [_loaded(path, module, trust, reads=SENTENCE) for module in modules]
-    # A module that mixes tokens, as a convolution does, sees none after a text's last.
+    # Modules that mix tokens, such as convolutions, must see zeros after a text's last token.
     first = [] if isinstance(loaded[0], PoolingModule) else [_WithoutPadding()]
     return _tried(path, ModuleChain([*first, *loaded], gives), width)
 
@@ -183,7 +183,7 @@ def _of_library(path: Path, module: SentenceModule, trust: Trust, reads: str) ->
 
     kind: Any = import_module_class(module.reference, str(path), trust_remote_code=trust.code, local_files_only=True)
     if len(inspect.signature(kind.load).parameters) == 1:
-        # As modules were written for versions before 5.
+        # The signature of modules for versions before 5.
         return torch.nn.Module.eval(kind.load(str(path / module.folder)))
     # A Dense of PyLate, and of versions before 5.4, does not say what it reads.
     defaults = {"init_defaults": {"module_input_name": reads}} if issubclass(kind, Dense) else {}

@@ -56,14 +56,14 @@ def write_library_files(
         if file.is_file() and any(fnmatch.fnmatchcase(file.name, pattern) for pattern in patterns):
             shutil.copyfile(file, directory / file.name)
     for folder in module_folders(source) if is_of_sentences else ():
-        # One module's folder may stand in another's.
+        # One module's folder may be inside another's.
         shutil.copytree(source / folder, directory / folder, dirs_exist_ok=True)
     if reads_texts and not (directory / "special_tokens_map.json").is_file():
-        # transformers 5 writes none; fastembed, and versions of transformers before, read it.
+        # transformers 5 does not write this file; fastembed and older versions of transformers read it.
         named = json.dumps(checkpoint.tokenizer.special_tokens_map, indent=2, ensure_ascii=False, default=str)
         (directory / "special_tokens_map.json").write_text(named + "\n", encoding="utf-8")
     changes: dict[str, dict[str, object]] = {}
-    # Fewer as well: the graph of a shorter bundle has no row for the checkpoint's other positions.
+    # Also where it has fewer: the graph of a shorter bundle has no rows for the checkpoint's other positions.
     if positions.rows != positions.base:
         changes["config.json"] = {checkpoint.family.positions_key: positions.first_row + positions.rows}
     if reads_texts:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hdexport.checkpoint.agreement import Agreement, check_layers
 from hdexport.checkpoint.multi_vector import PROJECTION
@@ -54,7 +54,7 @@ def load_model(
     import torch
 
     free_of_reports()
-    # A head's own weights are read with it.
+    # The head's own weights are read with the head.
     stored = {name: weight for name, weight in stored_weights(files).items() if name not in _HEAD_WEIGHTS.get(task, ())}
     path, family = checkpoint.path, checkpoint.family
     check_layers(path, stored, settings)
@@ -160,7 +160,7 @@ def _check_missing(checkpoint: Checkpoint, task: Task, keys: set[str]) -> None:
     if missing:
         own = checkpoint.run_as(checkpoint.task())
         if own is task:
-            # By config.json; the weights are of less than it names.
+            # config.json names the task, and the weights lack its head.
             remedy = "Download the checkpoint again" + (
                 "." if task is Task.FEATURE_EXTRACTION else ", or build its encoder: --task feature-extraction"
             )
@@ -172,7 +172,7 @@ def _check_missing(checkpoint: Checkpoint, task: Task, keys: set[str]) -> None:
 
 
 def _check_finite(path: Path, model: PreTrainedModel) -> None:
-    # Smallest and largest in one pass that makes no temporary of a weight's size; NaN is both of them.
+    # One pass for both ends, without a temporary of a weight's size; with a NaN both are NaN.
     extremes = {name: weight.detach().aminmax() for name, weight in model.named_parameters() if weight.numel()}
     wrong = [name for name, (low, high) in extremes.items() if not (low.isfinite() and high.isfinite())]
     if wrong:
@@ -182,8 +182,7 @@ def _check_finite(path: Path, model: PreTrainedModel) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unwrapping:
+class Unwrapping(NamedTuple):
     """How names in a file become the model's: `prefix` was put before them by a wrapper, and `instead` is the prefix
     that a model with a head has there."""
 
@@ -230,7 +229,7 @@ def as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> 
         renamed, pattern = rename_source_key(name, renamings, converters)
         parts = {renamed: weight} if pattern is None else _converted(renamed, weight, converter_of[pattern])
         for part, made in parts.items():
-            # A name that is there already is the library's own: kept as it is, so that it is seen to be there twice.
+            # A name that exists already is the library's own; keeping this one shows that the weight is there twice.
             loaded[part if part not in loaded else name] = made
     return loaded
 

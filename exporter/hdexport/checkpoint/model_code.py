@@ -152,7 +152,7 @@ def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
             try:
                 kind = model_class(checkpoint.settings(), family=checkpoint.family, task=task)
             except KeyError:
-                # No class at all, which is refused where it is needed.
+                # There is no class, which is refused where it is needed.
                 return None
             package = "transformers'" if kind.__module__.startswith("transformers.") else "hdexport's"
             return ModelCode(key=key, reference=named[key], instead=f"{package} {kind.__name__}")
@@ -238,7 +238,7 @@ def _answers(model: Any, checkpoint: Checkpoint, settings: PreTrainedConfig, tas
         outputs = [found[name] if has_names else found[place] for place, name in enumerate(names)]
         is_real = batch["attention_mask"].bool()
         if task is not Task.TEXT_CLASSIFICATION:
-            # A value for each token.
+            # These outputs have a value for each token.
             outputs = [output[is_real] for output in outputs]
         answers.append([output.float().numpy() for output in outputs])
     return answers

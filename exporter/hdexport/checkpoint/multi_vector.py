@@ -306,7 +306,7 @@ def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate) -> _Length
     if "query_expansion" not in values and _is_pylate(values) and saved.do_query_expansion is not False:
         attend = saved.attend_to_expansion_tokens
         attend = bool(saved.attend_to_mask_tokens if attend is None else attend)
-        # PyLate brings a query to its length.
+        # PyLate expands a query to its length.
         expansion = _Expansion(strategy="fixed", length=query_length or _QUERY_TOKENS, attend=attend)
         query_length = None
     lengths = _Lengths(query_length=query_length, document_length=saved.document_length, query_expansion=expansion)

@@ -132,7 +132,7 @@ class SpladePooling(Head):
         self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         """The weights alone; see `Head.outputs`."""
-        # Not all logits in float32 where their maximum does: a long text's logits take gigabytes.
+        # Only pooled logits become float32, because all logits of a long text take gigabytes.
         return (self(states, attention_mask if pooled_mask is None else pooled_mask),)
 
     def forward(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

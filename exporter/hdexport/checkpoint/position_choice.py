@@ -81,7 +81,8 @@ def choose_positions(
         if max_len <= base
         else _beyond(checkpoint, task, scheme, extension, scalable)
     )
-    remark = _remark(checkpoint, scheme=scheme, alpha=alpha) if max_len > base else ""
+    configured = configured_alpha(checkpoint) if max_len > base else None
+    remark = "" if configured is None else configuration_remark(configured, scheme=scheme, alpha=alpha)
     if alpha is not None or attention_scale is not None:
         chosen = replace(chosen, reason="as the options say", force="")
     chosen = replace(
@@ -115,11 +116,6 @@ def configuration_remark(configured: float, *, scheme: Scheme, alpha: float | No
     if alpha is not None and alpha != configured:
         return f"Positions: --alpha {alpha:g} overrules {said}."
     return f"Positions: hierarchical, as {said} says."
-
-
-def _remark(checkpoint: Checkpoint, *, scheme: Scheme, alpha: float | None) -> str:
-    configured = configured_alpha(checkpoint)
-    return "" if configured is None else configuration_remark(configured, scheme=scheme, alpha=alpha)
 
 
 def _as_they_are(base: int, extension: Extension | None) -> PositionChoice:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hdexport.support.json_files import read_json, read_object, read_settings, shown
 from hdruntime.bundle.value_types import Size, TokenId
@@ -45,8 +45,7 @@ class SentenceModule:
     options: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolingSettings:
+class PoolingSettings(NamedTuple):
     """How a sentence's vector is pooled.
 
     Attributes:
@@ -180,14 +179,14 @@ def _sentence_module(path: Path, module: object) -> SentenceModule:
     kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
     if not isinstance(module, dict) or not isinstance(kind, str) or not isinstance(folder, str):
         raise ModelError(f"{path} lists a module without type or path.\nDownload the model again.")
-    # As a path of POSIX has it: ".", "./1_Pooling" and "1_Pooling/" are names of folders, too.
+    # In POSIX, ".", "./1_Pooling" and "1_Pooling/" name folders, too.
     plain = posixpath.normpath(folder)
     if plain.startswith(("..", "/")) or "\0" in folder:
         raise ModelError(
             f"{path} names the folder {shown(folder)}, which is not one of the checkpoint's own.\n"
             "Download the model again."
         )
-    # A class of the same name that the checkpoint brings along is another one.
+    # A checkpoint may bring another class of the same name.
     is_theirs = kind.startswith("sentence_transformers.")
     options = module.get("kwargs") or []
     return SentenceModule(

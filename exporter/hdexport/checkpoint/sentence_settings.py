@@ -259,7 +259,7 @@ def _general(checkpoint: Checkpoint) -> dict[str, Any]:
         "max_seq_length": _max_seq_length(checkpoint),
         "prompts": prompts,
         "default_prompt_name": config.default_prompt_name,
-        # MaxSim is of two texts' tokens, and the setting here is about two vectors.
+        # MaxSim compares the tokens of two texts; this setting is about two vectors.
         "similarity": config.similarity_fn_name if config.similarity_fn_name in get_args(Similarity) else "cosine",
         "truncate_dim": config.truncate_dim,
     }
@@ -315,7 +315,7 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
             name, value = f"{name}.{others[0]}", value[others[0]]
         elif value == expected.get(name):
             continue
-        # Where no module pools, the tokens' vectors are of the same chain.
+        # Where no module pools, the tokens' vectors come from the same chain.
         instead = "." if token_modules(path) else ", or build the tokens' vectors: --task feature-extraction"
         raise ModelError(
             f"{file} has {shown(name)} {shown(value)}, which a bundle cannot honour.\n"

@@ -6,16 +6,14 @@ import json
 import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _directories: weakref.WeakSet[tempfile.TemporaryDirectory[str]] = weakref.WeakSet()
 """All temporary directories in use."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Converted:
+class Converted(NamedTuple):
     """A converted checkpoint.
 
     Attributes:

@@ -57,7 +57,7 @@ _ODD = (
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | None:
     """Writes ``tokenizer.json``, converted from the checkpoint's own format where needed. The result is the runtime's
     settings for it; None where the checkpoint has no tokenizer, whose bundle then takes ids."""
-    # First, because transformers' tokenizers read config.json, too, and would be blamed for errors in it.
+    # Read first: transformers' tokenizers read config.json, too, and would be blamed for errors in it.
     vocab_size = checkpoint.settings().vocab_size
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
@@ -163,12 +163,12 @@ def _files(path: Path, kind: Any) -> list[Path]:
     of_class = getattr(kind, "vocab_files_names", {})
     names = {argument: name for argument, name in of_class.items() if name != _FILE}
     if of_class and not names:
-        # The file that transformers reads for a class of that file alone.
+        # transformers reads this file for a class that names tokenizer.json alone.
         names = {"vocab_file": "tokenizer.model"}
     there = [path / name for name in names.values() if (path / name).is_file()]
     is_named = kind is not None and (path / TOKENIZER_CONFIG).is_file()
     others = sorted(file.name for pattern in _VOCABULARIES for file in path.glob(pattern) if file not in there)
-    # Without its merges, a vocabulary would be given others.
+    # transformers would make merges for a vocabulary that lacks its own.
     missing = [name for argument, name in names.items() if argument == "merges_file" and not (path / name).is_file()]
     if there and not missing:
         return there
@@ -276,7 +276,7 @@ def fits_a_file(tokenizer: Any) -> bool:
     if _is_code_of_a_checkpoint(tokenizer) and not _is_equal(tokenizer.backend_tokenizer, tokenizer, _texts(tokenizer)):
         return False
     try:
-        # A step that is a program of Python refuses.
+        # A step that is written in Python cannot be serialised.
         tokenizer.backend_tokenizer.pre_tokenizer.__getstate__()
     except AttributeError:
         return True
@@ -342,13 +342,13 @@ def _framed(tokenizer: Any) -> Tokenizer | None:
             special_tokens=[(name, number) for number, name in specials.items()],
         )
     except Exception:
-        # Each class lacks something else, and the results are compared.
+        # Each class lacks another attribute, and the results are compared anyway.
         return None
     return converted
 
 
 def _is_equal(converted: Tokenizer, tokenizer: Any, texts: Sequence[str]) -> bool:
-    # Pairs follow from how a text is framed, so that a few tell.
+    # Pairs follow from the frame of a text, so a few suffice.
     for given in (*((text, None) for text in texts), *itertools.pairwise(texts[:20])):
         try:
             expected = tokenizer(*given, verbose=False)["input_ids"]

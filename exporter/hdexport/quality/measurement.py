@@ -88,7 +88,9 @@ def measure_quality(
     line.begin("Reading the texts")
     opened = [open_bundle(path) for path in bundles]
     tokenizer = _tokenizer(opened)
-    trained = trained or min(_trained(bundle.manifest) for bundle in opened)
+    if trained is None:
+        positions = ((each.manifest.positions, each.manifest.max_len) for each in opened)
+        trained = min(min(each.trained or each.base, max_len) for each, max_len in positions)
     offsets = [
         encoding.offsets for encoding in tokenizer.encode([text.text for text in texts], overflow=Overflow.SPLIT)
     ]
@@ -144,7 +146,7 @@ def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
     """The first bundle's tokenizer; refuses bundles that cannot be compared by it."""
     first = bundles[0]
     for bundle in bundles:
-        embedding_output(bundle.manifest)  # for its refusal
+        embedding_output(bundle.manifest)  # refuses bundles without vectors
         if bundle.manifest.tokenizer is None:
             raise InputError(
                 f"The bundle {bundle.path} has no tokenizer.\nBuild it again of a checkpoint that has one."
@@ -161,10 +163,6 @@ def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
 def _model(manifest: Manifest) -> tuple[object, ...]:
     """Equal for bundles of one model, with any positions and precision, tuned or not."""
     return manifest.model_type, manifest.vocab_size, manifest.num_layers, manifest.num_heads, manifest.hidden_size
-
-
-def _trained(manifest: Manifest) -> int:
-    return min(manifest.positions.trained or manifest.positions.base, manifest.max_len)
 
 
 def _words_of_name(name: str) -> str | None:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 KINDS = ("name", "first", "later")
 """Kinds of queries: a text's name, its first sentence, and sentences that a model of trained positions never reads."""
@@ -30,8 +31,7 @@ class Queries:
     answers: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Collection:
+class Collection(NamedTuple):
     """Documents without the sentences that ask for them, and kind -> queries, in the order of `KINDS`."""
 
     documents: list[str]

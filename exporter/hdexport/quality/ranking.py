@@ -52,5 +52,5 @@ def mean_of(scores: FloatingArray, answers: Sequence[int]) -> Mean:
         means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
     low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
     mean = float(scores.mean())
-    # Documents that score alike have one mean, summed in several orders: rounding may put it beside the value.
+    # Documents that score alike have one mean, summed in several orders, so rounding may move a bound past it.
     return Mean(mean, min(float(low), mean), max(float(high), mean))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,7 @@ _TOGETHER = 1024
 """Tokens that are counted at once, in texts of any length, so that products of channels take about as long."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibratedProduct:
+class CalibratedProduct(NamedTuple):
     """A product with a weight, rounded; products of the same activation share one object `activation`."""
 
     activation: ActivationScale

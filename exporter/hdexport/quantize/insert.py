@@ -138,7 +138,7 @@ class _Insertion:
         return self._named(node.outputs[0])
 
     def _named(self, value: onnx_ir.Value) -> onnx_ir.Value:
-        # Bodies share their names with the whole graph, and each graph would count its own.
+        # Names are unique across bodies, and each graph would count its own.
         value.name = f"int8.value_{self._values}"
         self._values += 1
         return value

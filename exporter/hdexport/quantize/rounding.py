@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,8 +115,7 @@ class ActivationScale:
         return self.zero_point.astype(np.float32) - self.start / self.scale
 
 
-@dataclass(frozen=True, kw_only=True)
-class Int8Weight:
+class Int8Weight(NamedTuple):
     """A weight with the scales of its activation's channels multiplied in.
 
     Attributes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -107,7 +107,7 @@ def chosen_split(rows: FloatArray, shares: WideArray, weights: Sequence[FloatArr
     order = np.empty_like(by_width)
     half = -(-len(order) // 2)
     order[0::2], order[1::2] = by_width[:half], by_width[half:][::-1]
-    # A part in which no token was seen is rounded, too, in another text.
+    # Another text may have tokens in a part in which none was seen.
     share = np.maximum(noise / np.maximum(span, np.finfo(np.float32).tiny) ** 2, 1 / len(rows))
     is_lowest, is_highest = starts <= lowest[sources], ends >= highest[sources]
     return Split(
@@ -133,8 +133,7 @@ def _best_thresholds(
     return noise, thresholds[best, every], noise - left[best, every] * span**2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Widening:
+class Widening(NamedTuple):
     """The changes that give an activation some of its channels twice.
 
     Attributes:

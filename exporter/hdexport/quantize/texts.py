@@ -7,9 +7,8 @@ import itertools
 import re
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -75,8 +74,7 @@ _MODULES = (
 """Modules of many subjects, named so that a release of Python that adds modules changes no bundle."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrationTexts:
+class CalibrationTexts(NamedTuple):
     """Texts in a model's tokens, [tokens], int64 each.
 
     Attributes:

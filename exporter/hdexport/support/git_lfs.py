@@ -20,7 +20,7 @@ def refuse_pointer(file: Path) -> None:
     except OSError:
         return
     if begin.startswith(_BEGIN):
-        # In a checkpoint that is arranged, the file is a link.
+        # In an arranged checkpoint the file is a link.
         file = file.resolve()
         raise ModelError(
             f"{file} is a pointer of Git LFS, and the file that it stands for was not fetched.\n"

@@ -8,8 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -17,8 +16,7 @@ _POLL_SECONDS = 0.02
 """Between two looks at the GPU's memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuMemory:
+class GpuMemory(NamedTuple):
     """Memory of a GPU, all processes together."""
 
     used_bytes: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from hdruntime.errors import InputError
 from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, RowFormat, format_of
@@ -24,8 +25,7 @@ _DOCUMENTS = (".txt", ".md", ".rst")
 _COMPRESSIONS = (".gz", ".zst")
 
 
-@dataclass(frozen=True)
-class NamedText:
+class NamedText(NamedTuple):
     """A text and its name: its path below the folder, or its row's id, or the file and the row's number."""
 
     name: str

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ _LEAST_PROSE = 0.8
 """Share of letters, digits and blanks in a sentence; code and tables have more signs."""
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A text, or a piece of one; `tokens` counts special ones, and `sentences` are start and end of each in `text`."""
 
     name: str
@@ -44,8 +42,7 @@ class Document:
         return [self.sentences[place] for place in np.sort(random.permutation(len(self.sentences))[:number])]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
+class Corpus(NamedTuple):
     """All texts.
 
     Attributes:

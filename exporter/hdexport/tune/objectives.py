@@ -71,7 +71,7 @@ class Distill(Objective):
             taught, _ = self._teacher.states(windows)
         wanted = torch.empty_like(states[1:-1])
         for first, row in zip(firsts, taught, strict=True):
-            # The second half of the window before is overwritten, but for the part that is nearer to its middle.
+            # This overwrites the second half of the window before, except for the part nearer to that one's middle.
             skipped = size // 4 if first else 0
             wanted[first + skipped : first + size] = row[1 + skipped : 1 + min(size, len(inner) - first)]
         return 1 - torch.nn.functional.cosine_similarity(states[1:-1], wanted, dim=-1).mean()

@@ -54,7 +54,7 @@ class Encoder:
         mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
         inputs = {"input_ids": ids, "attention_mask": mask}
         inputs = {name: values.to(self.device) for name, values in inputs.items()}
-        # References of sparse attention make their masks where tensors are made by default.
+        # References of sparse attention make their masks on the default device.
         placed = contextlib.nullcontext() if self.device.type == "cpu" else self.device
         with placed, torch.autocast(self.device.type, torch.bfloat16, enabled=self._half):
             return self.model(**inputs), inputs["attention_mask"]

@@ -51,7 +51,7 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
     total = 0
     for spec in manifest.outputs:
         graph_values = case.batch * (_tokens_axis(spec, case.tokens) if samples is None else samples)
-        # A row of PyTorch's is as long as its text, but where only the padded batch has an answer.
+        # PyTorch's rows are as long as their texts, unless only the padded batch has an answer.
         reference_values = sum(_tokens_axis(spec, length) if samples is None else samples for length in case.lengths)
         features = math.prod(axis for axis in spec.shape if isinstance(axis, int))
         total += (_OUTPUT_COPIES * graph_values + reference_values) * features * _VALUE_BYTES

@@ -96,7 +96,7 @@ def _expected_of_padded_rows(
 ) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row of the padded batch, given one by one so that memory is one row's."""
     inputs = padded_batch(case, reference)
-    # Padding has no values among samples, nor where an output has no tokens or is a memory.
+    # Padding has no values among samples, and none in outputs without tokens and in carried states.
     with_padding = {spec.name for spec in manifest.answers if "tokens" in spec.shape and samples is None} | {HEAD_INPUT}
     rows = []
     for row, length in enumerate(case.lengths):

@@ -12,8 +12,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +49,7 @@ Texts = tuple[str, ...]
 """One text, or the two of a pair."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answers:
+class _Answers(NamedTuple):
     """The answers to a text or a pair: name of each output -> values without a batch axis. `got`, the bundle's, is None
     where the runtime refused values that are not finite."""
 
@@ -185,10 +183,10 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
         for name, each in _texts(bundle, reference).items():
             if reads_pairs is None if len(each) > 1 else reads_pairs == "must":
                 continue
-            # As a batch: a single call takes an empty second text for none.
+            # As a batch, because a single call ignores an empty second text.
             batch = [[text] for text in each]
             if own.whole.num_special_tokens_to_add(len(each) > 1) > limit:
-                # Nothing cuts a text to less, and the library takes it whole then.
+                # No text can be cut to so few tokens, and the library takes it whole then.
                 continue
             with _failures_of_library(f"its own call fails on the {name}"):
                 features = tokenizer(*batch, truncation=True, max_length=limit, return_tensors="pt")
@@ -221,7 +219,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
 
     manifest, checkpoint = bundle.manifest, reference.checkpoint
     task, theirs = manifest.task, encoder.library
-    # Where the modules lie as they were published, nothing that hdexport arranges is between.
+    # Modules as they were published are loaded without hdexport's arrangement of files.
     path = checkpoint.origin if (checkpoint.origin / "modules.json").is_file() else checkpoint.path
     with _failures_of_library(f"it does not load {path}"):
         library = getattr(sentence_transformers, theirs)(
@@ -231,8 +229,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
             trust_remote_code=checkpoint.trust.code,
             model_kwargs={"dtype": torch.float32},
         ).eval()
-    # Attention of a kind of its own may answer by what the model was asked before. A bundle of a model with a decoder
-    # holds the encoder alone.
+    # Some models' attention depends on earlier calls, and a bundle of a model with a decoder holds the encoder alone.
     is_same = type(library[0].model) is type(reference.model) or (checkpoint.trust.code and checkpoint.code(task))
     if checkpoint.family.own is not None or reference.is_changed or not (is_same or theirs == "CrossEncoder"):
         if theirs == "CrossEncoder" and not is_same:

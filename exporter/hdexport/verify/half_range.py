@@ -6,8 +6,7 @@ import bisect
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -49,8 +48,7 @@ _SLICE = 2**22
 _ADVICE = "Build with --bf16, which has the range of float32."
 
 
-@dataclass(frozen=True, kw_only=True)
-class RangeCheck:
+class RangeCheck(NamedTuple):
     """The result of a check: the manifest's record, None unless the bundle is float16, and the problem with its remedy,
     None where all values fit."""
 
@@ -94,8 +92,7 @@ def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda l
     return RangeCheck(record=record, problem=_problem(outside, largest, on_texts) if outside else None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Magnitude:
+class _Magnitude(NamedTuple):
     """The largest magnitude of a value, over all texts; infinite where it is not finite."""
 
     of: Watched

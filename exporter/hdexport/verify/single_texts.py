@@ -40,7 +40,7 @@ def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], 
         (encoding,) = tokenizer.encode([start], overflow=Overflow.TRUNCATE)
         ids = np.array(encoding.input_ids, np.int64)
         if np.count_nonzero(ids == bundle.manifest.tokenizer.unk_token_id) <= len(ids) / 2:
-            # Each ends as the whole does, with the separator that models know texts to end with.
+            # Each ends as the whole text does, with the separator.
             return [np.concatenate([ids[: length - 1], ids[-1:]]) for length in lengths], ENGLISH
     return random_ids(bundle.manifest, lengths), RANDOM_IDS
 
@@ -69,9 +69,9 @@ def single_text_runner(bundle: Bundle, graph: onnx_ir.Model) -> Callable[..., di
     import onnxruntime
 
     options = session_options(None, spinning=False)
-    # The order of the nodes: the nodes that read a value come right after it, and the value is freed then.
+    # In this order, the nodes that read a value come right after it, and the value is freed then.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-    # Int8 products by their definition, and not by this processor's kernels: a bundle runs on others, too.
+    # Computes int8 products by their definition: a bundle also runs on processors with other kernels.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
     content = ir.to_proto(graph).SerializeToString()

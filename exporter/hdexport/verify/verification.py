@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -102,7 +101,7 @@ def verify_bundle(
     if reference.facts.decisions is not None:
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
-        limit_bytes = _limit_bytes(grid)
+        limit_bytes = _QUICK_LIMIT_BYTES if grid is Grid.QUICK else _free_bytes() // 2
     has_long = grid is Grid.QUICK and any(_is_long(case, manifest) for case in found)
     for asked, those in _readers(bundle, reference, sets):
         # No layer is left out of an engine.
@@ -129,8 +128,7 @@ def verify_bundle(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Way:
+class _Way(NamedTuple):
     """How a case is checked: with all logits or at some tokens only, and with all layers or without the repetitions in
     `layers`."""
 
@@ -252,10 +250,6 @@ class _Outcomes:
     def leave_out(self, what: str) -> None:
         self.not_checked.append(what)
         self._report(f"-[-] {what}")
-
-
-def _limit_bytes(grid: Grid) -> int:
-    return _QUICK_LIMIT_BYTES if grid is Grid.QUICK else _free_bytes() // 2
 
 
 def _free_bytes() -> int:

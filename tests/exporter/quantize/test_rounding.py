@@ -69,7 +69,7 @@ def test_the_bias_takes_away_the_mean_of_the_errors_of_weights(activation, weigh
     rounded = round_weight(statistics, scale, weight)
     difference = weight * scale.scale[:, None] - rounded.values * rounded.scale
     of_weights = (statistics.mean / scale.scale @ difference).astype(np.float32)
-    uncorrected = dataclasses.replace(rounded, bias=rounded.bias - of_weights)
+    uncorrected = rounded._replace(bias=rounded.bias - of_weights)
 
     def standard_errors(rounded: Int8Weight) -> float:
         errors = product(activation, scale, rounded) - activation @ weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -30,8 +29,8 @@ def calibrated(tiny_bundles):
 
 def spoilt(products: Mapping[str, CalibratedProduct], name: str) -> dict[str, CalibratedProduct]:
     """With the sign of one product turned."""
-    weight = dataclasses.replace(products[name].weight, scale=-products[name].weight.scale)
-    return {**products, name: dataclasses.replace(products[name], weight=weight)}
+    weight = products[name].weight._replace(scale=-products[name].weight.scale)
+    return {**products, name: products[name]._replace(weight=weight)}
 
 
 def test_good_products_all_become_int8(calibrated) -> None:
@@ -89,7 +88,7 @@ def test_switched_products_compute_what_the_int8_graph_is_defined_to(calibrated,
     name = next(name for name, product in products.items() if (product.activation.split is not None) == is_split)
     weight = products[name].weight
     values = np.full_like(weight.values, 127)
-    large = dataclasses.replace(products[name], weight=dataclasses.replace(weight, values=values))
+    large = products[name]._replace(weight=weight._replace(values=values))
     graph = SwitchedGraph(bundle, float_graph(bundle), {**products, name: large})
     model = float_graph(bundle)
     assert quantize_products(model, {name: large}, {name: ir.tensor(values, name="values")}) == [name]

@@ -34,6 +34,19 @@ _SEARCHED_SHARE = 4
 _LEAST_SEARCHED_TEXTS = 64
 
 
+SAMPLES: dict[str, tuple[str, int, Callable[[random.Random], int]]] = {
+    "short": ("3,000 texts of 4 to 20 words", 3000, lambda draw: draw.randint(4, 20)),
+    "mixed": (
+        "200 texts of 8 to 1,200 words, log-normal",
+        200,
+        lambda draw: min(1200, max(8, round(draw.lognormvariate(4.8, 1.1)))),
+    ),
+    # A word of this text has 1.9 tokens of BERT's vocabulary: 1,000 to 8,000 tokens.
+    "long": ("16 texts of 530 to 4,200 words", 16, lambda draw: draw.randint(530, 4200)),
+}
+"""Name -> description, number of texts, and the words of one."""
+
+
 class CorpusBench:
     """One run of a corpus: a name of `SAMPLES`, or a file or folder of texts.
 
@@ -243,32 +256,12 @@ def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max(initial=0.0))
 
 
-def _short(draw: random.Random) -> list[int]:
-    return [draw.randint(4, 20) for _ in range(3000)]
-
-
-def _mixed(draw: random.Random) -> list[int]:
-    return [min(1200, max(8, round(draw.lognormvariate(4.8, 1.1)))) for _ in range(200)]
-
-
-def _long(draw: random.Random) -> list[int]:
-    # A word of this text has 1.9 tokens of BERT's vocabulary: 1,000 to 8,000 tokens.
-    return [draw.randint(530, 4200) for _ in range(16)]
-
-
-SAMPLES: dict[str, tuple[str, Callable[[random.Random], list[int]]]] = {
-    "short": ("3,000 texts of 4 to 20 words", _short),
-    "mixed": ("200 texts of 8 to 1,200 words, log-normal", _mixed),
-    "long": ("16 texts of 530 to 4,200 words", _long),
-}
-"""Name -> description, and the number of words of each text."""
-
-
 def texts_of(corpus: str) -> list[str]:
     """The texts of a sample, the same ones each time, or of a file or folder."""
     if corpus not in SAMPLES:
         return [text.text for text in read_texts(Path(corpus), option="--corpus")]
     draw, words = random.Random(0), " ".join(topics.values()).split()
-    lengths = SAMPLES[corpus][1](draw)
+    _, count, words_of_text = SAMPLES[corpus]
+    lengths = [words_of_text(draw) for _ in range(count)]
     starts = [draw.randrange(len(words) - length) for length in lengths]
     return [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]

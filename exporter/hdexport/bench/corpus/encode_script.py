@@ -54,7 +54,7 @@ def _sentence_transformers(request: dict[str, Any], count: dict[str, int]) -> Ca
         model = model.to(getattr(torch, request["dtype"]))
     model.max_seq_length = request["max_length"]
     if request["scaled_for"] is not None:
-        # In hdexport's own environment alone.
+        # Only in hdexport's own environment.
         from hdexport.bench.peers.torch_model import scale_queries
         from hdexport.families import family_of
         from hdruntime.bundle.reader import open_bundle

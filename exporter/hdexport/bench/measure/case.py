@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hdexport.bench.results.result import OutputError, PeakMemory
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
@@ -52,8 +53,7 @@ class CaseSpec:
     least_seconds: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseFigures:
+class CaseFigures(NamedTuple):
     """The figures of one process.
 
     Attributes:

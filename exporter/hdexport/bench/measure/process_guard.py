@@ -56,7 +56,7 @@ def _prepare() -> None:
         return
     # Processes that the command started and left behind become the guard's, also if they began a session of their own.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # The command inherits it: should the kernel have to choose a victim after all, then one of these.
+    # The command inherits it, so that the kernel, if it has to kill a process, chooses one of these.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -68,7 +68,7 @@ def _kill_at_end(lifeline: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_descendants() -> None:
-    # Again and again: a killed process may just have started another.
+    # Repeated, because a killed process may just have started another.
     while found := descendants(os.getpid()):
         for pid in found:
             with contextlib.suppress(OSError):

@@ -17,9 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from hdexport.bench.measure import process_guard
 from hdexport.bench.measure.process_guard import descendants
@@ -61,8 +60,7 @@ _ERROR_LINES = 2
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessOutcome:
+class ProcessOutcome(NamedTuple):
     """How a process ended.
 
     Attributes:
@@ -185,7 +183,7 @@ class _Memory:
         self.peak_bytes = max(self.peak_bytes, resident)
         if resident <= limit_bytes:
             return False
-        # Compilers that were forked share most of their memory: only the exact count may condemn.
+        # Forked compilers share most of their memory, so only the exact count may end them.
         return len(self._pids) == 1 or resident_bytes_of(self._pids, shared_once=True) > limit_bytes
 
     def _look_up(self) -> None:
@@ -283,7 +281,7 @@ def _reason(error: Exception) -> str:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    # After the call, whose memory may be the measured one.
+    # Imported after the call, whose memory may be measured.
     from hdexport.checkpoint.temporary_directory import remove_converted
 
     remove_converted()

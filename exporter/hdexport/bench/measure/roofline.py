@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hdexport.bench.results.result import Ceilings, Roofline
 from hdexport.graph.bundle_graph import read_portable_graph
@@ -29,8 +28,7 @@ _NOT_COUNTED = frozenset({"Attention", "Conv", "ConvTranspose", "Einsum"})
 """Products that none of our graphs has, and that this module would not count."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(NamedTuple):
     """The least cost of one batch.
 
     Attributes:
@@ -83,7 +81,7 @@ def roofline(work: Work, ceilings: Ceilings, *, p50_ms: float) -> Roofline:
     products_s = work.flops / ceilings.matmul_flops_per_s
     moves_s = work.moved_bytes / ceilings.copy_bytes_per_s
     bound_ms = max(products_s, moves_s) * 1e3
-    return Roofline(**asdict(work), bound_ms=bound_ms, fraction=bound_ms / p50_ms)
+    return Roofline(**work._asdict(), bound_ms=bound_ms, fraction=bound_ms / p50_ms)
 
 
 def works_of(bundle_path: Path, shapes: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Work]:

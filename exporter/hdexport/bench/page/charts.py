@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import vl_convert
@@ -49,8 +48,7 @@ _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down
 """Vega's names of shapes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
+class Look(NamedTuple):
     """Colours of a chart, as CSS has them: of the series in turn, of text and axes, and of rings around wrong answers.
     Without a legend, the page around the chart has one."""
 
@@ -63,8 +61,7 @@ class Look:
 _PAPER = Look(series=LIGHT_COLOURS, ink="#22262b", wrong="#c4141c", has_legend=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeriesStyle:
+class SeriesStyle(NamedTuple):
     """How a series is drawn: the number of its colour, its dash in pixels of line and gap, and Vega's name of its
     shape."""
 
@@ -229,8 +226,7 @@ def _subtitle(result: BenchResult) -> str:
     return ", ".join(filter(None, parts))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChartRows:
+class ChartRows(NamedTuple):
     """The rows that a chart draws.
 
     Attributes:

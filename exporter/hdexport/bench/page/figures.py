@@ -67,7 +67,7 @@ def _figure(part: str, field: str, *, unit: float = 1.0) -> Callable[[CaseResult
 
 
 def _growth_mb(case: CaseResult) -> float | None:
-    # Beside the memory of a GPU, the host's says little of the batch.
+    # On a GPU, the host's memory says little about the batch.
     if case.memory is None or case.memory.growth_bytes is None or case.memory.vram_bytes is not None:
         return None
     return case.memory.growth_bytes / 1e6

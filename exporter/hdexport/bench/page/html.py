@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -142,8 +141,7 @@ class TableRow(NamedTuple):
     cells: list[TableCell]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(NamedTuple):
     """Rows grouped by tokens, under columns of (name, unit)."""
 
     columns: list[tuple[str, str]]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +50,7 @@ class OpenCase:
     close: Callable[[], None] = lambda: None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A peer's artefact, and what readers of its figures should know about it."""
 
     artefact: Path
@@ -137,7 +136,7 @@ def checkpoint_folder(subject: MeasuredModel, folder: Path) -> Path:
     assert subject.checkpoint is not None
     checkpoint = find_checkpoint(subject.checkpoint, trust=subject.trust)
     manifest = open_bundle(subject.bundle, check_files=False).manifest
-    # Peers take pickles and code: this is where those are refused.
+    # Peers load pickles and code, so those that are not trusted are refused here.
     checkpoint.weight_files()
     task_head(checkpoint, manifest.task)
     is_extended = manifest.positions.rows > manifest.positions.base
@@ -150,7 +149,7 @@ def checkpoint_folder(subject: MeasuredModel, folder: Path) -> Path:
         return output
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, checkpoint.config)
     if scheme not in TABLES:
-        # No folder can say that positions depend on the length; the peer's remark does.
+        # A checkpoint's files cannot express positions by length; the peer's remark says so.
         scheme = Scheme.INTERPOLATE_STATIC
     options = ExtendOptions(
         model=checkpoint.path,

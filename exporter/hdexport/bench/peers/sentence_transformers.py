@@ -50,7 +50,7 @@ class SentenceTransformers(Peer):
 
         def run(**features: Any) -> dict[str, Any]:
             if attended is not None:
-                # The library has one mask: whether a token that is not attended to has a vector is known by its place.
+                # The library has one mask; it knows by their places which unattended tokens have vectors.
                 features["attention_mask"] = features["attention_mask"] * features.pop(attended.name)
             result = model(features)
             return {name: result[own] for name, own in names.items()}

@@ -124,7 +124,8 @@ def compare_results(before: BenchResult, after: BenchResult) -> ResultComparison
     latencies = [_latency_pair(case, was[case], now[case], noises) for case in both]
     known = [pair for pair in latencies if pair is not None]
     environment = tuple(_environment(before, after))
-    drift = _drift(known, _peers(before, after), environment)
+    peers = {series.name for result in (before, after) for series in result.series if series.is_peer}
+    drift = _drift(known, peers, environment)
     changes = [
         *(change for case in both for change in _status_changes(case, was[case], now[case])),
         *_latency_changes(known, drift, degrees=noises[0].degrees + noises[1].degrees),
@@ -172,10 +173,6 @@ def _environment(before: BenchResult, after: BenchResult) -> Iterator[tuple[str,
         was, now = before.environment.get(name), after.environment.get(name)
         if was != now:
             yield name, was, now
-
-
-def _peers(before: BenchResult, after: BenchResult) -> set[str]:
-    return {series.name for result in (before, after) for series in result.series if series.is_peer}
 
 
 def _drift(
@@ -279,7 +276,7 @@ class Noise:
         larger."""
         logs = _logs(case)
         own = (_POOLED_WEIGHT * self.spread**2 + _squares(logs)) / (_POOLED_WEIGHT + len(logs) - 1)
-        # Never from less than all cases have: rounds that agree by chance would make the next one a change.
+        # At least all cases' spread: where rounds agree by chance, the next one would seem a change.
         return max(own, self.spread**2) / len(logs)
 
 

@@ -54,7 +54,9 @@ def read_result(path: Path) -> BenchResult:
         # The version comes first: a newer schema may have other keys.
         version = from_json(text, _AnySchema, name="bench").schema_version
     except ValueError as error:
-        raise _no_result(path, str(error)) from None
+        raise InputError(
+            f"{path} is not a result of hdexport bench: {error}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}"
+        ) from None
     if version > SCHEMA_VERSION:
         raise InputError(
             f"{path} has schema version {version}; this hdexport reads up to {SCHEMA_VERSION}.\n"
@@ -83,12 +85,6 @@ def _text(path: Path) -> bytes:
         raise InputError(f"There is no {path}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.\nCheck its permissions.") from error
-
-
-def _no_result(path: Path, reason: str) -> InputError:
-    return InputError(
-        f"{path} is not a result of hdexport bench: {reason}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}"
-    )
 
 
 def _require_known_series(path: Path, result: BenchResult) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hdexport.bench.results.result import BenchResult, CaseResult, OutputError, Ratio, Series, Status
 
@@ -95,8 +95,7 @@ def case_state(case: CaseResult) -> str:
     return "wrong" if is_wrong else case.status.value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """One figure of a case as a column; `text` is empty for a case without that figure."""
 
     name: str

@@ -9,7 +9,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from hdexport.bench.measure.case import CaseSpec
@@ -38,8 +37,7 @@ _UNITS = {
 _AMOUNT = re.compile(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
+class Probe(NamedTuple):
     """How one tried batch ended, the memory that it took, or why there is no figure."""
 
     status: Status
@@ -146,6 +144,6 @@ def _next_batch(
     (less, less_bytes), (more, more_bytes) = fitted[0], fitted[-1]
     if more_bytes <= less_bytes:
         return most
-    # Where a line through the smallest and the largest that fitted reaches the budget.
+    # The batch at which a line through the smallest and the largest that fitted reaches the budget.
     predicted = more + (budget_bytes - more_bytes) * (more - less) // (more_bytes - less_bytes)
     return min(max(predicted, least), most)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers import PEERS
@@ -94,8 +95,7 @@ class PlannedSeries:
         return self.series.unavailable is None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """All series in the order of the tables, including those that cannot run here; lengths in tokens, rising; batches
     in texts; CPU threads of every process; notes for the reader."""
 

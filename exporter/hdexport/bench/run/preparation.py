@@ -197,7 +197,7 @@ def write_inputs(subject: MeasuredModel, folder: Path, shapes: Sequence[tuple[in
     texts = Texts(open_bundle(subject.bundle, check_files=False))
     for batch, tokens in shapes:
         with whole_file(inputs_path(folder, batch, tokens)) as file:
-            # Its type stub takes the names of arrays for its own options.
+            # NumPy's type stub takes the names of arrays for options.
             np.savez(file, **texts.batch(batch, tokens))  # type: ignore[arg-type]
 
 
@@ -239,7 +239,7 @@ def make_artefact(subject: MeasuredModel, folder: Path, peer: str, device: str) 
 def _answers(
     reference: Reference, inputs: Mapping[str, npt.NDArray[np.int64]], batch: int
 ) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
-    # All rows are of one length and have no padding: alone they answer as together, whatever the attention is.
+    # All rows have one length and no padding, so each answers alone as in the batch, whatever the attention.
     for row in range(batch):
         outputs = reference.batch({name: ids[row : row + 1] for name, ids in inputs.items()})
         yield {name: values[0] for name, values in outputs.items()}

@@ -46,9 +46,9 @@ def measured(spec: CaseSpec) -> CaseFigures:
             allocator_bytes=case.allocator_bytes(),
             engine_bytes=case.engine_bytes(),
         )
-        # Last, and with outputs of a call of its own: the comparison and these outputs are not measured.
+        # Compared last, with the outputs of another call, so that neither is measured.
         error = None if spec.expected is None else wrong_by(spec.expected, case.call(), case)
-    # On a GPU the graph, the engine or the weights say it.
+    # On a GPU, the graph, the engine or the weights determine the precision.
     precision = case.precision if spec.device == "cpu" else Precision.AUTO
     return CaseFigures(
         latencies_ms=tuple(latencies_ms), is_stable=is_stable, memory=memory, error=error, precision=precision
@@ -130,7 +130,7 @@ def _compared(name: str, actual: FloatArray, expected: FloatArray, case: OpenCas
     """[batch, tokens, features] by token; [batch, features], and scores without a feature axis, by text."""
     if actual.shape != expected.shape:
         return _mismatch(f"shape {list(expected.shape)}, not {list(actual.shape)}")
-    # Scores without a feature axis, [batch, tokens], are a vector per text to that.
+    # Scores without a feature axis, [batch, tokens], are compared as one vector per text.
     return compare_output(
         name,
         np.atleast_2d(actual),

@@ -164,7 +164,7 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
         raise DamagedError(
             f"its {len(data)} bytes do not end in the magic number of such a table: it is cut off, or something else"
         )
-    # The first handle is of the block that describes filters, which TensorFlow leaves empty.
+    # The first handle is that of the filters' block, which TensorFlow leaves empty.
     footer = data[-_FOOTER_BYTES : -len(_MAGIC)]
     _, _, end = _handle(footer, 0)
     offset, size, _ = _handle(footer, end)

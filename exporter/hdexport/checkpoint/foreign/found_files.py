@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hdexport.checkpoint.config import MOST_LAYERS, hierarchical_alpha
 from hdexport.checkpoint.foreign.keras_file import is_hdf5
@@ -73,8 +72,7 @@ _FAMILIES_OF_LAYERS = {
 """Layer of bert4keras -> the family that it indicates, the first that a file has; BERT has none of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundFiles:
+class FoundFiles(NamedTuple):
     """A configuration's file and its content, and the weights: the index of a TensorFlow checkpoint, or a
     Keras file."""
 
@@ -266,7 +264,7 @@ def hugging_face_config(
     hierarchical_alpha(config, file)
     config.setdefault("hidden_act", "gelu")
     if model_type == "albert" and is_tensorflow and config["hidden_act"] == "gelu":
-        # Google's program approximates it, which transformers calls so.
+        # Google's program approximates GELU, which transformers calls gelu_new.
         config["hidden_act"] = "gelu_new"
     of_keras = model_type == "roformer" or (model_type == "nezha" and not is_tensorflow)
     config.setdefault("layer_norm_eps", _EPSILON_OF_KERAS if of_keras else _EPSILON)

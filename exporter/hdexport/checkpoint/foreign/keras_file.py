@@ -68,7 +68,7 @@ def read_keras_file(file: Path) -> KerasLayers:
     h5py = require("h5py")
     try:
         with h5py.File(file, "r") as root:
-            # A whole model, not its weights alone, has them in a group.
+            # The file of a whole model has the weights in a group.
             weights = root.get("model_weights", root)
             if "layer_names" in weights.attrs or "layer_names0" in weights.attrs:
                 return KerasLayers(named=dict(_named(weights)))

@@ -9,8 +9,8 @@ Source: TensorFlow's ``core/protobuf/tensor_bundle.proto`` and ``core/util/tenso
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,7 @@ _NAMES = {4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 17: "u
 """Types that are not read, for messages."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """The place of a tensor in a file.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ _CLASSES_LIKE_BERT = {"bert": "Bert", "nezha": "Nezha", "roformer": "RoFormer"}
 """Families whose variables have BERT's names -> begin of their classes' names in transformers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variable:
+class Variable(NamedTuple):
     """A variable.
 
     Attributes:
@@ -175,7 +174,7 @@ def _rotary_table(config: dict[str, Any]) -> dict[str, np.ndarray]:
 def _albert(config: dict[str, Any]) -> Variables:
     encoder = [
         *_embeddings("bert/embeddings", "albert.embeddings", "embedding_size", positions=True),
-        # Embeddings that are as wide as the layers are not projected; Hugging Face's always are.
+        # Google does not project embeddings that are as wide as the layers; Hugging Face always does.
         *_dense(
             "bert/encoder/embedding_hidden_mapping_in",
             "albert.encoder.embedding_hidden_mapping_in",
@@ -219,7 +218,7 @@ def _albert(config: dict[str, Any]) -> Variables:
 def _electra(config: dict[str, Any], *, generator: bool) -> Variables:
     scope = "generator" if generator else "electra"
     encoder = [
-        # A generator has the discriminator's embeddings.
+        # A generator shares the discriminator's embeddings.
         *_embeddings("electra/embeddings", "electra.embeddings", "embedding_size", positions=True),
         *(
             _dense(f"{scope}/embeddings_project", "electra.embeddings_project", "embedding_size", "hidden_size")
