@@ -40,7 +40,7 @@ class Task(Choice):
 
     @classmethod
     def _missing_(cls, value: object) -> Task | None:
-        if not isinstance(value, str) or value not in _registered():
+        if not isinstance(value, str) or value not in registered():
             return None
         member = str.__new__(cls, value)
         member._name_ = member._value_ = value
@@ -81,7 +81,7 @@ def format_of(task: Task) -> type[TaskFormat]:
     Raises:
         BundleError: the code of another package fails.
     """
-    point = _registered().get(task)
+    point = registered().get(task)
     if point is None:
         module = importlib.import_module(f"hdruntime.tasks.{task.replace('-', '_')}")
         return module.TASK
@@ -94,12 +94,8 @@ def format_of(task: Task) -> type[TaskFormat]:
         ) from error
 
 
-def task_names() -> list[str]:
-    """Every task that bundles may have here, ours first."""
-    return [*map(str, Task), *_registered()]
-
-
 @functools.cache
-def _registered() -> dict[str, importlib.metadata.EntryPoint]:
+def registered() -> dict[str, importlib.metadata.EntryPoint]:
+    """The tasks of other packages: name -> where their class is."""
     points = sorted(importlib.metadata.entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
     return {point.name: point for point in points if point.name not in list(Task)}
