@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -14,9 +13,10 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, OPERATORS
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.attention.operator import BlockOrder
-from support.sparse_operators import Layer
+from support.attention_layers import Layer
+from support.operators.dense import Dense
 
 BATCH = 3
 HEADS = 2
@@ -26,22 +26,6 @@ _MASKS = {
     "key_mask": TensorProto.BOOL,
     **dict.fromkeys(("key_kind", "token_kind", "token_mask"), TensorProto.INT32),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dense(Layer):
-    """A node DenseAttention."""
-
-    operator = OPERATORS["DenseAttention"]
-    causal: int = 0
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {"causal": self.causal}
-
-    def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
-        """The same function in each order."""
-        return super().body()
 
 
 _DENSE = Dense()

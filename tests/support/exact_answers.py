@@ -14,9 +14,9 @@ import torch
 
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
+from support.attention_layers import Layer
 from support.comparators import assert_as_accurate
 from support.function_bodies import new_session, run
-from support.sparse_operators import Layer
 
 _MOST_KEPT = 64
 """Answers: more than a test asks for by one node, and then again for the other order of blocks."""

@@ -14,12 +14,12 @@ from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.tensorrt.link import provide_library_link
-from support.block_operator import Blocks
-from support.chunk_operator import Chunks
-from support.clipped_operator import Clipped
-from support.lsh_operator import Lsh
-from support.relative_operator import Relative
-from support.sparse_operators import Window
+from support.operators.blocks import Blocks
+from support.operators.chunks import Chunks
+from support.operators.distance import Clipped
+from support.operators.lsh import Lsh
+from support.operators.relative import Relative
+from support.operators.window import Window
 
 provide_library_link()
 trt = pytest.importorskip(

@@ -16,10 +16,10 @@ from transformers.models.longt5 import modeling_longt5
 from hdexport.attention.local_global.kind import LocalGlobalAttention, LocalGlobalKind
 from hdexport.attention.local_global.model import LocalTokens
 from support.answers import assert_as_hugging_face, inputs_of
+from support.attention_layers import PADDINGS, token_kinds
 from support.attention_records import recorded
 from support.comparators import assert_close, named_case
 from support.padded_batches import batches
-from support.sparse_operators import PADDINGS, token_kinds
 from support.tampered_bundles import tampered
 from support.verified import verified
 

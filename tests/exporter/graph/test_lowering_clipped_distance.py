@@ -15,11 +15,11 @@ import pytest
 
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from support.attention_graphs import answer_by_definition, chain_of, portable_graph, session_of, states_of
-from support.clipped_operator import Clipped, Shared, inputs_of
+from support.attention_layers import PADDINGS, Layer, token_kinds
 from support.comparators import assert_close, named_case
 from support.exact_answers import exact_answer
 from support.function_bodies import growths_bytes
-from support.sparse_operators import PADDINGS, Layer, token_kinds
+from support.operators.distance import Clipped, Shared, inputs_of
 
 ALONE, TWICE, WITH_VALUES = (Shared(reach=9),), (Shared(reach=140), Shared(reach=140)), (Shared(values=True),)
 BY_QUERY = Clipped(by_query=True, values=True, reach=9)

@@ -15,9 +15,9 @@ from onnx import TensorProto
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from hdplugins.attention.favor.graph import CHUNK_TOKENS
 from support.attention_graphs import BATCH, answer_by_definition, portable_graph, session_of, states_of
+from support.attention_layers import PADDINGS, token_kinds
 from support.comparators import assert_close, named_case
-from support.favor_operator import Favor
-from support.sparse_operators import PADDINGS, token_kinds
+from support.operators.favor import Favor
 
 NODES = (Favor(), Favor(compat=1), Favor(features=7, epsilon=1e-6))
 ATOL = 2e-5

@@ -19,11 +19,11 @@ from onnx import TensorProto, helper
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from hdexport.lowering.multi_head_attention import SWAP_HEADS_AND_TOKENS
 from support.attention_graphs import chain_of, session_of
+from support.attention_layers import PADDINGS
 from support.comparators import assert_close, named_case
 from support.exact_answers import exact_answer
 from support.function_bodies import growth_bytes, growths_bytes
-from support.relative_operator import Relative, inputs_of, key_kinds
-from support.sparse_operators import PADDINGS
+from support.operators.relative import Relative, inputs_of, key_kinds
 
 NODES = (Relative(), Relative(segments=False, heads=3), Relative(causal=1, reach=9))
 STATES = Relative.operator.state_names

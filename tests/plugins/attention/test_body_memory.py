@@ -13,18 +13,18 @@ import onnx
 import pytest
 
 from hdplugins.attention.operator import BlockOrder
-from support import clipped_operator, disentangled_operator, local_global_operator, relative_operator
 from support.attention_graphs import chain_of
 from support.function_bodies import growths_bytes, planned_bytes
 from support.grids import nightly_unless
+from support.operators import disentangled, distance, local_global, relative
 
 MEMORY = 512
 """Tokens that `planned_bytes` lets a text remember at most, where the operator has a memory."""
 
-CLIPPED = clipped_operator.Clipped(heads=4, head_dim=64, reach=64, by_query=True, values=True)
-DISENTANGLED = disentangled_operator.Disentangled(heads=4, head_dim=64, reach=64, number_rows=64)
-RELATIVE = relative_operator.Relative(heads=4, head_dim=64)
-LOCAL = local_global_operator.LocalGlobal(radius=127, heads=4, head_dim=64)
+CLIPPED = distance.Clipped(heads=4, head_dim=64, reach=64, by_query=True, values=True)
+DISENTANGLED = disentangled.Disentangled(heads=4, head_dim=64, reach=64, number_rows=64)
+RELATIVE = relative.Relative(heads=4, head_dim=64)
+LOCAL = local_global.LocalGlobal(radius=127, heads=4, head_dim=64)
 WITH_SIDES = replace(LOCAL, side=16, reach=128)
 
 GROWTHS = {
@@ -38,7 +38,7 @@ GROWTHS = {
 
 def all_scores_bytes(node: Any, *, texts: int = 2, tokens: int = 4096) -> int:
     """The bytes that the scores of all queries and keys would take."""
-    remembered = MEMORY if isinstance(node, relative_operator.Relative) else 0
+    remembered = MEMORY if isinstance(node, relative.Relative) else 0
     return texts * node.heads * tokens * (tokens + remembered) * 4
 
 
@@ -92,7 +92,7 @@ def test_tensorrt_rtx_builds_a_body_without_the_scores_of_all_tokens(node: Any, 
     [
         *(replace(node, dtype="float16") for node in (CLIPPED, DISENTANGLED, RELATIVE, LOCAL, WITH_SIDES)),
         CLIPPED,
-        clipped_operator.Clipped(heads=4, head_dim=64, reach=128, dtype="float16"),
+        distance.Clipped(heads=4, head_dim=64, reach=128, dtype="float16"),
         replace(CLIPPED, values=False, dtype="bfloat16"),
         DISENTANGLED,
         replace(RELATIVE, causal=1, reach=600, segments=False),

@@ -14,11 +14,11 @@ import torch
 
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
-from support.clipped_operator import NODES, Clipped, inputs_of, wrong_inputs
+from support.attention_layers import PADDINGS, token_kinds
 from support.comparators import assert_close, named_case
 from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
-from support.sparse_operators import PADDINGS, token_kinds
+from support.operators.distance import NODES, Clipped, inputs_of, wrong_inputs
 
 BLOCK = 128
 LENGTHS = (1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, 211, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 7)

@@ -12,10 +12,11 @@ import onnxruntime
 import pytest
 import torch
 
-from support.attention_graphs import Dense, chain_of
+from support.attention_graphs import chain_of
+from support.attention_layers import PADDINGS, token_kinds
 from support.comparators import assert_as_accurate, assert_close, named_case
 from support.function_bodies import new_session
-from support.sparse_operators import PADDINGS, token_kinds
+from support.operators.dense import Dense
 
 LENGTHS = (1, 63, 64, 65, 127)
 HEAD_DIMS = (8, 32, 64)

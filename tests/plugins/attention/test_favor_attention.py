@@ -19,9 +19,9 @@ from hdplugins.attention.favor.graph import CHUNK_TOKENS
 from hdplugins.attention.favor.reference import draw_projection
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
+from support.attention_layers import PADDINGS, token_kinds
 from support.comparators import assert_close, named_case
 from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer
-from support.favor_operator import NODES, Favor, by_hand, inputs_of, wrong_nodes
 from support.function_bodies import (
     growths_bytes,
     new_session,
@@ -32,7 +32,7 @@ from support.function_bodies import (
     unnoticed_mistakes,
 )
 from support.grids import nightly_unless
-from support.sparse_operators import PADDINGS, token_kinds
+from support.operators.favor import NODES, Favor, by_hand, inputs_of, wrong_nodes
 
 LENGTHS = (1, 2, 5, *(count * CHUNK_TOKENS + step for count in (1, 2) for step in (-1, 0, 1)), 331)
 WIDE = Favor(heads=4, head_dim=64, features=256)

@@ -15,11 +15,11 @@ import torch
 from hdplugins.attention.local_global.operator import pairs
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
+from support.attention_layers import PADDINGS, token_kinds
 from support.comparators import assert_close, named_case
 from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
-from support.local_global_operator import NODES, LocalGlobal, inputs_of, wrong_nodes
-from support.sparse_operators import PADDINGS, token_kinds
+from support.operators.local_global import NODES, LocalGlobal, inputs_of, wrong_nodes
 
 each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
 each_node = pytest.mark.parametrize("node", NODES, ids=str)

@@ -9,32 +9,16 @@ import pytest
 
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
 from hdplugins.attention.body_maker import function_of_node
-from support.clipped_operator import Clipped
-from support.disentangled_operator import Disentangled
-from support.favor_operator import Favor
-from support.local_global_operator import NODES as LOCAL_GLOBAL
-from support.relative_operator import Relative
-from support.sparse_descriptions import DESCRIPTIONS
+from support.described_operators import NODES
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
-ATTRIBUTES = {name: described.layers[0].node_attributes for name, described in DESCRIPTIONS.items()}
-ATTRIBUTES["ClippedDistanceAttention"] = Clipped().node_attributes
-ATTRIBUTES["DisentangledAttention"] = Disentangled().node_attributes
-ATTRIBUTES["DenseAttention"] = {"scale": 0.5, "causal": 0}
-ATTRIBUTES["FavorAttention"] = Favor().node_attributes
-ATTRIBUTES["LocalGlobalAttention"] = LOCAL_GLOBAL[0].node_attributes
-ATTRIBUTES["RelativeAttention"] = Relative().node_attributes
-
-ATTRIBUTES_OF_ALL_INPUTS = {"LocalGlobalAttention": LOCAL_GLOBAL[3].node_attributes}
-"""Attributes of operators whose nodes have all optional inputs or none, and whose attributes say so."""
-
 
 def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:
-    attributes = ATTRIBUTES[operator.name]
-    if arity == len(operator.inputs):
-        attributes = ATTRIBUTES_OF_ALL_INPUTS.get(operator.name, attributes)
-    return function_of_node(operator, inputs=arity, attributes=attributes)
+    """Of a described node with so many inputs, or else of the first one, given so many."""
+    nodes = NODES[operator.name]
+    node = next((node for node in nodes if operator.states + len(node.inputs) == arity), nodes[0])
+    return function_of_node(operator, inputs=arity, attributes=node.node_attributes)
 
 
 def arities(operator: Operator) -> list[int]:
@@ -43,7 +27,7 @@ def arities(operator: Operator) -> list[int]:
 
 def test_there_are_operators_under_their_own_names() -> None:
     assert {name: operator.name for name, operator in OPERATORS.items()} == {name: name for name in OPERATORS}
-    assert set(ATTRIBUTES) == set(OPERATORS)
+    assert set(NODES) == set(OPERATORS)
 
 
 @each_operator

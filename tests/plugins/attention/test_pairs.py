@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,31 +13,18 @@ from hypothesis.extra.numpy import arrays
 from hdplugins import OPERATORS, Operator
 from hdplugins.attention.blocks.operator import pairs as block_pairs
 from hdplugins.attention.window.operator import pairs as window_pairs
-from support.attention_graphs import Dense
-from support.block_operator import Blocks
-from support.clipped_operator import NODES as CLIPPED
-from support.disentangled_operator import NODES as DISENTANGLED
-from support.favor_operator import NODES as FAVOR
-from support.local_global_operator import NODES as LOCAL_GLOBAL
-from support.relative_operator import NODES as RELATIVE
-from support.sparse_descriptions import DESCRIPTIONS
-from support.sparse_operators import Layer, Window
+from support.described_operators import NODES
+from support.operators.blocks import Blocks
+from support.operators.window import Window
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
 HEADS = 4
-LAYERS: dict[str, Sequence[Layer]] = {name: described.layers for name, described in DESCRIPTIONS.items()}
-LAYERS["DenseAttention"] = [Dense(heads=HEADS), Dense(heads=HEADS, kv_heads=2, causal=1)]
-LAYERS["ClippedDistanceAttention"] = CLIPPED
-LAYERS["DisentangledAttention"] = DISENTANGLED
-LAYERS["FavorAttention"] = FAVOR
-LAYERS["LocalGlobalAttention"] = LOCAL_GLOBAL
-LAYERS["RelativeAttention"] = RELATIVE
 
 
 @each_operator
 def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Operator) -> None:
-    for layer in LAYERS[operator.name]:
+    for layer in NODES[operator.name]:
         tables = dict(zip(operator.optional_inputs, layer.constants.values(), strict=False))
         for tokens in (1, 2, 5, 29, 64, 131):
             for global_tokens in {0, min(1, tokens, layer.bound), min(4, tokens, layer.bound)}:

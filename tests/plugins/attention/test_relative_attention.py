@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from hdplugins.attention.operator import BlockOrder
 from hdplugins.attention.relative.operator import pairs
 from support.attention_graphs import chain_of
+from support.attention_layers import PADDINGS
 from support.comparators import assert_close, named_case
 from support.exact_answers import answer_of_body, assert_as_accurate_as, error_of_pytorch, exact_answer
 from support.function_bodies import new_session, operators_of, run, unnoticed_mistakes
-from support.relative_operator import (
+from support.operators.relative import (
     MEMORIES,
     NODES,
     Relative,
@@ -28,7 +29,6 @@ from support.relative_operator import (
     key_kinds,
     wrong_nodes,
 )
-from support.sparse_operators import PADDINGS
 
 BLOCK = 128
 LENGTHS = (1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 211, 2 * BLOCK, 2 * BLOCK + 1)

@@ -20,13 +20,17 @@ from hdplugins import OPERATORS
 from hdplugins.attention.dense.reference import dense_attention
 from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
-from support.block_operator import BLOCKS, Blocks
+from support.attention_layers import GLOBALS, PADDINGS, Description, SparseLayer, token_kinds
 from support.comparators import assert_as_accurate, assert_close, named_case
+from support.described_operators import DESCRIPTIONS
 from support.function_bodies import growths_bytes, new_session, operators_of, planned_bytes, run
 from support.grids import nightly_unless
-from support.lsh_operator import LSH
-from support.sparse_descriptions import DESCRIPTIONS
-from support.sparse_operators import GLOBALS, PADDINGS, WINDOWS, Description, SparseLayer, Window, token_kinds
+from support.operators.blocks import Blocks
+from support.operators.window import Window
+
+BLOCKS, LSH, WINDOWS = (
+    DESCRIPTIONS[name] for name in ("BlockSparseAttention", "LSHAttention", "SlidingWindowAttention")
+)
 
 each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
 each_operator = pytest.mark.parametrize("described", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
@@ -165,7 +169,12 @@ def test_queries_of_unseen_tokens_see_their_window_and_nothing_beyond_it(order: 
 @each_order
 def test_texts_that_end_by_row_do_not_see_padding_behind_them(order: BlockOrder) -> None:
     """Of blocks, the shorter text is dense, the longer one is not; padded, both are as they are alone."""
-    for layer in (BLOCKS.layers[1], BLOCKS.layers[3], LSH.layers[3], LSH.layers[4]):
+    for layer in (
+        BLOCKS.layers[1],
+        BLOCKS.layers[3],
+        LSH.layers[3],
+        LSH.layers[4],
+    ):
         session = session_of((layer,), order)
         for tokens in (70, 87):
             padded = feeds_of(layer, token_kinds("none", 130, batch=2))

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
-from support import clipped_operator, relative_operator
-from support.clipped_operator import Clipped, wrong_inputs
+from support.attention_layers import PADDINGS, token_kinds
 from support.comparators import assert_as_accurate, named_case
 from support.exact_answers import exact_answer
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import answer_of_gpu
-from support.relative_operator import NODES, Relative, key_kinds, wrong_nodes
-from support.sparse_operators import PADDINGS, token_kinds
+from support.operators import distance, relative
+from support.operators.distance import Clipped, wrong_inputs
+from support.operators.relative import NODES, Relative, key_kinds, wrong_nodes
 
 pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
 
@@ -53,9 +53,9 @@ def tensors(node: Node, kinds: np.ndarray, tokens: int | None = None, *, size: f
     """The inputs of a node; NaN in keys and values of padding, and in the numbers of distances that no text has."""
     tokens = kinds.shape[1] if tokens is None else tokens
     arrays = (
-        clipped_operator.inputs_of(node, kinds)
+        distance.inputs_of(node, kinds)
         if isinstance(node, Clipped)
-        else relative_operator.inputs_of(node, kinds, tokens, spare=3)
+        else relative.inputs_of(node, kinds, tokens, spare=3)
     )
     made = {name: torch.from_numpy(array) for name, array in arrays.items()}
     made["query"] *= size
@@ -234,7 +234,7 @@ def test_keys_that_no_query_sees_are_not_loaded(
 
 def test_the_comparison_refuses_the_answers_by_other_inputs_and_nodes(interpreter: Interpreter) -> None:
     clipped = Clipped(by_query=True, values=True, heads=1)
-    arrays = clipped_operator.inputs_of(clipped, token_kinds("holes", 15, batch=2))
+    arrays = distance.inputs_of(clipped, token_kinds("holes", 15, batch=2))
     inputs: Inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     right, pytorch = right_answer(clipped, inputs), right_answer(clipped, inputs, clipped.dtype)
     for wrong in wrong_inputs(clipped, arrays):

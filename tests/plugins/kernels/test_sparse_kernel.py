@@ -17,23 +17,15 @@ from hdplugins.attention.lsh.reference import hash_tokens
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.tensorrt.plugins import plugin_operators
-from support.block_operator import Blocks
-from support.chunk_operator import Chunks
+from support.attention_layers import SparseLayer
 from support.comparators import assert_as_accurate, named_case
+from support.described_operators import KERNELS
 from support.interpreted_kernel import Inputs, Interpreter
-from support.kernel_cases import (
-    BLOCK_MODES,
-    KERNELS,
-    KernelDescription,
-    answer_of_gpu,
-    block_mask,
-    chunk_mask,
-    inputs_of,
-    right_answers,
-    row_of_kinds,
-)
-from support.lsh_operator import Lsh
-from support.sparse_operators import SparseLayer, Window
+from support.kernel_cases import KernelDescription, answer_of_gpu, inputs_of, right_answers, row_of_kinds
+from support.operators.blocks import BLOCK_MODES, Blocks, block_mask
+from support.operators.chunks import Chunks, chunk_mask
+from support.operators.lsh import Lsh
+from support.operators.window import Window
 
 pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
 

@@ -13,11 +13,14 @@ import torch
 
 from fakes.simulated_gpu import plugin_answers
 from hdplugins.attention.plugin_face import PlanUse
-from support.clipped_operator import inputs_of as clipped_inputs
+from support.attention_layers import SparseLayer
 from support.comparators import assert_close
 from support.exact_answers import exact_answer
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import inputs_of, right_answers
+from support.operators.distance import inputs_of as clipped_inputs
+from support.operators.relative import Relative, key_kinds
+from support.operators.relative import inputs_of as relative_inputs
 from support.plugin_calls import (
     BLOCK_LAYER,
     CHUNK_LAYER,
@@ -29,9 +32,6 @@ from support.plugin_calls import (
     WINDOW,
     WINDOW_LAYER,
 )
-from support.relative_operator import Relative, key_kinds
-from support.relative_operator import inputs_of as relative_inputs
-from support.sparse_operators import SparseLayer
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which has no wheel for this platform")
 pytestmark = pytest.mark.usefixtures("no_old_errors", "driver")

@@ -37,7 +37,7 @@ from hdruntime.gpu import driver as gpu
 from support.attention_graphs import portable_graph
 from support.needs import needs_rtx
 from support.onnx_models import parsed_model
-from support.sparse_operators import Window
+from support.operators.window import Window
 
 _POSITIONS = 300
 """Of the tiny bundles."""

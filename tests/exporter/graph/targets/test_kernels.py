@@ -18,7 +18,7 @@ from hdplugins.kernels.cuda_launch import find_kernels
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
 from support.attention_graphs import attention_model
-from support.sparse_operators import Window
+from support.operators.window import Window
 
 WINDOW = Window(left=16, right=16, bound=4, dtype="float16")
 

@@ -16,21 +16,15 @@ import torch
 from onnx import TensorProto
 
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
-from support.attention_graphs import (
-    HEADS,
-    Dense,
-    answer_by_definition,
-    insert_after,
-    portable_graph,
-    session_of,
-    states_of,
-)
-from support.clipped_operator import Shared
+from support.attention_graphs import HEADS, answer_by_definition, insert_after, portable_graph, session_of, states_of
+from support.attention_layers import GLOBALS, PADDINGS, Description, SparseLayer, token_kinds
 from support.comparators import assert_close, named_case
+from support.described_operators import DESCRIPTIONS
 from support.function_bodies import growth_bytes, growths_bytes
 from support.grids import nightly_unless
-from support.sparse_descriptions import DESCRIPTIONS
-from support.sparse_operators import GLOBALS, PADDINGS, Description, SparseLayer, Window, token_kinds
+from support.operators.dense import Dense
+from support.operators.distance import Shared
+from support.operators.window import Window
 
 LENGTHS = {1, 7, 8, 9, 15, 16, 17, 18, 32, 33, 97, 211}
 LAYERS = {layer: longest for described in DESCRIPTIONS.values() for layer, longest in described.lowered.items()}

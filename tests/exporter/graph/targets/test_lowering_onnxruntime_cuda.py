@@ -14,19 +14,14 @@ from onnx import TensorProto
 
 from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 from support.answers import inputs_of
-from support.attention_graphs import (
-    BATCH,
-    Dense,
-    answer_by_definition,
-    portable_graph,
-    session_of,
-    states_of,
-)
-from support.block_operator import Blocks
-from support.clipped_operator import Shared
+from support.attention_graphs import BATCH, answer_by_definition, portable_graph, session_of, states_of
+from support.attention_layers import PADDINGS, Layer, token_kinds
 from support.comparators import assert_close, named_case
+from support.operators.blocks import Blocks
+from support.operators.dense import Dense
+from support.operators.distance import Shared
+from support.operators.window import Window
 from support.padded_batches import cases
-from support.sparse_operators import PADDINGS, Layer, Window, token_kinds
 
 # Around the least length of the memory-efficient kernel in float32.
 LENGTHS = (1, 64, 255, 256)

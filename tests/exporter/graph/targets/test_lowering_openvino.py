@@ -17,20 +17,22 @@ import torch
 from hdexport.graph.passes.scans_to_loops import scans_to_loops
 from hdexport.graph.targets.openvino.lowering import lower_for_openvino
 from hdruntime.optional import require
-from support import clipped_operator, disentangled_operator, local_global_operator, relative_operator
-from support.attention_graphs import Dense, answer_by_definition, chain_of, portable_graph, session_of, states_of
-from support.block_operator import Blocks
-from support.chunk_operator import Chunks
-from support.clipped_operator import Clipped, Shared
+from support.attention_graphs import answer_by_definition, chain_of, portable_graph, session_of, states_of
+from support.attention_layers import GLOBALS, PADDINGS, Layer, token_kinds
 from support.comparators import assert_close, assert_same_directions, named_case
-from support.disentangled_operator import Disentangled
 from support.exact_answers import exact_answer
-from support.favor_operator import Favor
-from support.local_global_operator import LocalGlobal
-from support.lsh_operator import Lsh
 from support.needs import needs_openvino, openvino_computes_bfloat16
-from support.relative_operator import Relative
-from support.sparse_operators import GLOBALS, PADDINGS, Layer, Window, token_kinds
+from support.operators import disentangled, distance, local_global, relative
+from support.operators.blocks import Blocks
+from support.operators.chunks import Chunks
+from support.operators.dense import Dense
+from support.operators.disentangled import Disentangled
+from support.operators.distance import Clipped, Shared
+from support.operators.favor import Favor
+from support.operators.local_global import LocalGlobal
+from support.operators.lsh import Lsh
+from support.operators.relative import Relative
+from support.operators.window import Window
 
 pytestmark = needs_openvino
 
@@ -176,10 +178,10 @@ def test_hashed_attention_matches_the_definition() -> None:
 
 
 ALONE = {
-    "relative": (Relative(), relative_operator),
-    "by query": (Clipped(by_query=True, values=True, reach=9), clipped_operator),
-    "disentangled": (Disentangled(), disentangled_operator),
-    "sides": (LocalGlobal(side=16, reach=128), local_global_operator),
+    "relative": (Relative(), relative),
+    "by query": (Clipped(by_query=True, values=True, reach=9), distance),
+    "disentangled": (Disentangled(), disentangled),
+    "sides": (LocalGlobal(side=16, reach=128), local_global),
 }
 
 

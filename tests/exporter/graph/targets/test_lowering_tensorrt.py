@@ -22,12 +22,14 @@ from hdexport.graph.targets.tensorrt.plugin_nodes import plan_use_of, plugin_nod
 from hdplugins.attention.plugin_face import PlanUse
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
-from support.attention_graphs import HEADS, Dense, attention_model, chain_of
-from support.block_operator import Blocks
-from support.clipped_operator import Clipped, Shared
+from support.attention_graphs import HEADS, attention_model, chain_of
+from support.attention_layers import PADDINGS, Layer, token_kinds
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
-from support.sparse_operators import PADDINGS, Layer, Window, token_kinds
+from support.operators.blocks import Blocks
+from support.operators.dense import Dense
+from support.operators.distance import Clipped, Shared
+from support.operators.window import Window
 
 _BUILT = {
     *((64, False, dtype) for dtype in ("float16", "bfloat16", "float32")),

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from hdplugins import OPERATORS
 from hdplugins.attention.favor.reference import draw_projection
-from support.sparse_operators import Layer
+from support.attention_layers import Layer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,21 +1,18 @@
-"""What tests need of a sparse operator: nodes, their keys in view counted by hand, and what is particular to it.
-
-Sliding windows are here; each other operator has a module, and `support.sparse_descriptions` has them all.
-"""
+"""A node of an attention operator as tests need it, and what tests of all sparse operators ask of one."""
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 import torch
 
-from hdplugins import OPERATORS, Operator
+from hdplugins import Operator
 from hdplugins.attention.body_maker import function_of_node
 from hdplugins.attention.operator import BlockOrder
 from support.function_bodies import heads_first
@@ -180,50 +177,6 @@ class SparseLayer(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(SparseLayer):
-    """A node SlidingWindowAttention."""
-
-    operator = OPERATORS["SlidingWindowAttention"]
-    left: int
-    right: int
-    dilation: tuple[int, ...] = (1,)
-    bound: int = 0  # type: ignore[misc]
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {
-            "left": self.left,
-            "right": self.right,
-            "dilation": self.dilation,
-            "global_bound": self.bound,
-        }
-
-    def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Of its fused attention with a dense mask."""
-        heads, tokens, head_dim = states[0].shape[1:]
-        steps = torch.tensor(self.dilation * (heads // len(self.dilation)))[:, None, None]
-        offset = torch.arange(tokens) - torch.arange(tokens)[:, None]
-        near = (offset >= -self.left * steps) & (offset <= self.right * steps) & (offset % steps == 0)
-        kind = feeds["token_kind"][:, None, None]
-        seen = ((kind == 2) | ((kind == 1) & near)) & (kind != 0).mT
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            *states, attn_mask=seen, scale=head_dim**-0.5, enable_gqa=self.is_grouped
-        )
-        return attended.masked_fill(~seen.any(-1, keepdim=True), 0)
-
-    @property
-    def lengths(self) -> list[int]:
-        """The window's reach in tokens and twice that, one less and one more."""
-        reach = min(max(self.left, self.right, 1), 256) * max(self.dilation)
-        return sorted({1, 31, 211, reach - 1, reach, reach + 1, 2 * reach, 2 * reach + 1} - {0})
-
-    def keys_by_hand(self, kinds: np.ndarray, vectors: np.ndarray, head: int, query: int) -> list[int]:
-        step = self.dilation[head % len(self.dilation)]
-        in_window = {query + step * offset for offset in range(-self.left, self.right + 1)}
-        return [key for key, kind in enumerate(kinds) if kind == 2 or (kind == 1 and key in in_window)]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Description:
     """What tests of all sparse operators ask of one."""
 
@@ -266,138 +219,3 @@ class Description:
 def scans(order: BlockOrder, sequential: int) -> dict[str, int]:
     """Loops of a body that has some in sequence alone."""
     return {"Scan": sequential if order is BlockOrder.SEQUENTIAL else 0}
-
-
-_WINDOWS = (
-    Window(left=1, right=1, bound=4, head_dim=64),
-    Window(left=1, right=1, dtype="float16"),
-    Window(left=16, right=16, bound=40, heads=1, dtype="float16"),
-    Window(left=16, right=16, head_dim=80),
-    Window(left=0, right=0, bound=3),
-    Window(left=16, right=0, bound=5, dtype="float16"),
-    Window(left=0, right=16),
-    Window(left=7, right=64, bound=9, head_dim=80, dtype="float16"),
-    Window(left=64, right=64, bound=64, head_dim=64),
-    Window(left=64, right=64, dilation=(2,), bound=5),
-    Window(left=16, right=16, dilation=(1, 3, 1, 2), heads=4, bound=5, dtype="float16"),
-    Window(left=5, right=16, dilation=(4, 1), head_dim=64),
-    Window(left=256, right=256, bound=5, heads=1, head_dim=64),
-    Window(left=256, right=256, heads=1, dtype="float16"),
-    Window(left=5000, right=5000, bound=5, heads=1),
-    Window(left=16, right=16, heads=6, kv_heads=2, bound=5),
-    Window(left=9, right=40, dilation=(2,), heads=4, kv_heads=1, head_dim=256, dtype="float16"),
-    Window(left=5, right=16, dilation=(4, 1, 1, 4), heads=4, kv_heads=2, bound=3),
-)
-_GROUPED = _WINDOWS[15]
-_FIVE = Window(left=16, right=16, bound=5)
-_FEW_OF_MANY = Window(left=16, right=7, bound=40)
-_TWO_STEPS = replace(_FIVE, dilation=(1, 3))
-_WIDE_WINDOW = Window(left=256, right=256, heads=4, head_dim=64, dtype="float16")
-_NO_STEP, _NEGATIVE = "is invalid: give one value", "is negative"
-
-WINDOWS = Description(
-    layers=_WINDOWS,
-    by_hand=[
-        (
-            Window(left=left, right=right, dilation=dilation, bound=4),
-            token_kinds("left", 13, globals_="scattered", bound=4),
-        )
-        for dilation in ((1,), (2, 1), (3,))
-        for left, right in ((0, 0), (2, 1), (0, 3), (20, 20))
-    ]
-    + [(layer, token_kinds("holes", 37, globals_="scattered", bound=3)) for layer in _WINDOWS[15::2]]
-    + [
-        (Window(left=4, right=2, dilation=dilation, bound=1), token_kinds("unseen", 41, globals_=globals_, bound=1))
-        for dilation in ((1,), (2, 1))
-        for globals_ in ("none", "first")
-    ],
-    dense=(Window(left=64, right=64, bound=5), 61),
-    undefined=[
-        (Window(left=2, right=2, bound=4), change, message)
-        for change, message in (
-            ({"left": -1}, "-1 left and 2 right"),
-            ({"right": -3}, "2 left and -3 right"),
-            ({"dilation": [0]}, r"\[0\] does not fit 2 heads"),
-            ({"dilation": []}, r"\[\] does not fit 2 heads"),
-            ({"dilation": [1, 2, 3]}, r"\[1, 2, 3\] does not fit 2 heads"),
-            ({"global_bound": 3}, "4 global tokens; the bound is 3"),
-        )
-    ],
-    # With 40 globals in 33 tokens, a text is shorter than its bound; with 97, it is not.
-    mixed=[*((_WINDOWS[2], tokens) for tokens in (1, 4, 33)), (_GROUPED, 97), (_WINDOWS[2], 97)],
-    long=[
-        *((_WINDOWS[number], 1000, "right", 1, number != 12) for number in (8, 10, 12, 14, 16)),
-        *(
-            (Window(left=256, right=256, bound=40, heads=1), tokens, "left", 1, tokens > 3000)
-            for tokens in (2047, 4095, 4096)
-        ),
-    ],
-    measured=[_WINDOWS[0], _WINDOWS[8], _WINDOWS[11], _GROUPED],
-    wrong=lambda layer: [
-        replace(layer, left=layer.left - 1),
-        replace(layer, left=layer.left + 1),
-        replace(layer, right=layer.right - 1),
-        replace(layer, right=layer.right + 1),
-        replace(layer, dilation=tuple(step + 1 for step in layer.dilation)),
-    ],
-    counts=lambda layer, order: {"TopK": layer.bound > 0} | scans(order, len(set(layer.dilation))),
-    names={
-        Window(left=1, right=1): "SlidingWindowAttention",
-        Window(left=1, right=1, dilation=(1, 1)): "SlidingWindowAttention",
-        Window(left=1, right=1, bound=64): "SlidingWindowAttention_global64",
-        Window(left=1, right=1, dilation=(2, 2)): "SlidingWindowAttention_dilation2",
-        Window(left=1, right=1, dilation=(1, 3), bound=5): "SlidingWindowAttention_global5_dilation1_3",
-        Window(left=1, right=1, kv_heads=2): "SlidingWindowAttention",
-        Window(left=1, right=1, kv_heads=1, bound=64): "SlidingWindowAttention_grouped_global64",
-    },
-    bodiless=[
-        (Window(left=1, right=1, dilation=()), _NO_STEP),
-        (Window(left=1, right=1, dilation=(0,)), _NO_STEP),
-        (Window(left=1, right=1, dilation=(1, -2)), _NO_STEP),
-        (Window(left=1, right=1, bound=-1), _NEGATIVE),
-    ],
-    # Measured 1.7e-6: three layers hold what one holds.
-    chain=(
-        (
-            Window(left=3, right=3, bound=5),
-            Window(left=16, right=9, bound=5),
-            Window(left=4, right=4, dilation=(2, 3), bound=5),
-        ),
-        4e-6,
-    ),
-    repeated=_WINDOWS[8],
-    once={
-        BlockOrder.PARALLEL: {"TopK": 1, "Range": None},
-        # A Scan takes each table as often as there are texts.
-        BlockOrder.SEQUENTIAL: {"TopK": 1, "Tile": 2},
-    },
-    choices=1,
-    wide=replace(_WIDE_WINDOW, bound=40, dtype="float32"),
-    built=[
-        (_WIDE_WINDOW, True),
-        (replace(_WIDE_WINDOW, bound=64), True),
-        (replace(_WIDE_WINDOW, right=0, bound=64, head_dim=80, dtype="bfloat16"), False),
-        (replace(_WIDE_WINDOW, kv_heads=2, head_dim=256), True),
-        (replace(_WIDE_WINDOW, kv_heads=1, dilation=(2, 1, 1, 2), bound=5), True),
-        (Window(left=64, right=64, bound=5, heads=4, head_dim=64), True),
-        (Window(left=64, right=64, dilation=(1, 1, 2, 3), bound=5, heads=4, head_dim=64, dtype="float16"), True),
-        (Window(left=64, right=64, dilation=(1, 3), bound=5, heads=2, head_dim=64), True),
-    ],
-    span=lambda layer: 128 + layer.left + layer.right + layer.bound,
-    lowered={
-        Window(left=16, right=16): 17,
-        _FIVE: 17,
-        _FEW_OF_MANY: 8,
-        Window(left=0, right=16): 1,
-        replace(_FIVE, dilation=(1, 1)): 17,
-        _TWO_STEPS: None,
-        Window(left=5000, right=5000, bound=3): 5001,
-        Window(left=16, right=7, kv_heads=1, bound=5): 8,
-        Window(left=16, right=7, kv_heads=1, dilation=(1, 3)): None,
-    },
-    lowered_atol=8e-6,  # measured 5.9e-6; values reach 5.7
-    lowered_chain=(_FIVE, Window(left=64, right=64, bound=9), _TWO_STEPS, _FEW_OF_MANY, _FIVE),
-    lowered_long=[(Window(left=256, right=256, bound=16), 1000, 2)],
-    lowered_alike=((Window(left=16, right=16), _FIVE, _FIVE, _TWO_STEPS), (1, 1, 2), 3),
-    lowered_wide=((Window(left=256, right=256, bound=16), Window(left=64, right=64)), (4096, 8192), 8),
-)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.attention.operator import BlockOrder
-from support.sparse_operators import Description, SparseLayer, scans, token_kinds
+from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
+from support.attention_layers import Description, SparseLayer, scans, token_kinds
+from support.kernel_cases import KERNEL_DTYPES, KernelDescription, kernel_case, tiles_of_gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,7 @@ _BIGBIRD = Blocks(repeats=2, dense=72)
 
 _LISTED = Blocks(dense=72, listed=(2, 14, 2))
 
-_BLOCKS = (
+NODES = (
     _BIGBIRD,
     replace(_BIGBIRD, by_row=1, dtype="float16"),
     _LISTED,
@@ -90,11 +93,11 @@ _BLOCKS = (
 
 _WIDE_BLOCKS = Blocks(block=64, dense=704, heads=4, head_dim=64)
 
-BLOCKS = Description(
-    layers=_BLOCKS,
+DESCRIPTION = Description(
+    layers=NODES,
     by_hand=[
         (layer, token_kinds(padding, layer.dense + 3 * layer.block + 1, batch=2))
-        for layer in _BLOCKS
+        for layer in NODES
         for padding in ("right", "holes")
     ],
     dense=(_BIGBIRD, 72),
@@ -109,7 +112,7 @@ BLOCKS = Description(
         ),
     ],
     # Half are 66 tokens: dense where texts end by row, and the table is one for blocks of longer texts.
-    mixed=[(_BLOCKS[number], 131) for number in (1, 2, 7, 3)],
+    mixed=[(NODES[number], 131) for number in (1, 2, 7, 3)],
     long=[
         (
             Blocks(block=64, repeats=3, dense=704, listed=(1, 12, 2), heads=1, head_dim=64, by_row=1),
@@ -119,7 +122,7 @@ BLOCKS = Description(
             False,
         ),
     ],
-    measured=[_BIGBIRD, _BLOCKS[1], _LISTED],
+    measured=[_BIGBIRD, NODES[1], _LISTED],
     wrong=lambda layer: [
         replace(layer, repeats=layer.repeats + 1),
         replace(layer, first=0),
@@ -181,4 +184,86 @@ BLOCKS = Description(
         (8192, 16384),
         16,
     ),
+)
+
+
+def block_mask(tokens: int) -> torch.Tensor:
+    """[3, tokens]: no padding; padding behind and a hole; real tokens here and there, none in the first 16."""
+    mask = torch.ones(3, tokens, dtype=torch.int32)
+    mask[1, tokens - tokens // 3 :] = 0
+    mask[1, tokens // 4] = 0
+    mask[2] = (torch.arange(tokens) % 3 == 1) & (torch.arange(tokens) >= min(16, tokens // 2))
+    return mask
+
+
+_PLAIN = Blocks(block=16, first=0, last=0)
+_HF_EVAL = Blocks(block=16, repeats=3)
+_DENSE = 50
+"""Tokens of a text that is short: neither a whole number of blocks nor a length of the tests."""
+
+BLOCK_MODES = {
+    "hf_eval": _HF_EVAL,
+    "table": replace(_HF_EVAL, repeats=0, listed=(2, 5, 2)),
+    "etc": replace(_PLAIN, first=2),
+    "blocks": replace(_PLAIN, window=-1, listed=(1, 9, 3)),
+}
+
+
+def _block_cases() -> list[Any]:
+    cases: list[Any] = []
+
+    def case(*name: object, **call: Any) -> None:
+        cases.append(kernel_case(*name, **call))
+
+    for mode, tokens, by_row in (
+        ("hf_eval", 1, 1),
+        ("hf_eval", 16, 0),
+        ("hf_eval", 33, 1),
+        ("table", 16, 0),
+        ("etc", 33, 0),
+        ("blocks", 33, 1),
+    ):
+        layer = BLOCK_MODES[mode]
+        layer = replace(layer, by_row=by_row, dense=_DENSE * by_row, heads=2 if layer.listed else 1)
+        case(mode, tokens, layer=layer, kinds=block_mask(tokens))
+    for tokens, by_row in ((_DENSE, 1), (_DENSE + 1, 0)):
+        mask = torch.zeros(2, 70 if by_row else tokens, dtype=torch.int32)
+        mask[:, :tokens] = 1
+        case("dense up to 50:", tokens, by_row, layer=replace(_HF_EVAL, dense=_DENSE, by_row=by_row), kinds=mask)
+    mask = torch.zeros(2, 40, dtype=torch.int32)
+    mask[1, 20] = 1
+    case("nothing but padding", layer=replace(_HF_EVAL, by_row=1), kinds=mask)
+    mask = torch.ones(1, 520, dtype=torch.int32)
+    mask[0, 150:400:7] = 0
+    layer = replace(_HF_EVAL, block=128, first=2, by_row=1, dense=100, heads=1)
+    case("a text in parts", layer=layer, kinds=mask, tiles=Tiles(128, 128, 4, 2, 32))
+    for window, first in ((2, 0), (-1, 2**31 - 1)):
+        layer = replace(_PLAIN, window=window, first=first, heads=1)
+        case("window", window, first, layer=layer, kinds=block_mask(79))
+    for block in (5, 84):
+        layer = replace(_HF_EVAL, block=block, heads=1, dtype="float16")
+        mask = block_mask(min(3 * block + block // 2 + 4, 300))[1:]
+        case("blocks of", block, layer=layer, kinds=mask, tiles=tiles_of_gpu(layer))
+    for head_dim, dtype in itertools.product(HEAD_DIMS, KERNEL_DTYPES):
+        layer = replace(_HF_EVAL, block=128, heads=1, head_dim=head_dim, dtype=dtype)
+        tiles, is_nightly = tiles_of_gpu(layer), (head_dim, dtype) != (80, "float16")
+        mask = block_mask(270)[1:2]
+        case("heads of", head_dim, dtype, layer=layer, kinds=mask, tiles=tiles, is_nightly=is_nightly)
+    return cases
+
+
+KERNELS = KernelDescription(
+    tiles=Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32),
+    cases=_block_cases(),
+    # Block 4 is the first that sees block 5.
+    not_loaded=(replace(_PLAIN, heads=1), 128, 80, 64, 64),
+    fitting=Blocks(block=64, repeats=3, dense=704, heads=12, head_dim=64),
+    refused=[
+        ({"block_size": 2048}, "block_size is 2048; the kernels support blocks of 1 to 1024 tokens"),
+        ({"window": -2}, "window is -2; it must be -1 to"),
+        ({"last_global": 2}, "last_global is 2; it must be 0 to 1"),
+        ({"last": (3, 62, 3)}, r"listed_blocks is \[3, 62, 3\]; for 12 heads it is \[1 or 12, rows, listed\]"),
+        ({"last": (12, 62, 0)}, r"listed_blocks is \[12, 62, 0\]"),
+        ({"block_size": 1, "query": (1, 12, 2**20, 64), "last": (12, 9, 2**20)}, "are too many"),
+    ],
 )

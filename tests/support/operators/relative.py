@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from support.sparse_operators import Layer, token_kinds
+from support.attention_layers import Layer, token_kinds
 
 MEMORIES = (0, 1, 7, 512)
 """Sizes of a memory, in tokens."""

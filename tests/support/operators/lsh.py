@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 from hdplugins import OPERATORS
 from hdplugins.attention.lsh.reference import draw_rotations
 from hdplugins.attention.operator import BlockOrder
-from support.chunk_operator import Chunks
-from support.sparse_operators import Description, scans, token_kinds
+from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
+from support.attention_layers import Description, scans, token_kinds
+from support.kernel_cases import KERNEL_DTYPES, KernelDescription, kernel_case, tiles_of_gpu
+from support.operators.chunks import CIRCLE_TILES, UNDEFINED_CHUNKS, Chunks, chunk_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,7 @@ class Lsh(Chunks):
             states = torch.where(close[..., None], drawn, states)
 
 
-_LSH = (
+NODES = (
     Lsh(),
     Lsh(dtype="float16", rounds=3, multiple=2),
     Lsh(rounds=1, before=0, heads=1),
@@ -106,32 +109,32 @@ _WIDE_LSH = Lsh(chunk=64, buckets=(16, 32), heads=4, head_dim=64)
 
 _FEW_LSH = Lsh(chunk=64, buckets=(16, 32), heads=1)
 
-LSH = Description(
-    layers=_LSH,
+DESCRIPTION = Description(
+    layers=NODES,
     by_hand=[
         (layer, token_kinds(padding, tokens, batch=2))
-        for layer in (*_LSH[:2], *_LSH[3:8])
+        for layer in (*NODES[:2], *NODES[3:8])
         for padding, tokens in (("right", 29), ("holes", 13), ("none", 5), ("none", 1))
     ],
     dense=None,  # a token does not see itself
     undefined=[
-        (_LSH[0], {"chunk": 0}, "chunk is 0; it must be 1 or more"),
-        (_LSH[0], {"multiple": 12}, "multiple is 12; it must be a multiple of the chunk's 8 tokens"),
-        (_LSH[0], {"buckets": [3]}, r"buckets is \[3\]; it must be even numbers of 2 or more"),
-        (_LSH[0], {"buckets": []}, r"buckets is \[\]; it must be"),
-        (_LSH[0], {"rounds": 0}, "rounds is 0; it must be 1 or more"),
-        (_LSH[0], {"rounds": 3}, r"rotations is \[2, 32, 2, 2\]; .* \[2, 32, 3, 2\]"),
-        (_LSH[0], {"ends_by_row": 2}, "ends_by_row is 2; it must be 0 or 1"),
+        (NODES[0], {"chunk": 0}, "chunk is 0; it must be 1 or more"),
+        (NODES[0], {"multiple": 12}, "multiple is 12; it must be a multiple of the chunk's 8 tokens"),
+        (NODES[0], {"buckets": [3]}, r"buckets is \[3\]; it must be even numbers of 2 or more"),
+        (NODES[0], {"buckets": []}, r"buckets is \[\]; it must be"),
+        (NODES[0], {"rounds": 0}, "rounds is 0; it must be 1 or more"),
+        (NODES[0], {"rounds": 3}, r"rotations is \[2, 32, 2, 2\]; .* \[2, 32, 3, 2\]"),
+        (NODES[0], {"ends_by_row": 2}, "ends_by_row is 2; it must be 0 or 1"),
     ],
-    mixed=[(_LSH[0], 33), (_LSH[3], 45), (_LSH[4], 33)],
+    mixed=[(NODES[0], 33), (NODES[3], 45), (NODES[4], 33)],
     long=[
-        (_LSH[8], 1025, "right", 2, False),
+        (NODES[8], 1025, "right", 2, False),
         (_FEW_LSH, 4097, "right", 1, False),
         *((_FEW_LSH, tokens, "right", 1, True) for tokens in (4095, 4096, 7680, 7681)),
         (replace(_FEW_LSH, heads=2, rounds=4), 16384, "holes", 1, True),
         (_FEW_LSH, 16384, "none", 1, True),
     ],
-    measured=[_LSH[0], _LSH[1], _LSH[3]],
+    measured=[NODES[0], NODES[1], NODES[3]],
     wrong=lambda layer: [
         replace(layer, before=layer.before + 1),
         replace(layer, after=layer.after + 1),
@@ -144,13 +147,13 @@ LSH = Description(
     # TensorRT's TopK takes 3840 numbers: in parallel, a count sorts.
     counts=lambda layer, order: {"TopK": order is BlockOrder.SEQUENTIAL, "ScatterElements": 1} | scans(order, 2),
     names={
-        _LSH[0]: "LSHAttention_chunk8_before1_after0_of8_rounds2_buckets4",
-        _LSH[3]: "LSHAttention_chunk8_before1_after1_of8_rounds2_buckets4x2_byrow",
+        NODES[0]: "LSHAttention_chunk8_before1_after0_of8_rounds2_buckets4",
+        NODES[3]: "LSHAttention_chunk8_before1_after1_of8_rounds2_buckets4x2_byrow",
     },
     bodiless=[(Lsh(chunk=0), "chunk is 0"), (Lsh(buckets=(5,)), "even numbers"), (Lsh(rounds=0), "rounds is 0")],
     # Measured 1.4e-6; values reach 2.8.
-    chain=((_LSH[0], Lsh(after=1), _LSH[0]), 4e-6),
-    repeated=_LSH[3],
+    chain=((NODES[0], Lsh(after=1), NODES[0]), 4e-6),
+    repeated=NODES[3],
     once={BlockOrder.PARALLEL: {"Max": 1, "Less": 1}},
     choices=3,
     wide=_WIDE_LSH,
@@ -160,10 +163,51 @@ LSH = Description(
         (replace(_WIDE_LSH, rounds=4, dtype="bfloat16"), True),
     ],
     span=lambda layer: layer.rounds * layer.chunk * (layer.before + 1 + layer.after),
-    lowered=dict.fromkeys((_LSH[0], _LSH[3], Lsh(rounds=1), Lsh(chunk=5, before=3, multiple=3, causal=1))),
+    lowered=dict.fromkeys((NODES[0], NODES[3], Lsh(rounds=1), Lsh(chunk=5, before=3, multiple=3, causal=1))),
     lowered_atol=2e-5,  # measured 1.1e-5 in a chain, where PyTorch's is 2.6e-5; values reach 5.4
-    lowered_chain=(_LSH[0], Lsh(after=1), _LSH[0]),
+    lowered_chain=(NODES[0], Lsh(after=1), NODES[0]),
     lowered_long=[(replace(_FEW_LSH, heads=2), 4097, 1)],
-    lowered_alike=((_LSH[0], _LSH[0], Lsh(after=1)), (2, 2), 0),
+    lowered_alike=((NODES[0], NODES[0], Lsh(after=1)), (2, 2), 0),
     lowered_wide=((Lsh(chunk=64, buckets=(16, 32)), Lsh(chunk=64, rounds=1)), (8192, 16384), 16),
+)
+
+
+def _lsh_cases() -> list[Any]:
+    base = Lsh(heads=1)
+    cases = [kernel_case(tokens, layer=base, kinds=chunk_mask(tokens)) for tokens in (1, 8)]
+    for name, tokens, changes in (
+        ("sees 1 1, causal", 20, {"before": 1, "after": 1, "causal": 1}),
+        ("sees nothing else", 37, {"before": 0}),
+        ("a round by row, causal", 28, {"rounds": 1, "by_row": 1, "causal": 1}),
+    ):
+        cases.append(kernel_case(name, layer=replace(base, **changes), kinds=chunk_mask(tokens)[[0, 3]]))
+    layer = replace(base, head_dim=80, chunk=16, rounds=1)
+    cases.append(
+        kernel_case("few tokens of 80", layer=layer, kinds=chunk_mask(37)[1:2], tiles=replace(CIRCLE_TILES, head=64))
+    )
+    cases.append(kernel_case("mean squares of 1e-6", layer=base, kinds=chunk_mask(37)[:1], size=1e-3))
+    for head_dim, dtype in itertools.product(HEAD_DIMS, KERNEL_DTYPES):
+        layer = replace(base, chunk=64, head_dim=head_dim, dtype=dtype)
+        call = {"kinds": chunk_mask(150)[[0, 3]], "tiles": tiles_of_gpu(layer)}
+        cases.append(kernel_case("heads of", head_dim, dtype, layer=layer, is_nightly=True, **call))
+    # Spans of several steps.
+    layer = replace(base, chunk=64, buckets=(600,), rounds=1, multiple=3)
+    call = {"kinds": chunk_mask(400)[2:3], "tiles": Tiles(64, 64, 4, 2, 32)}
+    cases.append(kernel_case("many tokens", layer=layer, is_nightly=True, **call))
+    return cases
+
+
+KERNELS = KernelDescription(
+    tiles=CIRCLE_TILES,
+    cases=_lsh_cases(),
+    not_loaded=None,
+    fitting=Lsh(chunk=64, heads=12, head_dim=64, buckets=(16, 4), rounds=4),
+    refused=[
+        *UNDEFINED_CHUNKS,
+        ({"buckets": (16, 3)}, r"buckets is \[16, 3\]; it must be even numbers of 2 or more"),
+        ({"rounds": 0}, "rounds is 0; it must be 1 or more"),
+        ({"buckets": (32,)}, r"rotations is \[12, 64, 4, 10\]; it must be .*, \[12, 64, 4, 16\]"),
+        ({"ends_by_row": 2}, "ends_by_row is 2; it must be 0 or 1"),
+        ({"buckets": (2**15, 2**16), "last": (12, 64, 4, 49152)}, r"buckets is \[32768, 65536\]: too many"),
+    ],
 )

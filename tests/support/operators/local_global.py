@@ -11,7 +11,7 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.attention.local_global.reference import number_of_sides
-from support.sparse_operators import Layer
+from support.attention_layers import Layer
 
 _SIDES = ("side_key", "side_value", "side_bias")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from support.sparse_operators import Layer
+from support.attention_layers import Layer
 
 
 @dataclass(frozen=True, kw_only=True)

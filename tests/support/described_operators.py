@@ -1,0 +1,31 @@
+"""Descriptions of all operators, for tests that iterate over them: one module per operator in `support/operators`.
+
+A module has `NODES`, the nodes of the operator that tests try; that of a sparse operator, linear in tokens in both
+orders of blocks, has a `DESCRIPTION`, and `KERNELS` where it has a kernel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+
+import support.operators
+from support.attention_layers import Description, Layer
+from support.kernel_cases import KernelDescription
+
+_MODULES = {
+    module.NODES[0].operator.name: module
+    for found in pkgutil.iter_modules(support.operators.__path__)
+    for module in [importlib.import_module(f"support.operators.{found.name}")]
+}
+
+NODES: dict[str, Sequence[Layer]] = {name: module.NODES for name, module in _MODULES.items()}
+
+DESCRIPTIONS: dict[str, Description] = {
+    name: module.DESCRIPTION for name, module in _MODULES.items() if hasattr(module, "DESCRIPTION")
+}
+
+KERNELS: dict[str, KernelDescription] = {
+    name: module.KERNELS for name, module in _MODULES.items() if hasattr(module, "KERNELS")
+}
