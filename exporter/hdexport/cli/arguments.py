@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.support.published import published_argument
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend, Scheme
+from hdruntime.bundle.manifest import Scheme
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from hdexport.checkpoint.trust import Trust
     from hdexport.quantize.options import Int8Options
-
-BACKENDS = tuple(backend.value for backend in Backend)
-"""Backends' names, as options take them."""
 
 PRECISIONS = tuple(precision.value for precision in Precision)
 """Names of the precisions that a CPU computes in."""

@@ -15,9 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, PRECISIONS, add_trust_arguments, trust_of, whole_number
+from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, trust_of, whole_number
 from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
+from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
 from hdruntime.optional import require
 
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backends",
         metavar="LIST",
-        help=f"backends that run the bundles: {', '.join(BACKENDS)} (default: onnxruntime, openvino if the "
+        help=f"backends that run the bundles: {', '.join(backend_names())} (default: onnxruntime, openvino if the "
         "bundle has its graph, those of the bundle's engines and, where there is a GPU, onnxruntime_cuda)",
     )
     parser.add_argument(

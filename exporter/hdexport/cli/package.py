@@ -10,8 +10,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from hdexport.cli.arguments import BACKENDS
 from hdexport.cli.streams import outlive_readers
+from hdruntime.backends.registry import backend_names
 
 SUMMARY = "package a bundle for a Triton Inference Server"
 
@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", help="the model's name (default: the bundle's)")
     parser.add_argument(
-        "--backend", choices=["auto", *BACKENDS], default="auto", help="what runs the bundle there (default: auto)"
+        "--backend",
+        choices=["auto", *backend_names()],
+        default="auto",
+        help="what runs the bundle there (default: auto)",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace a model that this command wrote, its config.pbtxt included"

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, add_precision_argument, whole_number
+from hdexport.cli.arguments import add_precision_argument, whole_number
+from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where texts are truncated and split (default: the positions that the model was trained with; if bundles "
         "differ, the fewest)",
     )
-    parser.add_argument("--backend", choices=["auto", *BACKENDS], default="auto", help="what runs (default: auto)")
+    parser.add_argument(
+        "--backend", choices=["auto", *backend_names()], default="auto", help="what runs (default: auto)"
+    )
     add_precision_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also write that object to FILE")

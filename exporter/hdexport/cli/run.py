@@ -18,9 +18,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, add_precision_argument, whole_number
+from hdexport.cli.arguments import add_precision_argument, whole_number
 from hdexport.cli.interruption import READER_GONE, exit_code
 from hdexport.cli.streams import outlive_readers
+from hdruntime.backends.registry import backend_names
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
 
 if TYPE_CHECKING:
@@ -216,10 +217,10 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--backend",
         metavar="BACKEND",
-        choices=["auto", *BACKENDS],
+        choices=["auto", *backend_names()],
         default="auto",
-        help=f"{', '.join(BACKENDS)}, which runs or fails; or auto (default): the first that can, engines first, then "
-        "ONNX Runtime on the GPU, then on the CPU OpenVINO where it is faster, else ONNX Runtime",
+        help=f"{', '.join(backend_names())}, which runs or fails; or auto (default): the first that can, engines "
+        "first, then ONNX Runtime on the GPU, then on the CPU OpenVINO where it is faster, else ONNX Runtime",
     )
     add_precision_argument(group)
     group.add_argument("--device", metavar="NAME", help="OpenVINO's device: CPU (default), GPU or NPU; not with --ray")

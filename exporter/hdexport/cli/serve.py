@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from hdexport.cli.arguments import BACKENDS, add_precision_argument, whole_number
+from hdexport.cli.arguments import add_precision_argument, whole_number
+from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
 
 SUMMARY = "serve a bundle over HTTP: OpenAI's embeddings, rerank, classes"
@@ -35,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"file with the key that requests carry, Authorization: Bearer KEY (default: {_KEY}, else none)",
     )
     backend = parser.add_argument_group("backend")
-    backend.add_argument("--backend", choices=["auto", *BACKENDS], default="auto", help="default: the first that runs")
+    backend.add_argument(
+        "--backend", choices=["auto", *backend_names()], default="auto", help="default: the first that runs"
+    )
     add_precision_argument(backend)
     backend.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: one per usable core)")
     limits = parser.add_argument_group("limits")

@@ -12,8 +12,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, PRECISIONS, add_trust_arguments, trust_of, whole_number
+from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, trust_of, whole_number
 from hdexport.cli.streams import outlive_readers
+from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--backend",
-        choices=BACKENDS,
+        choices=backend_names(),
         help="compare what this backend runs, and nothing else (default: each that runs here; on a GPU engines and the "
         "graph for CUDA, too)",
     )

@@ -6,7 +6,6 @@ import abc
 import shlex
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from hdruntime.backends.bundle_graphs import has_graph
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.gpu.options import GpuOptions
@@ -80,6 +79,9 @@ class BackendEntry(abc.ABC):
     package: ClassVar[str]
     """Import name of its library."""
 
+    distributions: ClassVar[tuple[str, ...]] = ()
+    """That have the package, the usual one first: their versions stand beside measurements."""
+
     install: ClassVar[str]
     """The command that installs it."""
 
@@ -104,6 +106,8 @@ class BackendEntry(abc.ABC):
         """What speaks against the backend for a bundle, without loading it; None for nothing."""
         if not self.is_installed():
             return Refusal(f"{self.library} is not installed here", f"Install it with: {self.install}", is_missing=True)
+        from hdruntime.backends.bundle_graphs import has_graph
+
         if not has_graph(bundle, self.lowerings[0]):
             command = shlex.join(["hdexport", "rebuild", str(bundle.path), "--target", self.target])
             return Refusal(f"the bundle has no graph for {self.library}", f"Add it: {command}")

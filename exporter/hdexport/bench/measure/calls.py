@@ -19,6 +19,7 @@ import hdexport
 from hdexport.bench.results.result import Latency
 from hdexport.support.gpu_memory import first_gpu
 from hdexport.support.memory import peak_resident_bytes, reset_peak, resident_bytes
+from hdruntime.backends.registry import backends
 from hdruntime.process_limits import cpu_quota, usable_cpus
 
 STABLE_RUNS = 3
@@ -36,11 +37,10 @@ MOST_WARM_UP_S = 10.0
 MOST_WARM_UP_RUNS = 1000
 
 _PACKAGES = (
-    "hdexport", "numpy", "torch", "transformers", "sentence-transformers", "optimum", "optimum-onnx", "onnxruntime",
-    "onnxruntime-gpu", "openvino", "nncf", "onnx", "triton", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx-cu13",
-    "tensorrt-lean-cu13", "cuda-bindings", "nvidia-ml-py",
+    "hdexport", "numpy", "torch", "transformers", "sentence-transformers", "optimum", "optimum-onnx", "nncf", "onnx",
+    "triton", "cuda-bindings", "nvidia-ml-py",
 )  # fmt: skip
-"""Distributions whose versions may change a result."""
+"""Distributions whose versions may change a result, as those of the backends may."""
 
 _VARIABLES = (
     "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_AFFINITY",
@@ -171,7 +171,8 @@ def _clocks(nvml: Any, handle: Any) -> Iterator[tuple[str, str]]:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    for name in _PACKAGES:
+    of_backends = (name for entry in backends() for name in entry.distributions)
+    for name in dict.fromkeys((*_PACKAGES, *of_backends)):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             yield name, importlib.metadata.version(name)
 

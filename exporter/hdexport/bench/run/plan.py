@@ -16,16 +16,13 @@ from hdexport.checkpoint import path_of_source
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdruntime.backends.bundle_graphs import has_graph
 from hdruntime.backends.choice import why_unavailable
+from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.backends.registry import backend_named, backend_names, backends
 from hdruntime.backends.this_machine import ThisMachine, this_machine
-from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from hdruntime.errors import InputError
 from hdruntime.process_limits import chosen_threads
-
-_CPU_LOWERINGS = {Backend.ONNXRUNTIME: CPU_LOWERING, Backend.OPENVINO: OPENVINO_LOWERING}
-"""Backends on a CPU -> the lowering of the graphs that they run."""
 
 _FIRST = 512
 
@@ -111,7 +108,8 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     InputError says why."""
     machine = machine or this_machine()
     peers = _known(options.peers, list(PEERS), "--peers", "peer")
-    backends = _known(options.backends, [backend.value for backend in Backend], "--backends", "backend")
+    named = _known(options.backends, list(backend_names()), "--backends", "backend")
+    chosen = [entry for name in named if (entry := backend_named(name)) is not None]
     precisions = _known(options.precisions, [precision.value for precision in Precision], "--precision", "precision")
     bundles = [open_bundle(path) for path in options.bundles]
     lengths = options.lengths or default_lengths(max(bundle.manifest.max_len for bundle in bundles))
@@ -123,9 +121,9 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     for group, subject in zip(groups, subjects, strict=True):
         for bundle in group:
             own = _own_backends(bundle, machine)
-            for backend in own if options.backends is None else map(Backend, backends):
-                wanted = _own_precisions(bundle, backend) if options.precisions is None else map(Precision, precisions)
-                series += _backend_series(bundle, subject, backend, wanted, machine, bundles)
+            for entry in own if options.backends is None else chosen:
+                wanted = _own_precisions(bundle, entry) if options.precisions is None else map(Precision, precisions)
+                series += _backend_series(bundle, subject, entry, wanted, machine, bundles)
     for group, subject in zip(groups, subjects, strict=True):
         series += _peer_series(_longest(group), subject, peers, device, is_only=len(groups) == 1)
     if not any(planned.is_available for planned in series):
@@ -189,49 +187,55 @@ def _subject(group: Sequence[Bundle], options: BenchOptions) -> MeasuredModel:
     )
 
 
-def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[Backend]:
+def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[BackendEntry]:
     """Backends that a bundle was built for; the first is the one that others are compared with."""
-    has_openvino = any(graph.lowering == OPENVINO_LOWERING for graph in bundle.manifest.graphs)
-    on_gpu = [] if machine.gpu is None else [Backend.ONNXRUNTIME_CUDA]
-    engines = [Backend(engine.flavour) for engine in bundle.manifest.engines]
-    return list(dict.fromkeys([Backend.ONNXRUNTIME, *([Backend.OPENVINO] if has_openvino else []), *on_gpu, *engines]))
+    lowerings = {graph.lowering for graph in bundle.manifest.graphs}
+    # The last choice of `auto` is the first here: every bundle has a graph for it.
+    entries = sorted(backends(), key=lambda entry: (entry.needs_gpu, -entry.rank))
+    of_graphs = [
+        entry
+        for entry in entries
+        if lowerings.intersection(entry.lowerings) and (machine.gpu is not None or not entry.needs_gpu)
+    ]
+    flavours: list[str] = [engine.flavour for engine in bundle.manifest.engines]
+    of_engines = [entry for entry in entries if entry.flavour in flavours and entry.is_advised]
+    of_engines.sort(key=lambda entry: flavours.index(str(entry.flavour)))
+    return [*of_graphs, *of_engines]
 
 
-def _own_precisions(bundle: Bundle, backend: Backend) -> list[Precision]:
+def _own_precisions(bundle: Bundle, entry: BackendEntry) -> list[Precision]:
     """Precisions that a bundle has graphs for; a session takes precisions with graphs of their own by name only."""
-    lowering = _CPU_LOWERINGS.get(backend)
-    own = [each for each in OPTION_OF_GRAPHS if lowering is not None and has_graph(bundle, lowering, precision=each)]
-    return [Precision.AUTO, *own]
+    own = [each for each in OPTION_OF_GRAPHS if each in entry.precisions]
+    return [Precision.AUTO, *(each for each in own if has_graph(bundle, entry.lowerings[0], precision=each))]
 
 
 def _backend_series(
     bundle: Bundle,
     subject: MeasuredModel,
-    backend: Backend,
+    entry: BackendEntry,
     precisions: Iterable[Precision],
     machine: ThisMachine,
     bundles: Sequence[Bundle],
 ) -> list[PlannedSeries]:
     """A backend with a bundle; on a GPU once, because the graph or the engine decides the precision."""
-    on_cpu = backend in _CPU_LOWERINGS
     names = [other.path.name for other in bundles]
     name = bundle.path.name if names.count(bundle.path.name) == 1 else str(bundle.path)
     return [
         PlannedSeries(
             series=Series(
-                name=f"{name} ({backend.value}{'' if precision is Precision.AUTO else f', {precision.value}'})",
-                runner=backend.value,
+                name=f"{name} ({entry.name.value}{'' if precision is Precision.AUTO else f', {precision.value}'})",
+                runner=entry.name.value,
                 bundle=str(bundle.path),
                 model=bundle.manifest.name,
                 is_peer=False,
-                unavailable=why_unavailable(bundle, backend, precision=precision, machine=machine),
+                unavailable=why_unavailable(bundle, entry.name, precision=precision, machine=machine),
             ),
             bundle=bundle,
             subject=subject,
-            device="cpu" if on_cpu else "cuda",
+            device="cuda" if entry.needs_gpu else "cpu",
             precision=precision,
         )
-        for precision in (precisions if on_cpu else [Precision.AUTO])
+        for precision in ([Precision.AUTO] if entry.needs_gpu else precisions)
     ]
 
 

@@ -31,6 +31,7 @@ class OnnxRuntimeBackend(BackendEntry):
     library = "ONNX Runtime"
     rank = 1000
     package = "onnxruntime"
+    distributions = ("onnxruntime", "onnxruntime-gpu")
     install = "pip install onnxruntime"
     lowerings = (CPU_LOWERING, PORTABLE_LOWERING)
     precisions = (Precision.FLOAT32, Precision.INT8)

@@ -47,6 +47,7 @@ class OpenVinoBackend(BackendEntry):
     library = "OpenVINO"
     rank = 10
     package = "openvino"
+    distributions = ("openvino",)
     install = "pip install 'hdexport[openvino]'"
     lowerings = (OPENVINO_LOWERING,)
     precisions = (Precision.FLOAT32, Precision.BFLOAT16, Precision.INT8)

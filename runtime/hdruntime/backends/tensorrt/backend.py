@@ -35,9 +35,6 @@ class EngineBackend(BackendEntry):
     in_text: ClassVar[str]
     """Its name in sentences about engines."""
 
-    distributions: ClassVar[tuple[str, ...]]
-    """That have the package, newest CUDA first; each comes with ``..._bindings``, which may be alone."""
-
     probe = IMPORT
 
     builds: ClassVar[bool] = True
@@ -82,7 +79,7 @@ class EngineBackend(BackendEntry):
         return (*reasons, *self._version_difference(engine, machine.versions.get(self.name)))
 
     def version(self, *, has_gpu: bool) -> str | None:
-        """By the distributions: nothing is imported."""
+        """By the distributions; each comes with ``..._bindings``, which may be alone."""
         for name in self.distributions:
             for distribution in (name, f"{name}-bindings"):
                 try:
