@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.cli import interruption
-from hdexport.cli.memory_errors import want_of_memory
+from hdexport.cli import interruption, want_of_memory
 from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until

@@ -9,14 +9,15 @@ import argparse
 import importlib
 import logging
 import os
+import resource
 import sys
 from collections.abc import Sequence
 
 from hdexport.cli.arguments import command_line
 from hdexport.cli.command_parser import CommandParser
 from hdexport.cli.interruption import READER_GONE, exit_code, stopped_like_interrupted
-from hdexport.cli.memory_errors import interrupted_by_openblas, want_of_memory
 from hdexport.cli.streams import complain, finish_output, prepare_streams, reader_is_gone
+from hdexport.support.memory import says_out_of_memory
 from hdexport.support.process_settings import heed_quota
 from hdruntime.errors import HdexportError
 from hdruntime.optional import missing_dependency
@@ -38,6 +39,12 @@ COMMANDS = (
 )
 """Each command is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
 
+_ALSO_OUT_OF_MEMORY = (
+    "failed to map segment",  # the loader of shared libraries
+    "can't start new thread",  # Python, which had no room for its stack
+)
+"""Words of errors for memory that ran out, beside those that `says_out_of_memory` knows."""
+
 
 class _ShowVersion(argparse.Action):
     """``--version``; argparse's own action would read the package's metadata for every command."""
@@ -50,14 +57,10 @@ class _ShowVersion(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the installed ``hdexport`` is this function.
+    """Run one command, whose words are those after ``hdexport``; the installed ``hdexport`` is this function.
 
-    Args:
-        arguments: the words after ``hdexport`` on the command line; default ``sys.argv[1:]``.
-
-    Returns:
-        The exit code: 0 done, 1 a known error, 2 done but rows failed; 130 interrupted, 143 terminated, 129 hung up,
-        141 where the requested output could not be printed because its reader went away.
+    Returns the exit code: 0 done, 1 a known error, 2 done but rows failed; 130 interrupted, 143 terminated, 129 hung
+    up, 141 where the requested output could not be printed because its reader went away.
     """
     if "_ARGCOMPLETE" in os.environ:
         _complete(os.environ["COMP_LINE"])
@@ -91,10 +94,7 @@ def parser(
 ) -> argparse.ArgumentParser:
     """The command line, as an argument parser.
 
-    Args:
-        arguments: the command line. Only the commands that it names have their arguments declared, because some load
-            much for that.
-        parser_class: of the parser and its commands.
+    Only the commands that the words name have their arguments declared, because some load much for that.
     """
     top = parser_class(
         prog="hdexport",
@@ -163,3 +163,37 @@ def _message(error: Exception) -> str | None:
         # A disk or a permission, not a mistake in hdexport.
         return f"{error}\nTo see where it happened, add --debug."
     return short
+
+
+def want_of_memory(error: Exception) -> str | None:
+    """A message if the error is about a lack of memory, else None."""
+    text = str(error)
+    if not (
+        isinstance(error, MemoryError) or says_out_of_memory(text) or any(said in text for said in _ALSO_OUT_OF_MEMORY)
+    ):
+        return None
+    # NumPy's message is a page about broken installations, which ends with the error.
+    said = next((line for line in reversed(text.splitlines()) if line.strip()), "Python could not allocate any")
+    return f"There is not enough memory: {said}\n{_advice()}"
+
+
+def interrupted_by_openblas() -> str | None:
+    """A message if OpenBLAS got no memory for its threads while NumPy was loaded, else None.
+
+    OpenBLAS prints its own words and interrupts the process as Ctrl-C does.
+    """
+    if _address_limit() is None or "numpy" in sys.modules:
+        return None
+    return f"There is not enough memory: NumPy could not be loaded.\n{_advice()}"
+
+
+def _advice() -> str:
+    limit = _address_limit()
+    if limit is None:
+        return "Free memory, or use a machine that has more."
+    return f"This process may have {limit / 1e6:.0f} MB of addresses; raise the limit: ulimit -v unlimited"
+
+
+def _address_limit() -> int | None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit

@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.support.published import published_argument
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Scheme
+from hdruntime.bundle.manifest import Backend, Scheme
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from hdexport.checkpoint.trust import Trust
+    from hdexport.engines.build import EngineOptions
     from hdexport.quantize.options import Int8Options
 
 PRECISIONS = tuple(precision.value for precision in Precision)
 """Names of the precisions that a CPU computes in."""
 
+_BOUNDS = ("min", "opt", "max")
+_SHAPE_OPTIONS = ("profiles", "batch", *(f"{bound}Shapes" for bound in _BOUNDS))
+_ENGINE_OPTIONS = (*_SHAPE_OPTIONS, "sm", "attention_impl", "version_compatible")
+
 
 def add_attention_arguments(parser: argparse._ArgumentGroup, *, effect: str) -> None:
-    """Declare ``--attention``, ``--help-attention``, and the options of the kinds of attention.
-
-    Args:
-        parser: the options' group.
-        effect: what the option does, a sentence.
-    """
+    """Declare ``--attention``, of which `effect` is a sentence, ``--help-attention``, and the options of the kinds."""
     from hdexport.attention.kinds import forms, kinds
 
     examples = [f"{form.example}: {form.summary}" for form in forms().values()]
@@ -56,11 +56,7 @@ class _ShowForms(argparse.Action):
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command for the record, as others may see it: bundles go to other machines.
-
-    Args:
-        arguments: the words after ``hdexport``.
-    """
+    """The command of these words for the record, as others may see it: bundles go to other machines."""
     return shlex.join(["hdexport", *map(published_argument, arguments)])
 
 
@@ -103,11 +99,7 @@ def add_precision_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def add_position_arguments(parser: argparse._ActionsContainer, *, alpha: str) -> None:
-    """Declare ``--positions`` and ``--alpha``.
-
-    Args:
-        alpha: what ``auto`` means, for the help.
-    """
+    """Declare ``--positions`` and ``--alpha``; `alpha` says what ``auto`` means."""
     parser.add_argument(
         "--positions",
         choices=[str(scheme) for scheme in Scheme],
@@ -160,11 +152,7 @@ def add_int8_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def int8_options(options: argparse.Namespace) -> Int8Options | None:
-    """The options of int8 graphs; None for no int8 graphs.
-
-    Raises:
-        InputError: there is something to calibrate with, and nothing to calibrate.
-    """
+    """The options of int8 graphs; None for no int8 graphs, where there must be nothing to calibrate with."""
     from hdexport.quantize.options import Int8Options
 
     if options.calibrate is not None and not options.int8:
@@ -193,3 +181,86 @@ def whole_number(text: str, *, least: int = 1) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number, {least} or more")
     return number
+
+
+def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
+    """Declare the options that describe an engine, all but ``--target``."""
+    engines.add_argument(
+        "--profiles",
+        metavar="N,N,...",
+        help="longest input of each profile (default: 128,512,1024,2048,... max_len; for ALBERT, whose engine would "
+        "double, max_len alone)",
+    )
+    engines.add_argument("--batch", metavar="MIN:OPT:MAX", help="batch sizes of every profile (default: 1:1:8)")
+    for bound in _BOUNDS:
+        engines.add_argument(
+            f"--{bound}Shapes",
+            action="append",
+            default=[],
+            metavar="SHAPES",
+            help=f"a profile's {bound} shapes as trtexec takes them, e.g. input_ids:1x128,attention_mask:1x128; once "
+            "for each profile",
+        )
+    engines.add_argument(
+        "--attention-impl",
+        choices=["plugin", "native"],
+        help="what computes windows, blocks, chunks, hashes and distances in an engine: plugin (default), hdexport's "
+        "kernels; native, TensorRT from standard operators",
+    )
+    engines.add_argument(
+        "--sm", metavar="SM,SM,...", help="GPU architectures, e.g. 86,89 (default: all that TensorRT-RTX supports)"
+    )
+    engines.add_argument(
+        "--version-compatible",
+        action="store_true",
+        help="make a TensorRT engine that later versions of TensorRT and its lean runtime can run; it may be slower",
+    )
+
+
+def engine_options(
+    options: argparse.Namespace,
+    flavours: Sequence[Backend],
+    *,
+    max_len: int,
+    one_profile: bool,
+    previous: EngineOptions | None,
+) -> EngineOptions:
+    """The engines of these flavours that the options ask for, for inputs of at most so many tokens.
+
+    With ``--batch`` alone, all lengths have one profile if `one_profile`, else there is one per bucket of lengths.
+    Options that are left out have the values of `previous`; None for the defaults.
+    """
+    from hdexport.engines.build import EngineOptions
+    from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+    from hdexport.graph.targets.tensorrt.packages import architectures_from_option
+    from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
+
+    previous = previous or EngineOptions()
+    profiles = previous.profiles
+    if any(getattr(options, name) for name in _SHAPE_OPTIONS):
+        profiles = profiles_from_options(
+            max_len,
+            profiles=options.profiles,
+            batch=options.batch,
+            min_shapes=options.minShapes,
+            opt_shapes=options.optShapes,
+            max_shapes=options.maxShapes,
+            one_profile=one_profile,
+        )
+    return EngineOptions(
+        flavours=tuple(flavours),
+        attention_impl=AttentionImpl(options.attention_impl or previous.attention_impl),
+        profiles=profiles,
+        architectures=architectures_from_option(options.sm) or previous.architectures,
+        version_compatible=options.version_compatible or previous.version_compatible,
+    )
+
+
+def refuse_engine_options(options: argparse.Namespace, *, why: str) -> None:
+    """Refuse options that describe an engine where none is built, and say why that is."""
+    given = [f"--{name.replace('_', '-')}" for name in _ENGINE_OPTIONS if getattr(options, name)]
+    if given:
+        raise InputError(
+            f"{', '.join(given)} describes an engine, but no engine is built: {why}.\n"
+            "Leave it out, or ask for an engine: --target tensorrt-rtx"
+        )

@@ -29,7 +29,6 @@ SUMMARY = "measure latency, memory and error across lengths, beside other ways t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "bundles", metavar="BUNDLE", type=Path, nargs="*", help="directories that `hdexport build` made"
     )
@@ -110,7 +109,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     if options.compare:
         return _compare(*options.compare, as_json=options.json)
     if options.json:
@@ -158,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
 def _corpus(options: argparse.Namespace) -> int:
     from hdexport.bench.corpus.bench import CorpusBench
     from hdexport.bench.corpus.result import CORPUS_DIRECTORY, write_corpus_result
-    from hdexport.cli.corpus_table import print_corpus
+    from hdexport.cli.bench_table import print_corpus
     from hdexport.cli.progress import StatusLine
     from hdruntime.bundle.staging import staged_directory
 

@@ -1,4 +1,4 @@
-"""A benchmark on the terminal: one line per case while it runs, and tables at its end."""
+"""A benchmark on the terminal: one line per case while it runs, and tables at its end; the table of a corpus."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hdexport.bench.corpus.bench import SAMPLES
+from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
 from hdexport.bench.results.result import BenchResult, CaseResult, Status
 from hdexport.bench.results.words import LATENCIES, bytes_text, case_state, columns_of, error_text, findings, ms_text
 from hdexport.bench.run.watcher import Watcher
@@ -30,10 +32,7 @@ Case = tuple[str, int, int]
 
 
 class BenchTable(Watcher):
-    """Shows a benchmark: on a terminal a live table on stderr, elsewhere one line per finished case.
-
-    A context manager. Results go to stdout.
-    """
+    """Shows a benchmark: on a terminal a live table on stderr, elsewhere one line per finished case on stdout."""
 
     def __init__(self) -> None:
         self._has_lines = not (sys.stderr.isatty() and sys.stdout.isatty())
@@ -109,9 +108,7 @@ def case_line(case: CaseResult) -> str:
 def summary_parts(result: BenchResult, *, width: int) -> Iterator[RenderableType]:
     """The tables, one per batch size, the largest batches, and what did not run.
 
-    Args:
-        result: the measurement.
-        width: columns of the terminal; a narrow one shows the most important figures only.
+    A terminal of few columns shows the most important figures only.
     """
     wide = ("p99", "mean", "sd") if width >= _WIDE else ()
     names = ["p50", "p95", *wide, "ratio", "tokens/s", "memory", "error"]
@@ -135,10 +132,7 @@ def _size(case: Case) -> int:
 def _figure_cells(case: CaseResult, names: Sequence[str], result: BenchResult | None = None) -> list[str]:
     """A case's cells in the columns of those figures; a case without figures says why in the first.
 
-    Args:
-        case: the case.
-        names: names of figures, as `columns_of` has them.
-        result: the result that ratios are taken in.
+    Ratios are taken in the result; without one there are none.
     """
     columns = columns_of(result)
     cells = {name: columns[name].text(case) for name in names}
@@ -180,3 +174,44 @@ def _largest_batches(result: BenchResult) -> Table:
         peak = "" if found.peak_bytes is None else bytes_text(found.peak_bytes)
         table.add_row(str(found.tokens), Text(found.series), batch, peak, Text(found.reason))
     return table
+
+
+def print_corpus(result: CorpusResult) -> None:
+    """Print the figures of every series, and why the others have none; figures are medians of the rounds."""
+    shortest, median, longest = result.lengths
+    described = SAMPLES[result.corpus][0] if result.corpus in SAMPLES else f"{result.texts:,} texts"
+    rounds = f"{result.rounds} rounds" if result.rounds > 1 else "one round"
+    print(f"{result.corpus}: {described}; {shortest} to {longest} tokens, median {median}; {rounds}")
+    print(f"{result.environment['cpu']}, {result.environment['threads']} threads")
+    table = Table("", "batch", "texts/s", "tokens/s", "padding", "peak memory", "largest difference", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for series in result.series:
+        if series.seconds:
+            table.add_row(*_corpus_cells(series, result.texts))
+    console = Console()
+    console = console if console.is_terminal else Console(width=_PIPE_COLUMNS)
+    console.print(table)
+    for series in result.series:
+        if series.unavailable is not None:
+            console.print(f"{series.title}: not run: {series.unavailable}", style=None, markup=False, highlight=False)
+        elif series.remark is not None and series.is_default:
+            console.print(f"{series.name}: {series.remark}", markup=False, highlight=False)
+
+
+def _corpus_cells(series: CorpusSeries, texts: int) -> list[str]:
+    if series.batch_size is None:
+        size = "by tokens"
+    else:
+        size = f"{series.batch_size}, {'its default' if series.is_default else 'its best'}"
+    error = series.max_abs_error
+    against = "compared with" if series.is_peer else "not compared"
+    return [
+        series.name,
+        size,
+        f"{texts / series.median_seconds:,.1f}",
+        f"{series.tokens / series.median_seconds:,.0f}",
+        f"{series.padding:.0%}",
+        f"{series.peak_bytes / 1e6:,.0f} MB",
+        against if error is None else f"{error:.1e}",
+    ]

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 from hdexport.cli.arguments import (
     add_attention_arguments,
     add_attention_scale_argument,
+    add_engine_arguments,
     add_int8_arguments,
     add_position_arguments,
     add_revision_argument,
     add_trust_arguments,
+    engine_options,
     int8_options,
+    refuse_engine_options,
     rope_factor,
     trust_of,
     whole_number,
 )
-from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
 from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
 
@@ -37,7 +39,6 @@ SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     from hdexport.graph.targets.registry import target_names
     from hdruntime.bundle.task_formats import Task
 
@@ -136,7 +137,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     from hdexport.cli.progress import TerminalProgress
     from hdexport.support.process_settings import let_threads_sleep
 
@@ -207,9 +207,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
 def own_length(task: Task, settings: SentenceSettings, *, max_len: int, text_length: int | None = None) -> str | None:
     """The length that the library and our class cut texts to, and how to change that; None if it is the bundle's.
 
-    Args:
-        task, settings, max_len: of the bundle.
-        text_length: what our class truncates texts to, if the build was asked to; None for the model's own number.
+    The text length is what our class truncates texts to, if the build was asked to; None for the model's own number.
     """
     from hdexport.model.positions import LONGEST
     from hdruntime.tasks.of_bundle import class_of

@@ -10,7 +10,6 @@ SUMMARY = "show what this machine can do and how to add what is missing"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 

@@ -24,7 +24,6 @@ SUMMARY = "write a checkpoint with more positions, to be fine-tuned"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
     )
@@ -39,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     from hdexport.cli.progress import TerminalProgress
 
     outlive_readers()

@@ -35,7 +35,6 @@ _MADE_BY_KEYS = ("command", "date", "source", "rebuilt by", "rebuilt on")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory of the bundle")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
 

@@ -25,11 +25,7 @@ _PLAIN_SECONDS = 4.0
 
 
 class JobReport(ABC):
-    """Shows how a job goes.
-
-    Args:
-        pause_seconds: least time between two reports, while nothing but numbers change.
-    """
+    """Shows how a job goes, in reports at least so many seconds apart while nothing but numbers change."""
 
     def __init__(self, *, pause_seconds: float) -> None:
         self._pause_seconds = pause_seconds
@@ -66,13 +62,8 @@ class JobReport(ABC):
 
 @contextlib.contextmanager
 def job_report(choice: str) -> Iterator[JobReport]:
-    """The display of progress.
-
-    Args:
-        choice: ``bar``, ``lines``, ``json``, ``none``, or ``auto``: ``bar`` on a terminal, else ``lines``.
-
-    Raises:
-        InputError: a bar, but no terminal.
+    """The display of progress: ``bar``, which needs a terminal, ``lines``, ``json``, ``none``, or ``auto``, a bar on a
+    terminal, else lines.
     """
     is_terminal = sys.stderr.isatty()
     if choice == "bar" and not is_terminal:
@@ -89,10 +80,7 @@ def job_report(choice: str) -> Iterator[JobReport]:
 
 
 class PlainLines:
-    """The latest text on stderr every few seconds, for log files; a thread, for a batch may take longer.
-
-    A context manager: the thread ends with the block.
-    """
+    """The latest text on stderr every few seconds, for log files; a thread, for a batch may take longer."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -114,10 +102,8 @@ class PlainLines:
     show = begin
 
     def print_until(self, ended: Callable[[float], bool]) -> None:
-        """Print, with pauses before.
-
-        Args:
-            ended: waits for so many seconds; returns whether there is nothing more to print.
+        """Print, with pauses before, until `ended`, which waits for so many seconds, says that there is nothing more to
+        print.
         """
         while not ended(_PLAIN_SECONDS):
             complain(self._text)

@@ -17,7 +17,6 @@ SUMMARY = "package a bundle for a Triton Inference Server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory that `hdexport build` made")
     parser.add_argument(
         "--triton",
@@ -39,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     from hdexport.publish.triton import package_for_triton
     from hdruntime.bundle.reader import open_bundle
 

@@ -23,11 +23,7 @@ def duration_text(seconds: float) -> str:
 class StatusLine(rich.progress.Progress):
     """One line at the end of stderr that says the present step and its duration; nothing where stderr is no terminal.
 
-    A context manager: the line disappears when the block ends.
-
-    Args:
-        hidden: show nothing on a terminal either.
-        below: returns what to show below the line, as far as there is room; None for nothing.
+    What `below` returns is shown below the line, as far as there is room.
     """
 
     def __init__(self, *, hidden: bool = False, below: Callable[[], RenderableType | None] = lambda: None) -> None:
@@ -87,10 +83,7 @@ class _ToGo(rich.progress.ProgressColumn):
 class TerminalProgress(Progress):
     """Steps with their elapsed time on stderr, results on stdout; without a terminal only the results.
 
-    A context manager: the last step ends with the block.
-
-    Args:
-        verbose: show every check, too.
+    Every check is shown, too, if verbose.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:

@@ -17,7 +17,6 @@ SUMMARY = "upload a bundle to the Hugging Face Hub, with a model card"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory that `hdexport build` made")
     parser.add_argument("name", metavar="NAME", help="organisation/name, which @ and a branch may follow")
     parser.add_argument("--private", action="store_true", help="make a repository that only its owners see")
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     from hdexport.cli.inspect import summary
     from hdexport.publish import PushOptions, push
     from hdruntime.bundle.hub import hub_name

@@ -30,7 +30,6 @@ SUMMARY = "measure what long inputs do to retrieval with your own texts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+", help="directories of bundles of one model")
     parser.add_argument(
         "--texts",
@@ -67,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     from hdexport.cli.progress import StatusLine
     from hdexport.quality.measurement import findings, measure_quality
     from hdexport.support.texts import read_texts

@@ -11,8 +11,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_int8_arguments, int8_options
-from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
+from hdexport.cli.arguments import (
+    add_engine_arguments,
+    add_int8_arguments,
+    engine_options,
+    int8_options,
+    refuse_engine_options,
+)
 from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError
@@ -25,7 +30,6 @@ SUMMARY = "rebuild a bundle's engines for another GPU or TensorRT, or add graphs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     from hdexport.graph.targets.registry import ONNX, target_names
 
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's directory")
@@ -45,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     from hdexport.cli.progress import TerminalProgress
 
     outlive_readers()

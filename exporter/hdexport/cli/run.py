@@ -48,7 +48,6 @@ _FAILED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "bundle",
         metavar="BUNDLE",
@@ -254,7 +253,6 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     from hdexport.cli.job_report import job_report
     from hdruntime.bundle.hub import opened_bundle
     from hdruntime.jobs import plan_job, run_job

@@ -21,7 +21,6 @@ _KEY = "HDEXPORT_API_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "bundle",
         metavar="BUNDLE",
@@ -93,7 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     from hdruntime.serve import ServeOptions, serve
 
     limits = ServeOptions(

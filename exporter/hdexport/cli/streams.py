@@ -13,11 +13,7 @@ from hdruntime.errors import InputError
 
 
 def prepare_streams() -> None:
-    """Make the streams such that any text can be printed.
-
-    Raises:
-        InputError: the standard output is closed.
-    """
+    """Make the streams such that any text can be printed; InputError if the standard output is closed."""
     _fill_closed_descriptors()
     # None where one was closed when Python started; `print(file=None)` would print to the standard output.
     has_output = sys.stdout is not None

@@ -26,8 +26,6 @@ SUMMARY = "learn longer positions from long texts without labels"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-
     parser.add_argument(
         "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
     )
@@ -107,7 +105,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
     from hdexport.cli.progress import TerminalProgress
 
     outlive_readers()

@@ -25,7 +25,6 @@ SUMMARY = "compare a bundle with PyTorch at many lengths"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's directory")
     parser.add_argument(
         "--model",

@@ -35,22 +35,11 @@ def manifest_of_graph(
     *,
     parameters: int,
 ) -> Manifest:
-    """The manifest of a bundle when its portable graph is written.
+    """The manifest of a bundle when its portable graph is written, from the traced module, what it is from, and the
+    options.
 
-    Args:
-        portable: that graph.
-        module: the traced module.
-        checkpoint: where it is from.
-        positions: the model's, after the build's changes.
-        setups: its attention.
-        options: of the build.
-        parameters: of the model.
-
-    Returns:
-        the manifest without graphs, engines, tokenizer, settings of sentence-transformers, files and verification.
-
-    Raises:
-        ModelError: attention cannot hide tokens from others, and the model adds such tokens.
+    Graphs, engines, tokenizer, settings of sentence-transformers, files and verification come later. ModelError if
+    attention cannot hide tokens from others, and the model adds such tokens.
     """
     from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 

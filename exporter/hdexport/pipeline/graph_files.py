@@ -26,18 +26,10 @@ _INLINE_BYTES = 1024
 
 
 def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> onnx_ir.Model:
-    """Trace, complete and write the portable graph.
+    """Trace, complete and write the portable graph, for inputs of at most so many tokens; frees the module's weights.
 
-    Args:
-        module: the module to trace; its weights are freed.
-        directory: of the bundle.
-        max_len: the longest input, in tokens.
-
-    Returns:
-        the graph that was written, its weights on the disk.
-
-    Raises:
-        ExportError: the graph holds logits of all tokens where they should be pooled in blocks.
+    Returns the graph that was written, its weights on the disk. ExportError if it holds logits of all tokens where they
+    should be pooled in blocks.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
@@ -67,16 +59,8 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> onn
 def lowered_graphs(
     portable: onnx_ir.Model, directory: Path, request: GraphRequest, targets: Sequence[str]
 ) -> tuple[GraphFile, ...]:
-    """Write the graphs for ONNX Runtime and these targets, which share the portable graph's weights.
-
-    Args:
-        portable: the result of `portable_graph`.
-        directory: of the bundle.
-        request: what they are for.
-        targets: by name, beside ONNX's.
-
-    Returns:
-        all graphs of the bundle, the portable one first.
+    """Write the graphs for ONNX Runtime and these targets, which share the portable graph's weights; returns all graphs
+    of the bundle, the portable one first.
     """
     graphs = [GraphFile(file=_PORTABLE_FILE, lowering=PORTABLE_LOWERING, dtype=request.dtype)]
     for target in targets_named([ONNX, *targets]):

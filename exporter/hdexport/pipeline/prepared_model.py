@@ -33,12 +33,7 @@ logger = logging.getLogger(__package__)
 def extended_positions(
     model: PreTrainedModel, checkpoint: Checkpoint, choice: PositionChoice, options: BuildOptions, progress: Progress
 ) -> Positions:
-    """Extend a model's positions, and stretch rotary ones, in place; reports how.
-
-    Raises:
-        InputError: the options do not fit the model's positions.
-        ModelError: rotary positions are computed in a way that cannot be stretched.
-    """
+    """Extend a model's positions, and stretch rotary ones, in place; reports how."""
     import torch
 
     from hdexport.model.rotary import check_rope_factor, stretch_rotary
@@ -116,20 +111,13 @@ def graph_module(
     pools_prompts: bool,
     sees_all: bool,
 ) -> GraphModule:
-    """The module to trace: the model with our operators, in its precision, and the task's modules after it.
+    """The module to trace: the model, with its final positions and our operators, in its precision, and the task's
+    modules.
 
     Args:
-        model: with its final positions.
-        checkpoint: where it is from.
-        task: of the bundle.
-        setups: its attention.
-        options: of the build.
         query_scale: the factor of the queries; None for 1.
         pools_prompts: whether a sentence's vector is pooled of its prompt's tokens, too.
         sees_all: whether tokens attend to all real tokens.
-
-    Raises:
-        InputError: a pair's scores are pooled of all its tokens, and the model has a memory.
     """
     from hdexport.attention.interface import use_operators
     from hdexport.checkpoint.heads import task_head
