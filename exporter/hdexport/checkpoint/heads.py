@@ -24,7 +24,7 @@ from hdexport.checkpoint.sentence_modules import (
 )
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import read_weights, weight_files
-from hdexport.model.head import Head
+from hdexport.model.graph_module import Head
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from hdexport.checkpoint.sentence_modules import TOKENS, sentence_modules
-from hdexport.model.head import Head
+from hdexport.model.graph_module import Head
 from hdexport.support.json_files import read_settings
 from hdruntime.errors import ModelError
 

@@ -18,8 +18,7 @@ from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kind_named
 from hdexport.attention.lsh.decisions import HashDecisions
 from hdexport.attention.lsh.kind import Chunks, Hashes, LshAttention, LshSetup, buckets_for
-from hdexport.attention.lsh.model import use_hashes
-from hdexport.attention.lsh.recall import recall
+from hdexport.attention.lsh.model import recall, use_hashes
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import convertible_model_types, family_of

@@ -25,11 +25,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.bias_by_distance import SCORES, bias_by_distance, has_shared_numbers
-from hdexport.lowering.key_masks import KeyMask, masked_choice
 from hdexport.lowering.lowering import Lowering, SharedParts
 from hdexport.lowering.multi_head_attention import (
     Insertion,
+    KeyMask,
     choice,
+    masked_choice,
     merge_heads,
     replace_by_merged,
     states_tokens_first,

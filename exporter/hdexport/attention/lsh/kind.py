@@ -259,8 +259,7 @@ class LshKind(AttentionKind):
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """The library's Reformer, or its attention in place of dense one."""
-        from hdexport.attention.lsh.model import use_hashes, use_own_hashes
-        from hdexport.attention.lsh.recall import recall
+        from hdexport.attention.lsh.model import recall, use_hashes, use_own_hashes
 
         assert isinstance(setup, LshSetup)
         record, rotations = setup.record, setup.rotations(model)

@@ -154,8 +154,7 @@ class WindowSetup(Setup):
             super().adapt(model, family)
             return
         from hdexport.attention.model_parts import wrap_layers
-        from hdexport.attention.window.carried import carried_mask
-        from hdexport.attention.window.model import window_mask
+        from hdexport.attention.window.model import carried_mask, window_mask
 
         window, carried, query_scale = self.window, self.carried, self.query_scale
         if carried is not None:
