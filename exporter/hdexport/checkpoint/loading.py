@@ -122,6 +122,58 @@ def folded_vocabulary(generator: PreTrainedModel, score: LogitScore) -> torch.Te
     return row if score.false_token_id is None else row - rows[score.false_token_id]
 
 
+class Unwrapping(NamedTuple):
+    """How names in a file become the model's: `prefix` was put before them by a wrapper, and `instead` is the prefix
+    that a model with a head has there."""
+
+    prefix: str = ""
+    instead: str = ""
+
+    def name(self, stored: str) -> str:
+        """The model's name of a weight."""
+        return self.instead + stored.removeprefix(self.prefix) if stored.startswith(self.prefix) else stored
+
+
+def unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path) -> Unwrapping:
+    """How the names of weights become the skeleton's; nothing changes where one of the encoder's names fits
+    as it is."""
+    own = f"{skeleton.base_model_prefix}."
+    # A pooler is optional, and buffers were not always stored.
+    keys = {name for name, _ in skeleton.base_model.named_parameters() if not name.startswith("pooler.")}
+    if any(name.removeprefix(own) in keys for name in names):
+        return Unwrapping()
+    has_head = skeleton.base_model is not skeleton
+    for keys_in_file, instead in (({own + key for key in keys}, ""), (keys, own)) if has_head else ((keys, ""),):
+        prefixes = _prefixes(names, keys_in_file)
+        if len(prefixes) > 1:
+            raise ModelError(
+                f"{path} holds the weights of several models, whose names begin with {' and '.join(prefixes)}.\n"
+                "Keep one model's weights: load the file, select them, and save them with save_pretrained()."
+            )
+        if prefixes:
+            return Unwrapping(prefix=prefixes[0], instead=instead)
+    return Unwrapping()
+
+
+def as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> dict[str, StoredWeight]:
+    """The weights that transformers makes of the files' weights, name -> type and shape; no weight is read."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    rules = get_model_conversion_mapping(skeleton, add_legacy=False)
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter) and len(rule.source_patterns) == 1]
+    renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
+    converter_of = {rule.source_patterns[0]: rule for rule in converters}
+    loaded: dict[str, StoredWeight] = {}
+    for name, weight in stored.items():
+        renamed, pattern = rename_source_key(name, renamings, converters)
+        parts = {renamed: weight} if pattern is None else _converted(renamed, weight, converter_of[pattern])
+        for part, made in parts.items():
+            # A name that exists already is the library's own; keeping this one shows that the weight is there twice.
+            loaded[part if part not in loaded else name] = made
+    return loaded
+
+
 def _not_needed(family: Family, task: Task, *, is_generator: bool) -> tuple[str, ...]:
     # A pooler is in no graph of ours but the classifier's, where BERT's head reads it. Families with a choice of tasks
     # are the encoders of larger models.
@@ -180,58 +232,6 @@ def _check_finite(path: Path, model: PreTrainedModel) -> None:
             f"{path} has weights that are NaN or infinite: {several(wrong)}.\n"
             "The file is damaged, or its training diverged; use another checkpoint."
         )
-
-
-class Unwrapping(NamedTuple):
-    """How names in a file become the model's: `prefix` was put before them by a wrapper, and `instead` is the prefix
-    that a model with a head has there."""
-
-    prefix: str = ""
-    instead: str = ""
-
-    def name(self, stored: str) -> str:
-        """The model's name of a weight."""
-        return self.instead + stored.removeprefix(self.prefix) if stored.startswith(self.prefix) else stored
-
-
-def unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path) -> Unwrapping:
-    """How the names of weights become the skeleton's; nothing changes where one of the encoder's names fits
-    as it is."""
-    own = f"{skeleton.base_model_prefix}."
-    # A pooler is optional, and buffers were not always stored.
-    keys = {name for name, _ in skeleton.base_model.named_parameters() if not name.startswith("pooler.")}
-    if any(name.removeprefix(own) in keys for name in names):
-        return Unwrapping()
-    has_head = skeleton.base_model is not skeleton
-    for keys_in_file, instead in (({own + key for key in keys}, ""), (keys, own)) if has_head else ((keys, ""),):
-        prefixes = _prefixes(names, keys_in_file)
-        if len(prefixes) > 1:
-            raise ModelError(
-                f"{path} holds the weights of several models, whose names begin with {' and '.join(prefixes)}.\n"
-                "Keep one model's weights: load the file, select them, and save them with save_pretrained()."
-            )
-        if prefixes:
-            return Unwrapping(prefix=prefixes[0], instead=instead)
-    return Unwrapping()
-
-
-def as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> dict[str, StoredWeight]:
-    """The weights that transformers makes of the files' weights, name -> type and shape; no weight is read."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, rename_source_key
-
-    rules = get_model_conversion_mapping(skeleton, add_legacy=False)
-    converters = [rule for rule in rules if isinstance(rule, WeightConverter) and len(rule.source_patterns) == 1]
-    renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
-    converter_of = {rule.source_patterns[0]: rule for rule in converters}
-    loaded: dict[str, StoredWeight] = {}
-    for name, weight in stored.items():
-        renamed, pattern = rename_source_key(name, renamings, converters)
-        parts = {renamed: weight} if pattern is None else _converted(renamed, weight, converter_of[pattern])
-        for part, made in parts.items():
-            # A name that exists already is the library's own; keeping this one shows that the weight is there twice.
-            loaded[part if part not in loaded else name] = made
-    return loaded
 
 
 def _prefixes(names: Collection[str], keys: Collection[str]) -> list[str]:

@@ -44,6 +44,76 @@ class PoolingModule(torch.nn.Module):
         return {**features, SENTENCE: torch.cat([_POOLS[mode](tokens, pooled, mask) for mode in self.modes], dim=-1)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Config:
+    """Keys of SpladePooling's ``config.json`` that are read."""
+
+    pooling_strategy: Literal["max", "sum"] = "max"
+    activation_function: Literal["relu", "log1p_relu"] = "relu"
+
+
+SPLADE_KEYS = frozenset({
+    *(field.name for field in fields(_Config)),
+    *("embedding_dimension", "word_embedding_dimension", "chunk_size"),
+})  # fmt: skip
+"""Keys of that file: settings, widths, and the chunk size of a program."""
+
+
+class SpladePooling(Head):
+    """Pools the weights that a text's tokens give to each token of the vocabulary.
+
+    Args:
+        activation: ``relu`` for log(1 + relu(logit)), ``log1p_relu`` for log(1 + log(1 + relu(logit))).
+        strategy: ``max`` for the largest weight, of SPLADE v2 and later; ``sum`` for their sum, of the first SPLADE.
+    """
+
+    reads = "logits"
+
+    def __init__(self, activation: str = "relu", strategy: str = "max") -> None:
+        super().__init__()
+        self.activation, self.strategy = activation, strategy
+
+    def outputs(
+        self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The weights alone; see `Head.outputs`."""
+        # Only pooled logits become float32, because all logits of a long text take gigabytes.
+        return (self(states, attention_mask if pooled_mask is None else pooled_mask),)
+
+    def forward(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Pools logits, [batch, tokens, vocab_size], of the tokens where the mask, [batch, tokens], is 1: [batch,
+        vocab_size], float32, not negative; 0 for a row without such tokens."""
+        # Padding counts as a logit of 0, whose weight is 0: a product would make NaN of a NaN in the padding.
+        kept = torch.where(mask.unsqueeze(-1) > 0, logits, 0.0)
+        if self.strategy == "sum":
+            return _sum(self._weights(kept.float()), mask)
+        # Weights grow with the logit, so that the largest logit has the largest weight.
+        return self._weights(kept.amax(dim=1).float())
+
+    def _weights(self, logits: torch.Tensor) -> torch.Tensor:
+        """Weights of logits, computed in place, because all tokens' are large."""
+        weights = logits.relu_().log1p_()
+        return weights.log1p_() if self.activation == "log1p_relu" else weights
+
+
+def splade_pooling(path: Path) -> SpladePooling:
+    """The pooling of a checkpoint with a masked language model's head; SPLADE v2's, the largest weight, where its files
+    name none."""
+    modules = sentence_modules(path)
+    kinds = [module.kind for module in modules]
+    if not modules:
+        return SpladePooling()
+    if len(kinds) != 2 or kinds[0] not in MODULES_OF_MODELS or kinds[1] != "SpladePooling":
+        raise ModelError(
+            f"{path} chains the modules {', '.join(kinds)}; for sparse vectors, a Transformer with the task fill-mask "
+            "followed by a SpladePooling is supported.\n"
+            "Choose a SPLADE model of that form, or build its Transformer alone: --task feature-extraction"
+        )
+    file = path / modules[1].folder / "config.json"
+    config = read_settings(file, _Config)
+    return SpladePooling(config.activation_function, config.pooling_strategy)
+
+
 def _first(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """The first token that is pooled, wherever padding is: [batch, width]."""
     return _token(token_embeddings, read.argmax(dim=1))
@@ -99,58 +169,6 @@ _POOLS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
 """Mode -> (tokens' vectors [batch, tokens, width], mask of pooled tokens, mask of real tokens) -> vectors."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Config:
-    """Keys of SpladePooling's ``config.json`` that are read."""
-
-    pooling_strategy: Literal["max", "sum"] = "max"
-    activation_function: Literal["relu", "log1p_relu"] = "relu"
-
-
-SPLADE_KEYS = frozenset({
-    *(field.name for field in fields(_Config)),
-    *("embedding_dimension", "word_embedding_dimension", "chunk_size"),
-})  # fmt: skip
-"""Keys of that file: settings, widths, and the chunk size of a program."""
-
-
-class SpladePooling(Head):
-    """Pools the weights that a text's tokens give to each token of the vocabulary.
-
-    Args:
-        activation: ``relu`` for log(1 + relu(logit)), ``log1p_relu`` for log(1 + log(1 + relu(logit))).
-        strategy: ``max`` for the largest weight, of SPLADE v2 and later; ``sum`` for their sum, of the first SPLADE.
-    """
-
-    reads = "logits"
-
-    def __init__(self, activation: str = "relu", strategy: str = "max") -> None:
-        super().__init__()
-        self.activation, self.strategy = activation, strategy
-
-    def outputs(
-        self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, ...]:
-        """The weights alone; see `Head.outputs`."""
-        # Only pooled logits become float32, because all logits of a long text take gigabytes.
-        return (self(states, attention_mask if pooled_mask is None else pooled_mask),)
-
-    def forward(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Pools logits, [batch, tokens, vocab_size], of the tokens where the mask, [batch, tokens], is 1: [batch,
-        vocab_size], float32, not negative; 0 for a row without such tokens."""
-        # Padding counts as a logit of 0, whose weight is 0: a product would make NaN of a NaN in the padding.
-        kept = torch.where(mask.unsqueeze(-1) > 0, logits, 0.0)
-        if self.strategy == "sum":
-            return _sum(self._weights(kept.float()), mask)
-        # Weights grow with the logit, so that the largest logit has the largest weight.
-        return self._weights(kept.amax(dim=1).float())
-
-    def _weights(self, logits: torch.Tensor) -> torch.Tensor:
-        """Weights of logits, computed in place, because all tokens' are large."""
-        weights = logits.relu_().log1p_()
-        return weights.log1p_() if self.activation == "log1p_relu" else weights
-
-
 def _sum(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """[batch, vocab_size]: the sum of the weights, [batch, tokens, vocab_size], of tokens that are not masked. It adds
     `_SUMS` sums, each of every 16th token: one after the other, ONNX Runtime adds 4096 weights with an error of 3e-6 of
@@ -159,21 +177,3 @@ def _sum(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     is_of_sum = number == torch.arange(_SUMS, device=mask.device)[:, None]  # [sums, tokens]
     added = is_of_sum & (mask > 0)[:, None]  # [batch, sums, tokens]
     return (added.to(weights.dtype) @ weights).sum(dim=1)
-
-
-def splade_pooling(path: Path) -> SpladePooling:
-    """The pooling of a checkpoint with a masked language model's head; SPLADE v2's, the largest weight, where its files
-    name none."""
-    modules = sentence_modules(path)
-    kinds = [module.kind for module in modules]
-    if not modules:
-        return SpladePooling()
-    if len(kinds) != 2 or kinds[0] not in MODULES_OF_MODELS or kinds[1] != "SpladePooling":
-        raise ModelError(
-            f"{path} chains the modules {', '.join(kinds)}; for sparse vectors, a Transformer with the task fill-mask "
-            "followed by a SpladePooling is supported.\n"
-            "Choose a SPLADE model of that form, or build its Transformer alone: --task feature-extraction"
-        )
-    file = path / modules[1].folder / "config.json"
-    config = read_settings(file, _Config)
-    return SpladePooling(config.activation_function, config.pooling_strategy)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.sentence_settings import lowercases
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
-from hdexport.support.git_lfs import refuse_pointer
-from hdexport.support.json_files import read_object, shown
+from hdexport.support.json_files import read_object, refuse_pointer, shown
 from hdruntime.bundle.manifest import TokenizerInfo
 from hdruntime.errors import ModelError
 from hdruntime.optional import is_installed
@@ -112,6 +111,47 @@ def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED) -> Any:
     for file in files:
         refuse_pointer(file)
     return _finished(path, _loaded(path, files, kind))
+
+
+def fits_a_file(tokenizer: Any) -> bool:
+    """Whether a ``tokenizer.json`` can hold a tokenizer of transformers as it is."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return False
+    if _is_code_of_a_checkpoint(tokenizer) and not _is_equal(tokenizer.backend_tokenizer, tokenizer, _texts(tokenizer)):
+        return False
+    try:
+        # A step that is written in Python cannot be serialised.
+        tokenizer.backend_tokenizer.pre_tokenizer.__getstate__()
+    except AttributeError:
+        return True
+    except Exception:
+        return False
+    return True
+
+
+def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
+    """A tokenizer that a file can hold, with the ids of one for which `fits_a_file` is false. Refused where ids of any
+    odd text differ; `path` is the checkpoint's, for messages."""
+    from transformers import PreTrainedTokenizerFast
+
+    converted = _framed(tokenizer)
+    if converted is None or not _is_equal(converted, tokenizer, _texts(tokenizer)):
+        whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
+        raise ModelError(
+            f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
+            "a tokenizer.json, and none is known that gives the same ids.\n"
+            "Build for token ids, which that class makes of texts: --no-tokenizer"
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=converted,
+        model_input_names=tokenizer.model_input_names,
+        model_max_length=tokenizer.model_max_length,
+        padding_side=tokenizer.padding_side,
+        truncation_side=tokenizer.truncation_side,
+        **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+    )
 
 
 def _finished(path: Path, tokenizer: Any) -> Any:
@@ -267,49 +307,8 @@ def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
     logger.warning("%s Tokens beyond: %d; texts with one of them are refused.", said, len(beyond))
 
 
-def fits_a_file(tokenizer: Any) -> bool:
-    """Whether a ``tokenizer.json`` can hold a tokenizer of transformers as it is."""
-    from transformers import PreTrainedTokenizerFast
-
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        return False
-    if _is_code_of_a_checkpoint(tokenizer) and not _is_equal(tokenizer.backend_tokenizer, tokenizer, _texts(tokenizer)):
-        return False
-    try:
-        # A step that is written in Python cannot be serialised.
-        tokenizer.backend_tokenizer.pre_tokenizer.__getstate__()
-    except AttributeError:
-        return True
-    except Exception:
-        return False
-    return True
-
-
 def _is_code_of_a_checkpoint(tokenizer: Any) -> bool:
     return not type(tokenizer).__module__.startswith("transformers.")
-
-
-def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
-    """A tokenizer that a file can hold, with the ids of one for which `fits_a_file` is false. Refused where ids of any
-    odd text differ; `path` is the checkpoint's, for messages."""
-    from transformers import PreTrainedTokenizerFast
-
-    converted = _framed(tokenizer)
-    if converted is None or not _is_equal(converted, tokenizer, _texts(tokenizer)):
-        whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
-        raise ModelError(
-            f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
-            "a tokenizer.json, and none is known that gives the same ids.\n"
-            "Build for token ids, which that class makes of texts: --no-tokenizer"
-        )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=converted,
-        model_input_names=tokenizer.model_input_names,
-        model_max_length=tokenizer.model_max_length,
-        padding_side=tokenizer.padding_side,
-        truncation_side=tokenizer.truncation_side,
-        **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
-    )
 
 
 def _of_words(tokenizer: Any) -> Tokenizer:

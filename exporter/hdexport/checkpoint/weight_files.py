@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.support.git_lfs import refuse_pointer
-from hdexport.support.json_files import read_object, shown
+from hdexport.support.json_files import read_object, refuse_pointer, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 

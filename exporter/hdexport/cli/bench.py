@@ -154,8 +154,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _corpus(options: argparse.Namespace) -> int:
-    from hdexport.bench.corpus.bench import CorpusBench
-    from hdexport.bench.corpus.result import CORPUS_DIRECTORY, write_corpus_result
+    from hdexport.bench.corpus.bench import CORPUS_DIRECTORY, CorpusBench, write_corpus_result
     from hdexport.cli.bench_table import print_corpus
     from hdexport.cli.progress import StatusLine
     from hdruntime.bundle.staging import staged_directory

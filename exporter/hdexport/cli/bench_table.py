@@ -11,8 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hdexport.bench.corpus.bench import SAMPLES
-from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
+from hdexport.bench.corpus.bench import SAMPLES, CorpusResult, CorpusSeries
 from hdexport.bench.results.result import BenchResult, CaseResult, Status
 from hdexport.bench.results.words import LATENCIES, bytes_text, case_state, columns_of, error_text, findings, ms_text
 from hdexport.bench.run.watcher import Watcher

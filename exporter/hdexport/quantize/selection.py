@@ -115,6 +115,30 @@ def kept_float(
     return set(kept), min(cosines.values())
 
 
+class SwitchedGraph:
+    """A bundle's float graph in ONNX Runtime, which is changed; each of its products is float, or computes as its int8
+    form would, by a choice per run. Rounded values are multiplied in float32, because which products are left float
+    must not depend on the kernels of the processor on which a bundle is built."""
+
+    def __init__(self, bundle: Bundle, model: onnx_ir.Model, products: Mapping[str, CalibratedProduct]) -> None:
+        self._names = [spec.name for spec in bundle.manifest.answers]
+        self._switches = {name: _add_switch(model, name) for name in products}
+        for product in weight_products(model):
+            if product.weight in products:
+                _replace(model, product, products[product.weight], self._switches[product.weight])
+        self._run = single_text_runner(bundle, model)
+
+    def answers(self, used: Collection[str], texts: Sequence[IntArray]) -> list[list[FloatArray]]:
+        """All answers to each text, [tokens], without the batch axis, where the products of the weights `used` are
+        int8."""
+        switches = {str(value.name): np.array(name in used) for name, value in self._switches.items()}
+        found = []
+        for text in texts:
+            outputs = self._run(self._names, text, switches)
+            found.append([outputs[name][0] for name in self._names])
+        return found
+
+
 def _stages(ranked: Sequence[str], products: Mapping[str, CalibratedProduct]) -> list[Sequence[str]]:
     """Longer and longer beginnings of a ranking, as far as float products are worth it."""
     every = sum(product.weight.values.size for product in products.values())
@@ -177,30 +201,6 @@ def _cosine(first: FloatArray, second: FloatArray) -> float:
     first, second = (array.reshape(-1, array.shape[-1]).mean(0) for array in (first, second))
     norms = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / norms if norms else float(np.array_equal(first, second))
-
-
-class SwitchedGraph:
-    """A bundle's float graph in ONNX Runtime, which is changed; each of its products is float, or computes as its int8
-    form would, by a choice per run. Rounded values are multiplied in float32, because which products are left float
-    must not depend on the kernels of the processor on which a bundle is built."""
-
-    def __init__(self, bundle: Bundle, model: onnx_ir.Model, products: Mapping[str, CalibratedProduct]) -> None:
-        self._names = [spec.name for spec in bundle.manifest.answers]
-        self._switches = {name: _add_switch(model, name) for name in products}
-        for product in weight_products(model):
-            if product.weight in products:
-                _replace(model, product, products[product.weight], self._switches[product.weight])
-        self._run = single_text_runner(bundle, model)
-
-    def answers(self, used: Collection[str], texts: Sequence[IntArray]) -> list[list[FloatArray]]:
-        """All answers to each text, [tokens], without the batch axis, where the products of the weights `used` are
-        int8."""
-        switches = {str(value.name): np.array(name in used) for name, value in self._switches.items()}
-        found = []
-        for text in texts:
-            outputs = self._run(self._names, text, switches)
-            found.append([outputs[name][0] for name in self._names])
-        return found
 
 
 def _add_switch(model: onnx_ir.Model, name: str) -> onnx_ir.Value:

@@ -129,6 +129,15 @@ def tokens_in_memory(bundle: Bundle) -> int:
     return _VALUES // max(1, sum(width for width in widths if isinstance(width, int)))
 
 
+def docstrings() -> list[str]:
+    """The docstrings of each module of Python's library, its own first, as one text: prose, dialogues, tables and
+    drawings in letters. Modules whose source is not installed have none."""
+    library = Path(sysconfig.get_path("stdlib"))
+    files = [(library / f"{name}.py", library / name / "__init__.py") for name in _MODULES]
+    found = [next((file for file in places if file.is_file()), None) for places in files]
+    return [text for file in found if file is not None and (text := _docstrings(file))]
+
+
 def _random_texts(bundle: Bundle) -> CalibrationTexts:
     long = [_LONG_TOKENS] if bundle.manifest.max_len > _TOKENS else []
     lengths = [_most_tokens(number) for number in range(_TEXTS)]
@@ -204,15 +213,6 @@ def _encoded(
 ) -> list[IntArray]:
     encoder = TextTokenizer.of(bundle, max_len=min(tokens, bundle.manifest.max_len))
     return [np.array(each.input_ids, np.int64) for each in encoder.encode(texts, overflow=overflow)]
-
-
-def docstrings() -> list[str]:
-    """The docstrings of each module of Python's library, its own first, as one text: prose, dialogues, tables and
-    drawings in letters. Modules whose source is not installed have none."""
-    library = Path(sysconfig.get_path("stdlib"))
-    files = [(library / f"{name}.py", library / name / "__init__.py") for name in _MODULES]
-    found = [next((file for file in places if file.is_file()), None) for places in files]
-    return [text for file in found if file is not None and (text := _docstrings(file))]
 
 
 def _docstrings(file: Path) -> str:

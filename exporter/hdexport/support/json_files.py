@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hdexport.support.git_lfs import refuse_pointer
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.errors import ModelError
 
@@ -16,6 +16,11 @@ _LONGEST_SHOWN = 300
 """Characters of a value from a file in a message: the file may hold a word of megabytes."""
 
 Settings = TypeVar("Settings")
+
+_POINTER_BEGIN = b"version https://git-lfs.github.com/spec/"
+
+_MOST_POINTER_BYTES = 1024
+"""Most bytes of a pointer, by the specification of Git LFS."""
 
 
 def read_json(path: Path) -> Any:
@@ -56,6 +61,23 @@ def shown(value: object) -> str:
 def several(names: Sequence[str], *, most: int = 3) -> str:
     """The first names, and how many there are besides."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def refuse_pointer(file: Path) -> None:
+    """Refuses a file of a clone without Git LFS, which has a pointer of three lines in place of each file's content.
+    Missing or unreadable files are left to others."""
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(_MOST_POINTER_BYTES)
+    except OSError:
+        return
+    if begin.startswith(_POINTER_BEGIN):
+        # In an arranged checkpoint the file is a link.
+        file = file.resolve()
+        raise ModelError(
+            f"{file} is a pointer of Git LFS, and the file that it stands for was not fetched.\n"
+            f"Fetch it: cd {shlex.quote(str(file.parent))} && git lfs install && git lfs pull"
+        )
 
 
 def _reason(error: Exception) -> str:

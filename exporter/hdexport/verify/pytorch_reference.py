@@ -231,31 +231,6 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
     )
 
 
-def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> ReferenceFacts:
-    """Makes the model attend as the bundle's was made to, without our operators, in place."""
-    from hdexport.attention.query_scale import LogScale
-    from hdexport.attention.query_scale_reference import use_query_scale
-
-    found = [
-        item.kind.use_reference(item.kind.read(item.record, bundle), model, family)
-        for item in attention_of(bundle.manifest)
-    ]
-    replaced = any(facts.replaced for facts in found)
-    if not replaced:
-        family.as_trained(model)
-    query_scale = LogScale.of_positions(bundle.manifest.positions)
-    if query_scale is not None:
-        use_query_scale(model, family, query_scale)
-    return ReferenceFacts(
-        replaced=replaced,
-        undefined_padding=any(facts.undefined_padding for facts in found),
-        counts_from_padding=any(facts.counts_from_padding for facts in found),
-        decisions=next((facts.decisions for facts in found if facts.decisions is not None), None),
-        information=next((facts.information for facts in found if facts.information is not None), None),
-        carried=next((facts.carried for facts in found if facts.carried is not None), None),
-    )
-
-
 def positions_of(manifest: Manifest, family: Family, config: Mapping[str, Any]) -> tuple[int, Scheme, float]:
     """Number of positions that the library's own model needs for a bundle's answers, their scheme and its alpha.
     `config` is the content of the checkpoint's ``config.json``."""
@@ -323,3 +298,28 @@ def compared_tokens(spec: InputSpec, expected: Outputs) -> npt.NDArray[np.bool_]
         return slice(None)
     is_there: npt.NDArray[np.bool_] = expected[mask] == 1
     return is_there
+
+
+def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> ReferenceFacts:
+    """Makes the model attend as the bundle's was made to, without our operators, in place."""
+    from hdexport.attention.query_scale import LogScale
+    from hdexport.attention.query_scale_reference import use_query_scale
+
+    found = [
+        item.kind.use_reference(item.kind.read(item.record, bundle), model, family)
+        for item in attention_of(bundle.manifest)
+    ]
+    replaced = any(facts.replaced for facts in found)
+    if not replaced:
+        family.as_trained(model)
+    query_scale = LogScale.of_positions(bundle.manifest.positions)
+    if query_scale is not None:
+        use_query_scale(model, family, query_scale)
+    return ReferenceFacts(
+        replaced=replaced,
+        undefined_padding=any(facts.undefined_padding for facts in found),
+        counts_from_padding=any(facts.counts_from_padding for facts in found),
+        decisions=next((facts.decisions for facts in found if facts.decisions is not None), None),
+        information=next((facts.information for facts in found if facts.information is not None), None),
+        carried=next((facts.carried for facts in found if facts.carried is not None), None),
+    )

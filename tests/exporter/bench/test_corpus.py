@@ -11,9 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdexport.bench.corpus.bench import SAMPLES, CorpusBench, largest_difference, texts_of
+from hdexport.bench.corpus.bench import (
+    SAMPLES,
+    CorpusBench,
+    CorpusResult,
+    CorpusSeries,
+    largest_difference,
+    texts_of,
+    write_corpus_result,
+)
 from hdexport.bench.corpus.peers import python_of_optimum
-from hdexport.bench.corpus.result import CorpusResult, CorpusSeries, write_corpus_result
 from hdexport.bench.run.plan import BenchOptions
 from hdruntime.bundle.checked_json import from_json
 from hdruntime.errors import InputError

@@ -7,8 +7,10 @@ import datetime
 import functools
 import json
 import random
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import ModuleType
@@ -17,21 +19,107 @@ import numpy as np
 
 from hdexport.bench.corpus import embed_script, encode_script
 from hdexport.bench.corpus.peers import CorpusPeer, corpus_peers
-from hdexport.bench.corpus.result import CorpusResult, CorpusSeries
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
 from hdexport.model.task import TASKS
+from hdexport.support.published import published
 from hdexport.support.texts import read_texts
+from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.staging import DirectoryKind
 from hdruntime.errors import ExportError, InputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.whole_files import write_whole
+
+CORPUS_FILE = "corpus.json"
+
+CORPUS_DIRECTORY = DirectoryKind(
+    name="benchmark of a corpus",
+    marker=CORPUS_FILE,
+    is_one=lambda directory: (directory / CORPUS_FILE).is_file(),
+    foreign_files=lambda directory: sorted(path.name for path in directory.iterdir() if path.name != CORPUS_FILE),
+)
+"""The output of `hdexport bench --corpus`."""
 
 _SEARCHED_SHARE = 4
 """The best batch size is searched with one text in so many, of all lengths."""
 
 _LEAST_SEARCHED_TEXTS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSeries:
+    """One way to embed the corpus.
+
+    Attributes:
+        name: of the bundle with its backend and precision, or of the peer.
+        batch_size: texts per batch; None for a bundle, whose batches are of tokens.
+        is_default: whether the batch size is the library's own; otherwise it is the best one that was found.
+        remark: how its computation differs from the bundle's.
+        unavailable: why it did not run; None if it did.
+        seconds: of each round.
+        tokens: of the texts with special tokens, cut where the bundle ends.
+        computed_tokens: the same with padding.
+        peak_bytes: peak resident memory of its process and all that the process started.
+        max_abs_error: largest difference of a number of its vectors from sentence-transformers' in float32; None if
+            that did not run.
+    """
+
+    name: str
+    is_peer: bool
+    batch_size: int | None = None
+    is_default: bool = True
+    remark: str | None = None
+    unavailable: str | None = None
+    seconds: tuple[float, ...] = ()
+    tokens: int = 0
+    computed_tokens: int = 0
+    peak_bytes: int = 0
+    max_abs_error: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The name, with a peer's batch size."""
+        return self.name if self.batch_size is None else f"{self.name}, batch {self.batch_size}"
+
+    @property
+    def padding(self) -> float:
+        """Padding as a share of the computed tokens, 0 to 1."""
+        return 1 - self.tokens / self.computed_tokens if self.computed_tokens else 0.0
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusResult:
+    """A benchmark of one corpus.
+
+    Attributes:
+        date: of the start, ISO 8601.
+        corpus: name of the sample, or the file.
+        texts: number of texts.
+        lengths: tokens of the shortest, the median and the longest text, cut where the bundle ends.
+        rounds: processes per series.
+    """
+
+    schema_version: int = 1
+    date: str
+    command: str
+    environment: dict[str, str]
+    corpus: str
+    texts: int
+    lengths: tuple[int, int, int]
+    rounds: int
+    series: tuple[CorpusSeries, ...]
+
+
+def write_corpus_result(folder: Path, result: CorpusResult) -> None:
+    """Writes `CORPUS_FILE` into a folder, whole or not at all, without paths and identifiers of this machine."""
+    write_whole(folder / CORPUS_FILE, json_from_dataclass(published(result)))
 
 
 SAMPLES: dict[str, tuple[str, int, Callable[[random.Random], int]]] = {
@@ -212,6 +300,24 @@ class CorpusBench:
         return self._run(encode_script, request, file, python=peer.python, parts=len(sizes))
 
 
+def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest absolute difference; infinite where shapes differ or a number is not finite."""
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - expected).max(initial=0.0))
+
+
+def texts_of(corpus: str) -> list[str]:
+    """The texts of a sample, the same ones each time, or of a file or folder."""
+    if corpus not in SAMPLES:
+        return [text.text for text in read_texts(Path(corpus), option="--corpus")]
+    draw, words = random.Random(0), " ".join(topics.values()).split()
+    _, count, words_of_text = SAMPLES[corpus]
+    lengths = [words_of_text(draw) for _ in range(count)]
+    starts = [draw.randrange(len(words) - length) for length in lengths]
+    return [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+
+
 def _reason(ended: ProcessOutcome) -> str:
     return ended.reason or ended.status.value
 
@@ -247,21 +353,3 @@ def _lengths_of(texts: Sequence[str], bundle: Bundle) -> tuple[int, int, int]:
 
 def _is_reference(series: CorpusSeries) -> bool:
     return series.is_peer and series.is_default and series.name.endswith("PyTorch, float32")
-
-
-def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest absolute difference; infinite where shapes differ or a number is not finite."""
-    if found.shape != expected.shape or not np.isfinite(found).all():
-        return float("inf")
-    return float(np.abs(found - expected).max(initial=0.0))
-
-
-def texts_of(corpus: str) -> list[str]:
-    """The texts of a sample, the same ones each time, or of a file or folder."""
-    if corpus not in SAMPLES:
-        return [text.text for text in read_texts(Path(corpus), option="--corpus")]
-    draw, words = random.Random(0), " ".join(topics.values()).split()
-    _, count, words_of_text = SAMPLES[corpus]
-    lengths = [words_of_text(draw) for _ in range(count)]
-    starts = [draw.randrange(len(words) - length) for length in lengths]
-    return [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]

@@ -122,6 +122,38 @@ def own_output() -> Iterator[IO[str]]:
             os.dup2(output.fileno(), 1)
 
 
+def run_function(
+    call: Callable[[], Result], *, time_limit_s: float, memory_limit_bytes: int | None = None
+) -> tuple[ProcessOutcome, Result | None]:
+    """Calls a function of a module's top level, or a `functools.partial` of one, in a process of its own. The result is
+    None unless the process ended with ``ok``."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / _CALL).write_bytes(pickle.dumps(call))
+        function = getattr(call, "func", call)
+        command = ["-m", __name__, f"{function.__module__}:{function.__qualname__}", folder]
+        outcome = run_process(command, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
+        if outcome.status is not Status.OK:
+            return outcome, None
+        result: Result = pickle.loads((Path(folder) / _RESULT).read_bytes())
+    return outcome, result
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Makes the call, and prints how it ended as a line of JSON."""
+    folder = Path(arguments[-1])
+    with own_output() as output:
+        call = pickle.loads((folder / _CALL).read_bytes())
+        said: dict[str, str] = {}
+        try:
+            (folder / _RESULT).write_bytes(pickle.dumps(call()))
+        except Exception as error:  # whatever a framework raises is a result, and does not affect other processes
+            logger.warning("%s failed", arguments[0], exc_info=True)
+            status = Status.OUT_OF_MEMORY if _is_out_of_memory(error) else Status.FAILED
+            said = {"status": status.value, "reason": _reason(error)}
+        print(json.dumps(said), file=output)
+    return 0
+
+
 @contextlib.contextmanager
 def _guarded(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """A process under its guard; both end with the block, and all that they started."""
@@ -230,38 +262,6 @@ def _last_words(printed: bytes) -> str:
     lines = [line for line in printed.decode(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith((" ", "Traceback (most recent"))] or lines
     return "\n".join(line.strip()[:_REASON_CHARACTERS] for line in said[-_REASON_LINES:])
-
-
-def run_function(
-    call: Callable[[], Result], *, time_limit_s: float, memory_limit_bytes: int | None = None
-) -> tuple[ProcessOutcome, Result | None]:
-    """Calls a function of a module's top level, or a `functools.partial` of one, in a process of its own. The result is
-    None unless the process ended with ``ok``."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / _CALL).write_bytes(pickle.dumps(call))
-        function = getattr(call, "func", call)
-        command = ["-m", __name__, f"{function.__module__}:{function.__qualname__}", folder]
-        outcome = run_process(command, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
-        if outcome.status is not Status.OK:
-            return outcome, None
-        result: Result = pickle.loads((Path(folder) / _RESULT).read_bytes())
-    return outcome, result
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Makes the call, and prints how it ended as a line of JSON."""
-    folder = Path(arguments[-1])
-    with own_output() as output:
-        call = pickle.loads((folder / _CALL).read_bytes())
-        said: dict[str, str] = {}
-        try:
-            (folder / _RESULT).write_bytes(pickle.dumps(call()))
-        except Exception as error:  # whatever a framework raises is a result, and does not affect other processes
-            logger.warning("%s failed", arguments[0], exc_info=True)
-            status = Status.OUT_OF_MEMORY if _is_out_of_memory(error) else Status.FAILED
-            said = {"status": status.value, "reason": _reason(error)}
-        print(json.dumps(said), file=output)
-    return 0
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

@@ -58,9 +58,6 @@ class Look(NamedTuple):
     has_legend: bool
 
 
-_PAPER = Look(series=LIGHT_COLOURS, ink="#22262b", wrong="#c4141c", has_legend=True)
-
-
 class SeriesStyle(NamedTuple):
     """How a series is drawn: the number of its colour, its dash in pixels of line and gap, and Vega's name of its
     shape."""
@@ -107,6 +104,49 @@ def write_pngs(folder: Path, result: BenchResult) -> list[Path]:
                 paths.append(folder / f"{figure.key}-batch-{batch}.png")
                 write_whole(paths[-1], _png(drawn, f"{figure.title}, batch {batch}", _subtitle(result)))
     return paths
+
+
+class ChartRows(NamedTuple):
+    """The rows that a chart draws.
+
+    Attributes:
+        points: one row per case with the figure: ``i`` is the number of its series, ``y`` its place on the axis,
+            ``high`` the end of its whisker, ``detail_0``, ... its texts for `labels`.
+        failures: one row per case without the figure: ``what`` happened, the ``reason``, ``rank`` among failures of its
+            length, ``is_longest`` whether its texts are the longest.
+        domain: ends of the y axis.
+        zero: place of 0 on a logarithmic axis; None if no value is 0.
+    """
+
+    points: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    labels: list[str]
+    domain: tuple[float, float]
+    zero: float | None
+
+
+def chart_rows(result: BenchResult, figure: Figure, batch: int) -> ChartRows | None:
+    """The rows of one chart; None if no case of the batch size has the figure."""
+    cases = [case for case in result.cases if case.batch == batch]
+    values = {id(case): value for case in cases if (value := figure.value(case)) is not None}
+    if not values:
+        return None
+    points = [case for case in cases if math.isfinite(values.get(id(case), math.inf))]
+    failures = [case for case in cases if case.status is not Status.OK or values.get(id(case)) == math.inf]
+    highs = [high for case in points if figure.high and (high := figure.high(case)) is not None]
+    domain, zero = _domain([*(values[id(case)] for case in points), *highs], is_log=figure.is_log)
+    indices = {series.name: index for index, series in enumerate(result.series)}
+    labels = list(dict.fromkeys(label for case in points for label in figure.details(case)))
+    return ChartRows(
+        points=[_place(case, indices) | _point(figure, case, labels, zero) for case in points],
+        failures=_failure_rows(failures, indices, longest=result.lengths[-1]),
+        labels=labels,
+        domain=domain,
+        zero=zero,
+    )
+
+
+_PAPER = Look(series=LIGHT_COLOURS, ink="#22262b", wrong="#c4141c", has_legend=True)
 
 
 class _Style:
@@ -224,46 +264,6 @@ def _subtitle(result: BenchResult) -> str:
     if any(case.error is not None and not case.error.passed for case in result.cases):
         parts.append("a red ring marks a wrong answer")
     return ", ".join(filter(None, parts))
-
-
-class ChartRows(NamedTuple):
-    """The rows that a chart draws.
-
-    Attributes:
-        points: one row per case with the figure: ``i`` is the number of its series, ``y`` its place on the axis,
-            ``high`` the end of its whisker, ``detail_0``, ... its texts for `labels`.
-        failures: one row per case without the figure: ``what`` happened, the ``reason``, ``rank`` among failures of its
-            length, ``is_longest`` whether its texts are the longest.
-        domain: ends of the y axis.
-        zero: place of 0 on a logarithmic axis; None if no value is 0.
-    """
-
-    points: list[dict[str, Any]]
-    failures: list[dict[str, Any]]
-    labels: list[str]
-    domain: tuple[float, float]
-    zero: float | None
-
-
-def chart_rows(result: BenchResult, figure: Figure, batch: int) -> ChartRows | None:
-    """The rows of one chart; None if no case of the batch size has the figure."""
-    cases = [case for case in result.cases if case.batch == batch]
-    values = {id(case): value for case in cases if (value := figure.value(case)) is not None}
-    if not values:
-        return None
-    points = [case for case in cases if math.isfinite(values.get(id(case), math.inf))]
-    failures = [case for case in cases if case.status is not Status.OK or values.get(id(case)) == math.inf]
-    highs = [high for case in points if figure.high and (high := figure.high(case)) is not None]
-    domain, zero = _domain([*(values[id(case)] for case in points), *highs], is_log=figure.is_log)
-    indices = {series.name: index for index, series in enumerate(result.series)}
-    labels = list(dict.fromkeys(label for case in points for label in figure.details(case)))
-    return ChartRows(
-        points=[_place(case, indices) | _point(figure, case, labels, zero) for case in points],
-        failures=_failure_rows(failures, indices, longest=result.lengths[-1]),
-        labels=labels,
-        domain=domain,
-        zero=zero,
-    )
 
 
 def _domain(values: Sequence[float], *, is_log: bool) -> tuple[tuple[float, float], float | None]:

@@ -63,66 +63,6 @@ def write_page(path: Path, result: BenchResult) -> None:
     write_whole(path, _page(result))
 
 
-def _page(result: BenchResult) -> str:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(_text(_TEMPLATE))
-    measured = {case.series for case in result.cases}
-    charts = _charts(result)
-    specs = {part["id"]: part["spec"] for parts in charts.values() for part in parts}
-    return template.render(
-        result=result,
-        style=_text(_STYLE),
-        palette={"light": LIGHT_COLOURS, "dark": DARK_COLOURS},
-        script=_script(),
-        legend=[(n, series.name) for n, series in enumerate(result.series) if series.name in measured],
-        swatches=[_swatch(n) for n in range(len(result.series))],
-        glance=glance(result),
-        findings=findings(result),
-        batches=[(batch, charts[batch], cases_table(result, batch)) for batch in result.batches],
-        largest_batches=largest_batches_table(result) if result.largest_batches else None,
-        # No text in the specifications is markup, even with "<" in it.
-        specs=json.dumps(specs, allow_nan=False).replace("<", "\\u003c"),
-        headline=headline(result),
-        caution=caution(result),
-        models=model_names(result),
-    )
-
-
-def _text(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _script() -> str:
-    """The page's script, with the libraries that it draws with."""
-    script = vl_convert.javascript_bundle(_text(_SCRIPT))
-    # The script must not end the element that it is in; "</script" occurs in strings only, where this means the same.
-    return re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
-
-
-def _charts(result: BenchResult) -> dict[int, list[dict[str, Any]]]:
-    """Batch -> its charts: ``id``, ``title`` and Vega-Lite's ``spec``."""
-    charts: dict[int, list[dict[str, Any]]] = {}
-    for batch in result.batches:
-        drawn = [(figure, chart(result, figure, batch, _LOOK)) for figure in FIGURES]
-        charts[batch] = [_chart(result, figure, batch, layers) for figure, layers in drawn if layers is not None]
-    return charts
-
-
-def _chart(result: BenchResult, figure: Figure, batch: int, layers: alt.LayerChart) -> dict[str, Any]:
-    text = describe(result, figure, batch)
-    sized = layers.properties(width="container", height=_CHART_HEIGHT, description=text)
-    return {"id": f"{figure.key}-{batch}", "title": figure.title, "spec": sized.to_dict()}
-
-
-def _swatch(index: int) -> dict[str, Any]:
-    style = SeriesStyle.of(index)
-    dash = "none" if style.dash == (1, 0) else " ".join(map(str, style.dash))
-    return {"colour": style.colour, "dash": dash, "path": _SWATCH_SHAPES[style.shape]}
-
-
 class TableCell(NamedTuple):
     """One value; `kind` is ``number``, ``best``, ``wrong``, ``failed`` or ``text``, `small` is smaller text beside it,
     and `span` the number of columns that it takes."""
@@ -197,6 +137,66 @@ def glance(result: BenchResult) -> tuple[int, int, list[dict[str, object]]] | No
         for index, case in beside
     ]
     return first.tokens, first.batch, bars
+
+
+def _page(result: BenchResult) -> str:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(_text(_TEMPLATE))
+    measured = {case.series for case in result.cases}
+    charts = _charts(result)
+    specs = {part["id"]: part["spec"] for parts in charts.values() for part in parts}
+    return template.render(
+        result=result,
+        style=_text(_STYLE),
+        palette={"light": LIGHT_COLOURS, "dark": DARK_COLOURS},
+        script=_script(),
+        legend=[(n, series.name) for n, series in enumerate(result.series) if series.name in measured],
+        swatches=[_swatch(n) for n in range(len(result.series))],
+        glance=glance(result),
+        findings=findings(result),
+        batches=[(batch, charts[batch], cases_table(result, batch)) for batch in result.batches],
+        largest_batches=largest_batches_table(result) if result.largest_batches else None,
+        # No text in the specifications is markup, even with "<" in it.
+        specs=json.dumps(specs, allow_nan=False).replace("<", "\\u003c"),
+        headline=headline(result),
+        caution=caution(result),
+        models=model_names(result),
+    )
+
+
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _script() -> str:
+    """The page's script, with the libraries that it draws with."""
+    script = vl_convert.javascript_bundle(_text(_SCRIPT))
+    # The script must not end the element that it is in; "</script" occurs in strings only, where this means the same.
+    return re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
+
+
+def _charts(result: BenchResult) -> dict[int, list[dict[str, Any]]]:
+    """Batch -> its charts: ``id``, ``title`` and Vega-Lite's ``spec``."""
+    charts: dict[int, list[dict[str, Any]]] = {}
+    for batch in result.batches:
+        drawn = [(figure, chart(result, figure, batch, _LOOK)) for figure in FIGURES]
+        charts[batch] = [_chart(result, figure, batch, layers) for figure, layers in drawn if layers is not None]
+    return charts
+
+
+def _chart(result: BenchResult, figure: Figure, batch: int, layers: alt.LayerChart) -> dict[str, Any]:
+    text = describe(result, figure, batch)
+    sized = layers.properties(width="container", height=_CHART_HEIGHT, description=text)
+    return {"id": f"{figure.key}-{batch}", "title": figure.title, "spec": sized.to_dict()}
+
+
+def _swatch(index: int) -> dict[str, Any]:
+    style = SeriesStyle.of(index)
+    dash = "none" if style.dash == (1, 0) else " ".join(map(str, style.dash))
+    return {"colour": style.colour, "dash": dash, "path": _SWATCH_SHAPES[style.shape]}
 
 
 def _beside(result: BenchResult, batch: int, tokens: int) -> list[tuple[int, CaseResult]]:

@@ -129,6 +129,16 @@ def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.ND
     return f"exported by TorchScript (dynamo=False), since dynamo=True failed: {reason}"
 
 
+def check_provider(device: str) -> None:
+    """Refuses a GPU that the installed ONNX Runtime cannot use: it would silently run on the CPU."""
+    import onnxruntime
+
+    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
+        raise BackendUnavailableError(
+            f"ONNX Runtime {onnxruntime.__version__} has no {_PROVIDERS[device]}: {INSTALL_ONNXRUNTIME_CUDA}"
+        )
+
+
 def _export_program(module: GraphModule, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     import torch
 
@@ -154,16 +164,6 @@ def _names(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> dict[str
 
 def _dynamic(axes: Sequence[str | int]) -> dict[int, str]:
     return {index: str(axis) for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
-
-
-def check_provider(device: str) -> None:
-    """Refuses a GPU that the installed ONNX Runtime cannot use: it would silently run on the CPU."""
-    import onnxruntime
-
-    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
-        raise BackendUnavailableError(
-            f"ONNX Runtime {onnxruntime.__version__} has no {_PROVIDERS[device]}: {INSTALL_ONNXRUNTIME_CUDA}"
-        )
 
 
 def _feeds(session: Any, inputs: Inputs) -> dict[str, npt.NDArray[np.int64]]:

@@ -124,6 +124,27 @@ def converted_model(subject: MeasuredModel, folder: Path) -> Path:
     return output / MODEL_FILE
 
 
+class OpenVinoInt8(OpenVino):
+    """The model quantised by NNCF with static scales; nodes that are not quantised compute in OpenVINO's default
+    precision."""
+
+    name = "openvino-int8"
+    precision = Precision.INT8
+
+    def unavailable(self, manifest: Manifest) -> str | None:
+        return super().unavailable(manifest) or not_installed("nncf", install="pip install nncf")
+
+    def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
+        """Quantises the model as NNCF's documentation shows for transformers: with SmoothQuant and other defaults."""
+        check_cpu(device)
+        model = converted_model(subject, folder)
+        output = folder / self.name
+        with staged_artefact(output, MODEL_FILE) as directory:
+            _quantise(model, directory / MODEL_FILE, open_bundle(subject.bundle, check_files=False))
+        remark = f"int8 by NNCF, with scales of {_TEXTS} texts; the rest computes in {default_type()}"
+        return Prepared(artefact=output / MODEL_FILE, remark=remark)
+
+
 def _write_converted(module: GraphModule, path: Path, example: Inputs) -> None:
     """Writes a model with dynamic batch and tokens, its inputs and outputs named as the module's; `example` has the
     inputs, name -> [batch, tokens]."""
@@ -145,27 +166,6 @@ def _write_converted(module: GraphModule, path: Path, example: Inputs) -> None:
     for value, name in zip(model.outputs, module.outputs, strict=True):
         value.set_names({name})
     openvino.save_model(model, path, compress_to_fp16=False)
-
-
-class OpenVinoInt8(OpenVino):
-    """The model quantised by NNCF with static scales; nodes that are not quantised compute in OpenVINO's default
-    precision."""
-
-    name = "openvino-int8"
-    precision = Precision.INT8
-
-    def unavailable(self, manifest: Manifest) -> str | None:
-        return super().unavailable(manifest) or not_installed("nncf", install="pip install nncf")
-
-    def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
-        """Quantises the model as NNCF's documentation shows for transformers: with SmoothQuant and other defaults."""
-        check_cpu(device)
-        model = converted_model(subject, folder)
-        output = folder / self.name
-        with staged_artefact(output, MODEL_FILE) as directory:
-            _quantise(model, directory / MODEL_FILE, open_bundle(subject.bundle, check_files=False))
-        remark = f"int8 by NNCF, with scales of {_TEXTS} texts; the rest computes in {default_type()}"
-        return Prepared(artefact=output / MODEL_FILE, remark=remark)
 
 
 def _quantise(source: Path, path: Path, bundle: Bundle) -> None:

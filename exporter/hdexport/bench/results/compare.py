@@ -144,6 +144,62 @@ def compare_results(before: BenchResult, after: BenchResult) -> ResultComparison
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How much latencies of one run vary by themselves.
+
+    Attributes:
+        spread: standard deviation of the logarithm of a round's median over all cases; nearly a relative one.
+        degrees: degrees of freedom of `spread`; 0 where it is assumed, because no case has two rounds.
+    """
+
+    spread: float
+    degrees: int
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether no case of the run has two rounds."""
+        return self.degrees == 0
+
+    def variance_of(self, case: CaseResult) -> float:
+        """Variance of the mean logarithm of a case's rounds: from all cases' spread, or from the case's own if that is
+        larger."""
+        logs = _logs(case)
+        own = (_POOLED_WEIGHT * self.spread**2 + _squares(logs)) / (_POOLED_WEIGHT + len(logs) - 1)
+        # At least all cases' spread: where rounds agree by chance, the next one would seem a change.
+        return max(own, self.spread**2) / len(logs)
+
+
+def noise_of(result: BenchResult) -> Noise:
+    """The noise of a run, pooled over its cases, so that few rounds per case suffice."""
+    rounds = [logs for case in result.cases if len(logs := _logs(case)) > 1]
+    degrees = sum(len(logs) - 1 for logs in rounds)
+    if degrees == 0:
+        return Noise(spread=ASSUMED_SPREAD, degrees=0)
+    return Noise(spread=math.sqrt(sum(map(_squares, rounds)) / degrees), degrees=degrees)
+
+
+def threshold(comparisons: int, degrees: int) -> float:
+    """How many standard errors a difference must exceed so that `comparisons` differences together rarely give a false
+    alarm: Student's t with Bonferroni's correction. With 0 degrees of freedom, for assumed noise, it is the normal
+    distribution's."""
+    quantile = require("scipy.stats").t.isf(FALSE_ALARMS / (2 * max(comparisons, 1)), degrees or math.inf)
+    return float(quantile)
+
+
+def comparison_lines(comparison: ResultComparison) -> list[str]:
+    """The lines that the command prints: remarks first, then one line per change."""
+    return [
+        *_environment_lines(comparison),
+        *_noise_lines(comparison),
+        *_drift_lines(comparison),
+        *_case_lines("only in the first", comparison.only_before),
+        *_case_lines("only in the second", comparison.only_after),
+        *(_change_line(change) for change in comparison.changes),
+        _summary_line(comparison),
+    ]
+
+
 class _LatencyPair(NamedTuple):
     """One case's latency in both runs; `log_ratio` is that of the geometric means of the rounds."""
 
@@ -254,49 +310,6 @@ def _change(
         yield Change(case=case, kind=kind, before=before, after=after, ratio=after / before if before else None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """How much latencies of one run vary by themselves.
-
-    Attributes:
-        spread: standard deviation of the logarithm of a round's median over all cases; nearly a relative one.
-        degrees: degrees of freedom of `spread`; 0 where it is assumed, because no case has two rounds.
-    """
-
-    spread: float
-    degrees: int
-
-    @property
-    def is_assumed(self) -> bool:
-        """Whether no case of the run has two rounds."""
-        return self.degrees == 0
-
-    def variance_of(self, case: CaseResult) -> float:
-        """Variance of the mean logarithm of a case's rounds: from all cases' spread, or from the case's own if that is
-        larger."""
-        logs = _logs(case)
-        own = (_POOLED_WEIGHT * self.spread**2 + _squares(logs)) / (_POOLED_WEIGHT + len(logs) - 1)
-        # At least all cases' spread: where rounds agree by chance, the next one would seem a change.
-        return max(own, self.spread**2) / len(logs)
-
-
-def noise_of(result: BenchResult) -> Noise:
-    """The noise of a run, pooled over its cases, so that few rounds per case suffice."""
-    rounds = [logs for case in result.cases if len(logs := _logs(case)) > 1]
-    degrees = sum(len(logs) - 1 for logs in rounds)
-    if degrees == 0:
-        return Noise(spread=ASSUMED_SPREAD, degrees=0)
-    return Noise(spread=math.sqrt(sum(map(_squares, rounds)) / degrees), degrees=degrees)
-
-
-def threshold(comparisons: int, degrees: int) -> float:
-    """How many standard errors a difference must exceed so that `comparisons` differences together rarely give a false
-    alarm: Student's t with Bonferroni's correction. With 0 degrees of freedom, for assumed noise, it is the normal
-    distribution's."""
-    quantile = require("scipy.stats").t.isf(FALSE_ALARMS / (2 * max(comparisons, 1)), degrees or math.inf)
-    return float(quantile)
-
-
 def _logs(case: CaseResult) -> list[float]:
     return [] if case.latency is None else [math.log(p50_ms) for p50_ms in case.latency.rounds_p50_ms]
 
@@ -304,19 +317,6 @@ def _logs(case: CaseResult) -> list[float]:
 def _squares(values: Sequence[float]) -> float:
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values)
-
-
-def comparison_lines(comparison: ResultComparison) -> list[str]:
-    """The lines that the command prints: remarks first, then one line per change."""
-    return [
-        *_environment_lines(comparison),
-        *_noise_lines(comparison),
-        *_drift_lines(comparison),
-        *_case_lines("only in the first", comparison.only_before),
-        *_case_lines("only in the second", comparison.only_after),
-        *(_change_line(change) for change in comparison.changes),
-        _summary_line(comparison),
-    ]
 
 
 def _environment_lines(comparison: ResultComparison) -> Iterator[str]:

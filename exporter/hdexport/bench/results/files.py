@@ -70,6 +70,18 @@ def read_result(path: Path) -> BenchResult:
     return result
 
 
+def write_csv(path: Path, result: BenchResult) -> None:
+    """Writes one row per case, and one per series that could not run, in the order of the series."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    for series in result.series:
+        if series.unavailable is not None:
+            table.writerow({**_of_series(series), "status": _UNAVAILABLE, "reason": series.unavailable})
+        table.writerows(_row(result, series, case) for case in result.cases if case.series == series.name)
+    write_whole(path, text.getvalue())
+
+
 @dataclass(frozen=True, kw_only=True)
 class _AnySchema:
     """Keys of a result of every version."""
@@ -95,18 +107,6 @@ def _require_known_series(path: Path, result: BenchResult) -> None:
                 f"{path}: bench.cases[{index}].series is {case.series!r}, which bench.series does not list.\n"
                 f"Copy the file again, or {_MEASURE_AGAIN}"
             )
-
-
-def write_csv(path: Path, result: BenchResult) -> None:
-    """Writes one row per case, and one per series that could not run, in the order of the series."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    for series in result.series:
-        if series.unavailable is not None:
-            table.writerow({**_of_series(series), "status": _UNAVAILABLE, "reason": series.unavailable})
-        table.writerows(_row(result, series, case) for case in result.cases if case.series == series.name)
-    write_whole(path, text.getvalue())
 
 
 def _row(result: BenchResult, series: Series, case: CaseResult) -> dict[str, object]:

@@ -108,30 +108,6 @@ def columns_of(result: BenchResult | None = None) -> dict[str, Column]:
     return {column.name: column for column in _columns(result)}
 
 
-def _columns(result: BenchResult | None) -> Iterator[Column]:
-    for name in LATENCIES:
-        yield Column(name=name, unit="ms", text=_figure("latency", f"{name}_ms", number_text))
-    if result is not None:
-        yield Column(name="ratio", unit="to first", text=lambda case: ratio_text(result.ratio_to_first(case)))
-    yield Column(
-        name="tokens/s", unit="", text=lambda case: "" if case.tokens_per_s is None else number_text(case.tokens_per_s)
-    )
-    yield Column(name="memory", unit="", text=_figure("memory", "peak_bytes", bytes_text))
-    for name, field in _MEMORY.items():
-        yield Column(name=name, unit="MB", text=_figure("memory", field, lambda size: number_text(size / 1e6)))
-    yield Column(name="error", unit="max abs", text=lambda case: error_text(case.error))
-    yield Column(name="cosine", unit="least", text=lambda case: cosine_text(case.error))
-    yield Column(name="roofline", unit="", text=_figure("roofline", "fraction", "{:.1%}".format))
-
-
-def _figure(part: str, field: str, text: Callable[..., str]) -> Callable[[CaseResult], str]:
-    def cell(case: CaseResult) -> str:
-        value = getattr(getattr(case, part), field, None)
-        return "" if value is None else text(value)
-
-    return cell
-
-
 def findings(result: BenchResult) -> list[tuple[str, str, str]]:
     """Facts that a reader has to know before the numbers, the worst first: (kind, name of the series or "", text).
     Kinds are ``wrong`` answers, ``failed`` cases, ``unavailable`` series and ``note``."""
@@ -144,32 +120,6 @@ def findings(result: BenchResult) -> list[tuple[str, str, str]]:
         if series.remark is not None:
             said.append(("note", series.name, series.remark))
     return sorted(said, key=lambda finding: _KINDS.index(finding[0]))
-
-
-def _case_findings(cases: list[CaseResult]) -> Iterator[tuple[str, str]]:
-    wrong = [case for case in cases if case_state(case) == "wrong"]
-    if wrong:
-        worst = max((case.error for case in wrong if case.error), key=lambda error: error.size)
-        yield (
-            "wrong",
-            f"wrong answers at {_places(wrong)}: off by up to {error_text(worst)} (tolerance: {worst.tolerance})",
-        )
-    reasons: dict[tuple[str, str], list[CaseResult]] = defaultdict(list)
-    for case in cases:
-        if case.status is not Status.OK:
-            reasons[case.status.value, case.reason or ""].append(case)
-    for (status, reason), ended in reasons.items():
-        yield "failed", f"{status} at {_places(ended)}" + (f": {reason}" if reason else "")
-    unstable = [case for case in cases if case.latency is not None and not case.latency.is_stable]
-    if unstable:
-        yield "note", f"latency still changing when timing began, at {_places(unstable)}"
-
-
-def _places(cases: list[CaseResult]) -> str:
-    by_batch: dict[int, list[str]] = defaultdict(list)
-    for case in cases:
-        by_batch[case.batch].append(str(case.tokens))
-    return " and ".join(f"batch {batch} with {', '.join(tokens)} tokens" for batch, tokens in by_batch.items())
 
 
 def headline(result: BenchResult) -> str:
@@ -210,6 +160,56 @@ def caution(result: BenchResult) -> str | None:
 def model_names(result: BenchResult) -> list[str]:
     """Distinct names of the models; a result without names gives the names of its bundles' directories."""
     return list(dict.fromkeys(series.model or Path(series.bundle).name for series in result.series))
+
+
+def _columns(result: BenchResult | None) -> Iterator[Column]:
+    for name in LATENCIES:
+        yield Column(name=name, unit="ms", text=_figure("latency", f"{name}_ms", number_text))
+    if result is not None:
+        yield Column(name="ratio", unit="to first", text=lambda case: ratio_text(result.ratio_to_first(case)))
+    yield Column(
+        name="tokens/s", unit="", text=lambda case: "" if case.tokens_per_s is None else number_text(case.tokens_per_s)
+    )
+    yield Column(name="memory", unit="", text=_figure("memory", "peak_bytes", bytes_text))
+    for name, field in _MEMORY.items():
+        yield Column(name=name, unit="MB", text=_figure("memory", field, lambda size: number_text(size / 1e6)))
+    yield Column(name="error", unit="max abs", text=lambda case: error_text(case.error))
+    yield Column(name="cosine", unit="least", text=lambda case: cosine_text(case.error))
+    yield Column(name="roofline", unit="", text=_figure("roofline", "fraction", "{:.1%}".format))
+
+
+def _figure(part: str, field: str, text: Callable[..., str]) -> Callable[[CaseResult], str]:
+    def cell(case: CaseResult) -> str:
+        value = getattr(getattr(case, part), field, None)
+        return "" if value is None else text(value)
+
+    return cell
+
+
+def _case_findings(cases: list[CaseResult]) -> Iterator[tuple[str, str]]:
+    wrong = [case for case in cases if case_state(case) == "wrong"]
+    if wrong:
+        worst = max((case.error for case in wrong if case.error), key=lambda error: error.size)
+        yield (
+            "wrong",
+            f"wrong answers at {_places(wrong)}: off by up to {error_text(worst)} (tolerance: {worst.tolerance})",
+        )
+    reasons: dict[tuple[str, str], list[CaseResult]] = defaultdict(list)
+    for case in cases:
+        if case.status is not Status.OK:
+            reasons[case.status.value, case.reason or ""].append(case)
+    for (status, reason), ended in reasons.items():
+        yield "failed", f"{status} at {_places(ended)}" + (f": {reason}" if reason else "")
+    unstable = [case for case in cases if case.latency is not None and not case.latency.is_stable]
+    if unstable:
+        yield "note", f"latency still changing when timing began, at {_places(unstable)}"
+
+
+def _places(cases: list[CaseResult]) -> str:
+    by_batch: dict[int, list[str]] = defaultdict(list)
+    for case in cases:
+        by_batch[case.batch].append(str(case.tokens))
+    return " and ".join(f"batch {batch} with {', '.join(tokens)} tokens" for batch, tokens in by_batch.items())
 
 
 def _cases(result: BenchResult, series: Series) -> list[CaseResult]:

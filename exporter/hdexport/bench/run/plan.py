@@ -138,6 +138,21 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     )
 
 
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Lengths in tokens, ascending and distinct, from numbers (``128,512``) and ranges whose ends are both measured
+    (``512:8192:x2`` doubles, ``512:2048:+512`` adds), separated by commas."""
+    lengths: set[int] = set()
+    for part in text.split(","):
+        lengths.update(_lengths_of(part.strip(), text))
+    return tuple(sorted(lengths))
+
+
+def default_lengths(max_len: int) -> tuple[int, ...]:
+    """512, doubled up to `max_len`, which is included; for shorter models an eighth, a quarter and a half of it."""
+    first = _FIRST if max_len > _FIRST else max(1, max_len >> _STEPS_BELOW_FIRST)
+    return _multiplied(first, max_len, 2)
+
+
 def _known(names: Sequence[str] | None, known: list[str], option: str, what: str) -> list[str]:
     for name in names or ():
         if name not in known:
@@ -278,21 +293,6 @@ def _notes(groups: Sequence[Sequence[Bundle]], subjects: Sequence[MeasuredModel]
         for group, subject in zip(groups, subjects, strict=True)
         if subject.checkpoint is None
     ]
-
-
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """Lengths in tokens, ascending and distinct, from numbers (``128,512``) and ranges whose ends are both measured
-    (``512:8192:x2`` doubles, ``512:2048:+512`` adds), separated by commas."""
-    lengths: set[int] = set()
-    for part in text.split(","):
-        lengths.update(_lengths_of(part.strip(), text))
-    return tuple(sorted(lengths))
-
-
-def default_lengths(max_len: int) -> tuple[int, ...]:
-    """512, doubled up to `max_len`, which is included; for shorter models an eighth, a quarter and a half of it."""
-    first = _FIRST if max_len > _FIRST else max(1, max_len >> _STEPS_BELOW_FIRST)
-    return _multiplied(first, max_len, 2)
 
 
 def _lengths_of(part: str, text: str) -> tuple[int, ...]:

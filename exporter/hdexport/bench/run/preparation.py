@@ -172,16 +172,6 @@ class Preparation:
         )
 
 
-def _max_len(subject: MeasuredModel, plan: Plan) -> int:
-    """Longest text of the subject's bundles; the subject's own bundle takes the longest."""
-    return max(planned.bundle.manifest.max_len for planned in plan.series if planned.subject == subject)
-
-
-def _device_and_dtype(planned: PlannedSeries) -> tuple[str, str]:
-    """On a CPU everything computes in float32, also with weights of another type."""
-    return (planned.device, planned.bundle.manifest.dtype) if planned.device == "cuda" else ("cpu", "float32")
-
-
 def inputs_path(folder: Path, batch: int, tokens: int) -> Path:
     """The file of a batch's inputs: an ``.npz`` of int64 [batch, tokens] arrays."""
     return folder / f"inputs-{batch}x{tokens}.npz"
@@ -234,6 +224,16 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: i
 def make_artefact(subject: MeasuredModel, folder: Path, peer: str, device: str) -> Prepared:
     """A peer's artefact."""
     return PEERS[peer].prepare(subject, folder, device=device)
+
+
+def _max_len(subject: MeasuredModel, plan: Plan) -> int:
+    """Longest text of the subject's bundles; the subject's own bundle takes the longest."""
+    return max(planned.bundle.manifest.max_len for planned in plan.series if planned.subject == subject)
+
+
+def _device_and_dtype(planned: PlannedSeries) -> tuple[str, str]:
+    """On a CPU everything computes in float32, also with weights of another type."""
+    return (planned.device, planned.bundle.manifest.dtype) if planned.device == "cuda" else ("cpu", "float32")
 
 
 def _answers(

@@ -55,22 +55,6 @@ def measured(spec: CaseSpec) -> CaseFigures:
     )
 
 
-def _calls(call: Callable[[], object], spec: CaseSpec, watch: GpuMemoryWatch | None) -> tuple[bool, list[float]]:
-    is_stable = False
-    if spec.least_seconds > 0:
-        is_stable = warm_up(call)
-        if watch is not None:
-            watch.rest()
-    return is_stable, time_runs(call, least_runs=spec.least_runs, least_seconds=spec.least_seconds)
-
-
-def _vram_bytes(watch: GpuMemoryWatch | None) -> int | None:
-    if watch is None:
-        return None
-    watch.look()
-    return watch.peak_bytes
-
-
 def open_case(spec: CaseSpec) -> OpenCase:
     """Loads the runner of a case, and imports only the packages that it needs."""
     with np.load(spec.inputs) as file:
@@ -98,6 +82,22 @@ def wrong_by(expected: Path, outputs: Mapping[str, FloatArray], case: OpenCase) 
         passed=worst.passed,
         tolerance=worst.tolerance + (f"; it has no {missing}" if missing else ""),
     )
+
+
+def _calls(call: Callable[[], object], spec: CaseSpec, watch: GpuMemoryWatch | None) -> tuple[bool, list[float]]:
+    is_stable = False
+    if spec.least_seconds > 0:
+        is_stable = warm_up(call)
+        if watch is not None:
+            watch.rest()
+    return is_stable, time_runs(call, least_runs=spec.least_runs, least_seconds=spec.least_seconds)
+
+
+def _vram_bytes(watch: GpuMemoryWatch | None) -> int | None:
+    if watch is None:
+        return None
+    watch.look()
+    return watch.peak_bytes
 
 
 def _open_backend(spec: CaseSpec, inputs: Mapping[str, npt.NDArray[np.int64]]) -> OpenCase:

@@ -25,8 +25,7 @@ from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
 from hdexport.checkpoint.foreign.variables import Variable, Variables, variables_of
 from hdexport.checkpoint.foreign.vocabulary import Vocabulary, read_vocabulary
 from hdexport.checkpoint.temporary_directory import Converted, written
-from hdexport.support.git_lfs import refuse_pointer
-from hdexport.support.json_files import read_object, several, shown
+from hdexport.support.json_files import read_object, refuse_pointer, several, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 

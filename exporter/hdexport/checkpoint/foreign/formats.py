@@ -93,6 +93,29 @@ def masked_crc32c(data: bytes | memoryview) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
+def read_table(data: bytes) -> dict[bytes, bytes]:
+    """Key -> value, in the order of the keys, of a whole file of LevelDB's sorted table, in which TensorFlow writes the
+    index of a checkpoint.
+
+    The file has blocks of entries, whose keys share prefixes with the keys before; a block that lists the blocks; and a
+    footer of 48 bytes that says where the list is. Each block has a checksum. Source: ``doc/table_format.md`` of
+    LevelDB, and TensorFlow's ``core/lib/io/format.h``.
+    """
+    if len(data) < _FOOTER_BYTES or data[-len(_MAGIC) :] != _MAGIC:
+        raise DamagedError(
+            f"its {len(data)} bytes do not end in the magic number of such a table: it is cut off, or something else"
+        )
+    # The first handle is that of the filters' block, which TensorFlow leaves empty.
+    footer = data[-_FOOTER_BYTES : -len(_MAGIC)]
+    _, _, end = _handle(footer, 0)
+    offset, size, _ = _handle(footer, end)
+    table: dict[bytes, bytes] = {}
+    for _, handle in _entries(_block(data, offset, size)):
+        offset, size, _ = _handle(handle, 0)
+        table.update(_entries(_block(data, offset, size)))
+    return table
+
+
 def _of_lanes(words: np.ndarray, start: int) -> int:
     """The state after all words: [lanes, words per lane], a power of two of lanes."""
     last, third, second, first = _word_tables()
@@ -150,29 +173,6 @@ def _power(columns: np.ndarray, exponent: int) -> np.ndarray:
         columns = _mapped(columns, columns)
         exponent >>= 1
     return result
-
-
-def read_table(data: bytes) -> dict[bytes, bytes]:
-    """Key -> value, in the order of the keys, of a whole file of LevelDB's sorted table, in which TensorFlow writes the
-    index of a checkpoint.
-
-    The file has blocks of entries, whose keys share prefixes with the keys before; a block that lists the blocks; and a
-    footer of 48 bytes that says where the list is. Each block has a checksum. Source: ``doc/table_format.md`` of
-    LevelDB, and TensorFlow's ``core/lib/io/format.h``.
-    """
-    if len(data) < _FOOTER_BYTES or data[-len(_MAGIC) :] != _MAGIC:
-        raise DamagedError(
-            f"its {len(data)} bytes do not end in the magic number of such a table: it is cut off, or something else"
-        )
-    # The first handle is that of the filters' block, which TensorFlow leaves empty.
-    footer = data[-_FOOTER_BYTES : -len(_MAGIC)]
-    _, _, end = _handle(footer, 0)
-    offset, size, _ = _handle(footer, end)
-    table: dict[bytes, bytes] = {}
-    for _, handle in _entries(_block(data, offset, size)):
-        offset, size, _ = _handle(handle, 0)
-        table.update(_entries(_block(data, offset, size)))
-    return table
 
 
 def _handle(data: bytes, begin: int) -> tuple[int, int, int]:

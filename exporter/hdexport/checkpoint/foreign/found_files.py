@@ -112,6 +112,81 @@ def find_files(directory: Path) -> FoundFiles:
     return FoundFiles(config=config, values=values, weights=weights)
 
 
+def model_type_of(
+    values: Mapping[str, Any], file: Path, *, variables: Collection[str] = (), layers: Collection[str] = ()
+) -> str:
+    """The family of a checkpoint, by its configuration or by the names of its TensorFlow variables or Keras layers."""
+    named = values.get("model_type")
+    if named is not None:
+        # bert4keras' RoBERTa computes as BERT does, and its weights have BERT's names.
+        named = "bert" if named == "roberta" else named
+        if named not in MODEL_TYPES:
+            raise ModelError(
+                f"{file} has model_type {shown(named)}; checkpoints of TensorFlow and bert4keras are read of "
+                f"{', '.join(MODEL_TYPES)}.\nBuild a Hugging Face checkpoint of the model instead."
+            )
+        return str(named)
+    if layers:
+        return next((family for layer, family in _FAMILIES_OF_LAYERS.items() if layer in layers), "bert")
+    if any(name.startswith("electra/") for name in variables):
+        return "electra"
+    if any(name.startswith("bert/encoder/transformer/") for name in variables):
+        return "albert"
+    if values.get("use_relative_position"):
+        return "nezha"
+    if "bert/embeddings/position_embeddings" in variables:
+        return "bert"
+    if any(name.startswith("bert/") for name in variables):
+        raise ModelError(
+            f"The checkpoint beside {file} has no bert/embeddings/position_embeddings: it is a NEZHA or a RoFormer, "
+            'which its names do not tell.\nAdd to that file "model_type": "nezha" or "model_type": "roformer".'
+        )
+    some = ", ".join(sorted(variables)[:3]) or "nothing"
+    raise ModelError(
+        f"The checkpoint beside {file} is of no family that is known by its names ({shown(some)}); names begin with "
+        f"bert/ or electra/ in those of {', '.join(MODEL_TYPES)}.\nConvert it to a Hugging Face checkpoint first."
+    )
+
+
+def hugging_face_config(
+    values: Mapping[str, Any], file: Path, *, model_type: str, is_tensorflow: bool
+) -> dict[str, Any]:
+    """The values of ``config.json``; variants that transformers does not compute are refused."""
+    config = {key: value for key, value in values.items() if key not in _RENAMED}
+    config |= {_RENAMED[key]: values[key] for key in _RENAMED if values.get(key) is not None}
+    for key, what in _UNSUPPORTED.items():
+        if config.get(key):
+            raise ModelError(
+                f"{file} has {key}: {what}, which Hugging Face's {model_type} does not compute.\n"
+                "Train or build a checkpoint without it."
+            )
+    config = _DEFAULTS | {"embedding_size": config.get("hidden_size")} | config
+    for key in (*_SIZES, "embedding_size", *_DEFAULTS):
+        _check_size(config.get(key), key, file)
+    if model_type in ("bert", "nezha") and config["embedding_size"] != config["hidden_size"]:
+        raise ModelError(
+            f"{file} has embedding_size {config['embedding_size']} and hidden_size {config['hidden_size']}; a "
+            f"{model_type} of Hugging Face has embeddings as wide as its layers.\n"
+            "Build a checkpoint of ALBERT, ELECTRA or RoFormer, which project them."
+        )
+    head_size = config["hidden_size"] // config["num_attention_heads"]
+    for key in ("attention_head_size", "attention_key_size"):
+        if config.get(key) not in (None, head_size):
+            raise ModelError(
+                f"{file} has {key} {shown(config[key])}; a {model_type} of Hugging Face has hidden_size / "
+                f"num_attention_heads = {head_size}.\nBuild a checkpoint without that key."
+            )
+    hierarchical_alpha(config, file)
+    config.setdefault("hidden_act", "gelu")
+    if model_type == "albert" and is_tensorflow and config["hidden_act"] == "gelu":
+        # Google's program approximates GELU, which transformers calls gelu_new.
+        config["hidden_act"] = "gelu_new"
+    of_keras = model_type == "roformer" or (model_type == "nezha" and not is_tensorflow)
+    config.setdefault("layer_norm_eps", _EPSILON_OF_KERAS if of_keras else _EPSILON)
+    others = {key for key, owners in _OWNERS.items() if model_type not in owners}
+    return {key: value for key, value in config.items() if key not in others} | {"model_type": model_type}
+
+
 def _tensorflow(directory: Path) -> list[Path]:
     return sorted(file for file in directory.glob("*.index") if file.is_file())
 
@@ -195,81 +270,6 @@ def _config(directory: Path, weights: Path) -> tuple[Path, dict[str, Any]]:
 
 def _listed(files: list[Path]) -> str:
     return several([file.name for file in files], most=5)
-
-
-def model_type_of(
-    values: Mapping[str, Any], file: Path, *, variables: Collection[str] = (), layers: Collection[str] = ()
-) -> str:
-    """The family of a checkpoint, by its configuration or by the names of its TensorFlow variables or Keras layers."""
-    named = values.get("model_type")
-    if named is not None:
-        # bert4keras' RoBERTa computes as BERT does, and its weights have BERT's names.
-        named = "bert" if named == "roberta" else named
-        if named not in MODEL_TYPES:
-            raise ModelError(
-                f"{file} has model_type {shown(named)}; checkpoints of TensorFlow and bert4keras are read of "
-                f"{', '.join(MODEL_TYPES)}.\nBuild a Hugging Face checkpoint of the model instead."
-            )
-        return str(named)
-    if layers:
-        return next((family for layer, family in _FAMILIES_OF_LAYERS.items() if layer in layers), "bert")
-    if any(name.startswith("electra/") for name in variables):
-        return "electra"
-    if any(name.startswith("bert/encoder/transformer/") for name in variables):
-        return "albert"
-    if values.get("use_relative_position"):
-        return "nezha"
-    if "bert/embeddings/position_embeddings" in variables:
-        return "bert"
-    if any(name.startswith("bert/") for name in variables):
-        raise ModelError(
-            f"The checkpoint beside {file} has no bert/embeddings/position_embeddings: it is a NEZHA or a RoFormer, "
-            'which its names do not tell.\nAdd to that file "model_type": "nezha" or "model_type": "roformer".'
-        )
-    some = ", ".join(sorted(variables)[:3]) or "nothing"
-    raise ModelError(
-        f"The checkpoint beside {file} is of no family that is known by its names ({shown(some)}); names begin with "
-        f"bert/ or electra/ in those of {', '.join(MODEL_TYPES)}.\nConvert it to a Hugging Face checkpoint first."
-    )
-
-
-def hugging_face_config(
-    values: Mapping[str, Any], file: Path, *, model_type: str, is_tensorflow: bool
-) -> dict[str, Any]:
-    """The values of ``config.json``; variants that transformers does not compute are refused."""
-    config = {key: value for key, value in values.items() if key not in _RENAMED}
-    config |= {_RENAMED[key]: values[key] for key in _RENAMED if values.get(key) is not None}
-    for key, what in _UNSUPPORTED.items():
-        if config.get(key):
-            raise ModelError(
-                f"{file} has {key}: {what}, which Hugging Face's {model_type} does not compute.\n"
-                "Train or build a checkpoint without it."
-            )
-    config = _DEFAULTS | {"embedding_size": config.get("hidden_size")} | config
-    for key in (*_SIZES, "embedding_size", *_DEFAULTS):
-        _check_size(config.get(key), key, file)
-    if model_type in ("bert", "nezha") and config["embedding_size"] != config["hidden_size"]:
-        raise ModelError(
-            f"{file} has embedding_size {config['embedding_size']} and hidden_size {config['hidden_size']}; a "
-            f"{model_type} of Hugging Face has embeddings as wide as its layers.\n"
-            "Build a checkpoint of ALBERT, ELECTRA or RoFormer, which project them."
-        )
-    head_size = config["hidden_size"] // config["num_attention_heads"]
-    for key in ("attention_head_size", "attention_key_size"):
-        if config.get(key) not in (None, head_size):
-            raise ModelError(
-                f"{file} has {key} {shown(config[key])}; a {model_type} of Hugging Face has hidden_size / "
-                f"num_attention_heads = {head_size}.\nBuild a checkpoint without that key."
-            )
-    hierarchical_alpha(config, file)
-    config.setdefault("hidden_act", "gelu")
-    if model_type == "albert" and is_tensorflow and config["hidden_act"] == "gelu":
-        # Google's program approximates GELU, which transformers calls gelu_new.
-        config["hidden_act"] = "gelu_new"
-    of_keras = model_type == "roformer" or (model_type == "nezha" and not is_tensorflow)
-    config.setdefault("layer_norm_eps", _EPSILON_OF_KERAS if of_keras else _EPSILON)
-    others = {key for key, owners in _OWNERS.items() if model_type not in owners}
-    return {key: value for key, value in config.items() if key not in others} | {"model_type": model_type}
 
 
 def _check_size(value: object, key: str, file: Path) -> None:

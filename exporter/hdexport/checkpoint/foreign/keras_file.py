@@ -86,45 +86,6 @@ def read_keras_file(file: Path) -> KerasLayers:
     )
 
 
-def _named(weights: Any) -> Iterator[tuple[str, list[np.ndarray]]]:
-    for name in _names(weights, "layer_names"):
-        group = weights[name]
-        yield name, [np.asarray(group[weight]) for weight in _names(group, "weight_names")]
-
-
-def _names(group: Any, attribute: str) -> list[str]:
-    """A list of names, which Keras cuts into several attributes where it is longer than 64 KiB."""
-    values = [group.attrs[attribute]] if attribute in group.attrs else []
-    while f"{attribute}{len(values)}" in group.attrs:
-        values.append(group.attrs[f"{attribute}{len(values)}"])
-    return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for value in values for name in value]
-
-
-def _counted(layers: Any) -> dict[str, list[list[np.ndarray]]]:
-    found: dict[str, dict[int, list[np.ndarray]]] = {}
-    for name, layer in layers.items():
-        match = _NUMBERED.fullmatch(name)
-        assert match is not None
-        found.setdefault(match["kind"], {})[int(match["number"] or 0)] = list(_arrays(layer))
-    return {kind: [arrays for _, arrays in sorted(members.items())] for kind, members in found.items()}
-
-
-def _arrays(layer: Any) -> Iterator[np.ndarray]:
-    """The arrays of a layer, before those of layers within it, by their attributes' names."""
-    own = layer.get("vars", {})
-    for number in sorted(own, key=int):
-        yield np.asarray(own[number])
-    for name in sorted(layer, key=_attribute_order):
-        if name != "vars":
-            yield from _arrays(layer[name])
-
-
-def _attribute_order(name: str) -> tuple[int, str]:
-    # bert4keras' attention makes its layers in this order; a feed-forward network's are in alphabetical order.
-    order = ("q_dense", "k_dense", "v_dense", "o_dense")
-    return (order.index(name) if name in order else -1, name)
-
-
 def named_layers(layers: KerasLayers) -> dict[str, list[np.ndarray]]:
     """Layers by their names, also where the file only counts them. Layers that cannot be told from others without their
     names, such as the pooler, keep the names of the file."""
@@ -188,6 +149,45 @@ def google_variables(
     return variables, others
 
 
+def _named(weights: Any) -> Iterator[tuple[str, list[np.ndarray]]]:
+    for name in _names(weights, "layer_names"):
+        group = weights[name]
+        yield name, [np.asarray(group[weight]) for weight in _names(group, "weight_names")]
+
+
+def _names(group: Any, attribute: str) -> list[str]:
+    """A list of names, which Keras cuts into several attributes where it is longer than 64 KiB."""
+    values = [group.attrs[attribute]] if attribute in group.attrs else []
+    while f"{attribute}{len(values)}" in group.attrs:
+        values.append(group.attrs[f"{attribute}{len(values)}"])
+    return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for value in values for name in value]
+
+
+def _counted(layers: Any) -> dict[str, list[list[np.ndarray]]]:
+    found: dict[str, dict[int, list[np.ndarray]]] = {}
+    for name, layer in layers.items():
+        match = _NUMBERED.fullmatch(name)
+        assert match is not None
+        found.setdefault(match["kind"], {})[int(match["number"] or 0)] = list(_arrays(layer))
+    return {kind: [arrays for _, arrays in sorted(members.items())] for kind, members in found.items()}
+
+
+def _arrays(layer: Any) -> Iterator[np.ndarray]:
+    """The arrays of a layer, before those of layers within it, by their attributes' names."""
+    own = layer.get("vars", {})
+    for number in sorted(own, key=int):
+        yield np.asarray(own[number])
+    for name in sorted(layer, key=_attribute_order):
+        if name != "vars":
+            yield from _arrays(layer[name])
+
+
+def _attribute_order(name: str) -> tuple[int, str]:
+    # bert4keras' attention makes its layers in this order; a feed-forward network's are in alphabetical order.
+    order = ("q_dense", "k_dense", "v_dense", "o_dense")
+    return (order.index(name) if name in order else -1, name)
+
+
 def _in_electra(name: str) -> str:
     if name.startswith(_MAPPING):
         return name.replace(_MAPPING, "electra/embeddings_project")
@@ -210,12 +210,15 @@ _FIXED: dict[str, tuple[str, ...]] = {
 }
 """Name of a layer -> names of its arrays."""
 
+
 _LAYER = {
     "MultiHeadSelfAttention": tuple(f"attention/{name}/{part}" for name in _ATTENTION for part in _DENSE),
     "MultiHeadSelfAttention-Norm": tuple(f"attention/output/LayerNorm/{part}" for part in _NORM),
     "FeedForward": tuple(f"{name}/dense/{part}" for name in ("intermediate", "output") for part in _DENSE),
     "FeedForward-Norm": tuple(f"output/LayerNorm/{part}" for part in _NORM),
 }
+
+
 _SHARED_LAYER = {
     "MultiHeadSelfAttention": tuple(f"attention_1/{name}/{part}" for name in _ATTENTION for part in _DENSE),
     "MultiHeadSelfAttention-Norm": tuple(f"LayerNorm/{part}" for part in _NORM),

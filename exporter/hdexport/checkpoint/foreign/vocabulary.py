@@ -84,6 +84,56 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
     )
 
 
+def tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, dict[str, Any]]:
+    """The content of ``tokenizer.json``, and its settings in ``tokenizer_config.json``, from a SentencePiece model of
+    English ALBERT that is read without the package that wrote it.
+
+    Texts are prepared as Google's ``tokenization.py`` of ALBERT does: quotes, accents, case, and then the model's own
+    map of characters. Pieces that the model's makers defined, such as brackets, stay pieces: as tokens of their own
+    they would lose the space before them. Source: ``sentencepiece_model.proto``.
+    """
+    try:
+        fields = fields_of(file.read_bytes())
+        pieces = [_piece(record) for record in fields.get(_PIECES, ())]
+        algorithm = _message(fields, _TRAINER).get(3, [_UNIGRAM])[-1]
+        characters = _message(fields, _NORMALIZER).get(2, [b""])[-1]
+        unknown = [index for index, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN]
+        if len(unknown) != 1 or not isinstance(characters, bytes) or not isinstance(algorithm, int):
+            raise DamagedError("it has no piece for unknown text")
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    if algorithm != _UNIGRAM:
+        raise ModelError(
+            f"{file} is a SentencePiece model of the algorithm {algorithm}; ALBERT's are unigram models (1).\n"
+            "Use the model that was published with the checkpoint."
+        )
+    ids = {text: index for index, (text, _, _) in enumerate(pieces)}
+    missing = [token for token in (_CLS, _SEP, _MASK, _PAD) if token not in ids]
+    if missing:
+        raise ModelError(
+            f"{file} has no {', '.join(missing)}, which ALBERT's texts are framed with.\n"
+            "Use the model that was published with the checkpoint."
+        )
+    try:
+        text = _tokenizer(pieces, unknown[0], characters, ids, lowercase=lowercase).to_str()
+    except Exception as error:
+        # Errors of tokenizers, written in Rust, for a damaged map of characters have no class of their own.
+        raise _unreadable(file, error) from error
+    names = {
+        "cls_token": _CLS,
+        "sep_token": _SEP,
+        "mask_token": _MASK,
+        "pad_token": _PAD,
+        "unk_token": pieces[unknown[0]][0],
+    }
+    return text, {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "pad_token_id": ids[_PAD],
+        **names,
+    }
+
+
 def _word_pieces(
     file: Path,
     settings: dict[str, Any],
@@ -137,56 +187,6 @@ def _tokens(file: Path) -> list[str]:
 def _is_chinese_word(token: str) -> bool:
     first, last = _UNIFIED_IDEOGRAPHS
     return len(token) > 1 and all(first <= character <= last for character in token)
-
-
-def tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, dict[str, Any]]:
-    """The content of ``tokenizer.json``, and its settings in ``tokenizer_config.json``, from a SentencePiece model of
-    English ALBERT that is read without the package that wrote it.
-
-    Texts are prepared as Google's ``tokenization.py`` of ALBERT does: quotes, accents, case, and then the model's own
-    map of characters. Pieces that the model's makers defined, such as brackets, stay pieces: as tokens of their own
-    they would lose the space before them. Source: ``sentencepiece_model.proto``.
-    """
-    try:
-        fields = fields_of(file.read_bytes())
-        pieces = [_piece(record) for record in fields.get(_PIECES, ())]
-        algorithm = _message(fields, _TRAINER).get(3, [_UNIGRAM])[-1]
-        characters = _message(fields, _NORMALIZER).get(2, [b""])[-1]
-        unknown = [index for index, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN]
-        if len(unknown) != 1 or not isinstance(characters, bytes) or not isinstance(algorithm, int):
-            raise DamagedError("it has no piece for unknown text")
-    except (OSError, ValueError) as error:
-        raise _unreadable(file, error) from error
-    if algorithm != _UNIGRAM:
-        raise ModelError(
-            f"{file} is a SentencePiece model of the algorithm {algorithm}; ALBERT's are unigram models (1).\n"
-            "Use the model that was published with the checkpoint."
-        )
-    ids = {text: index for index, (text, _, _) in enumerate(pieces)}
-    missing = [token for token in (_CLS, _SEP, _MASK, _PAD) if token not in ids]
-    if missing:
-        raise ModelError(
-            f"{file} has no {', '.join(missing)}, which ALBERT's texts are framed with.\n"
-            "Use the model that was published with the checkpoint."
-        )
-    try:
-        text = _tokenizer(pieces, unknown[0], characters, ids, lowercase=lowercase).to_str()
-    except Exception as error:
-        # Errors of tokenizers, written in Rust, for a damaged map of characters have no class of their own.
-        raise _unreadable(file, error) from error
-    names = {
-        "cls_token": _CLS,
-        "sep_token": _SEP,
-        "mask_token": _MASK,
-        "pad_token": _PAD,
-        "unk_token": pieces[unknown[0]][0],
-    }
-    return text, {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-        "pad_token_id": ids[_PAD],
-        **names,
-    }
 
 
 def _tokenizer(
