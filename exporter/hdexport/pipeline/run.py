@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.engines.build import EngineBuilder
 from hdexport.families import Family
+from hdexport.graph.targets.registry import ONNX, targets_named
 from hdexport.graph.targets.target import GraphRequest
 from hdexport.model.task import TASKS
-from hdexport.pipeline.description import manifest_of_graph
-from hdexport.pipeline.graph_files import lowered_graphs, portable_graph
 from hdexport.pipeline.options import BuildOptions
+from hdexport.pipeline.portable_graph import manifest_of_graph, portable_graph
 from hdexport.pipeline.prepared_model import attention_of_model, extended_positions, graph_module
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal, write_manifest
 from hdexport.support.process_settings import rare_garbage_collection
@@ -154,13 +155,14 @@ def _write_graphs(
     )
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = portable_graph(module, directory, max_len=options.max_len)
+    manifest = manifest_of_graph(portable, module, checkpoint, positions, setups, options, parameters=parameters)
     progress.step("Lowering for ONNX Runtime")
-    request = GraphRequest(options.precision, module.model.config.num_hidden_layers, options.ffn_chunk)
-    graphs = lowered_graphs(portable, directory, request, options.targets)
+    request = GraphRequest(options.precision, manifest.num_layers, options.ffn_chunk)
+    lowered = [target.write(portable, directory, request) for target in targets_named([ONNX, *options.targets])]
     if options.ffn_chunk is not None and options.engines.flavours:
         progress.result("--ffn-chunk is for ONNX Runtime; engines compute feed-forward networks whole.")
-    manifest = manifest_of_graph(portable, module, checkpoint, positions, setups, options, parameters=parameters)
     engines = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
+    graphs = (*manifest.graphs, *itertools.chain.from_iterable(lowered))
     return dataclasses.replace(manifest, graphs=graphs, engines=engines, sentence=sentence)
 
 

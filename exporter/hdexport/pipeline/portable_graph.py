@@ -1,4 +1,4 @@
-"""The manifest of a bundle that is built."""
+"""The portable graph of a bundle, from which all others are lowered, and the manifest that describes it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hdexport.attention.kind import OperatorNode, Setup
@@ -16,13 +17,51 @@ from hdexport.model.carried_states import counts_tokens
 from hdexport.model.task import TASKS
 from hdexport.pipeline.options import BuildOptions
 from hdplugins import ONNX_DOMAIN
-from hdruntime.bundle.manifest import Manifest, Positions, Role, TensorDtype, TensorSpec
-from hdruntime.constants import FORMAT_VERSION
+from hdruntime.bundle.manifest import GraphFile, Manifest, Positions, Role, TensorDtype, TensorSpec
+from hdruntime.constants import FORMAT_VERSION, PORTABLE_LOWERING
+from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
 
     from hdexport.model.graph_module import GraphModule
+
+_FILE = "model.onnx"
+_WEIGHTS_FILE = "model.onnx.data"
+
+# Smaller constants stay in the graph file, where shape inference of every tool finds them.
+_INLINE_BYTES = 1024
+
+
+def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> onnx_ir.Model:
+    """Trace, complete and write the portable graph, for inputs of at most so many tokens; frees the module's weights.
+
+    Returns the graph that was written, its weights on the disk. ExportError if it holds logits of all tokens where they
+    should be pooled in blocks.
+    """
+    import onnx_ir as ir
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+    from hdexport.graph.passes.attach_functions import attach_functions
+    from hdexport.graph.passes.lay_out_weights import lay_out_weights
+    from hdexport.graph.passes.pool_in_blocks import pools_products
+    from hdexport.graph.tracing import trace
+
+    model = trace(module, max_len=max_len, vocab_size=module.model.config.vocab_size)
+    attach_functions(model)
+    ClearMetadataAndDocStringPass()(model)
+    lay_out_weights(model)
+    if TASKS[module.task].pools_logits and not pools_products(model):
+        raise ExportError(
+            f"The graph of a {module.model.config.model_type} pools no product of tokens with a weight, so that logits "
+            "of all tokens would be in memory at once.\n"
+            "Please report the model and the versions that `hdexport doctor` prints."
+        )
+    model.producer_name = "hdexport"
+    path = directory / _FILE
+    ir.save(model, path, external_data=_WEIGHTS_FILE, size_threshold_bytes=_INLINE_BYTES)
+    _let_go_of_weights(module, model)
+    return ir.load(path)
 
 
 def manifest_of_graph(
@@ -35,11 +74,10 @@ def manifest_of_graph(
     *,
     parameters: int,
 ) -> Manifest:
-    """The manifest of a bundle when its portable graph is written, from the traced module, what it is from, and the
-    options.
+    """The manifest of a bundle when its portable graph is written, of the traced module.
 
-    Graphs, engines, tokenizer, settings of sentence-transformers, files and verification come later. ModelError if
-    attention cannot hide tokens from others, and the model adds such tokens.
+    Other graphs, engines, tokenizer, settings of sentence-transformers, files and verification come later. ModelError
+    if attention cannot hide tokens from others, and the model adds such tokens.
     """
     from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 
@@ -64,7 +102,7 @@ def manifest_of_graph(
         attention=tuple(attention_records(setups, nodes)),
         inputs=module.inputs,
         outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),
-        graphs=(),
+        graphs=(GraphFile(file=_FILE, lowering=PORTABLE_LOWERING, dtype=options.precision),),
         engines=(),
         tokenizer=None,
         padding=next((setup.padding for setup in setups.values() if setup.padding is not None), None),
@@ -76,6 +114,17 @@ def manifest_of_graph(
         adapter=checkpoint.adapter,
         files={},
     )
+
+
+def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
+    """Free the weights, which are on the disk, although the module and the graph may still be referenced.
+
+    The rewrite rules of onnxscript live as long as the process and keep everything in the last graph alive.
+    """
+    for value in model.graph.initializers.values():
+        value.const_value = None
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.new_empty(0)
 
 
 def _token_width(portable: onnx_ir.Model, *, default: int) -> int:
