@@ -13,13 +13,6 @@ from hdruntime.bundle.pair_template import PairTemplate
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.task_formats import Task
 from hdruntime.bundle.value_types import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
-from hdruntime.constants import (
-    CPU_LOWERING,
-    CUDA_LOWERING,
-    OPENVINO_LOWERING,
-    OPENVINO_UNPADDED_LOWERING,
-    PORTABLE_LOWERING,
-)
 from hdruntime.optional import registered_backends
 
 # Types of values. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
@@ -29,10 +22,6 @@ TensorDtype = Literal["int64", "float32"]
 AttentionScale = Literal["logn", "none"]
 Side = Literal["right", "left"]
 GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
-
-LOWERINGS = (PORTABLE_LOWERING, CPU_LOWERING, CUDA_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
-"""What our backends open; a registered backend opens lowerings that begin with its name."""
-
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
 
 
@@ -227,7 +216,7 @@ class GraphFile:
     """An ONNX graph; one of each lowering and dtype.
 
     Attributes:
-        lowering: its purpose; see `hdruntime.constants`.
+        lowering: its purpose: `hdruntime.constants` has ours, and a backend of another package names its own.
         dtype: of its products with weights: ``int8``, whose other nodes compute in float32, or the dtype of all of it.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from hdruntime.bundle.checked_json import (
     from_values,
 )
 from hdruntime.bundle.manifest import (
-    LOWERINGS,
     EngineFile,
     Fill,
     InputSpec,
@@ -29,7 +27,6 @@ from hdruntime.bundle.pair_template import Slot, Wording
 from hdruntime.bundle.task_formats import format_of
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError, BundleVersionError
-from hdruntime.optional import registered_backends
 
 _ONE_OF_ROLE = (Role.IDS, Role.MASK)
 """Every bundle has one input of each of these."""
@@ -71,11 +68,6 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         manifest = from_json(text, Manifest, name="manifest")
         if manifest.verification is not None:
             from_values(manifest.verification, VerificationRecord, name="manifest.verification")
-        for index, graph in enumerate(manifest.graphs):
-            names = (*LOWERINGS, *registered_backends())
-            if graph.lowering not in LOWERINGS and not graph.lowering.startswith(tuple(registered_backends())):
-                where = f"manifest.graphs[{index}].lowering should be one of {', '.join(map(repr, names))}"
-                raise UnknownChoiceError(f"{where}, not {json.dumps(graph.lowering)}")
         for problem in _problems(manifest):
             raise JsonMismatchError(f"manifest.{problem}")
     except MalformedJsonError as error:

@@ -1,0 +1,164 @@
+"""A backend from a folder of its own goes through every command; no file of the product knows it.
+
+The folder `toy_backend` is what somebody else's package would be: code, and two entry points of the group
+hdexport.backends. It is CONTRIBUTING's recipe for a backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import hdruntime
+from hdexport.bench.run.plan import BenchOptions, plan
+from hdexport.graph.targets.registry import targets
+from hdexport.support.bundle_writer import seal
+from hdruntime.backends.registry import backends
+from hdruntime.bundle.manifest_json import manifest_from_json
+from hdruntime.bundle.task_formats import Task
+from hdruntime.optional import registered_backends
+from support.commands import run_here, run_installed
+from support.tiny_models import save_tiny_model
+
+FOLDER = Path(__file__).with_name("toy_backend")
+
+
+def forget() -> None:
+    for found in (registered_backends, backends, targets):
+        found.cache_clear()
+
+
+@contextlib.contextmanager
+def toy_installed() -> Iterator[None]:
+    """The package with the toy is there, as it is for every process that starts from here."""
+    path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+    forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        patch.setenv("PYTHONPATH", path)
+        try:
+            yield
+        finally:
+            forget()
+
+
+def hdexport(*words: object, installed: bool = True) -> subprocess.CompletedProcess[str]:
+    """A command, where the package with the toy is installed or is not."""
+    with toy_installed() if installed else contextlib.nullcontext():
+        return run_here(*words)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT, and where bundles go: `verify` and `bench` look for a checkpoint beside them."""
+    path = tmp_path_factory.mktemp("toy")
+    save_tiny_model(path / "model", "bert", Task.FEATURE_EXTRACTION)
+    return path
+
+
+@pytest.fixture(scope="module")
+def built(folder: Path) -> subprocess.CompletedProcess[str]:
+    return hdexport("build", folder / "model", "--target", "toy", "--max-len", 80, "-o", folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def bundle(folder: Path, built: subprocess.CompletedProcess[str]) -> Path:
+    assert built.returncode == 0, built.stderr
+    return folder / "bundle"
+
+
+def test_it_is_built_and_verified(bundle: Path, built: subprocess.CompletedProcess[str]) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert [graph["lowering"] for graph in manifest["graphs"]][-1] == "toy"
+    record = manifest["verification"]["graphs"]["toy.onnx"]
+    assert record["checks"] == record["passed"] > 5
+    assert "toy.onnx" in built.stdout
+
+
+def test_auto_takes_it_and_its_answers_are_onnx_runtimes(bundle: Path) -> None:
+    ids = np.arange(10, 40).reshape(2, 15)
+    mask = np.ones_like(ids)
+    mask[1, 9:] = 0
+    with toy_installed():
+        for backend, device in (("auto", "cpu"), ("toy", None)):
+            with hdruntime.load(bundle, backend, device=device) as session:
+                assert (session.backend, session.backend.value) == (hdruntime.Backend("toy"), "toy")
+                found = session(input_ids=ids, attention_mask=mask)["last_hidden_state"]
+        with pytest.raises(hdruntime.InputError, match=r"tensorrt_lean, toy\.$"):
+            hdruntime.load(bundle, "toys")
+    with hdruntime.load(bundle, "onnxruntime") as session:
+        expected = session(input_ids=ids, attention_mask=mask)["last_hidden_state"]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_inspect_and_doctor_show_it(bundle: Path) -> None:
+    """By the installed command, which finds the package by itself."""
+    with toy_installed():
+        lines = run_installed("inspect", bundle).stdout.splitlines()
+        found = json.loads(run_installed("doctor", "--json").stdout)["findings"]
+    assert any(line.split() == ["toy.onnx", "toy", "float32"] for line in lines)
+    (line,) = [finding for finding in found if finding["part"] == "The toy"]
+    assert (line["status"], line["detail"]) == ("ok", onnx.__version__)
+
+
+def test_verify_finds_a_wrong_graph(bundle: Path, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(folder / "model")
+    other = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    done = hdexport("verify", other, "--grid", "quick", "--backend", "toy")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert set(json.loads((other / "manifest.json").read_text())["verification"]["graphs"]) == {"toy.onnx"}
+    model = onnx.load(other / "toy.onnx", load_external_data=False)
+    next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "Identity"
+    onnx.save(model, other / "toy.onnx")
+    seal(other, manifest_from_json((other / "manifest.json").read_bytes()))
+    done = hdexport("verify", other, "--grid", "quick", "--backend", "toy")
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout
+
+
+def test_rebuild_adds_its_graph(folder: Path, bundle: Path, tmp_path: Path) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    done = hdexport("rebuild", bundle, "-o", tmp_path / "rebuilt", "--target", "toy")
+    assert done.returncode == 0, done.stderr
+    assert "toy.onnx: not yet verified" in done.stdout
+    rebuilt = json.loads((tmp_path / "rebuilt" / "manifest.json").read_text())
+    assert rebuilt["files"]["toy.onnx"] == manifest["files"]["toy.onnx"]
+
+
+def test_a_benchmark_plans_it(bundle: Path) -> None:
+    with toy_installed():
+        found = plan(BenchOptions(bundles=(bundle,), lengths=(16,), peers=()))
+    planned = {each.series.runner: each for each in found.series}
+    assert planned["toy"].is_available
+    assert (planned["toy"].device, planned["toy"].series.name) == ("cpu", "bundle (toy)")
+
+
+@pytest.mark.nightly
+def test_it_is_benchmarked(bundle: Path, tmp_path: Path) -> None:
+    options = ["--lengths", "16", "--rounds", "1", "--peers", "none", "--threads", "1"]
+    done = hdexport("bench", bundle, *options, "-o", tmp_path / "bench")
+    assert done.returncode == 0, done.stderr
+    cases = json.loads((tmp_path / "bench" / "bench.json").read_text())["cases"]
+    assert [case["status"] for case in cases if case["series"].endswith("(toy)")] == ["ok"]
+
+
+def test_without_the_package_the_others_run_and_it_is_said_what_is_not_checked(
+    bundle: Path, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model").symlink_to(folder / "model")
+    other = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    assert hdexport("inspect", other, installed=False).returncode == 0
+    done = hdexport("verify", other, "--grid", "quick", installed=False)
+    assert done.returncode == 0, done.stderr
+    assert "-[-] toy.onnx: not checked: the package that wrote it is not installed" in done.stdout
+    with pytest.raises(hdruntime.InputError, match="Unknown backend 'toy'"):
+        hdruntime.load(bundle, "toy")

@@ -1,0 +1,27 @@
+"""What the runtime asks the toy."""
+
+from __future__ import annotations
+
+import hdruntime
+from hdruntime.backends import Runner
+from hdruntime.backends.entry import Asked, BackendEntry
+from hdruntime.backends.findings import IMPORT
+from hdruntime.bundle.reader import Bundle
+
+
+class ToyBackend(BackendEntry):
+    """Runs graphs by ``onnx.reference``, which is slow: for tests."""
+
+    name = hdruntime.Backend("toy")
+    library = "The toy"
+    rank = 1
+    package = "onnx"
+    install = "pip install onnx"
+    lowerings = ("toy",)
+    probe = IMPORT
+
+    def open(self, bundle: Bundle, asked: Asked) -> Runner:
+        """Read the graph."""
+        from numpy_reference.runner import ToyRunner
+
+        return ToyRunner(bundle)

@@ -1,0 +1,52 @@
+"""A bundle's graph, interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+import hdruntime
+from hdruntime.backends.bundle_graphs import chosen_graph
+from hdruntime.backends.bundle_runner import Inputs, Outputs
+from hdruntime.backends.equal_lengths import EqualLengthRunner
+from hdruntime.backends.host_states import HostStates
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import BackendError
+
+
+class ToyRunner(EqualLengthRunner):
+    """Interprets one node after the other."""
+
+    backend = hdruntime.Backend("toy")
+    precision = hdruntime.Precision.FLOAT32
+    batch_tokens = 64
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle)
+        graph = chosen_graph(bundle, ("toy",), where="the toy")
+        self._interpreter: Any = ReferenceEvaluator(onnx.load(bundle.file(graph.file)))
+
+    def open_states(self, rows: int) -> HostStates:
+        """Arrays."""
+        return HostStates(self, rows)
+
+    def run_bound(
+        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
+    ) -> Outputs:
+        """Copy what a call leaves."""
+        found = self._run_as_given({**inputs, **carried}, list(dict.fromkeys((*outputs, *left))))
+        for name, array in left.items():
+            array[...] = found[name]
+        return {name: found[name] for name in outputs}
+
+    def close(self) -> None:
+        """Forget the graph."""
+        self._interpreter = None
+
+    def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        if self._interpreter is None:
+            raise BackendError("The session is closed; load the bundle again.")
+        return dict(zip(outputs, self._interpreter.run(list(outputs), dict(inputs)), strict=True))
