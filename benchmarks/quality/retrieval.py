@@ -43,6 +43,7 @@ from hdexport.cli.progress import StatusLine
 from hdexport.quality.encoding import Way, similarities_of_ways, vectors_of
 from hdexport.quality.queries import Collection, collection_of, unread_from
 from hdexport.quality.ranking import CUTOFF, ranks_of
+from hdexport.support.published import published
 from hdruntime.arrays import FloatingArray
 from hdruntime.text.similarity import similarities
 from hdruntime.text.splitting import split_encodings
@@ -171,7 +172,8 @@ def _run_corpus(
         "runner": options.runner,
     }
     done = {Variant(**line.build) for line in read_lines(options.output) if asdict(line.facts) == facts}
-    missing = [each for each in chosen if each not in done]
+    # Results have no paths of a machine: a tuned checkpoint is known by the name of its folder.
+    missing = [each for each in chosen if Variant(**published(asdict(each))) not in done]
     print(
         f"{name}: {len(lengths)} documents, median {lengths[len(lengths) // 2]} tokens; {len(missing)} variants to run"
     )

@@ -66,7 +66,8 @@ def built(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def bundle(folder: Path, built: subprocess.CompletedProcess[str]) -> Path:
     assert built.returncode == 0, built.stderr
-    (warning,) = built.stderr.splitlines()
+    assert len(built.stderr.splitlines()) == 1, built.stderr
+    warning = built.stderr
     assert "trained with 64 positions" in warning
     return folder / "bundle"
 
