@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from hdruntime.bundle.task_formats import Task
-from support.commands import run_here, run_installed
+from support.commands import Command, run_here, run_installed
 from support.made_once import made_once
 from support.tiny_models import save_tiny_model
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 MAX_LEN = 100
 """Longest input of the built bundle; the checkpoint has 64 positions."""

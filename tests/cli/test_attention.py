@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,7 @@ import hdruntime
 from hdexport.attention.kinds import kinds
 from hdexport.attention.window.kind import Window, WindowAttention
 from support.attention_records import recorded
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-Refused = Callable[..., str]
+from support.commands import Command, Refused
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,8 @@ from hdexport.bench.run import preparation, rounds
 from hdexport.bench.run.preparation import Preparation
 from hdexport.support.bundle_writer import seal, write_manifest
 from hdruntime.bundle.reader import open_bundle
+from support.commands import Command, Refused
 from support.waiting import wait_until
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 TOKENS = 65
 TORCH, OURS, WRONG, OPTIMUM = "torch", "tiny (onnxruntime)", "wrong (onnxruntime)", "optimum"
@@ -257,7 +256,7 @@ def wait_for(pid: int, module: str, count: int) -> set[int]:
     return found
 
 
-def test_results_are_replaced_only_by_force(refused: Callable[..., str], bundle: Path, tmp_path: Path) -> None:
+def test_results_are_replaced_only_by_force(refused: Refused, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "bench.json").write_text("{}")
     refused("bench", bundle, cwd=tmp_path, message="--force")
@@ -276,9 +275,7 @@ REFUSED = [
 """Options -> what is said of them."""
 
 
-def test_bad_options_are_refused_before_anything_is_measured(
-    refused: Callable[..., str], bundle: Path, tmp_path: Path
-) -> None:
+def test_bad_options_are_refused_before_anything_is_measured(refused: Refused, bundle: Path, tmp_path: Path) -> None:
     for options, message in REFUSED:
         words = (bundle if option == "BUNDLE" else option for option in options)
         refused("bench", *words, cwd=tmp_path, message=message)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,10 @@ import hdruntime
 from hdexport.build import BuildOptions
 from hdexport.cli.build import _print_summary
 from hdruntime.bundle.manifest import Manifest
+from support.commands import Command, Refused
 from support.forks import Fork
 from support.full_disks import on_full_disks
 from support.stored_builds import build_of_stored_graph, take_stored_graph
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-Refused = Callable[..., str]
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 BUILD = ("build", "--max-len", "100", "--target", "onnx")

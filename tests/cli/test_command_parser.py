@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ import pytest
 import hdexport as hdexport_package
 import hdruntime
 from hdexport.cli import COMMANDS, parser
+from support.commands import Command
 from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 BIN = Path(sys.executable).parent
 

@@ -8,17 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hdexport.cli import interruption, want_of_memory
+from support.commands import Command
 from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 OFFLINE = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,12 +16,10 @@ from transformers import AutoModel, AutoTokenizer
 
 import hdruntime
 from hdruntime.bundle.task_formats import Task
+from support.commands import Command, Refused
 from support.comparators import assert_close
 from support.full_disks import on_full_disks
 from support.tiny_models import BASE, change_json, save_tiny_model
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-Refused = Callable[..., str]
 
 TABLE = "embeddings.position_embeddings.weight"
 

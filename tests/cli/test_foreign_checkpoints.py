@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +11,10 @@ import torch
 import transformers
 
 import hdruntime
+from support.commands import Command, Refused
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.tensor_bundles import BERT4KERAS, copied_checkpoint
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-Refused = Callable[..., str]
 
 SCORED = 9
 OF_KERAS = ("hierarchical", "keras3", "roformer")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,8 @@ from hdruntime.bundle.manifest import (
 from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.bundle.reader import open_bundle
 from support import tiny_bundle
+from support.commands import Command
 from support.tiny_bundle import INPUTS, engine_file
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def graph_with_a_branch() -> onnx.ModelProto:

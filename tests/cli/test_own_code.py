@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hdruntime.bundle.task_formats import Task
+from support.commands import Command, Refused
 from support.made_once import made_once
 from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 CODE = """
 from transformers import BertModel
@@ -50,13 +47,13 @@ def test_a_build_without_trust_says_whose_answers_the_bundle_gives(built: Path) 
 
 
 @pytest.mark.parametrize("verify", ["none", "quick"])
-def test_a_build_with_trust_is_refused(built: Path, tmp_path: Path, refused: Callable[..., str], verify: str) -> None:
+def test_a_build_with_trust_is_refused(built: Path, tmp_path: Path, refused: Refused, verify: str) -> None:
     options = ["--target", "onnx", "--trust-remote-code", "--verify", verify]
     refused("build", built / "model", "-o", tmp_path / "b", *options, message="'theirs.Twice' .*differ by 0.5 from")
     assert not (tmp_path / "b").exists()
 
 
-def test_verification_with_trust_fails(built: Path, refused: Callable[..., str]) -> None:
+def test_verification_with_trust_fails(built: Path, refused: Refused) -> None:
     options = ["--model", built / "model", "--grid", "quick"]
     refused("verify", built / "bundle", *options, "--trust-remote-code", message="'theirs.Twice' .*differ by 0.5 from")
 

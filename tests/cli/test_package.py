@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import hdruntime
+from support.commands import Command, Refused
 from support.tiny_bundle import make_bundle
 
 
 def test_a_model_is_written_once_with_a_bundle_that_loads(
-    installed: Callable[..., subprocess.CompletedProcess[str]],
-    refused: Callable[..., str],
+    installed: Command,
+    refused: Refused,
     bundle: Path,
     tmp_path: Path,
 ) -> None:
@@ -30,7 +29,7 @@ def test_a_model_is_written_once_with_a_bundle_that_loads(
     refused("package", bundle, "--triton", models, "--name", "encoder", message="Replace it with --force")
 
 
-def test_a_bundle_that_reads_no_texts_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_bundle_that_reads_no_texts_is_refused(refused: Refused, tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", tokenizer=False)
     refused("package", bundle, "--triton", tmp_path / "models", message="Serve one that reads texts")
     assert not (tmp_path / "models").exists()

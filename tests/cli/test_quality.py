@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-Refused = Callable[..., str]
+from support.commands import Command, Refused
 
 
 def scores_as_shown(shown: str, result: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A bundle with right checksums and wrong content: commands report an error or work, without a traceback."""
+"""Bundles that were changed: a command refuses one, or, with right checksums, works or has an error of one message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from hdruntime.bundle.pair_template import Wording
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.tasks.of_bundle import task_of_bundle
+from support.commands import Command, Refused
 from support.comparators import named_case
 from support.every_key import ENGINE, PARTS, bundles_of_every_key, resealed, write_json
 from support.grids import nightly_unless
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
+from support.tiny_bundle import make_bundle
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_a_damaged_graph_is_refused_or_works(bundle: tuple[Path, dict[str, Any]]
 
 
 def test_no_command_is_broken_by_a_damaged_graph(
-    refused: Callable[..., str], built: subprocess.CompletedProcess[str], checkpoint: Path, tmp_path: Path
+    refused: Refused, built: subprocess.CompletedProcess[str], checkpoint: Path, tmp_path: Path
 ) -> None:
     copied = tmp_path / "bundle"
     shutil.copytree(built.args[-1], copied)
@@ -364,3 +364,22 @@ def test_a_manifest_of_anything_is_refused_or_works(bundles: dict[str, Path], hd
             (path / "manifest.json").write_bytes(whole)
 
     check()
+
+
+def test_a_changed_file_is_refused_by_every_command(refused: Refused, tmp_path: Path) -> None:
+    bundle: Path = make_bundle(tmp_path / "bundle")
+    data = bytearray((bundle / "model.onnx").read_bytes())
+    data[len(data) // 2] ^= 1
+    (bundle / "model.onnx").write_bytes(data)
+    (tmp_path / "texts.txt").write_text("long documents")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    for command, *arguments in (
+        ("inspect",),
+        ("inspect", "--json"),
+        ("verify",),
+        ("run", tmp_path / "texts.txt", "-o", tmp_path / "out.jsonl"),
+        ("bench", "-o", tmp_path / "bench"),
+    ):
+        message = r"model\.onnx .* has changed: expected sha256 .*\nRebuild or copy the bundle again"
+        assert refused(command, bundle, *arguments, message=message) == "", command
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before

@@ -10,7 +10,6 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet
@@ -22,12 +21,11 @@ from hdruntime.gpu.driver import gpus, why_no_gpu
 from hdruntime.jobs import VectorOptions, plan_job, portions
 from hdruntime.optional import is_installed
 from hdruntime.text.embeddings import EmbeddingPrecision
+from support.commands import Command
 from support.every_key import resealed
 from support.job_runs import run as run_job
 from support.job_runs import stop_at, write_rows
 from support.tiny_bundle import make_bundle
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 HDEXPORT = Path(sys.executable).with_name("hdexport")
 TEXTS = ["long documents are read whole.", "", "read long documents"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -17,10 +16,9 @@ from hdexport.support.gpu_memory import GpuMemory
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts, Saved
 from hdruntime.jobs.rows import Columns, Position
+from support.commands import Command
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 HDEXPORT = Path(sys.executable).with_name("hdexport")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
 from hdruntime.bundle.task_formats import Task, format_of
 from hdruntime.errors import ModelError
+from support.commands import Command
 from support.made_once import made_once
 from support.needs import needs_rtx
 from support.tiny_models import save_sentence_modules, save_tiny_model
-
-Command = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hdexport.tune import state
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
+from support.commands import Command
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hdruntime
+from support.commands import Command, Refused
 from support.tiny_models import change_json
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-Refused = Callable[..., str]
 
 
 @pytest.fixture

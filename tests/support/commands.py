@@ -8,13 +8,16 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hdexport.cli import COMMANDS, main
 from support.named_options import missing_options
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+Refused = Callable[..., str]
 
 
 @contextlib.contextmanager
