@@ -9,13 +9,14 @@ import onnx_ir as ir
 import pytest
 
 from hdexport.attention.kind import AttentionKind
-from hdexport.attention.kinds import attention_of, kind_named, kinds, lowering_of
+from hdexport.attention.kinds import attention_of, kinds, lowering_of
 from hdexport.lowering.lowering import Lowering
 from hdplugins import ONNX_DOMAIN
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError
 from support.comparators import named_case
+from support.kind_checks import assert_kinds_conform
 from support.tiny_bundle import make_bundle
 
 WINDOW = {"kind": "window", "layers": [3, 5], "converted": {"tokens": 3, "global_tokens": 1, "dilation": [1]}}
@@ -37,16 +38,9 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return open_bundle(make_bundle(tmp_path_factory.mktemp("kinds") / "bundle")).manifest
 
 
-def test_every_kind_has_a_name_a_record_and_words_of_its_own() -> None:
-    names = [kind.name for kind in kinds()]
-    assert names[:4] == ["dense", "window", "blocks", "lsh"]
-    assert len(set(names)) == len(names)
-    words = [word for kind in kinds() for word in kind.forms]
-    assert len(set(words)) == len(words)
-    for kind in kinds():
-        assert kind_named(kind.name) is kind
-        assert dataclasses.fields(kind.record_type)[0].name == "kind"
-        assert all(form.example.partition(":")[0] == word for word, form in kind.forms.items())
+def test_every_kind_conforms() -> None:
+    assert_kinds_conform()
+    assert [kind.name for kind in kinds()][:4] == ["dense", "window", "blocks", "lsh"]
 
 
 MALFORMED = (

@@ -23,6 +23,7 @@ import hdruntime
 from hdexport.attention.kinds import kinds
 from hdruntime.bundle.task_formats import Task
 from support.commands import run_here, run_installed
+from support.kind_checks import assert_kinds_conform
 from support.needs import needs_rtx
 from support.tiny_models import save_tiny_model
 
@@ -154,6 +155,16 @@ def test_without_its_package_it_is_named(bundle: Path) -> None:
     done = hdexport("inspect", bundle, installed=False)
     assert done.returncode == 1
     assert "attention of the kind 'every_kth'; known here: dense, window, blocks" in done.stderr
+
+
+def test_conformance_tests_find_it_and_no_file_outside_its_folder_names_it() -> None:
+    with toy_installed():
+        assert [kind.name for kind in kinds()][-1] == "every_kth"
+        assert_kinds_conform()
+    root = Path(__file__).parents[3]
+    folders = ("exporter", "runtime", "plugins", "tests", "benchmarks")
+    naming = [file for folder in folders for file in (root / folder).rglob("*.py") if "every_kth" in file.read_text()]
+    assert {file.relative_to(Path(__file__).parent).parts[0] for file in naming} == {FOLDER.name, Path(__file__).name}
 
 
 def test_the_command_line_has_its_form(folder: Path, tmp_path: Path) -> None:
