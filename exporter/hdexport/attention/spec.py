@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hdruntime.errors import InputError
 
 
@@ -45,6 +47,14 @@ class SpecReader:
     def optional(self, name: str, *, least: int, most: int | None = None) -> int | None:
         """A part as `number` reads it; None where it was not given."""
         return self.number(name, self.given[name], least=least, most=most) if name in self.given else None
+
+    def numbers(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+        """The parts of these names that were given, each a number within its range, both ends included."""
+        return {
+            name: self.number(name, self.given[name], least=least, most=most)
+            for name, (least, most) in ranges.items()
+            if name in self.given
+        }
 
     def number(self, name: str, text: str, *, least: int, most: int | None = None) -> int:
         """A number that is a part's value, or one of several in it.

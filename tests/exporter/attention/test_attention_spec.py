@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from hdexport.attention.blocks.record import BlockRequest, LastBlock, Mode, Pattern
-from hdexport.attention.favor.kind import FavorRequest
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kinds
-from hdexport.attention.lsh.kind import LshRequest
 from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, Window, WindowKind, WindowRequest
 from hdexport.families import convertible_model_types, family_of
 from hdruntime.bundle.task_formats import Task
@@ -42,10 +40,10 @@ READ: dict[str, dict[str, object]] = {
         "blocks": BlockRequest(pattern=Pattern.ETC, block_size=84, global_tokens=2, global_ids=(101, 102))
     },
     "blocks:file=x.npz,block=128": {"blocks": BlockRequest(pattern=Pattern.BLOCKS, block_size=128, file=Path("x.npz"))},
-    "lsh": {"lsh": LshRequest()},
-    "lsh:seed=0,buckets=8/16,before=2,after=1": {"lsh": LshRequest(seed=0, buckets=(8, 16), before=2, after=1)},
-    "favor": {"favor": FavorRequest()},
-    "favor:seed=0,compat,features=1": {"favor": FavorRequest(features=1, seed=0, compat=True)},
+    "lsh": {"lsh": {}},
+    "lsh:seed=0,buckets=8/16,before=2,after=1": {"lsh": {"seed": 0, "buckets": (8, 16), "before": 2, "after": 1}},
+    "favor": {"favor": {}},
+    "favor:seed=0,compat,features=1": {"favor": {"features": 1, "seed": 0, "compat": 1}},
 }
 
 

@@ -67,21 +67,6 @@ class FavorAttention(AttentionRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FavorRequest:
-    """FAVOR+ as requested; None for a field that was not given.
-
-    Attributes:
-        features: of a query or key.
-        seed: of their directions.
-        compat: whether padding counts as keys whose values are 0.
-    """
-
-    features: int | None = None
-    seed: int | None = None
-    compat: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class FavorSetup(Setup):
     """FAVOR+ in a model.
 
@@ -130,13 +115,13 @@ _FORM = Form(
 
 _COMPAT = "compat"
 
+_RANGES = {"features": (1, 2**14), "seed": (0, 2**31 - 1)}
+
 _DEFAULT_FEATURES, _DEFAULT_SEED = 256, 0
 
 _EPSILON = 1e-6
 """Epsilon of converted models. The authors' 1e-4, which Performers were trained with, makes weights more alike: for a
 model of 64 positions and texts of 600, 1024 features are off by 30 % with 1e-4 and by 20 % with 1e-6."""
-
-_MOST_FEATURES, _MOST_SEED = 2**14, 2**31 - 1
 
 
 class FavorKind(AttentionKind):
@@ -148,30 +133,30 @@ class FavorKind(AttentionKind):
     record_type = FavorAttention
     scales_queries = True
 
-    def request(self, spec: str | None, options: Mapping[str, Any]) -> FavorRequest | None:
-        """The numbers of the form."""
+    def request(self, spec: str | None, options: Mapping[str, Any]) -> dict[str, int] | None:
+        """The numbers of the form that were given, and ``compat``, 1, if it was."""
         return None if spec is None else _request(spec)
 
-    def setup(self, request: FavorRequest | None, subject: Subject) -> FavorSetup | None:
+    def setup(self, request: Mapping[str, int] | None, subject: Subject) -> FavorSetup | None:
         """A Performer's own; or features in place of dense attention."""
         config = subject.model.config
         own: FavorAttention | None = subject.family.own_attention(self.name, config)
         if own is not None:
-            if request is not None and not (request.features is request.seed is None):
+            if request and request.keys() & _RANGES.keys():
                 raise InputError(
                     f"A {config.model_type} has its features, by its checkpoint: --attention favor takes compat for "
                     "it.\nFor example: --attention favor:compat"
                 )
-            return _setup(dataclasses.replace(own, compat=request is not None and request.compat), is_own=True)
+            return _setup(dataclasses.replace(own, compat=bool(request and _COMPAT in request)), is_own=True)
         if request is None:
             return None
         subject.check_convertible(to="FAVOR+")
         record = FavorAttention(
             layers=int(config.num_hidden_layers),
-            features=request.features or _DEFAULT_FEATURES,
-            seed=_DEFAULT_SEED if request.seed is None else request.seed,
+            features=request.get("features", _DEFAULT_FEATURES),
+            seed=request.get("seed", _DEFAULT_SEED),
             epsilon=_EPSILON,
-            compat=request.compat,
+            compat=_COMPAT in request,
         )
         remark = (
             f"Experimental: {record.features} random features of queries and keys estimate softmax attention, "
@@ -219,7 +204,7 @@ class FavorKind(AttentionKind):
 KIND = FavorKind()
 
 
-def _request(spec: str) -> FavorRequest:
+def _request(spec: str) -> dict[str, int]:
     _, colon, text = spec.partition(":")
     parts = text.split(",") if colon else []
     compat = _COMPAT in parts
@@ -227,14 +212,9 @@ def _request(spec: str) -> FavorRequest:
         parts.remove(_COMPAT)
     if _COMPAT in parts:
         raise NotUnderstoodError(_COMPAT)
-    reader = SpecReader(
-        spec, ",".join(parts) if parts else None, names=("features", "seed"), sign="=", example=_FORM.example
-    )
-    return FavorRequest(
-        features=reader.optional("features", least=1, most=_MOST_FEATURES),
-        seed=reader.optional("seed", least=0, most=_MOST_SEED),
-        compat=compat,
-    )
+    listed = ",".join(parts) if parts else None
+    reader = SpecReader(spec, listed, names=tuple(_RANGES), sign="=", example=_FORM.example)
+    return reader.numbers(_RANGES) | ({_COMPAT: 1} if compat else {})
 
 
 def _setup(record: FavorAttention, *, is_own: bool) -> FavorSetup:

@@ -119,27 +119,6 @@ class LshAttention(AttentionRecord):
         return None if self.converted else "pads and hashes as the model does for a text of that length"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LshRequest:
-    """LSH attention as requested; None for a field that was not given.
-
-    Attributes:
-        chunk: tokens of a chunk.
-        before: chunks before its own that a query sees.
-        after: chunks after it.
-        buckets: factors of the number of buckets.
-        rounds: of hashing.
-        seed: of the rotations.
-    """
-
-    chunk: int | None = None
-    before: int | None = None
-    after: int | None = None
-    buckets: tuple[int, ...] | None = None
-    rounds: int | None = None
-    seed: int | None = None
-
-
 def buckets_for(tokens: int, *, chunk: int, positions: int) -> tuple[int, ...]:
     """The buckets that Hugging Face's Reformer takes where its ``num_buckets`` is None and a text is the first.
 
@@ -205,11 +184,12 @@ _FORM = Form(
     "(default: 1) and N after it (default: 0). A Reformer checkpoint takes rounds, buckets and seed",
 )
 
-_NAMES = ("chunk", "rounds", "buckets", "before", "after", "seed")
+_RANGES = {"chunk": (1, 2**15), "rounds": (1, 64), "before": (0, 64), "after": (0, 64), "seed": (0, 2**31 - 1)}
+
+_MOST_FACTOR = 2**12
+"""Of the number of buckets."""
 
 _DEFAULT_CHUNK, _DEFAULT_ROUNDS, _DEFAULT_SEED = 64, 4, 0
-
-_MOST_CHUNK, _MOST_CHUNKS, _MOST_ROUNDS, _MOST_FACTOR, _MOST_SEED = 2**15, 64, 64, 2**12, 2**31 - 1
 
 
 class LshKind(AttentionKind):
@@ -220,11 +200,11 @@ class LshKind(AttentionKind):
     forms = MappingProxyType({"lsh": _FORM})
     record_type = LshAttention
 
-    def request(self, spec: str | None, options: Mapping[str, Any]) -> LshRequest | None:
-        """The numbers of the form."""
+    def request(self, spec: str | None, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The numbers of the form that were given, and ``buckets``, a tuple."""
         return None if spec is None else _request(spec)
 
-    def setup(self, request: LshRequest | None, subject: Subject) -> LshSetup | None:
+    def setup(self, request: Mapping[str, Any] | None, subject: Subject) -> LshSetup | None:
         """A Reformer's own, its hashes frozen; or hashes in place of dense attention."""
         config, max_len = subject.model.config, subject.max_len
         own: LshAttention | None = subject.family.own_attention(self.name, config)
@@ -237,7 +217,7 @@ class LshKind(AttentionKind):
             remark = f"Experimental: attention is among tokens of alike hashes, {NOT_TRAINED.format('hashes')}"
             _warn_if_dense(record, max_len)
             return LshSetup(is_own=False, record=record, remark=remark)
-        record, frozen = _frozen(own, request or LshRequest(), config, max_len)
+        record, frozen = _frozen(own, request or {}, config, max_len)
         _warn_if_dense(record, max_len)
         return dataclasses.replace(_own(record), remark=frozen)
 
@@ -303,10 +283,11 @@ def _chunks_text(chunks: Chunks) -> str:
     return f"chunks of {chunks.tokens} tokens, with {chunks.before} before and {chunks.after} after"
 
 
-def _request(spec: str) -> LshRequest:
+def _request(spec: str) -> dict[str, Any]:
     _, colon, parts = spec.partition(":")
-    reader = SpecReader(spec, parts if colon else None, names=_NAMES, sign="=", example=_FORM.example)
-    buckets = None
+    names = (*_RANGES, "buckets")
+    reader = SpecReader(spec, parts if colon else None, names=names, sign="=", example=_FORM.example)
+    request: dict[str, Any] = reader.numbers(_RANGES)
     if "buckets" in reader.given:
         factors = reader.given["buckets"].split("/")
         buckets = tuple(reader.number("buckets", factor, least=2, most=_MOST_FACTOR) for factor in factors)
@@ -315,53 +296,49 @@ def _request(spec: str) -> LshRequest:
                 f"--attention {spec} asks for {' x '.join(map(str, buckets))} buckets; each must be even: half of "
                 "the buckets are directions, and half their opposites.\nFor example: --attention lsh:buckets=32"
             )
-    return LshRequest(
-        chunk=reader.optional("chunk", least=1, most=_MOST_CHUNK),
-        before=reader.optional("before", least=0, most=_MOST_CHUNKS),
-        after=reader.optional("after", least=0, most=_MOST_CHUNKS),
-        buckets=buckets,
-        rounds=reader.optional("rounds", least=1, most=_MOST_ROUNDS),
-        seed=reader.optional("seed", least=0, most=_MOST_SEED),
-    )
+        request["buckets"] = buckets
+    return request
 
 
-def _converted(request: LshRequest, *, layers: int, max_len: int) -> LshAttention:
-    chunk = request.chunk or _DEFAULT_CHUNK
+def _converted(request: Mapping[str, Any], *, layers: int, max_len: int) -> LshAttention:
+    chunk = request.get("chunk", _DEFAULT_CHUNK)
     padded = -(-max_len // chunk) * chunk
     hashed: list[LayerType] = ["lsh"] * layers
     return LshAttention(
         layers=tuple(hashed),
         hashes=Hashes(
-            buckets=request.buckets or buckets_for(padded, chunk=chunk, positions=max_len),
-            rounds=request.rounds or _DEFAULT_ROUNDS,
-            seed=_DEFAULT_SEED if request.seed is None else request.seed,
+            buckets=request.get("buckets") or buckets_for(padded, chunk=chunk, positions=max_len),
+            rounds=request.get("rounds", _DEFAULT_ROUNDS),
+            seed=request.get("seed", _DEFAULT_SEED),
         ),
-        hashed=Chunks(tokens=chunk, before=1 if request.before is None else request.before, after=request.after or 0),
+        hashed=Chunks(tokens=chunk, before=request.get("before", 1), after=request.get("after", 0)),
         local=None,
         multiple=chunk,
         converted=True,
     )
 
 
-def _frozen(own: LshAttention, request: LshRequest, config: Any, max_len: int) -> tuple[LshAttention, str | None]:
+def _frozen(
+    own: LshAttention, request: Mapping[str, Any], config: Any, max_len: int
+) -> tuple[LshAttention, str | None]:
     """A Reformer's attention with all decisions that its code would make at the first text, and the record of them.
 
     Raises:
         InputError: the model was trained with other chunks than were requested.
     """
-    if not (request.chunk is request.before is request.after is None):
+    if request.keys() & {"chunk", "before", "after"}:
         raise InputError(
             f"A {config.model_type} has its chunks, by config.json: --attention lsh takes rounds, buckets and seed for "
             "it.\nFor example: --attention lsh:rounds=8,seed=0"
         )
     if own.hashed is None:
-        if request != LshRequest():
+        if request:
             raise InputError(
                 f"This {config.model_type} has local layers only, and hashes nothing.\nLeave out --attention."
             )
         return own, None
     said = []
-    buckets, seed = request.buckets or _buckets(config), config.hash_seed if request.seed is None else request.seed
+    buckets, seed = request.get("buckets") or _buckets(config), request.get("seed", config.hash_seed)
     if buckets is None:
         padded = -(-max_len // own.multiple) * own.multiple
         buckets = buckets_for(padded, chunk=own.hashed.tokens, positions=config.max_position_embeddings)
@@ -370,7 +347,7 @@ def _frozen(own: LshAttention, request: LshRequest, config: Any, max_len: int) -
     if seed is None:
         seed = _DEFAULT_SEED
         said.append(f"hash_seed {seed}; --attention lsh:seed=S chooses another")
-    hashes = Hashes(buckets=buckets, rounds=request.rounds or config.num_hashes, seed=seed)
+    hashes = Hashes(buckets=buckets, rounds=request.get("rounds", config.num_hashes), seed=seed)
     frozen = f"config.json leaves open, and the bundle has for good: {'; '.join(said)}." if said else None
     return dataclasses.replace(own, hashes=hashes), frozen
 
