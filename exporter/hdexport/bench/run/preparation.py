@@ -143,8 +143,8 @@ class Preparation:
 
     def _make_artefact(self, planned: PlannedSeries) -> None:
         self._watcher.step(f"Preparing {planned.series.name}")
-        folder = self._folder_of(planned.subject)
-        call = partial(make_artefact, planned.subject, folder, planned.series.runner, planned.device)
+        prepare = PEERS[planned.series.runner].prepare
+        call = partial(prepare, planned.subject, self._folder_of(planned.subject), device=planned.device)
         self._artefacts[planned.series.name] = run_function(call, time_limit_s=_TIME_LIMIT_S)
 
     def _count_work(self, subject: MeasuredModel) -> None:
@@ -219,11 +219,6 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: i
                 array = np.lib.format.open_memmap(folder / f"{name}.npy", **({"mode": "r+"} if number else new))
                 array[number] = values
         folder.rename(path)
-
-
-def make_artefact(subject: MeasuredModel, folder: Path, peer: str, device: str) -> Prepared:
-    """A peer's artefact."""
-    return PEERS[peer].prepare(subject, folder, device=device)
 
 
 def _max_len(subject: MeasuredModel, plan: Plan) -> int:

@@ -67,14 +67,13 @@ def variables_of(model_type: str, config: dict[str, Any], *, generator: bool = F
 def _dense(
     google: str, hugging_face: str, inputs: Axis, outputs: Axis, *, identity: bool = False
 ) -> Iterator[Variable]:
-    names = {"google": f"{google}/kernel", "hugging_face": f"{hugging_face}.weight"}
-    yield Variable(**names, axes=(inputs, outputs), transposed=True, identity=identity)
-    yield Variable(google=f"{google}/bias", hugging_face=f"{hugging_face}.bias", axes=(outputs,), identity=identity)
+    yield Variable(f"{google}/kernel", f"{hugging_face}.weight", (inputs, outputs), transposed=True, identity=identity)
+    yield Variable(f"{google}/bias", f"{hugging_face}.bias", (outputs,), identity=identity)
 
 
 def _norm(google: str, hugging_face: str, width: Axis) -> Iterator[Variable]:
-    yield Variable(google=f"{google}/gamma", hugging_face=f"{hugging_face}.weight", axes=(width,))
-    yield Variable(google=f"{google}/beta", hugging_face=f"{hugging_face}.bias", axes=(width,))
+    yield Variable(f"{google}/gamma", f"{hugging_face}.weight", (width,))
+    yield Variable(f"{google}/beta", f"{hugging_face}.bias", (width,))
 
 
 def _embeddings(google: str, hugging_face: str, width: Axis, *, positions: bool) -> Iterator[Variable]:
@@ -82,11 +81,7 @@ def _embeddings(google: str, hugging_face: str, width: Axis, *, positions: bool)
     if positions:
         rows["position"] = "max_position_embeddings"
     for name, count in rows.items():
-        yield Variable(
-            google=f"{google}/{name}_embeddings",
-            hugging_face=f"{hugging_face}.{name}_embeddings.weight",
-            axes=(count, width),
-        )
+        yield Variable(f"{google}/{name}_embeddings", f"{hugging_face}.{name}_embeddings.weight", (count, width))
     yield from _norm(f"{google}/LayerNorm", f"{hugging_face}.LayerNorm", width)
 
 
@@ -107,22 +102,16 @@ def _layers(google: str, hugging_face: str, config: dict[str, Any]) -> Iterator[
         yield from _norm(f"{ours}/output/LayerNorm", f"{theirs}.output.LayerNorm", "hidden_size")
 
 
-def _bias(google: str, hugging_face: str, axis: Axis) -> Variable:
-    return Variable(google=google, hugging_face=hugging_face, axes=(axis,))
-
-
 def _linear(google: str, hugging_face: str, outputs: Axis) -> Iterator[Variable]:
     """A layer on top, whose weight Google stores as PyTorch does."""
-    yield Variable(
-        google=f"{google}/output_weights", hugging_face=f"{hugging_face}.weight", axes=(outputs, "hidden_size")
-    )
-    yield _bias(f"{google}/output_bias", f"{hugging_face}.bias", outputs)
+    yield Variable(f"{google}/output_weights", f"{hugging_face}.weight", (outputs, "hidden_size"))
+    yield Variable(f"{google}/output_bias", f"{hugging_face}.bias", (outputs,))
 
 
 def _classifier() -> tuple[Variable, ...]:
     """Variables of Google's ``run_classifier.py``, which names them without a scope."""
-    weight = Variable(google="output_weights", hugging_face="classifier.weight", axes=("num_labels", "hidden_size"))
-    return (weight, _bias("output_bias", "classifier.bias", "num_labels"))
+    weight = Variable("output_weights", "classifier.weight", ("num_labels", "hidden_size"))
+    return weight, Variable("output_bias", "classifier.bias", ("num_labels",))
 
 
 def _bert_like(name: str, config: dict[str, Any]) -> Variables:
@@ -141,7 +130,7 @@ def _bert_like(name: str, config: dict[str, Any]) -> Variables:
     masked = (
         *_dense("cls/predictions/transform/dense", "cls.predictions.transform.dense", "hidden_size", width),
         *_norm("cls/predictions/transform/LayerNorm", "cls.predictions.transform.LayerNorm", width),
-        _bias("cls/predictions/output_bias", "cls.predictions.bias", "vocab_size"),
+        Variable("cls/predictions/output_bias", "cls.predictions.bias", ("vocab_size",)),
     )
     pooler = tuple(_dense("bert/pooler/dense", f"{name}.pooler.dense", "hidden_size", "hidden_size"))
     others: tuple[tuple[str, tuple[Variable, ...]], ...] = (
@@ -199,7 +188,7 @@ def _albert(config: dict[str, Any]) -> Variables:
     masked = (
         *_dense("cls/predictions/transform/dense", "predictions.dense", "hidden_size", "embedding_size"),
         *_norm("cls/predictions/transform/LayerNorm", "predictions.LayerNorm", "embedding_size"),
-        _bias("cls/predictions/output_bias", "predictions.bias", "vocab_size"),
+        Variable("cls/predictions/output_bias", "predictions.bias", ("vocab_size",)),
     )
     pooler = tuple(_dense("bert/pooler/dense", "albert.pooler", "hidden_size", "hidden_size"))
     return Variables(
@@ -230,7 +219,7 @@ def _electra(config: dict[str, Any], *, generator: bool) -> Variables:
     of_generator = (
         *_dense("generator_predictions/dense", "generator_predictions.dense", "hidden_size", "embedding_size"),
         *_norm("generator_predictions/LayerNorm", "generator_predictions.LayerNorm", "embedding_size"),
-        _bias("generator_predictions/output_bias", "generator_lm_head.bias", "vocab_size"),
+        Variable("generator_predictions/output_bias", "generator_lm_head.bias", ("vocab_size",)),
     )
     head = "discriminator_predictions"
     of_discriminator = (
