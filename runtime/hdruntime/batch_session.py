@@ -17,9 +17,8 @@ from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
-from hdruntime.inference.inputs import checked_inputs, inputs_of_texts
-from hdruntime.inference.marks import check_texts_for_marks
-from hdruntime.inference.memory_limits import tokens_with_room
+from hdruntime.inference.batching import tokens_with_room
+from hdruntime.inference.inputs import check_texts_for_marks, checked_inputs, inputs_of_texts
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.inference.streaming import Columns, Document, DocumentStream, Lanes, Segment, columns_of
 from hdruntime.process_limits import free_bytes

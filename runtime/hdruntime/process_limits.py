@@ -32,11 +32,7 @@ def usable_cpus() -> frozenset[int]:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """CPUs' worth of time that this process's control groups leave it; None for any.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
-    """
+    """CPUs' worth of time that this process's control groups leave it; None for any."""
     quotas = []
     for version, group in _groups("cpu", root):
         # A file is missing in the outermost group, and has "max" or -1 where there is no limit.
@@ -54,11 +50,8 @@ def chosen_threads(asked: int | None = None, *, root: Path = _ROOT) -> tuple[int
 
     One for each core among the CPUs that the process may run on, as ONNX Runtime and OpenVINO count: two threads of a
     core share its multipliers, so that a second one makes matrix products no faster. But no more than the quota rounded
-    up: further threads would wait for each other as soon as the quota is spent.
-
-    Args:
-        asked: the user's number, which is taken as it is; None for none.
-        root: where ``proc`` and ``sys`` are.
+    up: further threads would wait for each other as soon as the quota is spent. The user's number, `asked`, is taken as
+    it is.
     """
     if asked is not None:
         return asked, f"{_counted(asked, 'thread')}: asked for"
@@ -77,14 +70,8 @@ def chosen_threads(asked: int | None = None, *, root: Path = _ROOT) -> tuple[int
 
 
 def free_bytes(root: Path = _ROOT) -> int | None:
-    """Memory that can be taken before the kernel kills a process: the machine's, and of this process's control groups.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
-
-    Returns:
-        the least of them; None where there is no ``/proc``.
-    """
+    """Memory that can be taken before the kernel kills a process, the least of the machine's and of what this process's
+    control groups leave; None where there is no ``/proc``."""
     available = _field(root / "proc/meminfo", "MemAvailable:")
     if available is None:
         return None
@@ -100,11 +87,7 @@ def free_bytes(root: Path = _ROOT) -> int | None:
 
 
 def memory_limit_bytes(root: Path = _ROOT) -> int | None:
-    """Memory that this process's control groups leave it, used or not; None for all of the machine's.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
-    """
+    """Memory that this process's control groups leave it, used or not; None for all of the machine's."""
     limits = []
     for version, group in _groups("memory", root):
         with contextlib.suppress(OSError, ValueError):

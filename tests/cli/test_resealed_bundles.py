@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 
 import hdruntime
 from hdexport.attention.kinds import attention_of
-from hdruntime.bundle.pair_template import Wording
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.sentence_settings import Wording
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.tasks.of_bundle import task_of_bundle
 from support.commands import Command, Refused

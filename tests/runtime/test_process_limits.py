@@ -18,7 +18,7 @@ from hdruntime import process_limits
 from hdruntime.backends.onnxruntime import sessions as onnxruntime_sessions
 from hdruntime.backends.onnxruntime.sessions import session_options
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.inference.memory_limits import tokens_with_room
+from hdruntime.inference.batching import tokens_with_room
 from hdruntime.process_limits import chosen_threads, cpu_quota, free_bytes, memory_limit_bytes
 from hdruntime.serve import ServeOptions
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import Default, Fill, PaddingRule
-from hdruntime.bundle.pair_template import PairTemplate, TemplatePart, Wording
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.sentence_settings import SentenceSettings
+from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TemplatePart, Wording
 from support.tiny_bundle import INPUTS, engine_file, make_bundle
 
 VERIFICATION = {

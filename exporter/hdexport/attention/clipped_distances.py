@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, OperatorNode, Setup
 from hdexport.model.family import Family
+from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.value_types import Size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,9 @@ from hdexport.checkpoint.sentence_modules import module_folders
 from hdexport.checkpoint.weight_files import read_weights
 from hdexport.model.positions import DEFAULT_ALPHA, extend_table
 from hdexport.support.json_files import read_object
-from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdruntime.bundle.checked_json import JsonMismatchError, Length, from_values
 from hdruntime.bundle.manifest import AttentionScale, Positions, Scheme
 from hdruntime.bundle.staging import DirectoryKind
-from hdruntime.bundle.value_types import Length
 from hdruntime.errors import ModelError, OutputExistsError
 from hdruntime.optional import require
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from hdexport.checkpoint.sentence_modules import TOKENS, SentenceModule, reads_and_writes, sentence_modules
 from hdexport.support.json_files import read_object, read_settings, shown
+from hdruntime.bundle.checked_json import Size, TokenId
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, QueryExpansion
-from hdruntime.bundle.value_types import Size, TokenId
 from hdruntime.errors import ModelError
 
 PROJECTION = "linear.weight"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hdexport.support.json_files import shown
-from hdruntime.bundle.pair_template import PairTemplate, Slot, TemplatePart, Wording
+from hdruntime.bundle.sentence_settings import PairTemplate, Slot, TemplatePart, Wording
 from hdruntime.errors import ModelError
 
 MessageFormat = Literal["flat", "structured"]

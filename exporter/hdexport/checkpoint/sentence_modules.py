@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from hdexport.support.json_files import read_json, read_object, read_settings, shown
-from hdruntime.bundle.value_types import Size, TokenId
+from hdruntime.bundle.checked_json import Size, TokenId
 from hdruntime.errors import ModelError
 
 POOLING_FLAGS = {

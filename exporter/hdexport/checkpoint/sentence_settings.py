@@ -20,10 +20,9 @@ from hdexport.checkpoint.sentence_modules import (
 )
 from hdexport.model.positions import LONGEST
 from hdexport.support.json_files import read_object, read_settings, shown
-from hdruntime.bundle.pair_template import PairTemplate
-from hdruntime.bundle.sentence_settings import SentenceSettings, Similarity
+from hdruntime.bundle.checked_json import Size
+from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, Similarity
 from hdruntime.bundle.task_formats import Task
-from hdruntime.bundle.value_types import Size
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

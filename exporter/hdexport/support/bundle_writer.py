@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from hdruntime.bundle.checked_json import json_from_dataclass
-from hdruntime.bundle.digests import for_each_file, sha256_of_file
 from hdruntime.bundle.manifest import FileRecord, Manifest
+from hdruntime.bundle.reader import for_each_file, sha256_of_file
 from hdruntime.bundle.staging import DirectoryKind
 from hdruntime.constants import MANIFEST_FILE, RUNTIME_CACHE_SUFFIX
 from hdruntime.errors import BundleError

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from hdruntime.arrays import IntArray
 from hdruntime.backends.onnxruntime.sessions import session_options
+from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.state_start import state_at_start
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
 if TYPE_CHECKING:

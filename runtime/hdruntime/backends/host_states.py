@@ -9,7 +9,7 @@ import numpy as np
 
 from hdruntime.arrays import IntArray
 from hdruntime.backends.bundle_runner import BundleRunner, Inputs, Outputs
-from hdruntime.bundle.state_start import state_at_start
+from hdruntime.bundle.graph_interface import state_at_start
 
 
 class HostStates:

@@ -7,10 +7,11 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from enum import Enum
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import inspect
+from msgspec import Meta, inspect
 
 _LONGEST_SHOWN = 60
 """Characters of a wrong value that a message shows."""
@@ -27,6 +28,29 @@ _OTHER_SURROGATES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 Value = TypeVar("Value")
 
 
+_MOST_TOKENS = 2**24
+"""More than any model has positions for; up to here float32, in which graphs divide by lengths, has every integer."""
+
+_INT32_MAX = 2**31 - 1
+"""The largest axis, id or number of layers that the backends index with."""
+
+Length = Annotated[int, Meta(ge=1, le=_MOST_TOKENS)]
+TokenCount = Annotated[int, Meta(ge=0, le=_MOST_TOKENS)]
+TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+Size = Annotated[int, Meta(ge=1, le=_INT32_MAX)]
+Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+LargeCount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class Choice(str, Enum):
+    """One of a closed set of words: its members equal the words, and are printed as them."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
 class MalformedJsonError(ValueError):
     """A text is not JSON, not UTF-8, or nested too deeply."""
 
@@ -40,17 +64,10 @@ class UnknownChoiceError(JsonMismatchError):
 
 
 def from_json(text: str | bytes, kind: type[Value], *, name: str) -> Value:
-    """Read a dataclass; keys that it does not know are ignored, and keys with a default may be missing.
+    """Read a dataclass, whose annotations msgspec understands, from JSON: strictly, in UTF-8 without lone surrogates.
 
-    Args:
-        text: JSON, strictly: UTF-8 without lone surrogates, finite numbers.
-        kind: a dataclass whose annotations msgspec understands.
-        name: of the value, in messages.
-
-    Raises:
-        MalformedJsonError: another text.
-        UnknownChoiceError: a string is not one of its `Literal` or enum.
-        JsonMismatchError: a key is missing, or a value is of another type or out of its range.
+    Keys that it does not know are ignored, and keys with a default may be missing; `name` is the value's in messages.
+    Another text is a MalformedJsonError, another value a JsonMismatchError or an UnknownChoiceError.
     """
     try:
         values = msgspec.json.decode(text)

@@ -1,11 +1,14 @@
-"""Whether the inputs and outputs of a graph are the ones that the manifest lists."""
+"""Inputs and outputs of graphs: whether they are the manifest's, and carried states before the first call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from hdruntime.bundle.manifest import GraphFile, TensorSpec
+import numpy as np
+
+from hdruntime.arrays import FloatArray
+from hdruntime.bundle.manifest import Fill, GraphFile, InputSpec, TensorSpec
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError
 
@@ -14,17 +17,7 @@ Found = Mapping[str, tuple[str, Sequence[object]]]
 
 
 def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs: Found) -> None:
-    """Refuse a graph whose names, types or axes are not the manifest's.
-
-    Args:
-        bundle: that lists the graph.
-        graph: which one.
-        inputs: of the graph.
-        outputs: likewise.
-
-    Raises:
-        BundleCorruptError: the graph differs from the manifest; the message has both.
-    """
+    """Refuse a graph whose names, types or axes are not the manifest's; the error has both."""
     for kind, listed, found in (
         ("inputs", bundle.manifest.inputs, inputs),
         ("outputs", bundle.manifest.outputs, outputs),
@@ -38,6 +31,12 @@ def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs:
                 f"The {kind} of {graph.file} are {here or 'none'}, but the manifest of {bundle.path} lists {there}.\n"
                 "Rebuild the bundle."
             )
+
+
+def state_at_start(spec: InputSpec, *, rows: int, memory: int) -> FloatArray:
+    """A carried state before the first call, float32 [rows, ...] of the input's shape; `memory` is the axis' size."""
+    sizes = [memory if axis == "memory" else int(axis) for axis in spec.shape[1:]]
+    return np.full((rows, *sizes), float(spec.default.fill is Fill.ONES), np.float32)
 
 
 def _agree(spec: TensorSpec, dtype: str, axes: Sequence[object]) -> bool:

@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hdruntime.bundle.pair_template import PairTemplate
-from hdruntime.bundle.sentence_settings import SentenceSettings
+from hdruntime.bundle.checked_json import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
+from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings
 from hdruntime.bundle.task_formats import Task
-from hdruntime.bundle.value_types import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 from hdruntime.optional import registered_backends
 
 # Types of values. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.

@@ -23,7 +23,7 @@ from hdruntime.bundle.manifest import (
     TensorSpec,
     VerificationRecord,
 )
-from hdruntime.bundle.pair_template import Slot, Wording
+from hdruntime.bundle.sentence_settings import Slot, Wording
 from hdruntime.bundle.task_formats import format_of
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError, BundleVersionError
@@ -47,10 +47,8 @@ _FILLS_BY_TOKEN = (Fill.UNTIL_TOKEN, Fill.AFTER_TOKEN)
 def manifest_from_json(text: str | bytes) -> Manifest:
     """Read the text of ``manifest.json``; keys that this version does not know are ignored.
 
-    Raises:
-        BundleCorruptError: not JSON, a key is missing, a value is of another type or out of its range, or two of them
-            contradict each other; the message names the key.
-        BundleVersionError: written in another format.
+    A BundleCorruptError names the key that is missing, of another type, out of its range, or that contradicts another;
+    a text of another format is a BundleVersionError.
     """
     try:
         # The version comes first: a newer format may have other keys.

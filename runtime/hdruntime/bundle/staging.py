@@ -33,7 +33,7 @@ class DirectoryKind:
     """A kind of directory, which is written and may be replaced by a directory of the same kind alone.
 
     Attributes:
-        name: its name in messages, e.g. ``bundle of hdexport``.
+        name: in messages, e.g. ``bundle of hdexport``.
         marker: the file that every such directory has.
         is_one: whether an existing directory is one.
         foreign_files: the files in one that do not belong to it, which replacing it would delete.
@@ -49,23 +49,12 @@ class DirectoryKind:
 
 @contextlib.contextmanager
 def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> Iterator[Path]:
-    """A temporary sibling directory that replaces ``destination`` when the block ends cleanly.
+    """A temporary sibling directory that replaces `destination` when the block ends cleanly.
 
-    Fill it in the block. If the block raises, the temporary directory is removed and a directory at ``destination``
-    stays. A process that is killed leaves a hidden directory, which the next call for the same ``destination``
-    removes. A symbolic link at ``destination`` is followed.
-
-    Args:
-        destination: the directory to write; missing parent directories are created.
-        kind: the kind of the directory.
-        force: replace a directory of that kind that is there. Anything else that is there is never replaced.
-
-    Yields:
-        the temporary directory, empty.
-
-    Raises:
-        OutputExistsError: before the block runs, something is at ``destination`` and may not be replaced.
-        HdexportError: the directory cannot be written, or the disk is full.
+    Fill it in the block. If the block raises, the temporary directory is removed and a directory at `destination`
+    stays. A process that is killed leaves a hidden directory, which the next call for the same `destination` removes. A
+    symbolic link at `destination` is followed. Something that is there and may not be replaced is refused before the
+    block runs: `force` replaces a directory of that kind and nothing else.
     """
     destination = Path(destination).resolve()
     require_replaceable(destination, kind, force=force)
@@ -90,11 +79,8 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
 def locked_directory(directory: Path, *, wait: bool) -> Iterator[None]:
     """Hold a directory's lock, which the kernel drops when this process dies, however it dies.
 
-    The lock is of the directory, not of its path: a directory that replaces it is not locked.
-
-    Args:
-        directory: it has to be there.
-        wait: until no other process holds it; False where none can, or the file system has no locks.
+    The lock is of the directory, not of its path: a directory that replaces it is not locked. `wait` until no other
+    process holds it; False where none can, or the file system has no locks.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -109,11 +95,7 @@ def locked_directory(directory: Path, *, wait: bool) -> Iterator[None]:
 
 
 def require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) -> None:
-    """Refuse a destination that `staged_directory` would not replace; for a check before long work.
-
-    Raises:
-        OutputExistsError: something is at ``destination`` and may not be replaced.
-    """
+    """Refuse a destination that `staged_directory` would not replace; for a check before long work."""
     if not os.path.lexists(destination):
         return
     if not (destination.is_dir() and kind.is_one(destination)):

@@ -8,8 +8,8 @@ import importlib.metadata
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from hdruntime.bundle.checked_json import Choice
 from hdruntime.bundle.sentence_settings import Kind
-from hdruntime.bundle.value_types import Choice
 from hdruntime.errors import BundleError
 
 if TYPE_CHECKING:

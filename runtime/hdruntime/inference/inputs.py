@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
+from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
-from hdruntime.bundle.state_start import state_at_start
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import padded
-from hdruntime.inference.marks import check_marks, check_texts_for_marks, default_marks
 from hdruntime.text.checks import length_error
 from hdruntime.text.tokenization import Encoding
 
@@ -35,21 +34,19 @@ _MEANINGS = {
 def checked_inputs(
     given: Mapping[str, object], manifest: Manifest, *, max_len: int | None = None, memory: int | None = None
 ) -> dict[str, AnyArray]:
-    """The inputs of the bundle's graphs, with defaults filled in.
+    """The inputs of the bundle's graphs, with defaults filled in; the error of one that does not fit says what would.
 
     Args:
         given: name -> array, tensor or nested list: integers [batch, tokens], masks and marks also as booleans, and the
-            mask as floats 0 and 1; for a memory floats of the manifest's shape. A missing input, or None, gets the
-            manifest's default.
+            mask as floats 0 and 1; for a state from the call before floats of the manifest's shape. A missing input, or
+            None, gets the manifest's default.
         manifest: of the bundle.
         max_len: most tokens, if the backend accepts another number than the manifest says.
-        memory: size of the axis ``memory`` if no memory with that axis is given; None for the most.
+        memory: size of the axis ``memory`` if no state with that axis is given; None for the most.
 
     Returns:
-        name -> int64 [batch, tokens], or, for a memory, float32 of the manifest's shape; in the manifest's order.
-
-    Raises:
-        InputError: a name, shape, type, value or length does not fit; the message says which, and which would fit.
+        name -> int64 [batch, tokens], or, for a carried state, float32 of the manifest's shape; in the manifest's
+        order.
     """
     accepted = [spec.name for spec in manifest.inputs]
     for name in given:
@@ -73,18 +70,12 @@ def checked_inputs(
 
 
 def inputs_of_texts(encodings: Sequence[Encoding], manifest: Manifest, *, memory: int) -> dict[str, AnyArray]:
-    """A batch of texts, shorter ones padded on the right.
+    """A batch of texts, shorter ones padded on the right, as :func:`checked_inputs` gives it.
 
     Args:
-        encodings: of the texts, with a token each, and no more tokens than the bundle takes.
+        encodings: of texts with a token each, and no more tokens than the bundle takes.
         manifest: of the bundle.
-        memory: size of the axis ``memory``; memories hold their defaults.
-
-    Returns:
-        As :func:`checked_inputs`.
-
-    Raises:
-        InputError: an id or a token type is beyond the model's, too many tokens are marked, or a document is too long.
+        memory: size of the axis ``memory``; carried states hold their defaults.
     """
     pad_id = manifest.tokenizer.pad_token_id if manifest.tokenizer else 0
     try:
@@ -107,15 +98,8 @@ def inputs_of_texts(encodings: Sequence[Encoding], manifest: Manifest, *, memory
 
 
 def check_text(encoding: Encoding, manifest: Manifest) -> None:
-    """Refuse a text with which a whole batch would fail.
-
-    Args:
-        encoding: of the text, with a token.
-        manifest: of the bundle.
-
-    Raises:
-        InputError: an id or a token type is beyond the model's, or the question is not found where it is marked.
-    """
+    """Refuse a text with which a whole batch would fail: an id or a token type is beyond the model's, or the question
+    is not found where it is marked."""
     values = {Role.IDS: encoding.input_ids}
     if _reads_types_of_texts(manifest):
         values[Role.TOKEN_TYPES] = encoding.token_type_ids
@@ -125,6 +109,17 @@ def check_text(encoding: Encoding, manifest: Manifest) -> None:
         if given and number and (max(given) >= number or (spec.role is Role.IDS and min(given) < 0)):
             _check_values(spec, _integers([given], spec.name), manifest)
     check_texts_for_marks([encoding.input_ids], manifest)
+
+
+def check_texts_for_marks(texts: Sequence[Sequence[int]], manifest: Manifest) -> None:
+    """Refuse texts, given as ids, without default marks: their question is not found, or is too long."""
+    spec = manifest.input_of(Role.MARKS)
+    if spec is None or spec.default.fill is not Fill.UNTIL_TOKEN:
+        return
+    for index, ids in enumerate(texts):
+        what = "the text" if len(texts) == 1 else f"text {index}"
+        separator_id = spec.default.token_id
+        _check_question(what, ids.index(separator_id) if separator_id in ids else None, spec)
 
 
 def _reads_types_of_texts(manifest: Manifest) -> bool:
@@ -143,7 +138,7 @@ def _filled_inputs(given: Mapping[str, AnyArray], manifest: Manifest, *, memory:
         value = mask if spec.name == manifest.mask else given.get(spec.name)
         filled[spec.name] = _default(spec, ids, mask, memory) if value is None else value
         if spec.role is Role.MARKS:
-            check_marks(spec, filled[spec.name], mask)
+            _check_marks(spec, filled[spec.name], mask)
         elif spec.role is Role.MEMORY and not spec.has_memory_axis and spec.bound is not None:
             _check_document(spec.name, filled[spec.name], mask, spec.bound)
     return filled
@@ -183,7 +178,7 @@ def _default(spec: InputSpec, ids: IntArray, mask: IntArray, memory: int) -> Any
     if spec.role is Role.MEMORY:
         return state_at_start(spec, rows=len(ids), memory=memory)
     if spec.default.fill in (Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN):
-        return default_marks(spec, ids, mask)
+        return _default_marks(spec, ids, mask)
     if spec.default.fill is Fill.AFTER_TOKEN:
         # In a row without such a token the ones begin at token 1, as in Hugging Face's BigBird.
         first = (ids == spec.default.token_id).argmax(axis=1)
@@ -313,3 +308,46 @@ def _what_fits(spec: InputSpec, number: int | None) -> str:
             f"Leave {spec.name} out for single texts; session.tokenize gives a pair's."
         )
     return f"it must be {_MEANINGS[spec.role]}."
+
+
+def _default_marks(spec: InputSpec, ids: IntArray, mask: IntArray) -> IntArray:
+    """Mark the first real token of every row, or the tokens before the first separator: the question.
+
+    In a row of padding alone no token is marked. `ids`, `mask` (1 for real tokens) and the result (1 for marked tokens)
+    are int64 [batch, tokens].
+    """
+    if spec.default.fill is Fill.FIRST_TOKEN:
+        first = (mask.cumsum(axis=1) == 1) & (mask == 1)
+        return first.astype(np.int64)
+    separators = (ids == spec.default.token_id) & (mask == 1)
+    marked = (separators.cumsum(axis=1) == 0) & (mask == 1)
+    for row, (count, has_separator) in enumerate(zip(marked.sum(axis=1), separators.any(axis=1), strict=True)):
+        if count:
+            _check_question(f"row {row}", int(count) if has_separator else None, spec)
+    return marked.astype(np.int64)
+
+
+def _check_marks(spec: InputSpec, marks: IntArray, mask: IntArray) -> None:
+    """Refuse rows with more marks than the bundle accepts; `marks` and `mask` are int64 [batch, tokens], 0 or 1."""
+    if spec.bound is None:
+        return
+    marked = (marks * mask).sum(axis=1)
+    if (marked > spec.bound).any():
+        row = int(np.argmax(marked > spec.bound))
+        raise InputError(
+            f"{spec.name}: row {row} marks {marked[row]} tokens as global; this bundle accepts {spec.bound}.\n"
+            f"Mark fewer, or build the bundle again with --max-global {marked[row]}."
+        )
+
+
+def _check_question(what: str, tokens: int | None, spec: InputSpec) -> None:
+    if tokens is None:
+        raise InputError(
+            f"The end of the question of {what} is unknown: there is no separator (id {spec.default.token_id}).\n"
+            f"Encode question and context as a pair, or give {spec.name}."
+        )
+    if spec.bound is not None and tokens > spec.bound:
+        raise InputError(
+            f"The question of {what} has {tokens} tokens, which are all global; this bundle accepts {spec.bound}.\n"
+            f"Shorten it, give {spec.name}, or build the bundle again with --max-global {tokens}."
+        )

@@ -1,4 +1,4 @@
-"""Documents of any length, run segment by segment by bundles that remember the segments before."""
+"""Documents of any length, run segment by segment by bundles that carry states from one segment to the next."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.errors import HdexportError, InputError
-from hdruntime.inference.inputs import BUILD_WITH_MEMORY, inputs_of_texts
-from hdruntime.inference.marks import check_texts_for_marks
+from hdruntime.inference.inputs import BUILD_WITH_MEMORY, check_texts_for_marks, inputs_of_texts
 from hdruntime.inference.scheduling import BatchResult, Scheduler
 from hdruntime.text.checks import check_text_lengths
 from hdruntime.text.tokenization import Encoding
@@ -50,16 +49,7 @@ class Segment:
 
 
 def checked_segment(segment: int | None, manifest: Manifest, *, max_len: int) -> int:
-    """Tokens of a segment; None for the default.
-
-    Args:
-        segment: as a caller gives it.
-        manifest: of the bundle.
-        max_len: most tokens that a call accepts.
-
-    Raises:
-        InputError: the segment is less than 1 or more than the bundle accepts, or the bundle remembers nothing.
-    """
+    """Tokens of a segment, at most `max_len`; None for the default. A bundle that carries nothing is refused."""
     if not manifest.memories:
         raise InputError(
             "This bundle remembers nothing from one segment to the next, so a document cannot be streamed.\n"
@@ -77,11 +67,7 @@ def checked_segment(segment: int | None, manifest: Manifest, *, max_len: int) ->
 
 
 def check_document_length(tokens: int, manifest: Manifest) -> None:
-    """Refuse a document without tokens, or with more than the bundle has positions for.
-
-    Raises:
-        InputError: naming the number of tokens.
-    """
+    """Refuse a document without tokens, or with more than the bundle has positions for."""
     most = manifest.document_tokens
     if most is None or tokens < 1:
         check_text_lengths([tokens], sys.maxsize)
@@ -112,17 +98,10 @@ class Lanes:
     batches have one shape; only the last segment of a document is padded, and a row without a document is all padding.
 
     Args:
-        scheduler: of the session.
-        manifest: of the bundle.
-        max_len: most tokens that a call accepts.
+        scheduler, manifest, max_len: of the session.
         segment, rows: as of :meth:`hdruntime.Session.stream_all`.
         documents: how many there are at most; rows are no more by default.
         outputs: names of the requested outputs.
-
-    Raises:
-        InputError: the segment or the rows do not fit.
-        BackendError: the session is closed.
-        OutOfMemoryError: there is too little memory for so many rows.
     """
 
     def __init__(
@@ -148,14 +127,8 @@ class Lanes:
         self._carried = scheduler.runner.open_states(rows)
 
     def run(self, documents: Iterable[Columns]) -> Iterator[Segment]:
-        """Run documents; each is asked for when a row is free for it.
-
-        Yields:
-            the segments: a document's in order, different documents' interleaved.
-
-        Raises:
-            BackendError: the backend failed, or the session is closed.
-        """
+        """Run documents; each is asked for when a row is free for it. Segments of a document come in order, those of
+        different documents interleaved."""
         waiting = enumerate(documents)
         lanes: list[_Lane | None] = [None] * self._rows
         while True:
@@ -207,11 +180,7 @@ class Lanes:
 class DocumentStream:
     """The segments of one document, made by :meth:`hdruntime.Session.stream`; an iterator and a context manager.
 
-    Its memories are freed when it is closed, or no longer referred to. After an error it is closed.
-
-    Args:
-        lanes: of one row.
-        document: the document to run.
+    The states that it carries are freed when it is closed, or no longer referred to. After an error it is closed.
     """
 
     def __init__(self, lanes: Lanes, document: Columns) -> None:
@@ -260,11 +229,7 @@ class DocumentStream:
 
 
 def columns_of(document: Encoding | Sequence[int], manifest: Manifest) -> Columns:
-    """The inputs of a document.
-
-    Raises:
-        InputError: the document is empty, too long or of another type, or has an id or a token type beyond the model's.
-    """
+    """The inputs of a document; one that is empty, too long, of another type or with an unknown id is refused."""
     if not isinstance(document, Encoding):
         document = Encoding.of_ids(_ids(document))
     check_document_length(len(document), manifest)

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hdruntime.bundle.checked_json import from_json
-from hdruntime.bundle.value_types import LargeCount
+from hdruntime.bundle.checked_json import LargeCount, from_json
 from hdruntime.jobs.input_files import InputFile
 from hdruntime.jobs.rows import Position
 

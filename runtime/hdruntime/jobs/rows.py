@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from hdruntime.bundle.value_types import LargeCount
+from hdruntime.bundle.checked_json import LargeCount
 from hdruntime.tasks.task import Text
 
 ID = "id"

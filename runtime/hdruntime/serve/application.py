@@ -125,11 +125,7 @@ class _Server:
         self.metrics = Metrics(lambda: self.queue.tokens, lambda: session.padding)
 
     def start(self) -> None:
-        """Run a text, on which readiness waits.
-
-        Raises:
-            BackendError: no request could be answered in this process.
-        """
+        """Run a text, on which readiness waits; a BackendError where no request could be answered in this process."""
         fault = self._fault()
         if fault:
             raise BackendError(f"{fault}\nLoad the bundle in each process that serves; leave out gunicorn --preload.")

@@ -14,9 +14,7 @@ _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class Metrics:
     """Counts of requests, texts, tokens and batches; and of the process, its memory among them.
 
-    Args:
-        waiting: tokens in the queue.
-        padding: tokens that the session has computed.
+    `waiting` gives the tokens in the queue, and `padding` the tokens that the session has computed.
     """
 
     def __init__(self, waiting: Callable[[], int], padding: Callable[[], PaddingCount]) -> None:

@@ -52,12 +52,7 @@ class ServeOptions:
         return max(1, min(_MOST_QUEUE_TOKENS, room))
 
     def check(self) -> None:
-        """Refuse limits under which nothing could be served.
-
-        Raises:
-            InputError: a limit is too small or NaN, the key is empty or fits in no header, an origin is not one that
-                a browser sends, or the root path is invalid.
-        """
+        """Refuse limits under which nothing could be served, and keys, origins and paths that no client can send."""
         limits = ("max_queue_tokens", 1), ("max_texts", 1), ("max_body_bytes", 1024), ("max_text_characters", 1)
         for name, least in (*limits, ("timeout_s", 0.1)):
             if getattr(self, name) is not None and not getattr(self, name) >= least:

@@ -30,12 +30,7 @@ class QueueFullError(HdexportError):
 
 @dataclass(eq=False)
 class _Request:
-    """A window of the texts of one call.
-
-    Attributes:
-        answered: done when none is missing.
-        missing: texts without an answer.
-    """
+    """A window of the texts of one call: `answered` is done when no text is `missing` an answer."""
 
     answered: asyncio.Future[None]
     missing: int
@@ -91,17 +86,8 @@ class TextQueue:
     ) -> list[TextItem]:
         """The texts with their answers, or those up to an error. A call that is cancelled leaves the queue.
 
-        Of a large call some texts are tokenized at a time, while those before them run.
-
-        Args:
-            inference: of the session whose queue this is.
-            task: its task.
-            texts: the texts.
-            client: whose they are.
-
-        Raises:
-            QueueFullError: too many tokens wait.
-            HdexportError: the session is broken.
+        Of a large call some texts are tokenized at a time, while those before them run. A QueueFullError says that too
+        many tokens wait.
         """
         sizes = [text.characters for text in texts]
         items: list[TextItem] = []

@@ -65,14 +65,7 @@ class TritonPythonModel:
     """
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the bundle beside the model's file.
-
-        Args:
-            args: of Triton.
-
-        Raises:
-            HdexportError: the bundle cannot be loaded there.
-        """
+        """Load the bundle beside the model's file; `args` are Triton's."""
         bundle = open_bundle(Path(args["model_repository"]) / args["model_version"] / BUNDLE_FOLDER)
         given = json.loads(args["model_config"]).get("parameters", {})
         backend = given.get("backend", {}).get("string_value", "auto")
@@ -83,12 +76,8 @@ class TritonPythonModel:
         self._inferences: dict[tuple[Overflow, str], TextInference] = {}
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """The response to each request, in order.
-
-        Args:
-            requests: of Triton, with the tensors of `tensors_of`, and parameters ``truncate`` (``error``, ``end`` or
-                ``split``) and ``prompt_name``.
-        """
+        """The response to each request, in order: of the tensor of `tensors_of`, by the parameters ``truncate``
+        (``error``, ``end`` or ``split``) and ``prompt_name``."""
         triton = importlib.import_module("triton_python_backend_utils")
         read = [self._read(triton, request) for request in requests]
         groups: dict[tuple[Overflow, str], list[_Request]] = {}

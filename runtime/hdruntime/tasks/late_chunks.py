@@ -53,11 +53,7 @@ class ChunkEmbeddings(TextTask):
 
 
 def column_of_spans(late_chunking: str) -> str | None:
-    """The column that an option of late chunking names; None if it is a rule.
-
-    Raises:
-        InputError: the option is empty, or a rule with an invalid number.
-    """
+    """The column that an option of late chunking names; None if it is a rule."""
     if not late_chunking:
         raise InputError("--late-chunking is empty.\nType tokens:256, sentences, or the name of a column.")
     is_rule = late_chunking == SENTENCES or tokens_per_chunk(late_chunking) is not None

@@ -17,17 +17,7 @@ def class_of(task: Task) -> type[TextTask]:
 
 
 def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokenized: bool = False) -> TextTask:
-    """The task as a job runs it.
-
-    Args:
-        bundle: the bundle that will run.
-        options: default `TaskOptions()`.
-        tokenized: rows are ids, without a text.
-
-    Raises:
-        InputError: the bundle lacks a tokenizer or mask token that the task needs, the task needs a text, or an option
-            is for another; or late chunking needs a text, or another bundle.
-    """
+    """The task as a job runs it; `tokenized` rows are ids, without a text. Options of other tasks are refused."""
     name, options = bundle.manifest.task, options or TaskOptions()
     kind = class_of(name)
     if tokenized and kind.needs_text:
@@ -66,16 +56,9 @@ def served_task(bundle: Bundle) -> TextTask:
 
 
 def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool, pair_option: str = "--text-pair-column") -> None:
-    """Refuse columns that do not fit the task.
+    """Refuse columns that do not fit the task: whether rows have a second text, and whether they are ids.
 
-    Args:
-        task: the task.
-        has_pair: whether rows have a second text.
-        has_ids: whether rows are ids.
-        pair_option: names the column of the second text, for messages.
-
-    Raises:
-        InputError: a pair of texts is missing or superfluous.
+    `pair_option` names the column of the second text, for messages.
     """
     text_option, name = pair_option.replace("-pair", "").replace("_pair", ""), task.manifest.task
     if has_pair and has_ids:

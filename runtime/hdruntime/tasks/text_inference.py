@@ -43,12 +43,7 @@ _CHUNK_CHARACTERS = 2**16
 class TextItem:
     """A text in progress: it gets an encoding, then its answer, or an error at any step.
 
-    Attributes:
-        text: the text.
-        encoding: its tokens and pieces.
-        answer: the task's.
-        error: why there is no answer.
-        pending: collects the outputs of the text's pieces, of which `missing` have not run.
+    `pending` collects the outputs of the text's pieces, of which `missing` have not run.
     """
 
     text: Text
@@ -78,9 +73,6 @@ class TextInference:
 
     Attributes:
         lanes: texts that are streamed at a time; 0 if texts are not streamed.
-
-    Raises:
-        InputError: texts are to be streamed, and the bundle or its task does not allow it.
     """
 
     def __init__(
@@ -120,8 +112,7 @@ class TextInference:
     def run(self, items: Sequence[TextItem]) -> None:
         """Give each item that has an encoding its answer, or its error.
 
-        Raises:
-            BackendError: every text failed, and so does one that ran before: the session is broken.
+        A BackendError is raised where every text failed, and so does one that ran before: the session is broken.
         """
         encoded = [item for item in items if item.encoding is not None]
         if self._streamed is None:
@@ -304,24 +295,16 @@ def answers_of(
     on_done: Callable[[int], None] = lambda texts: None,
     into: Any = None,
 ) -> Any:
-    """The answers to any number of texts, a window of texts at a time; the longest texts are run first.
+    """The answers to texts, in order, a window of texts at a time; the longest texts are run first.
 
     Args:
         session: that runs them.
         task: whose answers are computed.
-        texts: the texts.
+        texts: any number.
         reading, prompt, tokenizer, on_done: as of `TextInference`.
         name: the texts' in an error: ``sentences[3]: ...``.
         on_encoded: takes the texts' tokens, before they are run.
         into: an array [texts, ...] that takes the answers; None for a list.
-
-    Returns:
-        [texts], in order: the list, or the array.
-
-    Raises:
-        InputError: a text does not fit, or texts are to be streamed and cannot be.
-        NonFiniteOutputError: an output is NaN or infinite.
-        BackendError: the backend failed, or the session is closed.
     """
     inference = TextInference(session, task, reading, prompt=prompt, tokenizer=tokenizer, on_done=on_done)
     answers: Any = [None] * len(texts) if into is None else into
@@ -340,11 +323,7 @@ def answers_of(
 
 
 def checked_streaming(manifest: Manifest, task: TextTask) -> StreamedOutputs:
-    """How the texts of a task get their outputs when they are streamed.
-
-    Raises:
-        InputError: the bundle remembers nothing, or the task's answers cannot be made segment by segment.
-    """
+    """How the texts of a task get their outputs when they are streamed; a task that cannot be is refused."""
     checked_segment(None, manifest, max_len=manifest.max_len)
     if not task.streams and task.splits:
         raise InputError(

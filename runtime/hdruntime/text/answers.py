@@ -54,11 +54,7 @@ class AnswerOptions:
     max_answer_tokens: int = MAX_ANSWER_TOKENS
 
     def check(self) -> None:
-        """Refuse numbers less than 1.
-
-        Raises:
-            InputError: naming the option.
-        """
+        """Refuse numbers less than 1."""
         for name in ("top_k", "max_answer_tokens"):
             if (number := getattr(self, name)) < 1:
                 raise InputError(f"{name} is {number}; it must be 1 or more.")
@@ -76,23 +72,18 @@ class _Span(NamedTuple):
 def best_answers(
     split: SplitEncoding, outputs: Sequence[Mapping[str, FloatArray]], *, context: str, options: AnswerOptions
 ) -> list[Answer]:
-    """The answers with the highest scores, best first.
+    """The answers with the highest scores, best first: 1 to `top_k`.
 
     An answer ends no earlier than it starts, and is within one piece: give pieces a stride of `max_answer_tokens`, and
-    no answer is cut.
+    no answer is cut. Without tokens in the context the answer is empty, with score 0, or 1 if impossible answers are
+    handled. A question without a token is refused, and one without a token before it whose score would say that there
+    is no answer.
 
     Args:
         split: question and context.
         outputs: [pieces], each with ``start_logits`` and ``end_logits``, float32 [tokens of the piece].
         context: the second text of the pair.
         options: how many answers, and which.
-
-    Returns:
-        1 to ``top_k`` answers. Without tokens in the context it is the empty answer, with score 0, or 1 if impossible
-        answers are handled.
-
-    Raises:
-        InputError: the question has no token, or there is none before it to tell that there is no answer.
     """
     if 0 not in split.whole.sequence_ids:
         raise InputError("The question has no tokens.")

@@ -16,15 +16,7 @@ _REMEDY = "Cut it (--overflow truncate), run it in pieces (--overflow split)"
 
 
 def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
-    """Refuse texts without tokens, and texts of more tokens than the bundle accepts.
-
-    Args:
-        lengths: tokens of each text.
-        max_len: most tokens that the bundle accepts.
-
-    Raises:
-        InputError: naming the first such text.
-    """
+    """Refuse texts without tokens, and texts of more tokens than `max_len`; the error names the first."""
     for index, tokens in enumerate(lengths):
         if not 1 <= tokens <= max_len:
             what = "The text" if len(lengths) == 1 else f"Text {index}"
@@ -35,12 +27,9 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
     """The texts that a caller gave, as a list: an iterator is read, an array or a column goes by position.
 
     Args:
-        inputs: any number of strings.
+        inputs: any number of strings; a mapping is refused, whose keys are no texts.
         name: their name in an error.
         may_be_one: whether one string is a list of one.
-
-    Raises:
-        InputError: the inputs are something else, such as a mapping, whose keys are no texts, or one is no string.
     """
     if isinstance(inputs, str) and may_be_one:
         return [inputs]
@@ -58,13 +47,11 @@ def several(inputs: object, *, name: str, of: str, example: str) -> Iterable[Any
     """The items that a caller gave several of, in the order given; an iterator stays unread.
 
     Args:
-        inputs: a list, an iterator, an array, or a column of a data frame.
+        inputs: a list, an iterator, an array, or a column of a data frame; one string is refused, and what has keys,
+            columns or no order.
         name: its name in an error.
         of: its items, as an error calls them.
         example: how one of them is given.
-
-    Raises:
-        InputError: `inputs` is one string, has keys or columns, has no order, or holds nothing that can be listed.
     """
     if isinstance(inputs, str):
         raise InputError(f"{name} is one string; it must be a list of {of}: {example}")
@@ -88,11 +75,7 @@ def several(inputs: object, *, name: str, of: str, example: str) -> Iterable[Any
 
 
 def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -> Choice:
-    """The member of an enumeration that an option names.
-
-    Raises:
-        InputError: there is no such member.
-    """
+    """The member of an enumeration that an option names; any other name is refused."""
     try:
         return choices(value)
     except ValueError:

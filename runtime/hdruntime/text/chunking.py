@@ -55,11 +55,7 @@ class TextChunks:
 
 
 def tokens_per_chunk(rule: str) -> int | None:
-    """N of the rule ``tokens:N``; None for other strings.
-
-    Raises:
-        InputError: N is not a whole number, 1 or more.
-    """
+    """N of the rule ``tokens:N``; None for other strings. An N that is no whole number, 1 or more, is refused."""
     if not rule.startswith("tokens:"):
         return None
     number = rule.removeprefix("tokens:")
@@ -74,16 +70,10 @@ def overlap_of(overlap: int | None, max_len: int) -> int:
 
 
 class LateChunking:
-    """Late chunking with a bundle.
-
-    Args:
-        manifest: the bundle's.
+    """Late chunking with a bundle whose vectors are the mean of their tokens' states; other bundles are refused.
 
     Attributes:
         output: the output with the states of tokens.
-
-    Raises:
-        InputError: the bundle's vectors are not the mean of their tokens' states, or it has no vectors.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -106,11 +96,9 @@ class LateChunking:
         Args:
             split: the text's macro chunks, with the prompt.
             text: without the prompt.
-            chunks: ``tokens:N``, ``sentences``, or (start, end) of each; None is refused as any other value is.
+            chunks: ``tokens:N``, ``sentences``, or (start, end) of each, within the text and with a token; None is
+                refused as any other value is.
             prompt: before the text.
-
-        Raises:
-            InputError: a chunk is not within the text, or has no token; or the rule is unknown.
         """
         own = _OwnTokens(split, text, prompt)
         if not isinstance(chunks, str):
@@ -178,12 +166,8 @@ class LateChunks:
         return len(self._spans)
 
     def add(self, piece: int, outputs: Mapping[str, FloatArray]) -> None:
-        """Add the states of a macro chunk's tokens; each macro chunk is added once, in any order.
-
-        Args:
-            piece: its number.
-            outputs: its outputs; the states are float32 [tokens of the macro chunk, dimensions].
-        """
+        """Add the states of a macro chunk's tokens, float32 [tokens of the macro chunk, dimensions]; each macro chunk
+        is added once, in any order."""
         states = outputs[self._output]
         low, high = self._split.cuts[piece], self._split.cuts[piece + 1]
         offset = piece * self._split.step
@@ -238,11 +222,7 @@ def _trimmed(text: str, start: int, end: int, before: int) -> tuple[int, int]:
 
 
 def _checked_spans(spans: Spans | None, text: str) -> IntArray:
-    """int64 [spans, 2].
-
-    Raises:
-        InputError: a span is not a pair of whole numbers, or not within the text.
-    """
+    """int64 [spans, 2]; a span that is no pair of whole numbers within the text is refused."""
     if not isinstance(spans, Sequence | np.ndarray):
         raise InputError(f"chunks is of type {type(spans).__name__}; give (start, end) of each chunk, in characters.")
     found = np.empty((len(spans), 2), np.int64)

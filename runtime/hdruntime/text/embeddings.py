@@ -36,18 +36,8 @@ class EmbeddingPrecision(str, Enum):
 
 
 def truncated(embeddings: FloatingArray, dimensions: int | None) -> FloatingArray:
-    """The first dimensions of embeddings, for models with Matryoshka training.
-
-    Args:
-        embeddings: float [..., dimensions].
-        dimensions: how many to keep; None for all.
-
-    Returns:
-        A view of ``embeddings``: [..., dimensions].
-
-    Raises:
-        InputError: ``dimensions`` is less than 1, or more than the embeddings have.
-    """
+    """The first dimensions of embeddings, float [..., dimensions], for models with Matryoshka training: a view; None
+    keeps all."""
     if dimensions is None:
         return embeddings
     if not 1 <= dimensions <= embeddings.shape[-1]:
@@ -59,14 +49,7 @@ def truncated(embeddings: FloatingArray, dimensions: int | None) -> FloatingArra
 
 
 def normalized(embeddings: FloatingArray) -> FloatingArray:
-    """Embeddings scaled to length 1; zeros stay zeros.
-
-    Args:
-        embeddings: float [..., dimensions].
-
-    Returns:
-        Same shape and dtype.
-    """
+    """Embeddings, float [..., dimensions], scaled to length 1; zeros stay zeros."""
     norms = np.linalg.norm(embeddings, axis=-1, keepdims=True)
     return embeddings / np.maximum(norms, _SMALLEST_NORM)
 
@@ -78,17 +61,13 @@ def quantized(
 
     Args:
         embeddings: float [..., dimensions].
-        precision: the type of the result.
+        precision: the type of the result; a value that float16 cannot hold is refused.
         ranges: [2, dimensions], each dimension's minimum and maximum, for int8 and uint8; None computes them from
-            ``embeddings``. Values outside of the range are clipped.
+            `embeddings`, which must be several then. Values outside of the range are clipped.
 
     Returns:
         [..., dimensions]; for ``binary`` and ``ubinary`` [..., (dimensions + 7) // 8], the last byte padded with zero
         bits.
-
-    Raises:
-        InputError: the precision is unknown, ranges are missing for a single embedding or of another shape, or a
-            value is greater than float16 can hold.
     """
     precision = checked_choice(EmbeddingPrecision, precision, option="precision")
     if precision.needs_ranges:

@@ -90,14 +90,8 @@ def entities(
 
 
 def _continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool]:
-    """[tokens], whether each continues the previous word, as in transformers' pipeline.
-
-    Args:
-        tokenizer: a ``tokenizers.Tokenizer``. If it marks continuations (``##ing``), these count; otherwise a space
-            before the token does.
-        encoding: the text's tokens.
-        text: the tokenised text.
-    """
+    """[tokens], whether each continues the previous word, as in transformers' pipeline: where the tokenizer marks
+    continuations (``##ing``) these count, otherwise a space before the token does."""
     unknown = _unknown_token(tokenizer.model)
     marks = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
     found = []

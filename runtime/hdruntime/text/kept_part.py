@@ -44,11 +44,8 @@ _PATTERN_PARTS = re.compile(r"\(\?!\\S\)|\\.|\[(?:\\.|[^\]\\])*\]|\(\?[=!<]|.", 
 
 
 class KeptParts:
-    """Finds how much of a text must be read for its first tokens, or its last ones.
-
-    Args:
-        tokenizer: a ``tokenizers.Tokenizer`` that neither cuts nor pads.
-    """
+    """Finds how much of a text must be read for its first tokens, or its last ones, by a ``tokenizers.Tokenizer`` that
+    neither cuts nor pads."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

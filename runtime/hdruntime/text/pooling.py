@@ -28,11 +28,7 @@ class Pooling(str, Enum):
 
 
 def embedding_output(manifest: Manifest) -> TensorSpec:
-    """The output with a text's vector: ``sentence_embedding``, else ``last_hidden_state``, which is pooled.
-
-    Raises:
-        InputError: the bundle's task has no embeddings.
-    """
+    """The output with a text's vector: ``sentence_embedding``, else ``last_hidden_state``, which is pooled."""
     outputs = {spec.name: spec for spec in manifest.outputs}
     for name in (SENTENCE_EMBEDDING, "last_hidden_state"):
         if name in outputs:
@@ -42,25 +38,16 @@ def embedding_output(manifest: Manifest) -> TensorSpec:
 
 
 def embedding_size(manifest: Manifest) -> int:
-    """Dimensions of a text's vector.
-
-    Raises:
-        InputError: the bundle's task has no embeddings.
-    """
+    """Dimensions of a text's vector."""
     size = embedding_output(manifest).shape[-1]
     return size if isinstance(size, int) else manifest.hidden_size
 
 
 def pooled_text(states: FloatArray, pooling: Pooling) -> FloatArray:
-    """One vector of a text without padding.
+    """One vector of a text without padding, float32 [hidden_size], from its states, float32 [tokens, hidden_size].
 
-    Args:
-        states: float32 [tokens, hidden_size].
-        pooling: the mean or the maximum of the tokens, or the first or the last token; the mean with weights 1, 2, 3,
-            ...; or the sum over the root of the number of tokens.
-
-    Returns:
-        float32 [hidden_size].
+    It is the mean or the maximum of the tokens, or the first or the last token; the mean with weights 1, 2, 3, ...; or
+    the sum over the root of the number of tokens.
     """
     return _FUNCTIONS[pooling](states)
 

@@ -20,15 +20,10 @@ def prompts_of(manifest: Manifest) -> tuple[dict[str, str], str | None]:
 
 
 def chosen_prompt(prompts: Mapping[str, str], default_name: str | None, *, name: str | None, prompt: str | None) -> str:
-    """The prompt before every text.
+    """The prompt before every text: `prompt` itself, which may be empty, or else that of a `name`, None being the
+    default's.
 
-    Args:
-        prompts, default_name: from `prompts_of`.
-        name: of a prompt; None for the default.
-        prompt: the prompt itself, which may be empty; ``name`` is then ignored.
-
-    Raises:
-        InputError: no prompt has that name.
+    `prompts` and `default_name` are of `prompts_of`. A name that no prompt has is refused.
     """
     name = default_name if name is None else name
     if prompt is not None or name is None:

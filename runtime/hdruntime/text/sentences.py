@@ -36,11 +36,10 @@ _CLOSING = ("Pe", "Pf")
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """The sentences of a text, in order, without the white space around them.
+    """(start, end) in characters of the sentences of a text, in order, without the white space around them, end
+    exclusive.
 
-    Returns:
-        (start, end) in characters, end exclusive; empty if the text is only white space. Every other character is in
-        one of them.
+    Every character but white space is in one of them.
     """
     spans = []
     for first, last in itertools.pairwise([0, *_ends(text), len(text)]):

@@ -27,33 +27,20 @@ def similarities(function: str, first: object, second: object) -> Any:
     """The similarity of every pair of embeddings.
 
     Args:
-        function: ``cosine``, ``dot``, or ``euclidean`` or ``manhattan``, whose distances are negated.
+        function: ``cosine``, ``dot``, or ``euclidean`` or ``manhattan``, whose distances are negated; others are
+            refused.
         first: [n, dimensions], or one embedding: [dimensions]; arrays, PyTorch tensors, or lists of them.
         second: [m, dimensions], or one embedding: [dimensions].
 
     Returns:
         float32 [n, m]; a tensor on the same device if an input is a tensor.
-
-    Raises:
-        InputError: the function is unknown.
     """
     of_each, _ = _functions(function)
     return _like(first, second, of_each(np.atleast_2d(_array(first)), np.atleast_2d(_array(second))))
 
 
 def similarities_of_pairs(function: str, first: object, second: object) -> Any:
-    """The similarity of embeddings with the same index.
-
-    Args:
-        function: as above.
-        first, second: [n, dimensions], or one embedding each: [dimensions].
-
-    Returns:
-        float32 [n], or of single embeddings []; a tensor as above.
-
-    Raises:
-        InputError: the function is unknown.
-    """
+    """The similarity of embeddings with the same index, as :func:`similarities`: float32 [n], or [] of single ones."""
     _, of_pair = _functions(function)
     return _like(first, second, np.asarray(of_pair(_array(first), _array(second))))
 
@@ -70,9 +57,6 @@ def maxsim(queries: object, documents: object, *, mean: bool = False) -> Any:
     Returns:
         float32 [n, m]; a tensor on the same device if an input is a tensor. A query without vectors has 0, and a
         document without vectors -1e9.
-
-    Raises:
-        InputError: an input is of another shape, or the dimensions differ.
     """
     asked, read = _texts_of_vectors(queries, "queries"), _texts_of_vectors(documents, "documents")
     _check_dimensions([*asked, *read])
@@ -85,17 +69,7 @@ def maxsim(queries: object, documents: object, *, mean: bool = False) -> Any:
 
 
 def maxsim_of_pairs(queries: object, documents: object, *, mean: bool = False) -> Any:
-    """MaxSim of each query with the document at the same place.
-
-    Args:
-        queries, documents, mean: as of :func:`maxsim`, as many of one as of the other.
-
-    Returns:
-        float32 [n]; otherwise as :func:`maxsim`.
-
-    Raises:
-        InputError: likewise, or there are more of one than of the other.
-    """
+    """MaxSim of each query with the document at the same place, as :func:`maxsim`: float32 [n]."""
     asked, read = _texts_of_vectors(queries, "queries"), _texts_of_vectors(documents, "documents")
     if len(asked) != len(read):
         raise InputError(f"There are {len(asked)} queries but {len(read)} documents; give one for each.")

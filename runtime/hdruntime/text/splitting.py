@@ -65,18 +65,13 @@ class SplitEncoding:
 
 
 def split_encodings(encodings: Sequence[Encoding], *, max_len: int, stride: int, is_pair: bool) -> list[SplitEncoding]:
-    """Cut every text of more than ``max_len`` tokens.
-
-    The pieces are the tokenizers library's, with ``truncation`` and a stride, for pairs by ``only_second``.
+    """Cut every text of more than `max_len` tokens, as the tokenizers library does with ``truncation`` and a stride.
 
     Args:
         encodings: whole texts or pairs, special tokens included.
         max_len: most tokens of a piece, special tokens included; all pieces but the last have as many.
-        stride: tokens that a piece repeats of the one before it.
-        is_pair: the second text is cut, and every piece has the whole first one.
-
-    Raises:
-        InputError: ``stride`` is negative, or a piece would have no new token.
+        stride: tokens that a piece repeats of the one before it; a new token must be left.
+        is_pair: the second text is cut, and every piece has the whole first one (``only_second``).
     """
     return [
         _split(encoding, f"Text {index}" if len(encodings) > 1 else "The text", max_len, stride, is_pair)
@@ -124,18 +119,11 @@ def merged(
 
 
 def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], pooling: PiecePooling) -> FloatArray:
-    """A text's vector from its pieces' vectors; where all of these have length 1, it has length 1, too.
+    """A text's vector, float32 [dimensions], from its pieces' vectors, [pieces] of [dimensions]; where all of these
+    have length 1, it has length 1, too.
 
     Means weighted by length, then made as long as the vectors were, is what people do by hand; see "Embedding texts
     that are longer than the model's maximum context length" in OpenAI's cookbook.
-
-    Args:
-        split: the text.
-        vectors: [pieces], each float32 [dimensions].
-        pooling: how.
-
-    Returns:
-        float32 [dimensions].
     """
     if len(split.pieces) == 1:
         return vectors[0]

@@ -47,11 +47,7 @@ class StreamedOutputs:
             self.needed = [self._tokens_to_pool(manifest)]
 
     def begin(self, encoding: Encoding) -> _Vector | _Joined:
-        """Begin a document.
-
-        Args:
-            encoding: the whole document.
-        """
+        """Begin a document, of which `encoding` is the whole."""
         if not self._pools:
             return _Joined(self._with_tokens)
         skipped = 0 if self._pools_prompt else encoding.prompt_tokens
@@ -80,12 +76,7 @@ class _Joined:
         self._parts: dict[str, list[FloatArray]] = {}
 
     def add(self, start: int, outputs: Outputs) -> None:
-        """Add a segment, the document's next.
-
-        Args:
-            start: its first token's place in the document.
-            outputs: of the segment, without batch axis.
-        """
+        """Add a segment's outputs, without batch axis; its first token is token `start` of the document."""
         for name, values in outputs.items():
             kept = self._parts.get(name, []) if name in self._with_tokens else []
             self._parts[name] = [*kept, values]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hdruntime.bundle.manifest import Side
-from hdruntime.bundle.pair_template import PairTemplate, WrittenPair
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.sentence_settings import PairTemplate, WrittenPair
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.text.checks import check_text_lengths, checked_choice, checked_texts, unread_length_error
 from hdruntime.text.kept_part import KeptParts
@@ -104,11 +104,7 @@ class TextTokenizer:
 
     @classmethod
     def of(cls, bundle: Bundle, *, max_len: int, template: PairTemplate | None = None) -> TextTokenizer:
-        """The tokenizer of a bundle that has one.
-
-        Raises:
-            BundleCorruptError: its file cannot be read.
-        """
+        """The tokenizer of a bundle that has one."""
         info = bundle.manifest.tokenizer
         assert info is not None, "a bundle without a tokenizer takes ids"
         path = bundle.file(info.file)
@@ -163,14 +159,9 @@ class TextTokenizer:
         return (encoded.ids[: of_text[0]], encoded.ids[of_text[-1] + 1 :]) if of_text else ([], [])
 
     def checked_ids(self, ids: list[int], *, most: int | None = None) -> list[int]:
-        """The ids of a text, special tokens included, cut as a text is.
+        """The ids of a text, special tokens included, cut as a text is to `most` tokens; None for all.
 
-        Args:
-            ids: of one text.
-            most: tokens, special tokens included; None: all.
-
-        Raises:
-            InputError: the special tokens around a text are missing, so that the ids are another tokenizer's.
+        Ids without the special tokens around a text are refused: they are another tokenizer's.
         """
         first, last = self.special_ids
         end = len(ids) - len(last)
@@ -279,11 +270,8 @@ class TextTokenizer:
     def _kept(
         self, texts: Sequence[str], pairs: Sequence[str] | None, choice: Overflow
     ) -> tuple[Sequence[str], Sequence[str] | None]:
-        """The parts of the texts, and of the second texts of pairs, that are read.
-
-        Raises:
-            InputError: a text has too many tokens for ``error``, or too many characters for `bounded`.
-        """
+        """The parts of the texts, and of the second texts of pairs, that are read; one of too many tokens for
+        ``error``, or of too many characters for `bounded`, is refused."""
         if choice in (Overflow.SPLIT, Overflow.RECUR):
             for text in (*texts, *(pairs or ())):
                 self._check_size(text)
@@ -417,11 +405,7 @@ def _placed(
 
 
 def read_tokenizer(path: Path) -> Any:
-    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``.
-
-    Raises:
-        BundleCorruptError: the file cannot be read.
-    """
+    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``."""
     from tokenizers import Tokenizer
 
     try:
@@ -443,13 +427,8 @@ def _tokens_of_prompt(tokenizer: Any, prompt: str) -> int:
 
 
 def _of_template(item: Any, written: WrittenPair, ending: list[int]) -> Encoding:
-    """A pair in a template.
-
-    Args:
-        item: the ``tokenizers.Encoding`` of the whole text.
-        written: that text, and where query and document are in it.
-        ending: ids that take the place of its last ones.
-    """
+    """A pair in a template: the ``tokenizers.Encoding`` of the whole text, and where query and document are in it; the
+    ids of `ending` take the place of its last ones."""
     ids, spans = item.ids, item.offsets
     sequences: list[int | None] = [None] * len(ids)
     offsets = [(0, 0)] * len(ids)

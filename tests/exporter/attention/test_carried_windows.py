@@ -26,9 +26,9 @@ from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of
+from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Backend, Manifest, Scheme
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.state_start import state_at_start
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from support.answers import ATOL, distance

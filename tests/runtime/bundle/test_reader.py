@@ -18,7 +18,7 @@ import pytest
 import hdruntime
 from hdexport.support import bundle_writer
 from hdexport.support.bundle_writer import seal, write_manifest
-from hdruntime.bundle import digests, reader
+from hdruntime.bundle import reader
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import FORMAT_VERSION
@@ -78,7 +78,7 @@ def test_a_changed_byte_is_refused(bundle_path: Path, file: str) -> None:
 def test_files_are_hashed_side_by_side(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the first two waits for the other."""
     both = threading.Barrier(2, timeout=10)
-    sha256 = digests.sha256_of_file
+    sha256 = reader.sha256_of_file
 
     def hash_together(path: Path) -> str:
         if path.name in ("tokenizer.json", "model.onnx"):

@@ -22,8 +22,7 @@ from fakes.recording_runner import BROKEN_ID, NAN_ID, RecordingRunner, answer
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError, OutOfMemoryError
-from hdruntime.inference.batching import padded
-from hdruntime.inference.memory_limits import MemoryLimits
+from hdruntime.inference.batching import MemoryLimits, padded
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.session import Session
 from hdruntime.text.tokenization import Encoding

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from hdexport.attention.kind import DENSE_PEER, AttentionRecord
 from hdexport.model.family import Family
+from hdruntime.bundle.checked_json import Count, Length, TokenCount
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.value_types import Count, Length, TokenCount
 
 LISTED_BLOCKS_FILE = "listed_blocks.npy"
 """File of a bundle with the operator's table of each layer."""

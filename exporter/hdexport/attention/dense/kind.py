@@ -9,8 +9,8 @@ from typing import Literal
 from hdexport.attention.dense.lower import LOWERING
 from hdexport.attention.kind import AttentionKind, AttentionRecord, OperatorNode, Setup
 from hdexport.model.family import Family
+from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.value_types import Size
 
 _SCORE_COPIES = 3
 """Copies of a layer's scores in PyTorch's own code: scores with the mask, the softmax, and a copy made of either."""

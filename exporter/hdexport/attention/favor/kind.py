@@ -21,9 +21,9 @@ from hdexport.attention.kind import (
 )
 from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
+from hdruntime.bundle.checked_json import Count, Length
 from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.value_types import Count, Length
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, ReferenceFacts, Setup, Subject
 from hdexport.model.family import Family
+from hdruntime.bundle.checked_json import Size, TokenCount
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.value_types import Size, TokenCount
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

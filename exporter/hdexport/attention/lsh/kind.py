@@ -24,9 +24,9 @@ from hdexport.attention.kind import (
 )
 from hdexport.attention.spec import SpecReader
 from hdexport.model.family import Family
+from hdruntime.bundle.checked_json import Count, Length, TokenCount
 from hdruntime.bundle.manifest import Dtype, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.value_types import Count, Length, TokenCount
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, ReferenceFacts, Setup, Subject
 from hdexport.model.carried_states import MASK, CallStates, carried_input
 from hdexport.model.family import Family
+from hdruntime.bundle.checked_json import Size, TokenCount
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.value_types import Size, TokenCount
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

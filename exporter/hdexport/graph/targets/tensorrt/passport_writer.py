@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from hdruntime.backends.tensorrt.passport import BuiltOn, Passport
-from hdruntime.bundle.digests import sha256_of_file
 from hdruntime.bundle.manifest import EngineFile
+from hdruntime.bundle.reader import sha256_of_file
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import require
 from hdruntime.whole_files import write_whole
