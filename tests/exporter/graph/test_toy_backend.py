@@ -117,7 +117,7 @@ def test_verify_finds_a_wrong_graph(bundle: Path, folder: Path, tmp_path: Path) 
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert set(json.loads((other / "manifest.json").read_text())["verification"]["graphs"]) == {"toy.onnx"}
     model = onnx.load(other / "toy.onnx", load_external_data=False)
-    next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "Identity"
+    next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "LogSoftmax"
     onnx.save(model, other / "toy.onnx")
     seal(other, manifest_from_json((other / "manifest.json").read_bytes()))
     done = hdexport("verify", other, "--grid", "quick", "--backend", "toy")
