@@ -74,7 +74,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 with_settings_of(path, folder("instructed") / "bundle", directory / "bundle")
                 return
             openvino = name == "instructed" and find_spec("openvino") is not None
-            options = {"max_len": MAX_LEN, "openvino": openvino, "verify": None}
+            options = {"max_len": MAX_LEN, "targets": ("openvino",) if openvino else (), "verify": None}
             build(BuildOptions(model=path, output=directory / "bundle", **options))
 
         return make

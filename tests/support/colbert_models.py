@@ -54,7 +54,12 @@ def made_colbert(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
             other = made_colbert(tmp_path_factory, "attending") / "bundle"
             with_settings_of(directory / "checkpoint", other, directory / "bundle")
             return
-        options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none", "openvino": name in UNSEEN}
+        options = {
+            "max_len": MAX_LEN,
+            "alpha": 0.4,
+            "attention_scale": "none",
+            "targets": ("openvino",) if name in UNSEEN else (),
+        }
         options |= {} if name in UNSEEN else {"verify": None}
         build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", **options))
 

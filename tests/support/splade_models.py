@@ -56,7 +56,7 @@ def made_splade(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
         from hdexport.build import BuildOptions, build
 
         _save_splade(directory / "checkpoint", name)
-        options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none", "openvino": True}
+        options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none", "targets": ("openvino",)}
         options |= {} if name == "max" else {"verify": None}
         build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", **options))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -111,8 +111,7 @@ class Portion:
         return self.rows[-1].end
 
 
-@dataclass(frozen=True, kw_only=True)
-class PortionResult:
+class PortionResult(NamedTuple):
     """The results of a portion and their counts; it can be pickled.
 
     One dict per row, in order: ``id``, kept columns, the task's, ``tokens`` and ``error``. With late chunking one per

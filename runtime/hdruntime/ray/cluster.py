@@ -9,8 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.reader import Bundle
@@ -24,8 +23,7 @@ _LOCAL = "local"
 _KNOCK_SECONDS = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Places:
+class Places(NamedTuple):
     """How many workers of one session fit on a cluster, and how many CPU cores, which are its threads, and GPUs each
     takes.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
@@ -67,8 +67,7 @@ def session_in_worker(
     return session, bundle, f"Ray gave the workers no GPU; {why}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
+class Loaded(NamedTuple):
     """The answer of a worker that is ready."""
 
     node: str
