@@ -25,8 +25,7 @@ import hdruntime
 from hdruntime.errors import BackendError, BundleError, HdexportError, InputError
 from hdruntime.jobs import Job, JobOptions, plan_job, run_job
 from hdruntime.jobs.identity import identity_of_bundle
-from hdruntime.jobs.portions import Portion, PortionResult, RowOptions, cut_portions
-from hdruntime.jobs.row_inference import LocalPool
+from hdruntime.jobs.portions import LocalPool, Portion, PortionResult, RowOptions, cut_portions
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.ray import BundleMapper, RayPool

@@ -21,9 +21,8 @@ from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.jobs import JobOptions, plan_job, run_job
-from hdruntime.jobs.portions import Portion, PortionResult
+from hdruntime.jobs.portions import LocalPool, Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress, RowCounts
-from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Row
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")

@@ -358,7 +358,7 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
     import hdruntime
     from hdruntime.backends.registry import needs_gpu
-    from hdruntime.jobs.row_inference import LocalPool
+    from hdruntime.jobs.portions import LocalPool
 
     if options.ray is not None:
         if options.rebuild:

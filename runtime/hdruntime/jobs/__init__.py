@@ -24,8 +24,7 @@ __all__ = [
 ]
 
 from hdruntime.jobs.job import Job, JobOptions, plan_job, run_job
-from hdruntime.jobs.portions import RowOptions
+from hdruntime.jobs.portions import LocalPool, RowOptions
 from hdruntime.jobs.progress import JobProgress
-from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import VectorOptions

@@ -1,22 +1,29 @@
-"""Portions: groups of a job's rows that any process with a session can run; `hdruntime.jobs.row_inference` does."""
+"""Portions: groups of a job's rows that any process with a session can run, and running them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from hdruntime.errors import InputError
+from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
+from hdruntime.inference.scheduling import PaddingCount
 from hdruntime.jobs.input_files import Cell
 from hdruntime.jobs.progress import RowCounts
-from hdruntime.jobs.rows import Position, Row
+from hdruntime.jobs.rows import ErrorKind, Position, Row
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import TaskOptions, TextTask
+from hdruntime.tasks.text_inference import TextInference, TextItem
+from hdruntime.text.chunking import overlap_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow
+
+if TYPE_CHECKING:
+    from hdruntime.session import Session
 
 PORTION_CHARACTERS = 2**17
 """Default size of a portion, about 32768 tokens. Rows are sorted by length within a portion, and a killed job repeats
@@ -28,6 +35,15 @@ _PORTION_ROWS = 4096
 _MOST_BYTES = 2**26
 """Kept columns of about this size end a portion, and results of about this size are encoded together: the chunks of a
 text repeat its kept columns."""
+
+_PORTION_CHARACTERS_PER_TOKEN = 8 * 4
+"""Characters of a portion per token of a batch: of English, eight batches, each of rows of similar length."""
+
+_LANE_CHARACTERS = 2**16
+"""Characters of a portion per streamed row that runs at a time: about 16384 tokens, so that lanes are seldom empty."""
+
+_MOST_CHARACTERS = 2**22
+"""Upper bound on portion size; each token uses about 200 bytes."""
 
 Values = TypeVar("Values", bound=Mapping[str, object])
 
@@ -131,6 +147,74 @@ class JobPool(Protocol):
         """Run each portion once; results are in the order of the portions. A BackendError is not caused by the rows."""
 
 
+class LocalPool:
+    """Runs portions in this process, one after another.
+
+    Args:
+        session: that runs them.
+        task: whose results are computed.
+        options: default `RowOptions()`.
+    """
+
+    def __init__(self, session: Session, task: TextTask, *, options: RowOptions | None = None) -> None:
+        options = options or RowOptions()
+        batch_tokens = options.batch_tokens or session.batch_tokens
+        self._infer = RowInference(session, task, options=options)
+        characters = max(PORTION_CHARACTERS, batch_tokens * _PORTION_CHARACTERS_PER_TOKEN)
+        self.portion_characters = min(max(characters, self._infer.lanes * _LANE_CHARACTERS), _MOST_CHARACTERS)
+
+    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+        """Run every portion; see `JobPool`."""
+        for portion in portions:
+            yield portion, self._infer(portion.rows)
+
+
+class RowInference:
+    """Runs rows with a session, and remembers whether the session has ever worked.
+
+    Batches are smaller than the options say if their outputs would fill the memory. `lanes` is how many rows are
+    streamed at a time, 0 if rows are not streamed.
+    """
+
+    def __init__(self, session: Session, task: TextTask, *, options: RowOptions) -> None:
+        prompt = options.chosen_prompt(task)
+        if options.late_chunking is not None:
+            stride = overlap_of(options.overlap, session.max_len)
+            options = replace(options, overflow=Overflow.SPLIT, stride=stride)
+        self._session, self._task = session, task
+        self._inference = TextInference(session, task, options, prompt=prompt)
+        self._is_cut = options.late_chunking is not None
+        self._no_values = dict.fromkeys(field.name for field in task.fields())
+        self.lanes = self._inference.lanes
+
+    def __call__(self, rows: Sequence[Row]) -> PortionResult:
+        """Tokenise rows, run them, and compute the task's values.
+
+        BackendError if every row failed, and so does one that ran before: the session is broken.
+        """
+        before = self._session.padding
+        items = self._inference.encode([row for row in rows if row.error is None])
+        self._inference.run(items)
+        of_rows = iter(items)
+        outcomes = [(row, None if row.error is not None else next(of_rows)) for row in rows]
+        counts = _counts(outcomes, before, self._session.padding)
+        results = [result for outcome in outcomes for result in self._results(*outcome)]
+        return PortionResult(results=results, counts=counts)
+
+    def _results(self, row: Row, item: TextItem | None) -> Iterator[dict[str, object]]:
+        shared = {"id": row.id, **row.kept}
+        if item is None or item.error is not None:
+            # How many tokens there are says nothing about chunks.
+            encoding = None if item is None or self._is_cut else item.encoding
+            tokens = None if encoding is None else len(encoding.whole)
+            error = row.error if item is None else str(item.error)
+            yield {**shared, **self._no_values, "tokens": tokens, "error": error}
+            return
+        assert item.encoding is not None, "what has an answer has an encoding"
+        for values in self._task.rows(item.answer):
+            yield {**shared, **values, "tokens": values.get("tokens", len(item.encoding.whole)), "error": None}
+
+
 def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
     """Cut rows into groups that bound memory and are large enough for sorting by length.
 
@@ -161,6 +245,34 @@ def cut_by_bytes(rows: Iterable[Values]) -> Iterator[list[Values]]:
             group, size = [], 0
     if group:
         yield group
+
+
+def _counts(outcomes: Sequence[tuple[Row, TextItem | None]], before: PaddingCount, after: PaddingCount) -> RowCounts:
+    items = [item for _, item in outcomes if item is not None]
+    wholes = [item.encoding.whole for item in items if item.encoding is not None and item.error is None]
+    failed = [(row, _failure(row, item)) for row, item in outcomes if item is None or item.error is not None]
+    return RowCounts(
+        rows=len(outcomes),
+        tokens=sum(map(len, wholes)),
+        computed_tokens=after.tokens - before.tokens,
+        padded_tokens=after.padded_tokens - before.padded_tokens,
+        cut_rows=sum(whole.is_cut for whole in wholes),
+        errors=dict(Counter(kind.value for _, (kind, _) in failed)),
+        first_error=f"row {failed[0][0].id}: {failed[0][1][1]}" if failed else None,
+        dropped_columns=sorted({name for row, _ in outcomes for name in row.dropped}),
+    )
+
+
+def _failure(row: Row, item: TextItem | None) -> tuple[ErrorKind, str | None]:
+    """Why a row has no values: the kind, and the message."""
+    if item is None:
+        return row.error_kind, row.error
+    kind = ErrorKind.INPUT
+    if isinstance(item.error, NonFiniteOutputError):
+        kind = ErrorKind.NOT_FINITE
+    elif isinstance(item.error, BackendError):
+        kind = ErrorKind.BACKEND
+    return kind, str(item.error)
 
 
 def _bytes_of(row: Mapping[str, object]) -> int:

@@ -8,8 +8,7 @@ import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
-from hdruntime.jobs.portions import RowOptions
-from hdruntime.jobs.row_inference import RowInference
+from hdruntime.jobs.portions import RowInference, RowOptions
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.writers import array_of_cells, parquet_field

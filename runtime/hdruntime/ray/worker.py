@@ -13,8 +13,7 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
 from hdruntime.jobs import JobOptions
 from hdruntime.jobs.identity import identity_of_bundle
-from hdruntime.jobs.portions import Portion, PortionResult
-from hdruntime.jobs.row_inference import LocalPool
+from hdruntime.jobs.portions import LocalPool, Portion, PortionResult
 from hdruntime.jobs.rows import Row
 from hdruntime.optional import require
 from hdruntime.session import Session, load

@@ -14,8 +14,8 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, BundleCorruptError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, plan_job, portions, run_job
+from hdruntime.jobs.portions import LocalPool
 from hdruntime.jobs.progress import JobProgress
-from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.tokenization import Overflow
 from support.job_runs import (

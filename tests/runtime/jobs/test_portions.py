@@ -17,8 +17,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError
 from hdruntime.jobs import JobOptions, plan_job, portions, run_job
 from hdruntime.jobs.input_files import Cell
-from hdruntime.jobs.portions import RowOptions, cut_portions
-from hdruntime.jobs.row_inference import LocalPool
+from hdruntime.jobs.portions import LocalPool, RowOptions, cut_portions
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.tasks import text_inference
 from hdruntime.text.splitting import SplitPooling
