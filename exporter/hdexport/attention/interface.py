@@ -28,30 +28,23 @@ class LayerMask(Protocol):
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """Attend in one layer.
+        """One layer's attention: [batch, tokens, heads, head_dim], contiguous.
 
         Args:
             module: the layer's attention.
             query: [batch, heads, tokens, head_dim].
             key, value: [batch, kv_heads, tokens, head_dim]; heads is a multiple of kv_heads.
             scale: factor of the scores.
-
-        Returns:
-            [batch, tokens, heads, head_dim], contiguous.
         """
         ...
 
 
 def use_operators(model: PreTrainedModel, query_scale: LogScale | None = None) -> None:
-    """Make every attention of the model call our operators, in place.
+    """Make every attention of the model, which the library's attention interface reaches, call our operators, in place.
 
     Dense attention stays dense, and layers that the library windows are windowed. A kind that takes the place of dense
     attention wraps the layers (`hdexport.attention.model_parts.wrap_layers`), which it gives a `LayerMask`. What is
     registered here is the same for every model with the same factor of its queries, whose name says it.
-
-    Args:
-        model: a model whose attention is reached through the library's attention interface.
-        query_scale: factor of the queries; None for none.
     """
     name = _IMPLEMENTATION if query_scale is None else f"{_IMPLEMENTATION}-logn-{query_scale.base}"
     ALL_ATTENTION_FUNCTIONS.register(name, _attend)
@@ -88,8 +81,8 @@ def _mask(
         attention_mask: [batch, tokens], bool, True for real tokens.
         query_scale: factor of the queries; None for none.
         mask_function: the library's definition of which tokens see each other.
-        local_size: the library's word for layers whose own attention is windowed: the farthest token that one sees,
-            on each side. (What such layers hand to the attention itself as ``sliding_window`` is one more.)
+        local_size: the library's word for layers whose own attention is windowed: the farthest token that one sees, on
+            each side. (What such layers hand to the attention itself as ``sliding_window`` is one more.)
     """
     if local_size is None:
         causal = mask_function is causal_mask_function

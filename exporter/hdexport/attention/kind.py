@@ -143,7 +143,7 @@ class Setup:
         inputs: of the graph, in addition to every model's inputs.
         padding: how far rows may be padded; None for any length.
         remark: to the user; None for nothing.
-        memories: of the model that was adapted; their specs are among the inputs. None where it remembers nothing.
+        carried: states of the adapted model; their specs are among the inputs. None where it carries none.
         record: the manifest's record of it; None where the kind makes the record of the graph's nodes.
         query_scale: factor of the queries; None for none.
     """
@@ -224,7 +224,7 @@ class ReferenceFacts:
         counts_from_padding: the attention counts its blocks from the padding on the left.
         decisions: that a graph makes and rounding may turn; None where there are none.
         information: lines about a text, [1, tokens] ids, that say how good the attention is; no check.
-        memories: that PyTorch's model looks at, of the same specs as the bundle's; None where it remembers nothing.
+        carried: states that PyTorch's model looks at, of the same specs as the bundle's; None where it carries none.
     """
 
     replaced: bool = False

@@ -59,11 +59,7 @@ def _loaded(point: importlib.metadata.EntryPoint) -> AttentionKind | None:
 
 
 def kind_named(name: object) -> AttentionKind:
-    """The kind of that name.
-
-    Raises:
-        BundleCorruptError: this installation has no such kind.
-    """
+    """The kind of that name; refused by a BundleCorruptError where this installation has none."""
     for kind in kinds():
         if kind.name == name:
             return kind
@@ -116,9 +112,7 @@ def attention_from_spec(spec: str | None, options: Mapping[str, Any] | None = No
 def attention_setups(requests: Mapping[str, Any], subject: Subject) -> dict[str, Setup]:
     """The attention that a model has, or gets: name of a kind -> setup, for the kinds that are in it.
 
-    Raises:
-        ModelError: the model cannot be given the requested attention.
-        InputError: the request does not fit the model.
+    A ModelError says that the model cannot be given what was requested, an InputError that the request does not fit it.
     """
     found = {kind.name: kind.setup(requests.get(kind.name), subject) for kind in kinds()}
     setups = {name: setup for name, setup in found.items() if setup is not None}
@@ -152,11 +146,8 @@ def _check_scaled(setups: Mapping[str, Setup], subject: Subject) -> None:
 
 
 def attention_records(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode]) -> Iterator[dict[str, Any]]:
-    """The manifest's record of each kind that is in a graph, as JSON has it.
-
-    Args:
-        setups: the setups that the graph was traced with, by the kinds' names.
-        nodes: of our operators in the portable graph, in its order.
+    """The manifest's record of each kind that is in a graph, as JSON has it, by the setups that the graph was traced
+    with.
     """
     for kind in kinds():
         record = kind.record(setups.get(kind.name), nodes)
@@ -165,15 +156,7 @@ def attention_records(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode]
 
 
 def check_unseen_tokens(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode], *, model_type: str) -> None:
-    """Refuse attention that gives tokens nothing that no token sees, as the expansion of ColBERT's queries.
-
-    Args:
-        setups, nodes: as of `attention_records`.
-        model_type: for the message.
-
-    Raises:
-        ModelError: the graph has such a kind.
-    """
+    """Refuse, by a ModelError, attention with no answer for tokens that none sees, as ColBERT's queries have them."""
     for kind in kinds():
         if kind.record(setups.get(kind.name), nodes) is not None and not kind.masked_tokens_attend(nodes):
             raise ModelError(
@@ -193,10 +176,8 @@ class Attention:
 
 
 def attention_of(manifest: Manifest) -> list[Attention]:
-    """The attention of a bundle, one for each record.
-
-    Raises:
-        BundleCorruptError: a kind is not known here, or its record is malformed.
+    """The attention of a bundle, one for each record; a BundleCorruptError names an unknown kind or a
+    malformed record.
     """
     found = []
     for index, values in enumerate(manifest.attention):

@@ -55,12 +55,7 @@ def layer_stack(model: PreTrainedModel) -> torch.nn.Module:
 
 
 def states_before_layers(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
-    """The layers' input for a text: [tokens, width].
-
-    Args:
-        model: in evaluation mode.
-        input_ids: [tokens], int64.
-    """
+    """The layers' input for a text of ids, [tokens], int64: [tokens, width]. The model is in evaluation mode."""
     seen: list[torch.Tensor] = []
 
     def look(_: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -75,10 +70,9 @@ def states_before_layers(model: PreTrainedModel, input_ids: torch.Tensor) -> tor
 
 
 def wrap_layers(model: PreTrainedModel, around: Callable[[torch.Tensor, torch.Tensor, Layers], torch.Tensor]) -> None:
-    """Put something around the stack of layers, in place.
+    """Put something around the stack of layers of a model that the library's attention interface reaches, in place.
 
     Args:
-        model: whose attention is reached through the library's attention interface.
         around: (hidden states [batch, tokens, width], mask [batch, tokens], bool, the layers) -> hidden states [batch,
             tokens, hidden_size]. The layers take hidden states and the mask for every attention.
     """

@@ -36,11 +36,10 @@ class PairCounts(ABC):
 
 
 def use_pair_counts(model: PreTrainedModel) -> None:
-    """Make a model's own attention one of counted pairs, in place; the caller of its layers gives them the counts.
+    """Make a model's own attention, which the library's interface reaches, one of counted pairs, in place.
 
-    Args:
-        model: whose attention is reached through the library's attention interface. Its layers are to be wrapped
-            (`hdexport.attention.model_parts.wrap_layers`), and are given the mask as it is, [batch, tokens].
+    Its layers are to be wrapped (`hdexport.attention.model_parts.wrap_layers`), are given the mask as it is, [batch,
+    tokens], and hand on the counts.
     """
     ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, lambda *_, attention_mask, **__: attention_mask)
@@ -59,13 +58,9 @@ def _attend(
     """The attention function: a key that is seen m times counts as m equal keys, a query that sees none gives 0.
 
     Args:
-        module: the layer's attention.
-        query, key, value: [batch, heads, tokens, head_dim].
+        query, key, value: [batch, heads, tokens, head_dim]; the result is [batch, tokens, heads, head_dim].
         attention_mask: how often each query sees each key.
         scaling: factor of the scores; None for head_dim ** -0.5.
-
-    Returns:
-        [batch, tokens, heads, head_dim], and no weights.
     """
     key, value = attention_mask.with_carried(key, value)
     batch, heads, tokens, _head_dim = query.shape

@@ -19,11 +19,8 @@ from hdruntime.errors import InputError
 class LogScale:
     """The factor max(1, ln n / ln base) for queries that see n keys; one for each text.
 
-    Attributes:
-        base: positions that the checkpoint was trained with, 2 or more.
-
-    Raises:
-        InputError: `base` has no logarithm to divide by.
+    `base` is the positions that the checkpoint was trained with; an InputError refuses one without a logarithm to
+    divide by.
     """
 
     base: int
@@ -46,36 +43,28 @@ class LogScale:
         return most > self.base
 
     def of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The factors, exactly 1 up to `base` keys on every backend: all of them know that ln 1 is 0.
+        """The factors, exactly 1 up to `base` keys on every backend, since all of them know that ln 1 is 0.
 
-        Args:
-            tokens: [batch], keys that a text's queries see, of any type.
-
-        Returns:
-            [batch, 1, 1, 1], float32.
+        `tokens`, [batch], of any type, are the keys that a text's queries see; the factors are [batch, 1, 1, 1],
+        float32.
         """
         ratio = tokens.float().clamp(min=self.base) / self.base
         return (1 + ratio.log() * (1 / math.log(self.base)))[:, None, None, None]
 
     def for_mask(self, mask: torch.Tensor, most: int | None = None) -> torch.Tensor:
-        """The factors of texts whose queries see all real tokens, or as many of them as they can.
+        """The factors, [batch, 1, 1, 1], float32, of texts whose queries see all real tokens, or `most` of them.
 
-        Args:
-            mask: [batch, tokens], nonzero for real tokens.
-            most: keys that a query can see; None for any number.
-
-        Returns:
-            [batch, 1, 1, 1], float32.
+        `mask` is [batch, tokens], nonzero for real tokens.
         """
         real = mask.bool().float().sum(1)
         return self.of(real if most is None else real.clamp(max=most))
 
 
 def scaled(query: torch.Tensor, factors: torch.Tensor | None, *, tokens_first: bool = True) -> torch.Tensor:
-    """Queries times the factors of their texts, multiplied in float32 and rounded once.
+    """Queries, [batch, heads, tokens, head_dim], times the factors of their texts, multiplied in float32 and rounded
+    once.
 
     Args:
-        query: [batch, heads, tokens, head_dim]; the result has the same shape and type.
         factors: [batch, 1, 1, 1], float32; None for none.
         tokens_first: whether tokens come before heads meanwhile, as a projection gives them. The swap that splits heads
             then stays next to the attention, where a lowering removes it.

@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 def use_query_scale(model: PreTrainedModel, family: Family, query_scale: LogScale) -> None:
     """Make a model's own attention scale its queries, in place; also one that `use_pair_counts` has changed.
 
-    Args:
-        model: dense, or with windows of its own, by PyTorch's scaled_dot_product_attention if the library has that for
-            it. Gradients pass through the factors' products.
-        family: of the model.
-        query_scale: the bundle's.
+    The model is dense, or has windows of its own, by PyTorch's scaled_dot_product_attention if the library has that for
+    it. Gradients pass through the factors' products.
     """
     if family.query_projections is not None:
         for attention, projection in family.query_projections(model):
@@ -81,9 +78,7 @@ def _factors(mask: torch.Tensor | PairCounts | None, tokens: int, base: int) -> 
 
     Args:
         mask: as an attention function is given it: [batch, 1, queries, keys], True or 0 for keys that are seen; None
-            where all are.
-        tokens: keys.
-        base: positions that the checkpoint was trained with.
+            where all of the `tokens` are.
     """
     if mask is None:
         keys = torch.full((1, 1, 1, 1), tokens)

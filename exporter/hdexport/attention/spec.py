@@ -35,11 +35,7 @@ class SpecReader:
             self.given[name] = value
 
     def required(self, name: str) -> str:
-        """A part's value.
-
-        Raises:
-            NotUnderstoodError: the value was not given.
-        """
+        """A part's value, without which `NotUnderstoodError` is raised."""
         if name not in self.given:
             raise NotUnderstoodError(self.spec)
         return self.given[name]
@@ -57,12 +53,7 @@ class SpecReader:
         }
 
     def number(self, name: str, text: str, *, least: int, most: int | None = None) -> int:
-        """A number that is a part's value, or one of several in it.
-
-        Raises:
-            NotUnderstoodError: the value is not a whole number.
-            InputError: the number is out of its range.
-        """
+        """A whole number that is a part's value, or one of several in it; an InputError says what its range is."""
         try:
             number = int(text)
         except ValueError:

@@ -35,8 +35,7 @@ SUPPORTED_MODEL_TYPES = tuple(sorted(_MODULE_OF_MODEL_TYPE))
 def family_of(model_type: str) -> Family:
     """The family that a ``model_type`` belongs to; transformers knows its classes from then on.
 
-    Raises:
-        ModelError: no family has that type; the message lists all types, and names the nearest of some.
+    A ModelError lists all types if no family has that one, and names the nearest of some.
     """
     try:
         module = _MODULE_OF_MODEL_TYPE[model_type]

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 
 class BigBirdAttention(rembert.RemBertAttention):
-    """The original's projections around our operators, and the layer's table of blocks.
+    """The projections of one of the library's two attentions of a BigBird, or BigBird-Pegasus', around
+    our operators.
 
-    Args:
-        original: one of the library's two attention modules of a BigBird, or BigBird-Pegasus'.
-        listed_blocks: int32, [1 or heads, rows, listed], for the mode ``table``; None for none.
+    `listed_blocks`, int32, [1 or heads, rows, listed], is the layer's table for the mode ``table``; None for none.
     """
 
     def __init__(self, original: Any, listed_blocks: torch.Tensor | None) -> None:
@@ -42,8 +41,7 @@ class BigBirdAttention(rembert.RemBertAttention):
 def block_sparse(config: Any) -> BlockSparse | None:
     """The attention of a BigBird, or a BigBird-Pegasus, as Hugging Face evaluates it; None where it is dense.
 
-    Raises:
-        ModelError: the library cannot evaluate it.
+    A ModelError says that the library cannot evaluate it.
     """
     if config.attention_type == "original_full":
         return None
@@ -101,12 +99,7 @@ def run_layers(
 
 
 class _Attention(torch.nn.Module):
-    """`BigBirdAttention` and its output layer, without the original's seed, in which all layers differ.
-
-    Args:
-        original: a ``BigBirdAttention``.
-        listed_blocks: as `BigBirdAttention` takes it.
-    """
+    """`BigBirdAttention` and its output layer, without the original's seed, in which all layers differ."""
 
     def __init__(self, original: Any, listed_blocks: torch.Tensor | None) -> None:
         super().__init__()

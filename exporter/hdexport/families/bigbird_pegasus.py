@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Layer(torch.nn.Module):
-    """A layer of the original's parts, without its search for infinity in float16, a branch that graphs cannot have.
-
-    Args:
-        original: a ``BigBirdPegasusEncoderLayer``.
-        attention: replaces the original's.
-    """
+    """A layer of the original's parts, without its search for infinity in float16, a branch that graphs cannot have."""
 
     def __init__(self, original: Any, attention: BigBirdAttention) -> None:
         super().__init__()
@@ -34,12 +29,7 @@ class _Layer(torch.nn.Module):
         self.fc1, self.fc2, self.activation_fn = original.fc1, original.fc2, original.activation_fn
 
     def forward(self, hidden_states: torch.Tensor, mask: LayerMask) -> torch.Tensor:
-        """Run the layer.
-
-        Args:
-            hidden_states: [batch, tokens, hidden_size]; the result has the same shape.
-            mask: for the attention.
-        """
+        """Run the layer on [batch, tokens, hidden_size]."""
         attended, _ = self.self_attn(self.self_attn_layer_norm(hidden_states), mask)
         hidden_states = hidden_states + self.output(attended)
         expanded = self.activation_fn(self.fc1(self.final_layer_norm(hidden_states)))

@@ -30,12 +30,11 @@ _FARTHEST = 2**22
 
 
 class _SelfAttention(torch.nn.Module):
-    """The original's projections around our operator, with tables of the projected rows of distances.
+    """The original's projections, of either version, around our operator, with tables of the projected rows of
+    distances.
 
-    Args:
-        original: of either version.
-        tables: `position_keys` and `position_queries` of the operator.
-        row_of_distance: the operator's; one for all layers, so that a graph has it once.
+    `tables` are `position_keys` and `position_queries` of the operator. `row_of_distance` is one for all layers, so
+    that a graph has it once.
     """
 
     row_of_distance: torch.Tensor
@@ -83,9 +82,7 @@ def _number_of_terms(attention: Any) -> int:
 def _tables(attention: Any, embeddings: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows of distances as keys and as queries: [heads, rows, head_dim] each, zeros for no such term.
 
-    Args:
-        attention: of the library.
-        embeddings: [rows, width], of the distances; None for none.
+    `embeddings` of the distances are [rows, width]; None for none.
     """
     heads, head_dim = attention.num_attention_heads, attention.attention_head_size
     if embeddings is None:
@@ -112,14 +109,12 @@ def _tables(attention: Any, embeddings: torch.Tensor | None) -> tuple[torch.Tens
 def rows_of_distances(*, buckets: int, most: int) -> torch.Tensor:
     """[2 * reach + 1], int64: the row of each distance of a key from a query, from -reach to the reach.
 
-    The library's own code decides which bucket a distance is in: its logarithms are rounded.
+    The library's own code decides which bucket a distance is in: its logarithms are rounded. A ModelError says that the
+    table has no row for the farthest distances of each direction.
 
     Args:
         buckets: that distances of a direction share; 0 or less where each has a row of its own.
         most: the distance that these buckets are for, or the number of such rows.
-
-    Raises:
-        ModelError: the table has no row for the farthest distances of each direction.
     """
     span, far = (buckets, most) if buckets > 0 else (most, most)
     while far <= _FARTHEST:
@@ -189,8 +184,7 @@ def _adapt(model: PreTrainedModel) -> None:
 def _of_config(config: Mapping[str, Any]) -> Family:
     """The family by whether tokens have positions besides distances.
 
-    Raises:
-        ModelError: the heads are mixed with each other, or the model is of the first version and has such positions.
+    A ModelError refuses heads that are mixed with each other, and the first version with such positions.
     """
     if config.get("talking_head"):
         raise ModelError(

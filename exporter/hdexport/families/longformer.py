@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 class LongformerTokens:
     """The facts about a model's tokens that its layers share.
 
-    Attributes:
-        kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
-        global_rows: where the global tokens are.
+    `kind` is [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
     """
 
     kind: torch.Tensor
@@ -41,14 +39,10 @@ class LongformerTokens:
 
 
 class LongformerAttention(torch.nn.Module):
-    """The projections of the original module around our operator, and the rows of the global tokens.
+    """The projections of Longformer's module, or LED's, around our operator, and the rows of the global tokens.
 
     The rows read `key_global` and `value_global` of every token, for at most `max_global` queries. Where queries are
     few, the projections move to their side; see `hdexport.attention.window.global_rows.attend_through_projections`.
-
-    Args:
-        original: a ``LongformerSelfAttention``, or LED's.
-        max_global: the most global tokens of a text.
     """
 
     def __init__(self, original: Any, max_global: int) -> None:
@@ -70,11 +64,8 @@ class LongformerAttention(torch.nn.Module):
             self.key_global, self.value_global = original.key_global, original.value_global
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: LongformerTokens, **_: Any) -> tuple[torch.Tensor]:
-        """Attend.
-
-        Args:
-            hidden_states: [batch, tokens, hidden_size]; the result has the same shape.
-            attention_mask: the tokens; named as the original's argument, which the layers around use.
+        """Attend among [batch, tokens, hidden_size]; the arguments are named as the original's, which the layers around
+        use.
         """
         tokens = attention_mask
         query, key, value = (self._split(project(hidden_states)) for project in (self.query, self.key, self.value))
@@ -116,12 +107,8 @@ class LongformerAttention(torch.nn.Module):
 def longformer_tokens(
     attention_mask: torch.Tensor, global_attention_mask: torch.Tensor, max_global: int
 ) -> LongformerTokens:
-    """Merge the two masks.
-
-    Args:
-        attention_mask: [batch, tokens], integers, 1 for real tokens.
-        global_attention_mask: [batch, tokens], integers, 1 for global tokens; ignored where there is padding.
-        max_global: the most global tokens of a text.
+    """Merge two masks, [batch, tokens], integers: 1 for real tokens, and 1 for global tokens, ignored where
+    padding is.
     """
     kind = (attention_mask * (global_attention_mask + 1)).to(torch.int32)
     return LongformerTokens(kind, find_global_rows(kind, max_global))
@@ -155,8 +142,7 @@ def _adapt(model: PreTrainedModel, setup: WindowSetup) -> None:
 def attention_windows(config: Any) -> list[int] | int:
     """The windows that a checkpoint of Longformer's kind was trained with: both sides of a token together.
 
-    Raises:
-        ModelError: the windows had gaps, which the library's code does not leave; its answers would be wrong.
+    A ModelError refuses windows with gaps, which the library's code does not leave; its answers would be wrong.
     """
     dilation = getattr(config, "attention_dilation", None)
     steps = dilation if isinstance(dilation, (list, tuple)) else [1 if dilation is None else dilation]

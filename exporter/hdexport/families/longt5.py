@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 class _Attention(torch.nn.Module):
     """The projections of the original module around our operator.
 
-    Args:
-        original: the library's.
-        local_bias: [heads, 2 * radius + 1].
-        side_bias: [heads, 2 * reach + 1]; None for no sides.
+    `local_bias` is [heads, 2 * radius + 1], `side_bias` [heads, 2 * reach + 1], or None for no sides.
     """
 
     def __init__(self, original: Any, local_bias: torch.nn.Parameter, side_bias: torch.nn.Parameter | None) -> None:
@@ -107,11 +104,7 @@ def _adapt(model: PreTrainedModel, setup: Setup) -> None:
 
 
 def _attention(config: Any) -> LocalGlobalAttention:
-    """A LongT5's attention.
-
-    Raises:
-        ModelError: config.json describes another.
-    """
+    """A LongT5's attention; a ModelError refuses another."""
     kinds = {"local": False, "transient-global": True}
     if config.encoder_attention_type not in kinds:
         raise ModelError(

@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 class _SelfAttention(torch.nn.Module):
-    """The projections of the original module around our operator.
-
-    Args:
-        original: an ``LSHSelfAttention``, or a ``LocalSelfAttention``.
-        record: the attention.
-    """
+    """The projections of an ``LSHSelfAttention``, or a ``LocalSelfAttention``, around our operator."""
 
     def __init__(self, original: Any, record: LshAttention) -> None:
         super().__init__()
@@ -43,15 +38,12 @@ class _SelfAttention(torch.nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, token_mask: torch.Tensor, rotations: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attend.
+        """[batch, tokens, heads * head_dim].
 
         Args:
             hidden_states: [batch, tokens, hidden_size].
             token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
             rotations: [heads, head_dim, rounds, directions], float32; None where no layer hashes.
-
-        Returns:
-            [batch, tokens, heads * head_dim].
         """
         states = [
             project(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
@@ -67,12 +59,7 @@ class _SelfAttention(torch.nn.Module):
 
 
 class _Layer(torch.nn.Module):
-    """A layer of two streams: attention to the second is added to the first, and feed-forward of that to the second.
-
-    Args:
-        original: a ``ReformerLayer``.
-        record: the attention.
-    """
+    """A layer of two streams: attention to the second is added to the first, and feed-forward of that to the second."""
 
     def __init__(self, original: Any, record: LshAttention) -> None:
         super().__init__()
@@ -139,11 +126,7 @@ def _prepare(model: PreTrainedModel) -> None:
 
 
 def _attention(config: Any) -> LshAttention:
-    """A Reformer's attention, but for its hashes, which a build freezes.
-
-    Raises:
-        ModelError: config.json describes no attention.
-    """
+    """A Reformer's attention, but for its hashes, which a build freezes; a ModelError says that there is none."""
     layers = tuple(config.attn_layers)
     if not layers or not set(layers) <= {"lsh", "local"}:
         raise ModelError(

@@ -17,11 +17,7 @@ WHY_NOT_CONVERTED = "transformers has code of its own for its attention, with wh
 
 
 class RemBertAttention(torch.nn.Module):
-    """The original's projections around our operator.
-
-    Args:
-        original: with ``query``, ``key`` and ``value``, as BERT's attention has them.
-    """
+    """The projections ``query``, ``key`` and ``value``, as BERT's attention has them, around our operator."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
 
 class _Attention(torch.nn.Module):
-    """The projections of the original module around our operator.
-
-    Args:
-        original: the library's.
-        scores_by_distance: [1, heads, 1, 2 * reach + 1].
+    """The projections of the original module around our operator, with numbers [1, heads, 1, 2 * reach + 1] by
+    distance.
     """
 
     def __init__(self, original: Any, scores_by_distance: torch.nn.Parameter) -> None:
@@ -66,10 +63,8 @@ class _FeedForward(torch.nn.Module):
 class Layer(torch.nn.Module):
     """A layer whose states are float32, and whose products have the type of the weights.
 
-    Args:
-        original: the library's.
-        attention: takes the normalised states [batch, tokens, hidden_size], float32, and the mask of `run_layers`; its
-            result is added to the states.
+    `attention` takes the normalised states, [batch, tokens, hidden_size], float32, and the mask of `run_layers`; its
+    result is added to the states.
     """
 
     def __init__(self, original: Any, attention: torch.nn.Module) -> None:
@@ -92,12 +87,8 @@ def wide_states(stack: Any, input_ids: torch.Tensor) -> torch.Tensor:
 
 
 def run_layers(stack: Any, hidden_states: torch.Tensor, mask: Any) -> BaseModelOutput:
-    """The output of an encoder whose layers are `Layer`.
-
-    Args:
-        stack: the library's encoder.
-        hidden_states: of `wide_states`.
-        mask: the mask of every attention.
+    """The output of an encoder whose layers are `Layer`, for states of `wide_states` and the mask of
+    every attention.
     """
     for layer in stack.block:
         hidden_states = layer(hidden_states, mask)
@@ -116,11 +107,7 @@ def _forward(
 
 
 def check_buckets(attention: Any) -> None:
-    """Refuse an attention of the library's whose buckets are not buckets of distances.
-
-    Raises:
-        ModelError: its buckets are others.
-    """
+    """Refuse, by a ModelError, an attention of the library's whose buckets are not buckets of distances."""
     buckets, reach = attention.relative_attention_num_buckets, attention.relative_attention_max_distance
     # Half of the buckets are for each direction, and half of these for single distances.
     if not 4 <= buckets < 4 * reach:
@@ -132,11 +119,7 @@ def check_buckets(attention: Any) -> None:
 
 
 def _scores_by_distance(attention: Any) -> torch.nn.Parameter:
-    """The terms that an attention adds to the scores of each distance it tells apart: [1, heads, 1, 2 * reach + 1].
-
-    Raises:
-        ModelError: its buckets are not buckets of distances.
-    """
+    """The terms that an attention adds to the scores of each distance it tells apart: [1, heads, 1, 2 * reach + 1]."""
     check_buckets(attention)
     reach = attention.relative_attention_max_distance
     # One query stands in the middle of its keys: the library's own code decides which bucket a distance is in.

@@ -33,12 +33,7 @@ _LONG_SEQUENCES = "the encoder of a LED, a LongT5 or a BigBird-Pegasus"
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A model type that cannot be built.
-
-    Attributes:
-        reason: why not, as the end of a sentence.
-        nearest: the nearest type that is supported, as the end of a sentence.
-    """
+    """A model type that cannot be built: why not, and the nearest type that is supported, as the ends of sentences."""
 
     reason: str
     nearest: str

@@ -34,12 +34,7 @@ def _projection(weight: torch.Tensor, *, is_output: bool = False) -> torch.nn.Li
 
 
 class _Layer(torch.nn.Module):
-    """A layer: relative attention to its memory and to the text, and a feed-forward network.
-
-    Args:
-        original: an ``XLNetLayer``.
-        distances: of the texts.
-    """
+    """A layer: relative attention to its memory and to the text, and a feed-forward network."""
 
     def __init__(self, original: Any, distances: Distances) -> None:
         super().__init__()
@@ -61,10 +56,9 @@ class _Layer(torch.nn.Module):
         waves: torch.Tensor,
         has_segments: bool,
     ) -> torch.Tensor:
-        """Compute the layer.
+        """[batch, tokens, hidden_size], of states of that shape.
 
         Args:
-            hidden_states: [batch, tokens, hidden_size]; the result has the same shape and dtype.
             memory: [batch, memory, hidden_size]; None for none.
             key_kind: [batch, memory + tokens], int32, as the operator wants it.
             waves: [distances, hidden_size], of all distances.
@@ -196,11 +190,7 @@ def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
 
 
 def _attention(config: Any) -> RelativeAttention:
-    """An XLNet's attention.
-
-    Raises:
-        ModelError: config.json describes another.
-    """
+    """An XLNet's attention; a ModelError refuses another."""
     for key, value, fits in (
         ("attn_type", config.attn_type, ("bi", "uni")),
         ("bi_data", config.bi_data, (False,)),

@@ -31,8 +31,7 @@ class _Xmod(Family):
 def _check_language(model: PreTrainedModel) -> None:
     """Make the language of a model that has one alone its default, in place.
 
-    Raises:
-        ModelError: there are several languages, and neither ``config.json`` nor ``--adapter`` chooses.
+    A ModelError says that there are several, and neither ``config.json`` nor ``--adapter`` chooses.
     """
     config = model.config
     languages = list(config.languages)

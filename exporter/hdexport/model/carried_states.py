@@ -1,4 +1,4 @@
-"""The memories of a model from one call to the next."""
+"""The states that a model carries from one call to the next: inputs of a graph, and outputs that feed them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import torch
 
 MASK = "mask"
-"""The memory that marks the tokens of the other memories: [batch, memory], 1 for a token that is there, else 0."""
+"""The carried state that marks the tokens of the others: [batch, memory], 1 for a token that is there, else 0."""
 
 POSITION = "position"
-"""Memory that counts a document's real tokens in earlier calls: [batch, 1]. float32 has every integer so far."""
+"""The carried state that counts a document's real tokens in earlier calls: [batch, 1], float32."""
 
 
 def carried_name(part: int | str) -> str:
-    """Name of the input that holds a memory, by the number of its layer or its own name."""
+    """Name of the input that holds a carried state, by the number of its layer or its own name."""
     return f"mems.{part}"
 
 
@@ -29,7 +29,8 @@ def left_name(part: int | str) -> str:
 
 
 def carried_input(part: int | str, *sizes: int | str, bound: int | None = None, fill: Fill = Fill.ZEROS) -> InputSpec:
-    """The input of a memory, [batch, ...]: of the last tokens, [batch, memory, ...], or of one vector, [batch, size].
+    """The input of a carried state, [batch, ...]: of the last tokens, [batch, memory, ...], or of one vector, [batch,
+    size].
 
     Args:
         part: number of its layer, or its own name.
@@ -55,11 +56,7 @@ def counts_tokens(inputs: Sequence[InputSpec]) -> bool:
 
 
 def text_ends(attention_mask: torch.Tensor) -> torch.Tensor:
-    """[batch], int64: tokens of each row up to its last real one; 0 in a row of padding.
-
-    Args:
-        attention_mask: [batch, tokens], 0 for padding.
-    """
+    """[batch], int64: tokens of each row of a mask, [batch, tokens], up to its last real one; 0 in a row of padding."""
     import torch
 
     places = torch.arange(1, attention_mask.shape[1] + 1, device=attention_mask.device)
@@ -67,14 +64,11 @@ def text_ends(attention_mask: torch.Tensor) -> torch.Tensor:
 
 
 def remembered(memory: torch.Tensor, states: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """The memory after a call: as many of the last tokens as there were, of the memory before and the call's own.
+    """A carried state, [batch, memory, ...], after a call: as many of the last tokens as it had, of it and the call's
+    own.
 
-    Padding behind a text is not among them: the memory is the one that the text alone would leave.
-
-    Args:
-        memory: [batch, memory, ...].
-        states: [batch, tokens, ...].
-        ends: [batch], of the texts; see `text_ends`.
+    Padding behind a text is not among them: the state is the one that the text alone would leave. The call's own are
+    [batch, tokens, ...], and end at `text_ends`.
     """
     import torch
 
@@ -84,13 +78,10 @@ def remembered(memory: torch.Tensor, states: torch.Tensor, ends: torch.Tensor) -
 
 
 class CallStates:
-    """The memories of the call that is being computed.
+    """The carried states of the call that is being computed, by the specs of the graph's inputs.
 
-    The model's modules look here for their memories, and leave the next call's here: heads of the
-    library hand on no arguments that they do not know.
-
-    Args:
-        specs: of the graph's inputs.
+    The model's modules look here for them, and leave the next call's here: heads of the library hand on no arguments
+    that they do not know.
     """
 
     def __init__(self, specs: Sequence[InputSpec]) -> None:
@@ -100,16 +91,12 @@ class CallStates:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that are remembered: numbers of layers, and names."""
+        """The parts that are carried: numbers of layers, and names."""
         return tuple(spec.name.removeprefix(carried_name("")) for spec in self.specs)
 
     @contextlib.contextmanager
     def of_call(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """While this holds, modules see these memories.
-
-        Args:
-            given: name of each input -> value of the shape in its spec.
-        """
+        """While this holds, modules see these carried states, by the names of their inputs."""
         self._given, self._left = dict(given), {}
         try:
             yield
@@ -117,13 +104,13 @@ class CallStates:
             self._given, self._left = {}, {}
 
     def given(self, part: int | str) -> torch.Tensor:
-        """The memory of a part, of the shape in its spec."""
+        """The carried state of a part, of the shape in its spec."""
         return self._given[carried_name(part)]
 
     def leave(self, part: int | str, value: torch.Tensor) -> None:
-        """Remember something for the next call, of the same shape."""
+        """Carry something to the next call, of the same shape."""
         self._left[left_name(part)] = value
 
     def left(self) -> tuple[torch.Tensor, ...]:
-        """The memories that modules left, in the order of the specs."""
+        """The carried states that modules left, in the order of the specs."""
         return tuple(self._left[str(spec.fed_from)] for spec in self.specs)

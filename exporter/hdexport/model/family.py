@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelClasses:
-    """A model type's classes.
-
-    Attributes:
-        config: of its configuration, with the ``model_type``.
-        models: task -> class of the model with the task's head.
-    """
+    """A model type's classes: of its configuration, with the ``model_type``, and of the model with each task's head."""
 
     config: type[PreTrainedConfig]
     models: Mapping[Task, type[PreTrainedModel]]
@@ -32,8 +27,7 @@ class ModelClasses:
     def register(self) -> None:
         """Make transformers' Auto classes know them, so that checkpoints load as other types' checkpoints do.
 
-        Raises:
-            ModelError: transformers has classes for the type.
+        A ModelError says that transformers has classes for the type.
         """
         import transformers
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -58,13 +52,12 @@ class OwnAttention:
     """A family's own attention, of a kind that `hdexport.attention` knows.
 
     Attributes:
-        kind: name of the kind.
         of_config: the attention of the kind that a checkpoint of that configuration was trained with, in the kind's
             terms; None where this one attends densely.
         adapt: called in place of `Family.adapt`: with the model, and the kind's setup.
-        remember: makes the library's own model look at the memories of the kind's setup, and leave them, in place; None
-            where the kind has no memories.
-        memories: for a configuration and a task, other memories of a model than the kind's, if it has any.
+        remember: makes the library's own model look at the carried states of the kind's setup, and leave them, in
+            place; None where the kind has none.
+        carried: for a configuration and a task, other carried states of a model than the kind's, if it has any.
     """
 
     kind: str

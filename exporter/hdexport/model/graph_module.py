@@ -29,15 +29,12 @@ class Head(torch.nn.Module):
     def outputs(
         self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        """The task's outputs, in the order of `hdruntime.bundle.task_formats`.
+        """The task's outputs, float32 each, in the order of `hdruntime.bundle.task_formats`.
 
         Args:
             states: [batch, tokens, width], the model's output, in its dtype.
             attention_mask: [batch, tokens], int64, 1 for real tokens.
             pooled_mask: the same, 1 for tokens that are pooled; None for all real tokens.
-
-        Returns:
-            float32 each.
         """
         return (self(states.float(), attention_mask),)
 
@@ -47,12 +44,11 @@ class GraphModule(torch.nn.Module):
 
     Args:
         model: the Hugging Face model with the task's head.
-        task: decides the outputs.
         inputs: of the graph; their names are the model's arguments.
         folded_token_types: whether the token-type lookup was folded; the embeddings then ask for ids they ignore.
         folded_positions: whether the position lookup was folded; likewise.
         head: the modules after the model; None where its outputs are the task's.
-        memories: that the model's modules look at; None for a model that remembers nothing.
+        carried: the states that the model's modules look at; None for a model that carries none.
     """
 
     def __init__(
@@ -73,7 +69,7 @@ class GraphModule(torch.nn.Module):
 
     @property
     def outputs(self) -> dict[str, tuple[str | int, ...]]:
-        """Name of each output -> its axes; memories, which are inputs of the next call, come last."""
+        """Name of each output -> its axes; carried states, which are inputs of the next call, come last."""
         carried = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
         return {**format_of(self.task).output_axes, **carried}
 

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, **options: Any) -> PreTrainedModel:
     """A model with random weights, of the class that loads checkpoints of a family for a task.
 
-    Args:
-        config: of the model.
-        family: of the model.
-        task: decides the head.
-        options: ``dtype``, ``attn_implementation``, as ``AutoModel.from_config`` takes them.
+    The options are ``dtype`` and ``attn_implementation``, as ``AutoModel.from_config`` takes them.
     """
     # Classes of encoders change the configuration that they are given to an encoder's.
     config = copy.deepcopy(config)
@@ -31,13 +27,7 @@ def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, *
 
 
 def model_class(config: PreTrainedConfig, *, family: Family, task: Task) -> Any:
-    """The class of transformers, or of ours, that loads a family's checkpoints for a task.
-
-    Args:
-        config: of a model.
-        family: of the model.
-        task: decides the head.
-    """
+    """The class of transformers, or of ours, that loads a family's checkpoints for a task."""
     import transformers
     from transformers.models.auto.auto_factory import _get_model_class
 

@@ -31,12 +31,8 @@ class RootMeanSquareNorm(torch.nn.Module):
     """States divided by the root of their mean square: no mean is subtracted, and no bias added.
 
     Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4, with a root and a quotient. ONNX
-    Runtime makes one operator of a root and a quotient, and none of the library's reciprocal root.
-
-    Args:
-        original: the library's, or one of these: with a ``weight`` [width] and a ``variance_epsilon``.
-        weight: [width], instead of the original's.
-        epsilon: likewise.
+    Runtime makes one operator of a root and a quotient, and none of the library's reciprocal root. `weight`, [width],
+    and `epsilon` are the original's, which may be one of these, unless given.
     """
 
     def __init__(self, original: Any, *, weight: torch.Tensor | None = None, epsilon: float | None = None) -> None:
@@ -46,11 +42,7 @@ class RootMeanSquareNorm(torch.nn.Module):
         self.variance_epsilon = float(original.variance_epsilon if epsilon is None else epsilon)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Normalise.
-
-        Args:
-            hidden_states: [..., width], any float dtype; the result has the same shape and dtype.
-        """
+        """Normalise [..., width], of any float dtype; the result has the same shape and dtype."""
         wide = hidden_states.float()
         root = torch.sqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return (wide / root * self.weight).to(hidden_states.dtype)

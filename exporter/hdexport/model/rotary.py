@@ -25,17 +25,10 @@ Windowed layers see no further in a long text than in texts of training.
 
 
 def check_rope_factor(factor: float, family: Family, positions: Positions, *, model_type: str) -> None:
-    """Refuse a factor that a model has no use for.
+    """Refuse a factor, above 1, of the base of rotary positions that a model has no use for.
 
-    Args:
-        factor: of the base, above 1.
-        family: of the model.
-        positions: of the model: as many as the longest input has tokens, and those of the training.
-        model_type: of the model, for messages.
-
-    Raises:
-        InputError: positions are learned, or no text is longer than the trained ones.
-        ModelError: positions are computed in a way that has no base here.
+    An InputError says that positions are learned, or that no text is longer than the trained ones; a ModelError, that
+    they are computed in a way that has no base here.
     """
     if family.learned_positions:
         raise InputError(
@@ -54,12 +47,7 @@ def check_rope_factor(factor: float, family: Family, positions: Positions, *, mo
 def stretch_rotary(model: PreTrainedModel, factor: float) -> None:
     """Multiply the base of the rotary positions of layers that attend to the whole text, in place.
 
-    Args:
-        model: with rotary positions.
-        factor: of the base, above 1.
-
-    Raises:
-        ModelError: its positions are scaled already.
+    A ModelError refuses positions that are scaled already.
     """
     rotary: Any = model.base_model.rotary_emb
     parameters = _parameters(model)

@@ -67,16 +67,10 @@ class RotaryTable(torch.nn.Module):
 
 
 def turned(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn queries or keys whose pairs are half a head apart.
+    """Queries or keys, [batch, heads, tokens, head_dim], turned in float32; pairs are half a head apart.
 
-    In the operators that the library has, too: OpenVINO makes one of them.
-
-    Args:
-        states: [batch, heads, tokens, head_dim].
-        cosines, sines: [tokens, head_dim], float32: a table's, twice side by side.
-
-    Returns:
-        Like `states`, in their type; computed in float32.
+    They are turned in the operators that the library has, too: OpenVINO makes one of them. Cosines and sines are
+    [tokens, head_dim], float32: a table's, twice side by side.
     """
     exact, pairs = states.float(), states.shape[-1] // 2
     # Slices, not chunks, for OpenVINO's sake.
@@ -85,16 +79,11 @@ def turned(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
 
 
 def use_rotary_tables(model: PreTrainedModel) -> None:
-    """Replace the library's rotary embeddings by tables, in place.
+    """Replace the library's rotary embeddings, whose frequencies are in float32, by tables, in place.
 
-    The tables have as many positions as the model's configuration now says, and as the bundle serves. All
-    layers share them. Token i has position i, wherever padding is, as in the library.
-
-    Args:
-        model: with the library's rotary embeddings, whose frequencies are in float32.
-
-    Raises:
-        ModelError: frequencies depend on the length of a text, or the library lays tables out in an unknown way.
+    The tables have as many positions as the model's configuration now says, and as the bundle serves. All layers share
+    them. Token i has position i, wherever padding is, as in the library. A ModelError refuses frequencies that depend
+    on the length of a text, and tables that the library lays out in an unknown way.
     """
     parents = [
         (parent, name, child)
@@ -135,13 +124,9 @@ class _Answers:
 class _LibraryTables(torch.nn.Module):
     """Answers as a rotary embedding of the library, in float32 and from tables.
 
-    The library asks for one kind of layer after the other in the order of a set, which is another in every process.
-    The first request for a batch is answered for all kinds, in one order, so that a checkpoint always becomes the same
+    The library asks for one kind of layer after the other in the order of a set, which is another in every process. The
+    first request for a batch is answered for all kinds, in one order, so that a checkpoint always becomes the same
     graph.
-
-    Args:
-        rotary: the original.
-        positions: rows of the tables.
     """
 
     def __init__(self, rotary: Any, positions: int) -> None:
@@ -182,11 +167,7 @@ def _of_heads(table: torch.Tensor) -> torch.Tensor:
 
 
 def _check_layout(rotary: Any, kind: str) -> None:
-    """Refuse a library's embedding that lays out its cosines in another way than `_of_heads`.
-
-    Raises:
-        ModelError: the first cosines or sines of a kind are others.
-    """
+    """Refuse, by a ModelError, an embedding that lays out its cosines in another way than `_of_heads`."""
     positions = torch.arange(_PROBED_POSITIONS)
     asked = (torch.zeros(1, _PROBED_POSITIONS, 1), positions[None])
     theirs = rotary(*asked, kind) if kind else rotary(*asked)

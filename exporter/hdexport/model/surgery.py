@@ -34,14 +34,7 @@ class FactoredPositionEmbedding(torch.nn.Module):
         self.high = torch.nn.Parameter(high)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Look up rows of the table that this stands for.
-
-        Args:
-            rows: [1 or batch, tokens], int64, from 0.
-
-        Returns:
-            [1 or batch, tokens, width].
-        """
+        """Look up rows, [1 or batch, tokens], int64, of the table that this stands for: [1 or batch, tokens, width]."""
         position = (rows - self.first_row).clamp(min=0)
         low = torch.nn.functional.embedding(position % self.base + self.first_row, self.low)
         if self.has_shift:
@@ -69,16 +62,11 @@ class _TextMask:
 
 
 class PositionsByLength(torch.nn.Module):
-    """Rows of a checkpoint's table that each text spreads over its own length.
+    """Rows of a checkpoint's table, [L, width], that each text spreads over its own length.
 
-    With L rows, and n real tokens of which a token is the p-th, from 0, and m = max(n, L): interpolation reads at
-    p L / m between two rows, grouping reads row p // ceil(m / L). A text of up to L tokens reads row p, bit for bit.
-    Positions count real tokens, wherever padding is; a token of padding has the position of the real token before it.
-
-    Args:
-        rows: [L, width], the checkpoint's usable rows.
-        scheme: ``interpolate`` or ``group``.
-        text: tells real tokens from padding.
+    With n real tokens of which a token is the p-th, from 0, and m = max(n, L): interpolation reads at p L / m between
+    two rows, grouping reads row p // ceil(m / L). A text of up to L tokens reads row p, bit for bit. Positions count
+    real tokens, wherever padding is; a token of padding has the position of the real token before it.
     """
 
     def __init__(self, rows: torch.Tensor, scheme: Scheme, text: _TextMask) -> None:
@@ -87,14 +75,10 @@ class PositionsByLength(torch.nn.Module):
         self.scheme, self._text = scheme, text
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Look up each token's position.
+        """Look up each token's position: [batch, tokens, width], of the table's dtype.
 
-        Args:
-            rows: [1 or batch, tokens]; only the number of tokens is looked at, which may exceed the text's, where the
-                library pads on its own.
-
-        Returns:
-            [batch, tokens, width], of the table's dtype.
+        Of the rows, [1 or batch, tokens], only the number of tokens is looked at, which may exceed the text's, where
+        the library pads on its own.
         """
         mask = self._text.mask.to(torch.int64)
         place = (mask.cumsum(1) - 1).clamp(min=0)  # [batch, tokens]
@@ -119,12 +103,6 @@ class _ContinuedRows(torch.nn.Module):
     """A table whose positions continue from call to call: a real token's row lies behind the rows of earlier calls.
 
     A token of padding has the row that it would have in a first call, which the table has however long the document.
-
-    Args:
-        table: of positions, looked up by row.
-        first_row: of the first position.
-        memories: where the number of earlier tokens is.
-        text: tells real tokens from padding.
     """
 
     def __init__(self, table: torch.nn.Module, first_row: int, carried: CallStates, text: _TextMask) -> None:
@@ -133,13 +111,8 @@ class _ContinuedRows(torch.nn.Module):
         self._carried, self._text = carried, text
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Look up each token's position.
-
-        Args:
-            rows: [1 or batch, tokens], int64, of a first call.
-
-        Returns:
-            [batch, tokens, width].
+        """Look up each token's position, [batch, tokens, width], by its row in a first call, [1 or batch, tokens],
+        int64.
         """
         before = self._carried.given(POSITION)  # [batch, 1]
         real = self._text.mask.to(torch.int64)
@@ -192,21 +165,14 @@ class _ConstantTokenType(torch.nn.Module):
 def extend_positions(
     model: PreTrainedModel, family: Family, *, max_len: int, scheme: Scheme, alpha: float, itemsize: int = 4
 ) -> Positions:
-    """Give a model `max_len` positions, in place; ids, buffers and limits grow with their number.
+    """Give a model in float32 `max_len` positions, in place, and return the changes, as the manifest records them.
+
+    Ids, buffers and limits grow with their number. An InputError says that the options do not fit.
 
     Args:
-        model: a model in float32.
-        family: its family.
         max_len: positions wanted; fewer than the checkpoint's cuts the table.
-        scheme: where rows past the checkpoint's come from.
         alpha: weight of the coarse position in the hierarchical scheme.
         itemsize: bytes of a number in the graph to come, for the choice between the folded and the factored form.
-
-    Returns:
-        The changes, as the manifest records them.
-
-    Raises:
-        InputError: the options do not fit; see `hdexport.model.positions.check_options`.
     """
     if not family.learned_positions:
         base, form = max_len, PositionForm.DISTANCES
@@ -249,12 +215,9 @@ def extend_positions(
 
 
 def continue_positions(model: PreTrainedModel, family: Family, carried: CallStates) -> None:
-    """Make positions continue from call to call, in place; of a family that learns them.
+    """Make positions, of a family that learns them, continue from call to call, in place.
 
-    Args:
-        model: whose positions were extended to as many as a document has tokens, by a table.
-        family: of the model.
-        memories: of its calls; `POSITION` is among them.
+    A table has extended them to as many as a document has tokens; `POSITION` is among the carried states.
     """
     text, embeddings = _TextMask(), family.embeddings(model)
     model.base_model.register_forward_pre_hook(text.note, with_kwargs=True)
@@ -264,13 +227,12 @@ def continue_positions(model: PreTrainedModel, family: Family, carried: CallStat
 
 
 def fold_positions(model: PreTrainedModel, family: Family) -> bool:
-    """Take the rows of positions that count from 0 straight from the table, in place.
+    """Take the rows of positions that count from 0 straight from the table, in place, and return whether it
+    was done.
 
-    Where positions follow the padding rule the lookup has to stay: which row a token uses depends on its text.
-    Positions by each text's length find the tokens by themselves, and positions that continue are looked up.
-
-    Returns:
-        Whether the lookup was folded; the embeddings then look at the shape of ``position_ids`` only.
+    The embeddings then look at the shape of ``position_ids`` only. Where positions follow the padding rule the lookup
+    has to stay: which row a token uses depends on its text. Positions by each text's length find the tokens by
+    themselves, and positions that continue are looked up.
     """
     if not family.learned_positions:
         return False
@@ -286,17 +248,10 @@ def fold_positions(model: PreTrainedModel, family: Family) -> bool:
 
 
 def number_of_token_types(model: PreTrainedModel, family: Family, task: Task) -> int:
-    """Types that a token may have; 0 without a choice of several.
+    """Types that a token may have in a model that was loaded to run as a task; 0 without a choice of several.
 
-    Types matter in pairs only: a sentence's tokens have one type, and a table of one row leaves no choice.
-
-    Args:
-        model: as it was loaded.
-        family: of the model.
-        task: that the model runs as.
-
-    Raises:
-        ModelError: the model looks types up, and its table has no row.
+    Types matter in pairs only: a sentence's tokens have one type, and a table of one row leaves no choice. A ModelError
+    says that the model looks types up, and its table has no row.
     """
     if family.token_types is not None:
         return family.token_types
@@ -313,11 +268,7 @@ def number_of_token_types(model: PreTrainedModel, family: Family, task: Task) ->
 
 
 def fold_token_types(model: PreTrainedModel, family: Family) -> bool:
-    """Replace the token-type lookup by its row 0, in place.
-
-    Returns:
-        Whether the model has token types at all.
-    """
+    """Replace the token-type lookup by its row 0, in place, and return whether the model has token types at all."""
     embeddings = family.embeddings(model)
     if getattr(embeddings, "token_type_embeddings", None) is None:
         return False

@@ -10,17 +10,10 @@ from hdruntime.errors import ExportError
 
 
 def cast_model(model: torch.nn.Module, precision: Dtype) -> None:
-    """Cast a model's weights in place; normalisations and buffers stay in float32.
+    """Cast the weights of a model in float32, in place; normalisations and buffers stay in float32.
 
     Buffers hold computed numbers, not learned ones: a rotary frequency that is rounded to float16 turns the token at
-    position 4096 by a radian too much or too little.
-
-    Args:
-        model: a model in float32.
-        precision: the type to cast to.
-
-    Raises:
-        ExportError: a weight is outside the type's range; the message names it.
+    position 4096 by a radian too much or too little. An ExportError names a weight that is outside the type's range.
     """
     if precision == "float32":
         return

@@ -14,10 +14,8 @@ more than 2^-19, which is 1/2000, float16's own precision, of a usual weight of 
 
 
 class IntoStates(torch.nn.Module):
-    """A linear layer whose results are states in float32, or become states by a normalisation.
-
-    Args:
-        original: the library's; its weights are changed.
+    """A linear layer whose results are states in float32, or become states by a normalisation; it changes
+    the weights.
     """
 
     def __init__(self, original: torch.nn.Linear) -> None:
@@ -37,12 +35,7 @@ class IntoStates(torch.nn.Module):
 
 
 class FromStates(torch.nn.Module):
-    """Values that are made of states, in the type of the weights that read them.
-
-    Args:
-        original: the module that makes them, in float32.
-        dtype: the type.
-    """
+    """Values that are made of states in float32, in the type of the weights that read them."""
 
     def __init__(self, original: torch.nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -55,11 +48,7 @@ class FromStates(torch.nn.Module):
 
 
 class InFloat32(torch.nn.Module):
-    """A linear layer without a bias that computes in float32, of states that were not normalised.
-
-    Args:
-        original: the library's.
-    """
+    """A linear layer without a bias that computes in float32, of states that were not normalised."""
 
     def __init__(self, original: torch.nn.Linear) -> None:
         super().__init__()

@@ -45,8 +45,6 @@ def block_sparse_node(
         query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         listed_blocks: [1 or heads, rows, listed], int32, for the modes ``table`` and ``lists``.
-        spec: the attention.
-        scale: factor of the scores.
     """
     attributes: dict[str, Any] = _attributes(spec) | {"scale": float(scale)}
     if not torch.compiler.is_exporting():
@@ -67,7 +65,6 @@ class BlockMask:
     """The mask of block-sparse layers.
 
     Attributes:
-        spec: the attention.
         token_mask: [batch, tokens], int32, 0 for padding.
         query_scale: [batch, 1, 1, 1], float32, factors of the queries; None for none.
     """
@@ -89,19 +86,14 @@ class BlockMask:
 def block_query_factors(
     spec: BlockSparse, query_scale: LogScale, attention_mask: torch.Tensor, ordinary_keys: int
 ) -> torch.Tensor:
-    """The factors of the queries of texts, by the keys that most of a text's queries see.
+    """The factors of the queries of texts, [batch, 1, 1, 1], float32, by the keys that most of a text's queries see.
 
     One factor serves all queries of a text. Queries of global blocks see more keys than it is made for. The global
     tokens that ``etc`` puts in front are no tokens of a text, and are not counted.
 
     Args:
-        spec: the attention.
-        query_scale: factor of the queries, by the keys that they see.
         attention_mask: [batch, tokens], 0 for padding, of the text as it was given.
         ordinary_keys: that a query of an ordinary block sees at most, in a text that is not attended to densely.
-
-    Returns:
-        [batch, 1, 1, 1], float32.
     """
     if not query_scale.changes(spec.dense_tokens):
         return query_scale.for_mask(attention_mask, ordinary_keys)
@@ -121,12 +113,13 @@ def through_blocks(
     layers: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     global_embeddings: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Run layers on tokens in the order of the blocks: padding on the left moves to the end, global tokens come first.
+    """Run layers on tokens in the order of the blocks: padding on the left moves to the end, global tokens
+    come first.
 
-    Except for attention, tokens are computed one by one, so the order is changed once, and not in every layer.
+    Except for attention, tokens are computed one by one, so the order is changed once, and not in every layer. Where
+    blocks are the padded batch's, the order stays.
 
     Args:
-        spec: the attention. Where its blocks are the padded batch's, the order stays.
         hidden_states: [batch, tokens, width]; the result has as many rows, in the order given.
         attention_mask: [batch, tokens], 0 for padding.
         layers: (hidden states, token mask as the operator wants it) -> hidden states, [batch, tokens, ...].
@@ -147,8 +140,7 @@ def through_blocks(
 class _RealTokensFirst:
     """Rotates each text so that its first real token comes first, and padding from the left after it.
 
-    Args:
-        token_mask: [batch, tokens], 0 for padding.
+    `token_mask` is [batch, tokens], 0 for padding.
     """
 
     def __init__(self, token_mask: torch.Tensor) -> None:
@@ -267,24 +259,14 @@ class _Pairs(PairCounts):
 
 
 def give_tables(model: PreTrainedModel, setup: BlockSetup) -> None:
-    """Give each attention of a model its table, as the buffer `LISTED_BLOCKS`.
-
-    Args:
-        model: whose attention is reached through the library's attention interface.
-        setup: with the tables.
-    """
+    """Give each attention that the library's attention interface reaches its table, as the buffer `LISTED_BLOCKS`."""
     modules = attention_modules(model)
     for module, table in zip(modules, setup.tables(len(modules)), strict=True):
         module.register_buffer(LISTED_BLOCKS, table, persistent=False)
 
 
 def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
-    """Make a model's own attention block-sparse, in place.
-
-    Args:
-        model: whose attention is reached through the library's attention interface.
-        setup: the bundle's.
-    """
+    """Make a model's own attention, which the library's attention interface reaches, block-sparse, in place."""
     give_tables(model, setup)
     rows = None if setup.global_embeddings is None else torch.from_numpy(setup.global_embeddings)
 
@@ -300,14 +282,7 @@ def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
 
 
 def _text(spec: BlockSparse, real: torch.Tensor, extra: int, ordinary_keys: int) -> _Text:
-    """The pairs of one text.
-
-    Args:
-        spec: the attention.
-        real: [tokens], bool, without the global tokens in front.
-        extra: global tokens in front.
-        ordinary_keys: tokens of a text that a query of an ordinary block sees, at most.
-    """
+    """The pairs of one text, whose real tokens are [tokens], bool, with `extra` global tokens in front."""
     tokens = len(real)
     places = real.nonzero().flatten().tolist() or [0]
     # Blocks count from the text's first token, and end with its last, or they are the batch's blocks.

@@ -36,24 +36,21 @@ def group_tables(
     """The tables of equal layers.
 
     Args:
-        op: appends to the graph.
         token_mask: [batch, tokens], as of the operator.
         listed_blocks: [1 or heads, rows, listed], as of the operator.
-        parts: the parts of the operator's node.
         block: tokens of a block.
         first: global blocks at the beginning.
         repeats: how often block 0 is seen once more.
         longest_dense: tokens up to which every query of a text sees every key once.
-        heads: the number of heads of the states.
 
     Returns:
         * query_index, [groups, heads, group], and key_index, [groups, heads, span]: rows of the states;
         * bias, [groups, 1 or heads, 1 or group, span], float32: added to scores;
         * place_index, [batch, tokens, heads]: the place of each result in the rows of all groups, which the rows of
-          global queries follow;
+            global queries follow;
         * answers, [batch, tokens, 1 or heads, 1], float32: 0 for padding, and for queries that see no key;
         * with global blocks, global_index, [batch, heads, global], and global_bias, [batch, 1, 1, tokens]: the rows of
-          the queries of global blocks, and the bias of their keys.
+            the queries of global blocks, and the bias of their keys.
     """
     texts = _Texts(op, token_mask, parts, block=block, first=first, longest_dense=longest_dense)
     front = max(first, min(repeats, 1)) * block
@@ -254,13 +251,8 @@ def attend_in_groups(
     *,
     scale: float,
 ) -> Value:
-    """The attention of a layer, [batch, tokens, heads, head_dim].
-
-    Args:
-        op: appends to the graph.
-        query, key, value: [batch, tokens, heads, head_dim].
-        query_index, key_index, bias, place_index, answers, global_index, global_bias: as `group_tables` gives them.
-        scale: factor of the scores.
+    """The attention of a layer, [batch, tokens, heads, head_dim], of states of that shape and what `group_tables`
+    gives.
     """
     row_shape = op.Concat([-1], op.Shape(query, start=3), axis=0)
     query_rows, key_rows, value_rows = (op.Reshape(state, row_shape) for state in (query, key, value))

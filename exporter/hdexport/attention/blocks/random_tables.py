@@ -27,20 +27,9 @@ Integers = npt.NDArray[Any]
 def random_table(*, heads: int, max_tokens: int, block_size: int, random_blocks: int, seed: int) -> Blocks:
     """BigBird's random blocks, drawn as the paper's code draws them for texts of 1024, 3072 and 4096 tokens.
 
-    Hugging Face draws the same ones while it trains, with the number of the layer for a seed.
-
-    Args:
-        heads: of the layer; each draws blocks of its own.
-        max_tokens: the longest text. Shorter ones use the first rows.
-        block_size: tokens of a block.
-        random_blocks: how many each row draws.
-        seed: of NumPy's legacy generator.
-
-    Returns:
-        [heads, blocks - 2, random_blocks]; the first and the last block see all and have no row.
-
-    Raises:
-        InputError: a row has fewer blocks to draw from.
+    Hugging Face draws the same ones while it trains, with the number of the layer for a seed of NumPy's legacy
+    generator. The table is [heads, blocks - 2, random_blocks]: the first and the last block see all and have no row,
+    and texts shorter than `max_tokens` use the first rows. An InputError says that a row has fewer blocks to draw from.
     """
     blocks = _blocks_of(max_tokens, block_size)
     choices = [_drawn_from(block, blocks, block_size) for block in range(1, blocks - 1)]
@@ -51,21 +40,10 @@ def random_table(*, heads: int, max_tokens: int, block_size: int, random_blocks:
 
 
 def read_table(path: Path, *, heads: int, max_tokens: int, block_size: int, layers: int) -> list[Blocks]:
-    """Tables of random blocks from a ``.npy`` file.
+    """The table of each layer, [heads, blocks - 2, random blocks], from a ``.npy`` file.
 
-    Args:
-        path: of an array of integers, [heads, blocks - 2, random blocks] for all layers, or [layers, heads, blocks - 2,
-            random blocks].
-        heads: of each layer.
-        max_tokens: the longest text.
-        block_size: tokens of a block.
-        layers: of the model.
-
-    Returns:
-        The table of each layer, [heads, blocks - 2, random blocks].
-
-    Raises:
-        InputError: the file holds another array, or lists invalid blocks.
+    The file has integers, [heads, blocks - 2, random blocks] for all layers, or [layers, heads, blocks - 2, random
+    blocks]. An InputError says that it holds another array, or lists invalid blocks.
     """
     with reading(path, _SAVE_TABLE):
         table = load_arrays(path)
@@ -86,21 +64,14 @@ def read_table(path: Path, *, heads: int, max_tokens: int, block_size: int, laye
 
 
 def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int) -> Blocks:
-    """The blocks that each block of queries sees, from a ``.npz`` file in the layout of FlexAttention's ``BlockMask``.
+    """The blocks that each block of queries sees, from a ``.npz`` file in the layout of
+    FlexAttention's ``BlockMask``.
 
-    Args:
-        path: of the arrays ``full_kv_num_blocks`` [1 or heads, blocks] and ``full_kv_indices`` [1 or heads, blocks,
-            most], integers: how many blocks each block of queries sees, and, the seen ones first, which. An axis for
-            the batch may stand in front, of size 1. ``kv_num_blocks``, of partial blocks, may be there and 0.
-        heads: of each layer.
-        max_tokens: the longest text.
-        block_size: tokens of a block.
-
-    Returns:
-        [1 or heads, blocks, most], -1 behind a block's entries.
-
-    Raises:
-        InputError: the file holds other arrays, or lists invalid blocks, or partial blocks.
+    The file has the arrays ``full_kv_num_blocks`` [1 or heads, blocks] and ``full_kv_indices`` [1 or heads, blocks,
+    most], integers: how many blocks each block of queries sees, and, the seen ones first, which. An axis for the batch
+    may stand in front, of size 1. ``kv_num_blocks``, of partial blocks, may be there and 0. The result is [1 or heads,
+    blocks, most], -1 behind a block's entries. An InputError says that the file holds other arrays, or lists invalid or
+    partial blocks.
     """
     arrays = _read_arrays(path)
     counts, indices = _without_batch(arrays[_COUNTS], 2), _without_batch(arrays[_INDICES], 3)

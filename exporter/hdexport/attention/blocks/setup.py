@@ -44,7 +44,6 @@ class BlockSetup(Setup):
     """Block-sparse attention with all that it needs.
 
     Attributes:
-        record: the manifest's record of it.
         listed_blocks: [layers, 1 or heads, rows, listed], int32, the operator's table of each layer, or None.
         global_embeddings: [global tokens, width], float32, the layers' inputs for ETC's global tokens, or None.
     """
@@ -73,11 +72,7 @@ class BlockSetup(Setup):
         return max(self.ordinary_keys, self.record.dense_tokens)
 
     def tables(self, layers: int) -> list[torch.Tensor | None]:
-        """The table of each layer, as a tensor.
-
-        Raises:
-            BundleCorruptError: the tables are for another number of layers.
-        """
+        """The table of each layer, as a tensor; a BundleCorruptError refuses tables of another number of layers."""
         import torch
 
         if self.listed_blocks is None:
@@ -107,9 +102,8 @@ class BlockSetup(Setup):
 def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | None:
     """The block-sparse attention that a model has, or gets; None where it has none and none was requested.
 
-    Raises:
-        ModelError: the model cannot be given it.
-        InputError: an option does not fit the others, the model, or the file it names.
+    A ModelError says that the model cannot be given it; an InputError, that an option does not fit the others, the
+    model, or the file that it names.
     """
     request, model, max_len = request or BlockRequest(), subject.model, subject.max_len
     own = subject.family.own_attention("blocks", model.config)
@@ -172,15 +166,8 @@ def bigbird(
 ) -> BlockSparse:
     """BigBird's attention, by default as Hugging Face evaluates it.
 
-    Its rule for dense attention: texts that are no longer than the two global blocks, the three of the
-    window, and twice the random ones.
-
-    Args:
-        block_size: tokens of a block.
-        random_blocks: random blocks of each row of blocks.
-        mode: ``hf_eval`` or ``table``.
-        last_block: where the last block ends.
-        converted: whether it takes the place of dense attention.
+    Its rule for dense attention: texts that are no longer than the two global blocks, the three of the window, and
+    twice the random ones.
     """
     return BlockSparse(
         pattern=Pattern.BIGBIRD,
@@ -195,10 +182,8 @@ def bigbird(
 
 
 def read_setup(spec: BlockSparse, bundle: Bundle) -> BlockSetup:
-    """The block-sparse attention of a bundle.
-
-    Raises:
-        BundleCorruptError: a file that it needs is missing or damaged, or holds something else than the manifest says.
+    """The block-sparse attention of a bundle; a BundleCorruptError names a file that is missing, damaged, or of other
+    content than the manifest says.
     """
     manifest = bundle.manifest
     tables = embeddings = None

@@ -20,17 +20,13 @@ def attend_disentangled(
     *,
     scale: float,
 ) -> torch.Tensor:
-    """One ``DisentangledAttention`` node; see `operator_node`.
+    """[batch, tokens, heads, head_dim] of one ``DisentangledAttention`` node; see `operator_node`.
 
     Args:
         mask: shared by the layers; its factor, if there is one, is of the queries.
         query, key, value: [batch, heads, tokens, head_dim].
         position_keys, position_queries: [heads, rows, head_dim].
         row_of_distance: [2 * reach + 1], int64, of a key's distance from the query.
-        scale: factor of the scores.
-
-    Returns:
-        [batch, tokens, heads, head_dim], of the queries' dtype.
     """
     query = scaled(query, mask.query_scale)
     inputs = (query, key, value, mask.key_mask, position_keys, position_queries, row_of_distance)

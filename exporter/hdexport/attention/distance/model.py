@@ -19,7 +19,7 @@ def attend_by_distance(
     *,
     scale: float,
 ) -> torch.Tensor:
-    """One ``ClippedDistanceAttention`` node; see `operator_node`.
+    """[batch, tokens, heads, head_dim] of one ``ClippedDistanceAttention`` node; see `operator_node`.
 
     Args:
         mask: shared by the layers; its factor, if there is one, is of the products of queries and keys.
@@ -27,9 +27,6 @@ def attend_by_distance(
         scores_by_distance: [1 or batch, heads, 1 or tokens, 2 * reach + 1].
         values_by_distance: [2 * reach + 1, head_dim]; None for none.
         scale: factor of the products of queries and keys.
-
-    Returns:
-        [batch, tokens, heads, head_dim], of the queries' dtype.
     """
     inputs = [scaled(query, mask.query_scale), key, value, mask.key_mask, scores_by_distance]
     if values_by_distance is not None:

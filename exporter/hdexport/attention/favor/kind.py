@@ -68,11 +68,7 @@ class FavorAttention(AttentionRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class FavorSetup(Setup):
-    """FAVOR+ in a model.
-
-    Attributes:
-        record: the manifest's record of it.
-    """
+    """FAVOR+ in a model."""
 
     record: FavorAttention
 

@@ -39,8 +39,6 @@ def favor_node(
         query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         key_mask: [batch, tokens], bool, True for real tokens.
         projection: [features, head_dim], float32.
-        record: the attention.
-        scale: factor of the products of queries and keys.
     """
     attributes = {
         "features": projection.shape[0],
@@ -56,7 +54,6 @@ class FavorMask:
     """The mask of layers whose dense attention became FAVOR+.
 
     Attributes:
-        record: the attention.
         key_mask: [batch, tokens], bool, True for real tokens.
         projection: [features, head_dim], float32.
         query_scale: [batch, 1, 1, 1], float32, factors of the queries; None for none.
@@ -81,15 +78,9 @@ _NUMBERS = itertools.count()
 
 
 def use_features(model: PreTrainedModel, projection: torch.Tensor, record: FavorAttention) -> FeatureAttention:
-    """Put FAVOR+ in the place of a model's dense attention, in place.
+    """Put FAVOR+ in the place of a model's dense attention, in place; all layers call the attention that is returned.
 
-    Args:
-        model: whose attention is reached through the library's attention interface.
-        projection: [features, head_dim], float32.
-        record: the bundle's.
-
-    Returns:
-        The attention, which all layers call.
+    `projection` is [features, head_dim], float32.
     """
     attention = FeatureAttention(projection, record)
     # A registered function is for all models of the process: each has one of its own.
@@ -105,7 +96,6 @@ class FeatureAttention:
 
     Attributes:
         projection: [features, head_dim].
-        record: the attention.
         errors: of the calls that are being compared with softmax attention, [] each; None while no call is compared.
     """
 
@@ -140,14 +130,11 @@ class FeatureAttention:
         return attended.transpose(1, 2).contiguous(), None
 
     def estimate_error(self, model: PreTrainedModel, input_ids: torch.Tensor) -> Iterator[str]:
-        """A line on the relative error of all layers' attention, each on the output of the layers before it.
+        """A line on the relative error of all layers' attention for a text, [1, tokens], each on the output of those
+        before it.
 
         The error is the length of the difference to softmax attention of the same queries, keys and values, divided by
-        that one's length, over all heads and tokens of a text.
-
-        Args:
-            model: whose layers call the attention.
-            input_ids: [1, tokens].
+        that one's length, over all heads and tokens of the text.
         """
         errors: list[torch.Tensor] = []
         self.errors = errors
@@ -181,7 +168,6 @@ def attend_by_features(
         mask: [batch, tokens], True or nonzero for real tokens.
         projection: [features, head_dim].
         epsilon: least feature.
-        compat: whether padding counts.
         scaling: factor of the products of queries and keys; None for head_dim ** -0.5.
     """
     directions, attended = projection.double().mT, torch.zeros_like(query)

@@ -32,7 +32,6 @@ def local_global_node(
         side_key, side_value: [batch, heads, sides, head_dim]; None for none.
         side_bias: [heads, 2 * reach + 1].
         side_tokens: tokens of a side; 0 for no sides.
-        scale: factor of the products of queries and keys.
     """
     attributes = {
         "radius": (local_bias.shape[1] - 1) // 2,
@@ -58,13 +57,10 @@ class LocalTokens:
     side_tokens: int
 
     def side_sums(self, states: torch.Tensor) -> torch.Tensor:
-        """Sums of the states of each side's tokens: [batch, sides, width], float32.
+        """Sums of the states, [batch, tokens, width], of each side's tokens: [batch, sides, width], float32.
 
         Blocks are contiguous, so each is summed for itself. The last whole side has all blocks from its own on: only
         these are summed twice, and there are few of them, but where padding is in a text or in front of it.
-
-        Args:
-            states: [batch, tokens, width].
         """
         tokens, size = states.shape[1], self.side_tokens
         sides = number_of_sides(tokens, size)

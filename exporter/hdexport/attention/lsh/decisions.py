@@ -40,10 +40,7 @@ Products of another token, direction or round differ by about the length.
 class HashDecisions:
     """The decisions of LSH attention; see `hdexport.attention.kind.Decisions`.
 
-    Args:
-        record: the attention.
-        rotations: [heads, head_dim, rounds, directions].
-        dtype: of the bundle.
+    `rotations` are [heads, head_dim, rounds, directions]; `dtype` is the bundle's.
     """
 
     inlined = re.compile(rf"{_SORTED_BY}(_\d+)?")

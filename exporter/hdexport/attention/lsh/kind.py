@@ -122,12 +122,8 @@ class LshAttention(AttentionRecord):
 def buckets_for(tokens: int, *, chunk: int, positions: int) -> tuple[int, ...]:
     """The buckets that Hugging Face's Reformer takes where its ``num_buckets`` is None and a text is the first.
 
-    Twice as many as chunks, rounded down to a power of two, and in two factors where they are many.
-
-    Args:
-        tokens: of the text, with its padding.
-        chunk: tokens of a chunk.
-        positions: of the model.
+    Twice as many as the chunks of the text's `tokens`, padding included, rounded down to a power of two, and in two
+    factors where they are many for a model of so many `positions`.
     """
     power = max(1, (2 * (tokens // chunk)).bit_length() - 1)
     if 2**power > 2 * max(math.isqrt(positions // chunk), chunk):
@@ -137,12 +133,7 @@ def buckets_for(tokens: int, *, chunk: int, positions: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class LshSetup(Setup):
-    """LSH attention in a model.
-
-    Attributes:
-        record: the manifest's record of it.
-        dtype: of the bundle.
-    """
+    """LSH attention in a model, for a bundle of that dtype."""
 
     record: LshAttention
     dtype: Dtype = "float32"
@@ -323,8 +314,7 @@ def _frozen(
 ) -> tuple[LshAttention, str | None]:
     """A Reformer's attention with all decisions that its code would make at the first text, and the record of them.
 
-    Raises:
-        InputError: the model was trained with other chunks than were requested.
+    An InputError refuses other chunks than the model was trained with.
     """
     if request.keys() & {"chunk", "before", "after"}:
         raise InputError(

@@ -47,8 +47,6 @@ def lsh_node(
         query_key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         rotations: [heads, head_dim, rounds, directions], float32.
-        record: the attention.
-        scale: factor of the scores.
     """
     assert record.hashed is not None
     assert record.hashes is not None
@@ -80,7 +78,6 @@ class LshMask:
     """The mask of layers whose dense attention became LSH attention.
 
     Attributes:
-        record: the attention.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         rotations: [heads, head_dim, rounds, directions], float32.
     """
@@ -115,16 +112,10 @@ _IMPLEMENTATION = "hdexport-lsh-reference"
 def use_own_hashes(
     model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, dtype: Dtype
 ) -> HashDecisions:
-    """Make the library's Reformer hash as a bundle does, in place.
+    """Make the library's Reformer hash as a bundle does, in place; it follows the buckets of a graph, which are
+    returned.
 
-    Args:
-        model: the Reformer.
-        record: the bundle's.
-        rotations: [heads, head_dim, rounds, directions], float32.
-        dtype: of the bundle.
-
-    Returns:
-        The buckets of a graph, which the model follows.
+    `rotations` are [heads, head_dim, rounds, directions], float32; `dtype` is the bundle's.
     """
     decisions = HashDecisions(record, rotations, dtype)
     modules = [module for module in model.modules() if isinstance(module, LSHSelfAttention)]
@@ -148,15 +139,7 @@ def _to_float(_: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def use_hashes(model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, dtype: Dtype) -> HashDecisions:
-    """Put the attention of the library's Reformer in the place of a model's dense one, in place.
-
-    Args:
-        model: whose attention is reached through the library's attention interface.
-        record, rotations, dtype: as of `use_own_hashes`.
-
-    Returns:
-        The buckets of a graph, which the model follows.
-    """
+    """Replace a model's dense attention, in place, by that of the library's Reformer; see `use_own_hashes`."""
     decisions = HashDecisions(record, rotations, dtype)
     attention = _library_attention(record, *rotations.shape[:2])
     decisions.use(attention)
@@ -196,13 +179,9 @@ def _attend(
     """The attention function: each text alone, without its padding; padding has 0.
 
     Args:
-        module: the layer's attention.
-        query, key, value: [batch, heads, tokens, head_dim]; keys are not looked at.
-        attention_mask: which tokens are real.
+        query, key, value: [batch, heads, tokens, head_dim]; keys are not looked at. The result is [batch, tokens,
+            heads, head_dim].
         scaling: factor of the scores; None for head_dim ** -0.5.
-
-    Returns:
-        [batch, tokens, heads, head_dim], and no weights.
     """
     head_dim = query.shape[-1]
     # The library's factor is fixed. Hashes and keys do not depend on the length of a vector.
@@ -260,11 +239,8 @@ def recall(
 ) -> Iterator[str]:
     """A line on the keys with the largest scores that hashes find, over all layers, heads and queries of a text.
 
-    Args:
-        model: whose attention is the library's Reformer's; see `hdexport.attention.lsh.model`.
-        record: the attention.
-        rotations: [heads, head_dim, rounds, directions], float32.
-        input_ids: [1, tokens].
+    The attention of the model is the library's Reformer's; `rotations` are [heads, head_dim, rounds, directions],
+    float32, and `input_ids` [1, tokens].
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -61,12 +61,7 @@ _SCORE_COPIES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeSetup(Setup):
-    """Relative attention in a model.
-
-    Attributes:
-        record: the manifest's record of it.
-        max_len: tokens of the longest text.
-    """
+    """Relative attention in a model for texts of up to `max_len` tokens."""
 
     record: RelativeAttention
     max_len: int

@@ -32,8 +32,6 @@ def relative_node(
         positions: [heads, distances, head_dim], as `Distances.seen` gives them.
         content_bias, position_bias: [heads, head_dim].
         segment_scores: [batch, heads, tokens]; None for none.
-        record: the attention.
-        scale: factor of the scores.
     """
     attributes = {"causal": int(record.causal), "reach": record.reach, "scale": float(scale)}
     inputs = [query, key, value, key_kind, positions, content_bias, position_bias]
@@ -44,12 +42,7 @@ def relative_node(
 
 @dataclass(frozen=True)
 class Distances:
-    """The distances that queries of a text of up to so many tokens have from keys, from the farthest key on.
-
-    Attributes:
-        record: the attention.
-        max_len: tokens of the longest text.
-    """
+    """The distances that queries of a text of up to `max_len` tokens have from keys, from the farthest key on."""
 
     record: RelativeAttention
     max_len: int
@@ -68,9 +61,6 @@ class Distances:
         """[distances, width], float32: sines of each distance, and then cosines, of falling frequency.
 
         Source: Transformer-XL, section 3.3; the paper's R.
-
-        Args:
-            width: of the model.
         """
         behind = 0 if self.record.causal else self._longest - 1
         distance = torch.arange(self.farthest, -behind - 1, -1, dtype=torch.float32)
@@ -81,13 +71,10 @@ class Distances:
         return torch.cat([angle.sin(), angle.cos()], dim=1)
 
     def seen(self, of_distances: torch.Tensor, *, tokens: int, keys: int) -> torch.Tensor:
-        """The rows for a text, as the operator wants its positions.
+        """The rows of [heads, distances, head_dim] for a text, as the operator wants its positions.
 
-        Args:
-            of_distances: [heads, distances, head_dim], of all distances. Made of constants only, so that a runtime
-                computes them once.
-            tokens: of the text.
-            keys: tokens of the memory and the text.
+        Those of all distances are made of constants only, so that a runtime computes them once. `keys` are tokens of
+        the memory and the text.
         """
         count = keys if self.record.causal else keys + tokens - 1
         # narrow, where slicing would clamp: a text that is too long must fail.

@@ -40,11 +40,9 @@ class GlobalRows:
 
 
 def find_global_rows(token_kind: torch.Tensor, bound: int) -> GlobalRows:
-    """Find the global tokens.
+    """Find the global tokens: kind 2 in [batch, tokens], int32, at most `bound` of them per text.
 
-    Args:
-        token_kind: [batch, tokens], int32, 2 for global tokens; at most `bound` of them per text.
-        bound: slots to find them in, 1 or more; a constant of the graph.
+    The bound, 1 or more, is a constant of the graph.
     """
     # TopK needs at least as many values as it returns, at any length of the text: hence the padding.
     kinds = torch.nn.functional.pad(token_kind.float(), (0, bound))
@@ -63,7 +61,6 @@ def attend_to_all(
         query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.
         key, value: [batch, heads, tokens, head_dim].
         token_kind: [batch, tokens], int32, 0 for padding.
-        scale: factor of the scores.
     """
     scores = (query * scale) @ key.transpose(2, 3)  # [batch, heads, slots, tokens]
     return softmax_over_real_tokens(scores, token_kind).to(value.dtype) @ value
@@ -81,9 +78,9 @@ def attend_through_projections(
 ) -> torch.Tensor:
     """`attend_to_all` over keys K x + b and values V x + c of hidden states x, none of which are computed.
 
-    q . (K x + b) = (K^T q) . x + q . b, and q . b is the same for all keys, so the softmax does not see it; and
-    sum p (V x + c) = V (sum p x) + c, because the weights p sum to 1. So one vector per query and head is projected,
-    not one per token; see `absorbs_projections`.
+    q . (K x + b) = (K^T q) . x + q . b, and q . b is the same for all keys, so the softmax does not see it; and sum p
+    (V x + c) = V (sum p x) + c, because the weights p sum to 1. So one vector per query and head is projected, not one
+    per token; see `absorbs_projections`.
 
     Args:
         query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.
@@ -92,7 +89,6 @@ def attend_through_projections(
         key_weight: [heads, head_dim, hidden_size], K by heads.
         value_weight: [heads, hidden_size, head_dim], V transposed, by heads.
         value_bias: [heads, 1, head_dim], c by heads.
-        scale: factor of the scores.
     """
     batch, heads, slots, _ = query.shape
     moved = (query * scale) @ key_weight  # [batch, heads, slots, hidden_size]
@@ -133,15 +129,8 @@ def softmax_over_real_tokens(scores: torch.Tensor, token_kind: torch.Tensor) -> 
 
 
 def overwrite_rows(merged: torch.Tensor, rows: torch.Tensor, where: GlobalRows) -> torch.Tensor:
-    """Put the global tokens' rows in place.
-
-    Args:
-        merged: [batch, tokens, heads, head_dim], the windows' results.
-        rows: [batch, slots, heads, head_dim].
-        where: the tokens that the slots are of.
-
-    Returns:
-        [batch, tokens, heads, head_dim].
+    """The windows' results, [batch, tokens, heads, head_dim], with the global tokens' rows, [batch, slots, heads,
+    head_dim], in place.
     """
     index = where.index[:, :, None, None].expand(-1, -1, *merged.shape[2:])
     rows = torch.where(where.present, rows, merged.gather(1, index))

@@ -122,11 +122,8 @@ _DEFAULT_BOUND, _DEFAULT_BOUND_OF_QUESTIONS = 16, 64
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRequest:
-    """The request.
-
-    Attributes:
-        window: in place of dense attention; None where the model keeps its own.
-        max_global: the most global tokens that a caller may mark in a text; None for the default.
+    """The window that replaces dense attention, and the most global tokens that a caller may mark; None for the
+    defaults.
     """
 
     window: Window | None = None
@@ -135,11 +132,7 @@ class WindowRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSetup(Setup):
-    """Windowed attention in a model.
-
-    Attributes:
-        window: in place of dense attention; None where the model was trained with windows.
-    """
+    """Windowed attention in a model; `window` is None where the model was trained with windows."""
 
     window: Window | None = None
 
@@ -300,10 +293,9 @@ KIND = WindowKind()
 
 
 def _carried(window: Window, tokens: int, subject: Subject) -> CallStates:
-    """The memories that layers with such a window carry from segment to segment.
+    """The states that layers with such a window carry from segment to segment.
 
-    Raises:
-        InputError: something in the model or its window is about a whole text.
+    An InputError says what in the model or its window is about a whole text.
     """
     from hdexport.attention.model_parts import attention_calls
     from hdexport.model.surgery import PositionsByLength
@@ -357,10 +349,6 @@ def _marks(subject: Subject, max_global: int | None) -> InputSpec:
 
     Where a caller marks none, tokens are global as in transformers' classes: the question in question answering, the
     first token in classification of texts, and else none.
-
-    Raises:
-        InputError: `max_global` is out of its range.
-        ModelError: question answering, and the model's separator is unknown.
     """
     if max_global is not None and not 1 <= max_global <= MOST_GLOBAL_TOKENS:
         raise InputError(f"--max-global {max_global} is out of range: it must be 1 to {MOST_GLOBAL_TOKENS}.")

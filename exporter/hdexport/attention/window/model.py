@@ -31,7 +31,6 @@ class WindowMask:
     """The values that windowed layers share: made once, handed from layer to layer as the library's mask is.
 
     Attributes:
-        window: the tokens that a token sees.
         token_kind: [batch, tokens], int32, 1 for local tokens, 2 for global ones, -1 for masked ones, which see the
             others and are not seen.
         global_rows: where the global tokens are; None without any.
@@ -69,12 +68,8 @@ class WindowMask:
 
 
 def window_mask(window: Window, attention_mask: torch.Tensor, query_scale: LogScale | None = None) -> WindowMask:
-    """The mask of layers with such a window.
-
-    Args:
-        window: the tokens that a token sees.
-        attention_mask: [batch, tokens], bool, True for real tokens.
-        query_scale: factor of the queries, by the keys that they see; None for none.
+    """The mask of layers with such a window, for texts whose `attention_mask` is [batch, tokens], bool, True for real
+    tokens.
     """
     kinds = asking_kinds(attention_mask)
     factors = global_factors = None
@@ -121,7 +116,6 @@ def sliding_window_node(
         right: steps that it reaches after its query.
         dilation: tokens per step, one value per head or a single one.
         global_bound: the most global tokens of a text; 0 for none.
-        scale: factor of the scores.
     """
     attributes = {
         "left": int(left),
@@ -200,10 +194,9 @@ class _Pairs(PairCounts):
     """The pairs of a query and a key that the query sees.
 
     Attributes:
-        window: of every layer.
         real: [batch, keys], bool; queries are the last of them.
         is_global: [batch, keys], bool.
-        memories: keys and values of the tokens before the queries; None for none.
+        carried: keys and values of the tokens before the queries; None for none.
         layers: numbers of the layers that have not attended yet.
     """
 
@@ -249,12 +242,9 @@ class _Pairs(PairCounts):
 
 
 def use_window_masks(model: PreTrainedModel, window: Window, carried: CallStates | None = None) -> None:
-    """Give a model's own attention a window, in place.
+    """Give a model's own attention, which the library's attention interface reaches, a window, in place.
 
-    Args:
-        model: whose attention is reached through the library's attention interface.
-        window: the tokens that a token sees.
-        memories: of the calls, with which a window has no global tokens; None for a model that remembers nothing.
+    With states that are carried from call to call, a window has no global tokens.
     """
 
     def pairs(attention_mask: torch.Tensor) -> _Pairs:

@@ -24,7 +24,6 @@ def window_tables(
     block is attended to densely.
 
     Args:
-        op: appends to the graph.
         token_kind: [batch, tokens], int32, as of the operator.
         left, right: steps that a window reaches before and after its query.
         step: tokens of a step.
@@ -33,7 +32,7 @@ def window_tables(
 
     Returns:
         * the tokens of each block, [batch * blocks * step, block], and of its span, [batch * blocks * step, span], as
-          rows of the states of all texts;
+            rows of the states of all texts;
         * what is added to scores, [batch * blocks * step, 1, group * block, span], float32;
         * which queries are answered, [batch * blocks * step, block, 1, 1], float32.
     """
@@ -112,15 +111,12 @@ def attend_in_blocks(
     """The attention of a layer, [batch, tokens, heads, head_dim].
 
     Args:
-        op: appends to the graph.
         query: [batch, tokens, heads, head_dim].
         key, value: [batch, tokens, kv_heads, head_dim].
         query_index, key_index, bias, answers: as `window_tables` gives them.
         token_kind: [batch, tokens], int32, as of the operator.
-        step: tokens of a step.
         grouped: whether heads of queries share keys.
         padded: whether batches may have padding, or queries that see no key: their rows are 0.
-        scale: factor of the scores.
     """
     head_shape, key_head_shape = op.Shape(query, start=2), op.Shape(key, start=2)
     key_row_shape = op.Concat([-1], key_head_shape, axis=0)

@@ -23,11 +23,7 @@ class NezhaConfig(BertConfig):
     eos_token_id: int | list[int] | None = 3
 
     def validate_architecture(self) -> None:
-        """Refuse configurations of no NEZHA.
-
-        Raises:
-            ValueError: the message says which value arrived and which fits.
-        """
+        """Refuse, by a ValueError, configurations of no NEZHA."""
         super().validate_architecture()
         if self.max_relative_position < 1:
             raise ValueError(f"max_relative_position is {self.max_relative_position}; it must be 1 or more")

@@ -12,11 +12,7 @@ from hdexport.families.transfo_xl.config import TransfoXLConfig
 
 
 class AdaptiveEmbedding(torch.nn.Module):
-    """A table and a projection per cluster; its weights have the names of transformers 4.
-
-    Args:
-        config: of the model.
-    """
+    """A table and a projection per cluster; its weights have the names of transformers 4."""
 
     def __init__(self, config: TransfoXLConfig) -> None:
         super().__init__()
@@ -28,15 +24,9 @@ class AdaptiveEmbedding(torch.nn.Module):
             self.emb_projs.extend(torch.nn.Parameter(torch.empty(config.d_model, width)) for width in widths)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embed tokens.
+        """Embed ids, [batch, tokens], int64: [batch, tokens, d_model].
 
         Every cluster embeds all of them, the ids of others clamped to its own.
-
-        Args:
-            ids: [batch, tokens], int64.
-
-        Returns:
-            [batch, tokens, d_model].
         """
         embedded = self._cluster(0, ids)
         for index in range(1, len(self.emb_layers)):
@@ -54,9 +44,6 @@ class AdaptiveSoftmax(torch.nn.Module):
     """The probability of a token: its cluster's, times the token's within the cluster.
 
     The first cluster shares its softmax with one logit for each of the others. Weights are named as in transformers 4.
-
-    Args:
-        config: of the model.
     """
 
     most_logits = 16384
@@ -76,15 +63,7 @@ class AdaptiveSoftmax(torch.nn.Module):
             self.out_projs.extend(torch.nn.Parameter(torch.empty(config.d_model, width)) for width in widths)
 
     def forward(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The log-probability of one token per state.
-
-        Args:
-            states: [batch, tokens, d_model], the states that the tokens are predicted from.
-            tokens: [batch, tokens], int64.
-
-        Returns:
-            [batch, tokens], float32.
-        """
+        """The log-probability, [batch, tokens], float32, of one token per state, [batch, tokens, d_model]."""
         head = self._projected(states, 0)
         normaliser, found = [self._log_sum(head, 0)], self._logit(head, tokens, 0)
         if len(self.bounds) > 1:

@@ -70,11 +70,7 @@ class TransfoXLConfig(PreTrainedConfig):
         return [0, *self.cutoffs, self.vocab_size]
 
     def validate_architecture(self) -> None:
-        """Refuse configurations of no Transformer-XL, or of one that its code never computed.
-
-        Raises:
-            ValueError: the message says which value arrived and which fits.
-        """
+        """Refuse, by a ValueError, configurations of no Transformer-XL, or of one that its code never computed."""
         for name in ("d_embed", "d_head", "d_inner", "div_val"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")

@@ -38,7 +38,7 @@ def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
 
 
 def _look_up(model: Any, carried: CallStates) -> None:
-    """Make a model take its memories from there, and leave them there."""
+    """Make a model take its carried states from there, and leave them there."""
     original = model.forward
 
     def forward(*given: Any, **named: Any) -> Any:
@@ -51,11 +51,7 @@ def _look_up(model: Any, carried: CallStates) -> None:
 
 
 def _attention(config: Any) -> RelativeAttention:
-    """A Transformer-XL's attention.
-
-    Raises:
-        ModelError: no token would see any.
-    """
+    """A Transformer-XL's attention; a ModelError says that no token would see any."""
     memory = max(0, config.mem_len)
     if config.same_length and not memory:
         raise ModelError(
@@ -73,7 +69,7 @@ def _attention(config: Any) -> RelativeAttention:
 
 
 def _carried(config: Any, task: Task) -> tuple[InputSpec, ...]:
-    """The memory that the first token of a segment is predicted from."""
+    """The states that the first token of a segment is predicted from."""
     if task is not Task.TEXT_SCORING:
         return ()
     return carried_input(LAST, config.d_model), carried_input(STARTED, 1)
