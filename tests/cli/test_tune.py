@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hdexport.tune import state
+from hdexport.tune import training
 from support.commands import Command
 
 
@@ -50,17 +50,17 @@ def test_a_folder_of_texts_becomes_a_checkpoint(
 def test_an_interrupted_run_says_what_is_kept(
     hdexport: Command, checkpoint: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = state.TuneFolder.save
+    save = training.TuneFolder.save
 
     def save_and_stop(*arguments: Any) -> None:
         save(*arguments)
         raise KeyboardInterrupt(signal.SIGINT)
 
-    monkeypatch.setattr(state, "_SAVE_SECONDS", 0)
-    monkeypatch.setattr(state.TuneFolder, "save", save_and_stop)
+    monkeypatch.setattr(training, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(training.TuneFolder, "save", save_and_stop)
     arguments = ("--texts", texts, "--max-len", 150, "--minutes", 5)
     done = hdexport("tune", checkpoint, *arguments, "-o", tmp_path / "tuned")
     assert done.returncode == 130
-    kept = state.kept_steps(tmp_path / "tuned")
+    kept = training.kept_steps(tmp_path / "tuned")
     assert done.stderr.endswith(f"interrupted: {kept} steps are kept; the same command continues after them\n")
     assert not (tmp_path / "tuned").exists()

@@ -110,12 +110,6 @@ def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
         raise OSError(errno.EIO, str(error), str(file)) from error
 
 
-def write_index(file_of_weight: Mapping[str, str], total_bytes: int, directory: Path) -> None:
-    """Writes the index of a checkpoint whose weights are in several files."""
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(file_of_weight.items()))}
-    (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
 def rewrite_json(
     source: Path, target: Path, changes: Mapping[str, object], *, added: Mapping[str, object] | None = None
 ) -> None:
@@ -244,7 +238,8 @@ def _write_weights(
             "Check that config.json belongs to the weights."
         )
     if len(files) > 1:
-        write_index(file_of_weight, total_bytes, directory)
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(file_of_weight.items()))}
+        (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _trained(name: str, trained: Mapping[str, torch.Tensor]) -> torch.Tensor | None:

@@ -157,7 +157,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _kept(output: Path) -> str:
-    from hdexport.tune.state import kept_steps
+    from hdexport.tune.training import kept_steps
 
     steps = kept_steps(output)
     return "nothing was kept" if steps is None else f"{steps} steps are kept; the same command continues after them"

@@ -28,9 +28,8 @@ from hdexport.support.progress import Progress
 from hdexport.tune.corpus import Corpus, read_corpus
 from hdexport.tune.objectives import Contrast, Distill, MaskedTokens, Objective
 from hdexport.tune.options import Loss, Trained, TuneOptions
-from hdexport.tune.state import opened_tune_folder
 from hdexport.tune.student import Student, make_student, make_teacher, training_device
-from hdexport.tune.training import Outcome, train
+from hdexport.tune.training import Outcome, opened_tune_folder, train
 from hdruntime.bundle.staging import require_replaceable, staged_directory
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError

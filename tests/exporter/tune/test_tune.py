@@ -24,13 +24,13 @@ from hdexport.checkpoint.extended_files import read_extension
 from hdexport.checkpoint.position_choice import choose_positions
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.support.progress import Progress
-from hdexport.tune import state
+from hdexport.tune import training
 from hdexport.tune.corpus import read_corpus
 from hdexport.tune.objectives import Contrast
 from hdexport.tune.options import Loss, Trained, TuneOptions
 from hdexport.tune.run import RECORD_FILE, Tuned, tune
-from hdexport.tune.state import kept_steps
 from hdexport.tune.student import make_student
+from hdexport.tune.training import kept_steps
 from hdruntime.bundle.manifest import Scheme
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import HdexportError, InputError, ModelError, NonFiniteOutputError
@@ -176,8 +176,8 @@ def test_a_bundle_is_built_and_verified(run: Run, tmp_path: Path) -> None:
 
 
 _CHILD = """
-import hdexport.tune.state
-hdexport.tune.state._SAVE_SECONDS = 0
+import hdexport.tune.training
+hdexport.tune.training._SAVE_SECONDS = 0
 from pathlib import Path
 from hdexport.tune.options import Loss, TuneOptions
 from hdexport.tune.run import tune
@@ -190,16 +190,16 @@ def test_what_is_interrupted_continues_to_the_same_bits(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within its third step."""
-    save = state.TuneFolder.save
+    save = training.TuneFolder.save
 
-    def save_and_stop(folder: state.TuneFolder, reached: dict[str, Any]) -> None:
+    def save_and_stop(folder: training.TuneFolder, reached: dict[str, Any]) -> None:
         save(folder, reached)
         if len(reached["losses"]) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "_SAVE_SECONDS", 0)
-        patch.setattr(state.TuneFolder, "save", save_and_stop)
+        patch.setattr(training, "_SAVE_SECONDS", 0)
+        patch.setattr(training.TuneFolder, "save", save_and_stop)
         with pytest.raises(KeyboardInterrupt):
             run(loss=Loss.CONTRAST, steps=6)
     assert kept_steps(tmp_path / "tuned") == 2
@@ -234,7 +234,7 @@ def test_what_is_killed_continues_to_the_same_bits(run: Run, model: Path, texts:
 def test_training_that_diverges_stops_and_continues_with_a_lower_rate(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(training, "_SAVE_SECONDS", 0)
     with pytest.raises(NonFiniteOutputError, match=r"step 2: training diverged(.|\n)*kept in(.|\n)*--lr 2.5e\+37"):
         run(rate=1e38)
     assert not (tmp_path / "tuned").exists()
@@ -245,7 +245,7 @@ def test_training_that_diverges_stops_and_continues_with_a_lower_rate(
 def test_an_unfinished_tuning_of_other_options_is_not_continued(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(training, "_SAVE_SECONDS", 0)
     with pytest.raises(NonFiniteOutputError):
         run(rate=1e38)
     with pytest.raises(InputError, match=r"--seed was 0, and is 1\.\n.*--restart"):

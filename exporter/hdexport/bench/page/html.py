@@ -60,7 +60,31 @@ _SWATCH_SHAPES = {
 
 def write_page(path: Path, result: BenchResult) -> None:
     """Writes the page of about one megabyte, most of it the library that draws the charts."""
-    write_whole(path, _page(result))
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(_text(_TEMPLATE))
+    measured = {case.series for case in result.cases}
+    charts = _charts(result)
+    specs = {part["id"]: part["spec"] for parts in charts.values() for part in parts}
+    page = template.render(
+        result=result,
+        style=_text(_STYLE),
+        palette={"light": LIGHT_COLOURS, "dark": DARK_COLOURS},
+        script=_script(),
+        legend=[(n, series.name) for n, series in enumerate(result.series) if series.name in measured],
+        swatches=[_swatch(n) for n in range(len(result.series))],
+        glance=glance(result),
+        findings=findings(result),
+        batches=[(batch, charts[batch], cases_table(result, batch)) for batch in result.batches],
+        largest_batches=largest_batches_table(result) if result.largest_batches else None,
+        # No text in the specifications is markup, even with "<" in it.
+        specs=json.dumps(specs, allow_nan=False).replace("<", "\\u003c"),
+        headline=headline(result),
+        caution=caution(result),
+        models=model_names(result),
+    )
+    write_whole(path, page)
 
 
 class TableCell(NamedTuple):
@@ -137,33 +161,6 @@ def glance(result: BenchResult) -> tuple[int, int, list[dict[str, object]]] | No
         for index, case in beside
     ]
     return first.tokens, first.batch, bars
-
-
-def _page(result: BenchResult) -> str:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(_text(_TEMPLATE))
-    measured = {case.series for case in result.cases}
-    charts = _charts(result)
-    specs = {part["id"]: part["spec"] for parts in charts.values() for part in parts}
-    return template.render(
-        result=result,
-        style=_text(_STYLE),
-        palette={"light": LIGHT_COLOURS, "dark": DARK_COLOURS},
-        script=_script(),
-        legend=[(n, series.name) for n, series in enumerate(result.series) if series.name in measured],
-        swatches=[_swatch(n) for n in range(len(result.series))],
-        glance=glance(result),
-        findings=findings(result),
-        batches=[(batch, charts[batch], cases_table(result, batch)) for batch in result.batches],
-        largest_batches=largest_batches_table(result) if result.largest_batches else None,
-        # No text in the specifications is markup, even with "<" in it.
-        specs=json.dumps(specs, allow_nan=False).replace("<", "\\u003c"),
-        headline=headline(result),
-        caution=caution(result),
-        models=model_names(result),
-    )
 
 
 def _text(name: str) -> str:
