@@ -17,8 +17,7 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.tasks.embedding import Embedding
-from hdruntime.tasks.late_chunks import ChunkEmbeddings
+from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
 from hdruntime.tasks.question_answering import QuestionAnswers
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.sparse_similarity import SparseVector, SparseVectors

@@ -90,9 +90,7 @@ def task_head(checkpoint: Checkpoint, task: Task) -> Head | None:
     """The modules after the model that a bundle for a task computes; None where the model's outputs are the task's.
     Sentences' vectors and scores of pairs take all modules. Tokens' vectors are given as they are where a pooling
     follows, and take the modules of a chain without one."""
-    if task is Task.SPARSE_SIMILARITY:
-        return splade_pooling(checkpoint.path)
-    read = _CHAINS.get(task)
+    read = _HEADS.get(task)
     if read is None:
         return None
     hidden_size = checkpoint.family.token_width(checkpoint.settings())
@@ -124,9 +122,10 @@ def _late_interaction_layers(path: Path, *, hidden_size: int, trust: Trust) -> M
     return _token_chain(path, model.layers, first, hidden_size, trust)
 
 
-_CHAINS: dict[Task, Callable[..., ModuleChain | None]] = {
+_HEADS: dict[Task, Callable[..., Head | None]] = {
     Task.FEATURE_EXTRACTION: token_layers,
     Task.SENTENCE_SIMILARITY: sentence_vectors,
+    Task.SPARSE_SIMILARITY: lambda path, **_: splade_pooling(path),
     Task.TOKEN_SIMILARITY: _late_interaction_layers,
     Task.TEXT_CLASSIFICATION: _pair_scores,
 }

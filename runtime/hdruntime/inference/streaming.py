@@ -79,16 +79,12 @@ def check_document_length(tokens: int, manifest: Manifest) -> None:
         )
 
 
-@dataclass
 class _Lane:
-    """A row with a document in it."""
+    """A row with a document in it, whose next segment begins at the token `start`."""
 
-    document: int
-    columns: Columns
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        self.tokens = len(next(iter(self.columns.values())))
+    def __init__(self, document: int, columns: Columns) -> None:
+        self.document, self.columns, self.start = document, columns, 0
+        self.tokens = len(next(iter(columns.values())))
 
 
 class Lanes:

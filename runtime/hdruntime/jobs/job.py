@@ -29,7 +29,7 @@ from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.writers import ResultEncoding, ResultFormat, encoding_of
-from hdruntime.tasks.late_chunks import column_of_spans
+from hdruntime.tasks.embedding import column_of_spans
 from hdruntime.tasks.of_bundle import check_pairs, class_of, task_of_bundle
 from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import checked_streaming

@@ -7,7 +7,7 @@ from typing import cast
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import Task, format_of
 from hdruntime.errors import InputError
-from hdruntime.tasks.late_chunks import ChunkEmbeddings, column_of_spans
+from hdruntime.tasks.embedding import ChunkEmbeddings, column_of_spans
 from hdruntime.tasks.task import Pairs, TaskOptions, TextTask
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -118,8 +118,7 @@ def _scores_of_word(scores: np.ndarray, aggregation: Aggregation) -> np.ndarray:
     return np.asarray(scores[scores.max(axis=1).argmax() if aggregation is Aggregation.MAX else 0])
 
 
-@dataclass(frozen=True)
-class _Labelled:
+class _Labelled(NamedTuple):
     start: int
     end: int
     label: str
@@ -134,7 +133,7 @@ def _groups(found: Sequence[_Labelled]) -> list[_Labelled]:
         begins, last_kind = part.label.startswith("B-"), kind
         kind = part.label[2:] if part.label.startswith(("B-", "I-")) else part.label
         if groups and kind == last_kind and not begins:
-            groups[-1] = replace(groups[-1], end=part.end, scores=groups[-1].scores + part.scores)
+            groups[-1] = groups[-1]._replace(end=part.end, scores=groups[-1].scores + part.scores)
         else:
-            groups.append(replace(part, label=part.label.split("-", 1)[-1]))
+            groups.append(part._replace(label=part.label.split("-", 1)[-1]))
     return groups

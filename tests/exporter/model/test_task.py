@@ -21,7 +21,7 @@ def test_every_task_is_in_all_tables_that_it_is_looked_up_in() -> None:
         assert hasattr(transformers, AUTO_CLASS_OF_TASK[model_task(task)]), task
         assert all(axes[0] == "batch" for axes in format_of(task).output_axes.values()), task
         assert class_of(task).name is task
-        assert TASKS[task].made_of is None or task in {*heads._CHAINS, Task.SPARSE_SIMILARITY}, task
+        assert TASKS[task].made_of is None or task in heads._HEADS, task
         assert format_of(task).settings_kind == "encoder" or task in sentence_settings._SETTINGS_OF_TASK, task
 
 
