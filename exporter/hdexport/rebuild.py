@@ -14,13 +14,9 @@ from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.registry import targets_named
 from hdexport.graph.targets.target import GraphRequest
-from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.quantize.options import Int8Options
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
-from hdplugins import ONNX_DOMAIN
-from hdplugins.tensorrt.plugins import plugin_operators
-from hdruntime.backends.tensorrt.passport import read_passport
 from hdruntime.bundle.checked_json import from_values
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -100,25 +96,6 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
             manifest = quantize_bundle(Bundle(directory, manifest), options.int8, progress)
         progress.step("Writing the bundle")
         return manifest
-
-
-def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptions | None:
-    """How the bundle's engine of one of these flavours was built, else its first engine; None for a bundle without.
-
-    GPU architectures are the default: engines are rebuilt for another GPU.
-    """
-    engines = bundle.manifest.engines
-    if not engines:
-        return None
-    engine = next((engine for engine in engines if engine.flavour in flavours), engines[0])
-    has_plugins = bool(read_passport(bundle, engine).plugins)
-    could_have = {f"{ONNX_DOMAIN}::{operator.name}" for operator in plugin_operators()} & set(bundle.manifest.operators)
-    native = bool(could_have) and not has_plugins
-    return EngineOptions(
-        attention_impl=AttentionImpl.NATIVE if native else AttentionImpl.PLUGIN,
-        profiles=engine.profiles,
-        version_compatible=engine.version_compatible and Backend.TENSORRT in flavours,
-    )
 
 
 def _graphs_to_keep(manifest: Manifest, options: RebuildOptions) -> list[GraphFile]:

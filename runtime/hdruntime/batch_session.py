@@ -97,7 +97,7 @@ class BatchSession:
 
     @property
     def engine_bytes(self) -> int | None:
-        """GPU memory of the engine's weights and contexts as reported by TensorRT; None without a report, or on a CPU.
+        """GPU memory of the engine's weights and contexts as the engine reports it; None without a report, or on a CPU.
 
         Scratch memory of the contexts grows to the needs of the largest batch so far.
 

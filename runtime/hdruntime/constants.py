@@ -37,9 +37,3 @@ RUNTIME_CACHE_SUFFIX = ".runtime_cache"
 
 KERNELS_FOLDER = "kernels"
 """Folder of a bundle with the GPU kernels that our plugins launch; all its engines share them."""
-
-TENSORRT_RTX_ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
-"""GPU architectures that TensorRT-RTX (1.7) builds for: GeForce, RTX and A100, but neither Hopper nor B200."""
-
-TENSORRT_RTX_ON_REQUEST = ("sm75",)
-"""Architectures that TensorRT-RTX leaves out unless asked: they slow an engine down on the others."""

@@ -19,7 +19,7 @@
     ├── MissingDependencyError      an optional package is not installed
     ├── ModelError                  a checkpoint cannot be read, or its family is not supported
     ├── ExportError                 a checkpoint cannot be exported as a graph
-    ├── EngineError                 TensorRT did not build an engine
+    ├── EngineError                 an engine could not be built
     └── VerificationError           a bundle's answers differ from PyTorch's
 
 A message says what arrived, what fits, and what to type next. The command line prints it and exits with 1.
@@ -117,7 +117,7 @@ class ExportError(HdexportError):
 
 
 class EngineError(HdexportError):
-    """TensorRT did not build an engine."""
+    """An engine could not be built."""
 
 
 class VerificationError(HdexportError):

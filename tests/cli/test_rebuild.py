@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.engines.build import EngineOptions
+from hdexport.engines.build import EngineOptions, previous_engines
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
-from hdexport.rebuild import previous_engines
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.task_formats import Task

@@ -89,12 +89,15 @@ def trust_of(options: argparse.Namespace) -> Trust:
 
 def add_precision_argument(parser: argparse._ActionsContainer) -> None:
     """Declare ``--precision`` of a session."""
+    from hdruntime.backends.registry import computing_in
+
+    library = " or ".join(entry.library for entry in computing_in(Precision.BFLOAT16))
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
         default="auto",
-        help="what a CPU computes in; bfloat16 needs OpenVINO, int8 a bundle built with --int8. auto (default): "
-        "bfloat16 where OpenVINO runs a bundle of --bf16 or --fp16 on a CPU that computes in it, else float32",
+        help=f"what a CPU computes in; bfloat16 needs {library}, int8 a bundle built with --int8. auto (default): "
+        f"bfloat16 where {library} runs a bundle of --bf16 or --fp16 on a CPU that computes in it, else float32",
     )
 
 

@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backends",
         metavar="LIST",
-        help=f"backends that run the bundles: {', '.join(backend_names())} (default: onnxruntime, openvino if the "
-        "bundle has its graph, those of the bundle's engines and, where there is a GPU, onnxruntime_cuda)",
+        help=f"backends that run the bundles: {', '.join(backend_names())} (default: those that the bundle "
+        "has a graph or an engine for; those on a GPU where there is one)",
     )
     parser.add_argument(
         "--precision",

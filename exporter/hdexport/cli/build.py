@@ -1,4 +1,4 @@
-"""Build a bundle from a Hugging Face checkpoint: longer positions, ONNX graphs, TensorRT engines, verified.
+"""Build a bundle from a Hugging Face checkpoint: longer positions, ONNX graphs, engines, verified.
 
 The bundle appears when it is complete, or not at all.
 """
@@ -39,7 +39,7 @@ SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from hdexport.graph.targets.registry import target_names
+    from hdexport.graph.targets.registry import target_names, targets
     from hdruntime.bundle.task_formats import Task
 
     tasks = [str(task) for task in Task]
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole_number,
         help="let ONNX Runtime compute feed-forward networks in chunks of at most TOKENS tokens, so that their memory "
         "does not grow with the text; answers differ by rounding only, and 256 costs no time (default: all tokens of a "
-        "batch at once). TensorRT engines and OpenVINO compute them whole: they need less memory so",
+        "batch at once). What else is built computes them whole: it needs less memory so",
     )
     add_int8_arguments(parser)
     parser.add_argument(
@@ -130,9 +130,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         choices=target_names(),
-        help="what to build; may be repeated. The ONNX graphs are always built; openvino adds those for OpenVINO; auto "
-        "(default) adds what can be made and run here: OpenVINO's if it is installed, and an engine for each TensorRT "
-        "that is installed and can build here",
+        help=f"what to build; may be repeated. {'; '.join(target.help for target in targets())}; auto (default) adds "
+        "what can be made and run here: graphs for what is installed, and an engine for each library that can build "
+        "one here",
     )
 
 
@@ -175,7 +175,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     targets = chosen_targets(options.target or ["auto"])
     flavours = flavours_of(targets)
     if not flavours:
-        why = "--target asks for ONNX only" if options.target else "no TensorRT can build here, see: hdexport doctor"
+        why = "--target asks for ONNX only" if options.target else "none can be built here, see: hdexport doctor"
         refuse_engine_options(options, why=why)
     return BuildOptions(
         model=checkpoint,

@@ -1,7 +1,7 @@
-"""Rebuild the engines of a bundle for this machine's GPU and TensorRT, or add graphs for CPUs; no checkpoint is needed.
+"""Rebuild the engines of a bundle for this machine's GPU and libraries, or add graphs for CPUs.
 
-Options that are left out take the values that the bundle's engine was built with. The bundle is replaced when all is
-complete, or stays as it was. Graphs that are added are verified by hdexport verify.
+No checkpoint is needed. Options that are left out take the values that the bundle's engine was built with. The bundle
+is replaced when all is complete, or stays as it was. Graphs that are added are verified by hdexport verify.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
 
-SUMMARY = "rebuild a bundle's engines for another GPU or TensorRT, or add graphs for OpenVINO and int8"
+SUMMARY = "rebuild a bundle's engines for another GPU or library, or add graphs for CPUs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from hdexport.graph.targets.registry import ONNX, target_names
+    from hdexport.graph.targets.registry import ONNX, graph_targets, target_names, targets
 
+    of_graphs = [name for name in graph_targets(targets()) if name != ONNX]
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's directory")
     parser.add_argument(
         "-o", "--output", metavar="OUT", type=Path, help="where to write the new bundle (default: it replaces BUNDLE)"
@@ -41,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         choices=[name for name in target_names() if name != ONNX],
-        help="engine to build, or openvino for its graphs; may be repeated (default: the engines that the bundle has; "
-        "auto if none; none with --int8)",
+        help=f"engine to build, or {' or '.join(of_graphs)} for its graphs; may be repeated (default: "
+        "the engines that the bundle has; auto if none; none with --int8)",
     )
     add_int8_arguments(parser)
     add_engine_arguments(parser.add_argument_group("engines"))
@@ -55,8 +56,9 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or options.bundle
     with whole_or_nothing(output), TerminalProgress() as progress:
         progress.step("Starting")
+        from hdexport.engines.build import previous_engines
         from hdexport.graph.targets.registry import chosen_targets, graph_targets, targets_named
-        from hdexport.rebuild import RebuildOptions, previous_engines, rebuild
+        from hdexport.rebuild import RebuildOptions, rebuild
         from hdruntime.bundle.reader import open_bundle
 
         bundle = open_bundle(options.bundle, check_files=False)
@@ -107,5 +109,7 @@ def _flavours(targets: list[str] | None, bundle: Bundle, *, adds_graphs: bool) -
         targets = [engine.flavour.replace("_", "-") for engine in bundle.manifest.engines] or ["auto"]
     flavours = flavours_of(chosen_targets(targets))
     if not flavours and not adds_graphs:
-        raise InputError("No engine would be built: no TensorRT can build here.\nSee what is missing: hdexport doctor")
+        raise InputError(
+            "No engine would be built: no library can build one here.\nSee what is missing: hdexport doctor"
+        )
     return flavours

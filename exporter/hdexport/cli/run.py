@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from hdexport.cli.arguments import add_precision_argument, whole_number
 from hdexport.cli.interruption import READER_GONE, exit_code
 from hdexport.cli.streams import outlive_readers
-from hdruntime.backends.registry import backend_names
+from hdruntime.backends.registry import backend_names, backends
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
 
 if TYPE_CHECKING:
@@ -213,16 +213,19 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_backend(group: argparse._ArgumentGroup) -> None:
+    *preferred_ones, _ = [entry for entry in backends() if not entry.needs_gpu]
+    preferred = " or ".join(entry.library for entry in preferred_ones)
+    devices = "; ".join(f"{entry.library}'s device: {entry.devices}" for entry in preferred_ones if entry.devices)
     group.add_argument(
         "--backend",
         metavar="BACKEND",
         choices=["auto", *backend_names()],
         default="auto",
         help=f"{', '.join(backend_names())}, which runs or fails; or auto (default): the first that can, engines "
-        "first, then ONNX Runtime on the GPU, then on the CPU OpenVINO where it is faster, else ONNX Runtime",
+        f"first, then ONNX Runtime on the GPU, then on the CPU {preferred} where it is faster, else ONNX Runtime",
     )
     add_precision_argument(group)
-    group.add_argument("--device", metavar="NAME", help="OpenVINO's device: CPU (default), GPU or NPU; not with --ray")
+    group.add_argument("--device", metavar="NAME", help=f"{devices}; not with --ray")
     group.add_argument(
         "--rebuild",
         action="store_true",

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, trust_of, whole_number
 from hdexport.cli.streams import outlive_readers
-from hdruntime.backends.registry import backend_names
+from hdruntime.backends.precision import Precision
+from hdruntime.backends.registry import backend_names, computing_in
 from hdruntime.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
-    from hdruntime.backends.precision import Precision
     from hdruntime.bundle.reader import Bundle
 
 SUMMARY = "compare a bundle with PyTorch at many lengths"
@@ -44,12 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="full",
         help="full (default): every length with every batch and padding; quick: about ten cases for each graph",
     )
+    libraries = " or ".join(entry.library for entry in computing_in(Precision.BFLOAT16))
     parser.add_argument(
         "--precision",
         choices=[*(each for each in PRECISIONS if each != "auto"), "all"],
         help="what the CPU computes in, each with tolerances of its own (default: float32; bfloat16 if the bundle was "
-        "built with --bf16 or --fp16 for OpenVINO, and the CPU has it; int8 if the bundle has such graphs); all: each "
-        "that runs here",
+        f"built with --bf16 or --fp16 for {libraries}, and the CPU has it; int8 if the bundle has such graphs); all: "
+        "each that runs here",
     )
     parser.add_argument(
         "--backend",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,11 @@ from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.graph.targets.tensorrt.profiles import default_profiles, with_memory
 from hdexport.support.progress import Progress
+from hdplugins import ONNX_DOMAIN
+from hdplugins.tensorrt.plugins import plugin_operators
+from hdruntime.backends.tensorrt.passport import read_passport
 from hdruntime.bundle.manifest import Backend, EngineFile, Manifest, ProfileShape
+from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
 
@@ -113,3 +118,22 @@ class EngineBuilder:
             engines.append(engine)
         lowered.unlink()
         return tuple(engines)
+
+
+def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptions | None:
+    """How the bundle's engine of one of these flavours was built, else its first engine; None for a bundle without.
+
+    GPU architectures are the default: engines are rebuilt for another GPU.
+    """
+    engines = bundle.manifest.engines
+    if not engines:
+        return None
+    engine = next((engine for engine in engines if engine.flavour in flavours), engines[0])
+    has_plugins = bool(read_passport(bundle, engine).plugins)
+    could_have = {f"{ONNX_DOMAIN}::{operator.name}" for operator in plugin_operators()} & set(bundle.manifest.operators)
+    native = bool(could_have) and not has_plugins
+    return EngineOptions(
+        attention_impl=AttentionImpl.NATIVE if native else AttentionImpl.PLUGIN,
+        profiles=engine.profiles,
+        version_compatible=engine.version_compatible and Backend.TENSORRT in flavours,
+    )

@@ -49,7 +49,7 @@ class Lowering:
     """The forms that backends get in the place of an operator's nodes; a subclass answers where its operator differs.
 
     By default, ONNX Runtime runs the operator's sequential body on a CPU, and the parallel body on a GPU; OpenVINO gets
-    the parallel body inlined, and TensorRT gets our plugin or the parallel body.
+    the parallel body inlined, and an engine our plugin or the parallel body.
 
     Attributes:
         operator: the name of the operator.

@@ -10,7 +10,7 @@ from hdexport.graph.targets.registry import target_of, targets
 from hdexport.graph.targets.target import Target
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
-from hdruntime.backends.registry import backends, needs_gpu
+from hdruntime.backends.registry import backends, computing_in, needs_gpu
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendUnavailableError, InputError
@@ -165,8 +165,7 @@ def check_precision(bundle: Bundle, precision: Precision) -> None:
         if None not in reasons:
             raise BackendUnavailableError(reasons[0])
         return
-    others = [entry.target for entry in backends() if not entry.needs_gpu and precision in entry.precisions]
-    option = OPTION_OF_GRAPHS.get(precision, f"--target {others[0]}")
+    option = OPTION_OF_GRAPHS.get(precision, f"--target {computing_in(precision)[0].target}")
     raise InputError(
         f"The bundle {bundle.path} has no graph that computes in {precision.value} on a CPU.\n"
         f"Build it again with {option}, or leave out --precision."

@@ -1,4 +1,4 @@
-"""An operator's kernels started by Triton, on tensors of PyTorch: for tests and benchmarks, without TensorRT."""
+"""An operator's kernels started by Triton, on tensors of PyTorch: for tests and benchmarks, without an engine."""
 
 from __future__ import annotations
 

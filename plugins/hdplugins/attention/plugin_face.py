@@ -38,7 +38,7 @@ _NUMBERS = {2: "two", 3: "three"}
 
 
 class FieldType(str, Enum):
-    """Type of an attribute: what TensorRT stores it as in an engine."""
+    """Type of an attribute: what an engine stores it as."""
 
     INT = "int"
     INTS = "ints"
@@ -69,7 +69,7 @@ class PlanSize:
 
 
 class PluginFace(ABC):
-    """An attention operator's kernels and plugin. It imports neither TensorRT, Triton nor PyTorch.
+    """An attention operator's kernels and plugin. It imports no library of GPUs, and no PyTorch.
 
     A plugin has one output, of the shape and type of the first input, and may have its plan as a second one, int32
     [batch, `PlanSize`]. Of the kernels `attend` is the large one, whose warps and pipeline the tiles decide.

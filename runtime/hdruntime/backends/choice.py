@@ -13,7 +13,7 @@ from hdruntime.backends.entry import Asked, BackendEntry
 from hdruntime.backends.gpu_advice import advice, ways
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.rebuilding import rebuilt_where_needed
-from hdruntime.backends.registry import backend_named, backend_names, backends
+from hdruntime.backends.registry import backend_named, backend_names, backends, computing_in
 from hdruntime.backends.this_machine import ThisMachine, this_machine
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
@@ -125,17 +125,15 @@ def _refusal(entry: BackendEntry, bundle: Bundle, asked: Asked) -> tuple[str, ty
 def _opened(entry: BackendEntry, bundle: Bundle, asked: Asked) -> Runner:
     """Load a bundle with a backend, or say why it cannot."""
     name, device = entry.name.value, asked.device
-    if device is not None and not entry.has_devices:
-        others = [other for other in backends() if other.has_devices]
+    if device is not None and not entry.devices:
+        others = [other for other in backends() if other.devices]
         raise BackendUnavailableError(
             f"{name} does not take the device {device!r}, which is one of {others[0].library}'s.\n"
             f"Leave it out, or use the backend {others[0].name.value}. An NVIDIA GPU is chosen by "
             "GpuOptions(device=...)."
         )
     if entry.needs_gpu and asked.precision is not Precision.AUTO:
-        fitting = " or ".join(
-            other.name.value for other in backends() if not other.needs_gpu and asked.precision in other.precisions
-        )
+        fitting = " or ".join(other.name.value for other in computing_in(asked.precision))
         raise BackendUnavailableError(
             f"{name} does not take the precision {asked.precision.value}: on a GPU a bundle computes in the "
             "precision that it was built in, by --fp16 or --bf16.\n"
@@ -150,11 +148,10 @@ def _opened(entry: BackendEntry, bundle: Bundle, asked: Asked) -> Runner:
 
 def _first_on_cpu(bundle: Bundle, asked: Asked) -> tuple[Runner, str]:
     """The runner of the first backend on the CPU that prefers this bundle and loads it, and why."""
-    ready = [entry for entry in backends() if not entry.needs_gpu]
+    is_auto = asked.precision is Precision.AUTO
+    ready = [entry for entry in backends() if not entry.needs_gpu] if is_auto else computing_in(asked.precision)
     if asked.device is not None:
-        ready = [entry for entry in ready if entry.has_devices]
-    if asked.precision is not Precision.AUTO:
-        ready = [entry for entry in ready if asked.precision in entry.precisions]
+        ready = [entry for entry in ready if entry.devices]
     if len(ready) == 1:
         place = f"in {asked.precision.value} on a CPU" if asked.device is None else f"with device {asked.device}"
         return _opened(ready[0], bundle, asked), f"the only one {place}"

@@ -91,8 +91,8 @@ class BackendEntry(abc.ABC):
     precisions: ClassVar[tuple[Precision, ...]] = (Precision.FLOAT32,)
     """That a session can be asked to compute in, on a CPU."""
 
-    has_devices: ClassVar[bool] = False
-    """Whether it takes names of devices beside ``cpu`` and ``cuda``."""
+    devices: ClassVar[str] = ""
+    """The names of devices that it takes beside ``cpu`` and ``cuda``, for the command's help; empty for none."""
 
     @abc.abstractmethod
     def open(self, bundle: Bundle, asked: Asked) -> Runner:

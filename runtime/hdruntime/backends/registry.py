@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 
 import hdruntime.backends
 from hdruntime.backends.entry import BackendEntry
+from hdruntime.backends.precision import Precision
 from hdruntime.optional import registered_backends
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,11 @@ def needs_gpu(name: str) -> bool:
     """Whether the backend of that name needs an NVIDIA GPU; False for no backend's."""
     found = backend_named(name)
     return found is not None and found.needs_gpu
+
+
+def computing_in(precision: Precision) -> list[BackendEntry]:
+    """The backends that a CPU computes in a precision by."""
+    return [entry for entry in backends() if not entry.needs_gpu and precision in entry.precisions]
 
 
 def _loaded(point: EntryPoint) -> BackendEntry | None:

@@ -34,7 +34,7 @@ class DeviceArray:
     dtype = _DTYPE
 
     def __init__(self, device: Device, shape: tuple[int, ...], *, padded: tuple[int, ...]) -> None:
-        """Allocate memory; call `mark_ready` after enqueueing the work that fills it. Made by the TensorRT backend.
+        """Allocate memory; call `mark_ready` after enqueueing the work that fills it. Made by backends of engines.
 
         Args:
             device: the GPU; its context is current.

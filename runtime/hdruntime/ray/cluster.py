@@ -60,7 +60,7 @@ def connected(address: str | None) -> Iterator[Any]:
 def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str, threads: int | None) -> Places:
     """How a cluster, whose living nodes have these ``CPU`` and ``GPU``, is divided into workers of so many threads.
 
-    A worker of a TensorRT engine takes a GPU; any other takes ``threads`` cores, by default one: where there are rows
+    A worker of an engine takes a GPU; any other takes ``threads`` cores, by default one: where there are rows
     for all of them, many workers of one thread get more done than one worker of many. With the backend ``auto`` GPUs
     are taken if the bundle has an engine.
     """

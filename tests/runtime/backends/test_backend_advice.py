@@ -15,10 +15,10 @@ from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
 from hdruntime.backends import choice
 from hdruntime.backends.choice import open_runner
 from hdruntime.backends.registry import backend_named
+from hdruntime.backends.tensorrt.backend import RTX_ARCHITECTURES, RTX_ON_REQUEST
 from hdruntime.backends.this_machine import ThisMachine
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.constants import TENSORRT_RTX_ARCHITECTURES, TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.gpu.driver import Gpu, why_no_gpu
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
@@ -85,7 +85,7 @@ def follow(advice: str, bundle: Bundle, machine: ThisMachine) -> tuple[Bundle, T
             version = machine.versions.get(flavour)
             assert version is not None, f"{command}: {flavour.value} is not installed"
             assert builds_for(flavour, machine.gpu.architecture), command
-            of_rtx = [name for name in TENSORRT_RTX_ARCHITECTURES if name not in TENSORRT_RTX_ON_REQUEST]
+            of_rtx = [name for name in RTX_ARCHITECTURES if name not in RTX_ON_REQUEST]
             given = [f"sm{words[words.index('--sm') + 1]}"] if "--sm" in words else of_rtx
             engine = dataclasses.replace(
                 ENGINE,
@@ -159,6 +159,6 @@ def test_on_an_h200_the_advice_names_what_runs_there(bundle_path: Path, caplog: 
 
 def test_the_gpus_of_tensorrt_rtx_are_those_of_the_package() -> None:
     pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
-    default = tuple(name for name in TENSORRT_RTX_ARCHITECTURES if name not in TENSORRT_RTX_ON_REQUEST)
+    default = tuple(name for name in RTX_ARCHITECTURES if name not in RTX_ON_REQUEST)
     assert EngineTarget(Backend.TENSORRT_RTX).architectures == default
-    assert EngineTarget(Backend.TENSORRT_RTX, TENSORRT_RTX_ARCHITECTURES).architectures == TENSORRT_RTX_ARCHITECTURES
+    assert EngineTarget(Backend.TENSORRT_RTX, RTX_ARCHITECTURES).architectures == RTX_ARCHITECTURES

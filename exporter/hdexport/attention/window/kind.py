@@ -114,7 +114,7 @@ _FORM = Form(
 _NAMES = ("window", "right", "global", "dilation")
 
 MOST_GLOBAL_TOKENS = 3840
-"""Largest k of a TopK in TensorRT, by which the graph finds them."""
+"""Largest k of a TopK in an engine, by which the graph finds them."""
 
 _DEFAULT_BOUND, _DEFAULT_BOUND_OF_QUESTIONS = 16, 64
 """Most tokens that a caller may mark; all tokens of a question are global."""
@@ -367,7 +367,7 @@ def _marks(subject: Subject, max_global: int | None) -> InputSpec:
         shape=("batch", "tokens"),
         role=Role.MARKS,
         default=default,
-        # More rows than the longest text has tokens are more than TensorRT overwrites.
+        # More rows than the longest text has tokens are more than an engine overwrites.
         bound=min(max_global or bound, subject.max_len),
     )
 

@@ -38,7 +38,7 @@ class OpenCase:
         half_precision: whether it computes in half precision, or with weights that were rounded to it.
         precision: the precision that it computes in on a CPU.
         allocator_bytes: peak of PyTorch's allocator on the GPU since the process began; None elsewhere.
-        engine_bytes: memory that TensorRT's engine and contexts take on the GPU now, by TensorRT's report; None
+        engine_bytes: memory that an engine and its contexts take on the GPU now, by their own report; None
             elsewhere.
     """
 

@@ -1,8 +1,6 @@
 """Compute feed-forward networks in chunks of tokens: their wide values grow with a chunk and not with the text.
 
-For ONNX Runtime only. TensorRT-RTX 1.7.1 fuses the activation with the first product, and plans memory mostly for
-attention: 201 MB for two layers of BERT-base at 16384 tokens in float16, and as much if their networks are cut out.
-Loops add to that, because their results are kept to the end: 12 networks alone take 159 MB, in loops 383 MB.
+For ONNX Runtime only: `hdexport.graph.targets` says why engines do not get it.
 """
 
 from __future__ import annotations

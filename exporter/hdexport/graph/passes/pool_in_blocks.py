@@ -4,7 +4,7 @@ SPLADE pools logits [batch, tokens, vocabulary], 500 MB for a text of 4096 token
 each turn makes one block's logits and keeps their maximum, [batch, vocabulary], or adds their sums, [batch, sums,
 vocabulary].
 
-For ONNX Runtime and OpenVINO only: TensorRT-RTX 1.7.1 ends with an internal error where it plans such a loop.
+Engines do not get it: `hdexport.graph.targets` says why.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Target:
     """The value of ``--target``."""
 
     help: ClassVar[str]
-    """What it adds to a bundle, as a part of a sentence: "adds those for OpenVINO"."""
+    """What it adds to a bundle, as a part of a sentence."""
 
     backend: ClassVar[Backend]
     """Which runs what it makes, and by which that is verified."""

@@ -4,10 +4,10 @@ A block of queries meets the first blocks, the last one, its neighbours, and tho
 into one span of keys: scores are [..., block, span], never [tokens, tokens]. A bias of [blocks, span] says how often a
 key counts (`tables.py`). The few queries of global blocks meet all keys, and so do texts that are attended to densely.
 
-The blocks come in two orders. In the parallel order, they are one batch of products, which TensorRT fuses: the text is
+The blocks come in two orders. In the parallel order, they are one batch of products, which engines fuse: the text is
 cut into blocks by reshaping, neighbours are the same blocks shifted, and only listed blocks are gathered. Short texts
 are computed densely in a branch that runs where there are any; it sees no more keys than the longest short text has,
-for TensorRT plans memory for the largest shapes. In the sequential order, a loop takes one block of one text per step,
+for an engine plans memory for the largest shapes. In the sequential order, a loop takes one block of one text per step,
 which fits in a CPU's caches at any batch size; a step gathers the keys that it sees. The rows of global blocks come
 from a separate loop, one head per step, so that no step holds all keys of all heads. Three quarters of the sequential
 time are products.

@@ -1,4 +1,4 @@
-"""Block-sparse attention as a TensorRT plugin: a call plans, attends, and sums up what global queries saw.
+"""Block-sparse attention as a plugin of engines: a call plans, attends, and sums up what global queries saw.
 
 Layers of a graph that see one mask, and one table if there is any, share the plan that the first of the layers makes.
 

@@ -3,7 +3,7 @@
 Each chunk of queries meets the chunks that it sees, joined into one span of keys: scores are [..., chunk, span], never
 [tokens, tokens].
 
-The chunks come in two orders. In the parallel order, they are one batch of products, which TensorRT fuses. In the
+The chunks come in two orders. In the parallel order, they are one batch of products, which engines fuse. In the
 sequential order, a loop takes a few chunks of one text per step, whose scores fit in a CPU's cache at any batch size.
 CPU milliseconds and megabytes of growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one before;
 beside it Hugging Face's module in PyTorch, without its projections, called in turn:

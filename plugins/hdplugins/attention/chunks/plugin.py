@@ -1,4 +1,4 @@
-"""Chunk attention as a TensorRT plugin: a call is one launch.
+"""Chunk attention as a plugin of engines: a call is one launch.
 
 The tiles are those of LSH attention, too. Nothing here needs Triton or PyTorch: a machine that runs compiled kernels
 has neither.

@@ -1,6 +1,6 @@
 """FAVOR+ as function bodies of standard ONNX operators, with time and memory linear in tokens.
 
-In the parallel order, all heads of all texts are one batch of products, which TensorRT fuses; their features are in
+In the parallel order, all heads of all texts are one batch of products, which engines fuse; their features are in
 memory at once, [batch, heads, tokens, features]. In the sequential order, for a CPU, a loop takes one head of one text
 after another, and an inner loop one chunk of tokens after another: keys and values are summed up with a running
 maximum, then the queries read the sums. All of it is float32 whatever the type of the inputs.

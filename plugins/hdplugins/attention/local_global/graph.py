@@ -4,7 +4,7 @@ A block of queries meets the span of keys that its windows reach: scores are [..
 Query q of a block has the distance s - q - reach from key s of its span, in every block, so all blocks share one bias
 by distance, which also hides the keys beyond a window. The scores with sides are [..., tokens, sides].
 
-The blocks come in two orders. In the parallel order, they are one batch of products, which TensorRT fuses. In the
+The blocks come in two orders. In the parallel order, they are one batch of products, which engines fuse. In the
 sequential order, a loop takes one head of one text after another, and an inner loop one block of queries after another,
 whose scores fit in a CPU's cache at any batch size.
 

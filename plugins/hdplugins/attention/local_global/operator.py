@@ -7,7 +7,7 @@ It is an operator of its own, not `SlidingWindowAttention` with further inputs: 
 text, which windows leave out and a table finds, its heads may be dilated, and its kernel and plugin take four inputs.
 Each of that would have to be defined, and refused, together with biases and side keys, which no model does.
 
-It has no kernel of ours: its body is products and a softmax, which TensorRT fuses.
+It has no kernel of ours: its body is products and a softmax, which engines fuse.
 """
 
 from __future__ import annotations

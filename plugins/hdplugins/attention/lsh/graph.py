@@ -5,7 +5,7 @@ span], never [tokens, tokens]. Rows of queries, keys and values are gathered by 
 all rounds by the ranks of the places. Hashes, sums and weights are float32 whatever the dtype.
 
 The chunks come in two orders. In the parallel order, the chunks of all rounds, heads and texts are one batch of
-products, which TensorRT fuses, and the sort counts: TensorRT's TopK takes 3840 numbers at most. In the sequential
+products, which engines fuse, and the sort counts: an engine's TopK takes 3840 numbers at most. In the sequential
 order, a loop takes one head of one text after another, and an inner loop groups of chunks whose scores fit in a CPU's
 cache; the sort is a TopK of all tokens, which ONNX Runtime takes at any length. CPU milliseconds and megabytes of
 growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one before, 16 x 32 buckets; beside it

@@ -1,4 +1,4 @@
-"""LSH attention as a TensorRT plugin: a call hashes, sorts, and attends once per round."""
+"""LSH attention as a plugin of engines: a call hashes, sorts, and attends once per round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relative attention as a TensorRT plugin: a call is one launch, and needs no workspace.
+"""Relative attention as a plugin of engines: a call is one launch, and needs no workspace.
 
 Nothing here, the tiles of the kernels included, needs Triton or PyTorch: a machine that runs compiled kernels has
 neither.

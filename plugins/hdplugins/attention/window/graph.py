@@ -6,8 +6,8 @@ length of the text: no length needs to be a multiple of anything, and a span is 
 dilation D is D windows over every D-th token, one per residue class, which is an axis of the tables. Global tokens are
 copied behind the keys, or found where they are, and joined to every span, so that one softmax covers both.
 
-The blocks come in two orders. In the parallel order they are one batch of products, which TensorRT fuses; the size of a
-block must not depend on the length then, or TensorRT's bounds multiply to gigabytes of planned memory. In the
+The blocks come in two orders. In the parallel order they are one batch of products, which engines fuse; the size of a
+block must not depend on the length then, or an engine's bounds multiply to gigabytes of planned memory. In the
 sequential order they are a loop, one block of one text per step, which fits in a CPU's caches at any batch size: about
 as fast in ONNX Runtime, with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on
 two cores, 12 heads of 64, a window of 256 tokens each side:
@@ -52,7 +52,7 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: boo
     Args:
         inputs: the names of the inputs of a node.
         attributes: ``global_bound`` is the most global tokens that a text may hold; 0 leaves out all that they need.
-            The answer for a text with more is undefined. TensorRT takes up to 3840.
+            The answer for a text with more is undefined. An engine takes up to 3840.
         grouped: whether key and value have fewer heads than query. The shapes of each node say how many.
 
     Raises:
@@ -157,7 +157,7 @@ def _texts(op: Op, token_kind: Value, bound: int) -> _Texts:
     globals_ = None
     if bound:
         # TopK needs at least as many values as it returns, whatever the length of the text: hence the padding. The
-        # number that it returns is a constant, for TensorRT limits and mishandles a computed one.
+        # number that it returns is a constant, for engines limit and mishandle a computed one.
         kinds = op.Pad(wide(op, token_kind), [0, 0, 0, bound])
         top_kinds, top_tokens = op.TopK(kinds, [bound], axis=1, _outputs=2)
         visible = op.Concat(visible, op.Greater(top_kinds, 1.5), axis=1)

@@ -1,4 +1,4 @@
-"""Sliding-window attention as a TensorRT plugin: a call plans the keys, then attends, with one launch per dilation.
+"""Sliding-window attention as a plugin of engines: a call plans the keys, then attends, with one launch per dilation.
 
 Layers of a graph that see one mask share the plan that the first of the layers makes.
 

@@ -15,6 +15,7 @@ from hdruntime.backends.forking import no_fork
 from hdruntime.backends.host_states import HostStates
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
 from hdruntime.backends.precision import Precision
+from hdruntime.backends.registry import computing_in
 from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
@@ -117,9 +118,10 @@ def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
         BundleCorruptError: the bundle has no graph at all.
     """
     if precision is Precision.BFLOAT16:
+        others = computing_in(precision)
         raise BackendUnavailableError(
-            f"ONNX Runtime does not compute in {precision.value} on a CPU, OpenVINO does.\n"
-            "Leave out the precision, or use the backend openvino."
+            f"ONNX Runtime does not compute in {precision.value} on a CPU, {others[0].library} does.\n"
+            f"Leave out the precision, or use the backend {others[0].name.value}."
         )
     if precision.has_graphs:
         return chosen_graph(bundle, (CPU_LOWERING,), where="ONNX Runtime on the CPU", precision=precision)

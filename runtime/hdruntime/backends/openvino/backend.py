@@ -51,7 +51,7 @@ class OpenVinoBackend(BackendEntry):
     install = "pip install 'hdexport[openvino]'"
     lowerings = (OPENVINO_LOWERING,)
     precisions = (Precision.FLOAT32, Precision.BFLOAT16, Precision.INT8)
-    has_devices = True
+    devices = "CPU (default), GPU or NPU"
 
     probe = """
 import json

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 from hdruntime.backends.entry import Asked, BackendEntry, Refusal
 from hdruntime.backends.findings import IMPORT, Finding, FindingStatus, Probed, is_there
 from hdruntime.bundle.manifest import Backend
-from hdruntime.constants import TENSORRT_RTX_ARCHITECTURES, TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -23,6 +22,12 @@ if TYPE_CHECKING:
     from hdruntime.gpu.driver import Gpu
 
 logger = logging.getLogger(__name__)
+
+RTX_ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
+"""GPU architectures that TensorRT-RTX (1.7) builds for: GeForce, RTX and A100, but neither Hopper nor B200."""
+
+RTX_ON_REQUEST = ("sm75",)
+"""Architectures that TensorRT-RTX leaves out unless asked: they slow an engine down on the others."""
 
 _OLDEST_OF_TENSORRT = 75
 """Number of the oldest GPU architecture that TensorRT 10 and 11 support, Turing."""
@@ -180,13 +185,13 @@ class TensorRtRtxBackend(EngineBackend):
 
     def builds_for(self, architecture: str) -> bool:
         """GeForce, RTX and A100."""
-        return architecture in TENSORRT_RTX_ARCHITECTURES
+        return architecture in RTX_ARCHITECTURES
 
     def rebuild_command(self, bundle: Bundle, machine: ThisMachine) -> list[str]:
         """Names an architecture that is left out unless asked for."""
         command = super().rebuild_command(bundle, machine)
         assert machine.gpu is not None
-        if machine.gpu.architecture in TENSORRT_RTX_ON_REQUEST:
+        if machine.gpu.architecture in RTX_ON_REQUEST:
             command += ["--sm", machine.gpu.architecture.removeprefix("sm")]
         return command
 

@@ -27,7 +27,7 @@ class OnnxTarget(Target):
     """The graphs for ONNX Runtime, on a CPU and on an NVIDIA GPU."""
 
     name = "onnx"
-    help = "the ONNX graphs are always built"
+    help = "The ONNX graphs are always built"
     backend = Backend.ONNXRUNTIME
     lowerings = (PORTABLE_LOWERING, CPU_LOWERING, CUDA_LOWERING)
     title = "ONNX Runtime"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from hdexport.attention.kinds import lowering_of
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
-from hdexport.graph.passes.scans_to_loops import scans_to_loops
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
+from hdexport.graph.targets.openvino.scans_to_loops import scans_to_loops
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.nodes import operator_nodes
 from hdexport.lowering.openvino_functions import OPSET

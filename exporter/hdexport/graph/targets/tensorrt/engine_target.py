@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hdexport.graph.targets.tensorrt.packages import load_flavour
+from hdruntime.backends.tensorrt.backend import RTX_ON_REQUEST
 from hdruntime.bundle.manifest import Backend
-from hdruntime.constants import TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import InputError
 from hdruntime.gpu.driver import gpus
 
@@ -56,4 +56,4 @@ class EngineTarget:
                 f"TensorRT-RTX {self.trt.__version__} does not build for {', '.join(unknown)}.\n"
                 f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}."
             )
-        return self.restricted_to or tuple(name for name in supported if name not in TENSORRT_RTX_ON_REQUEST)
+        return self.restricted_to or tuple(name for name in supported if name not in RTX_ON_REQUEST)

@@ -15,7 +15,7 @@ class TensorRtTarget(Target):
     """An engine for this machine's GPU."""
 
     name = "tensorrt"
-    help = "tensorrt an engine for this machine's GPU"
+    help = "tensorrt adds an engine for this machine's GPU"
     backend = flavour = Backend.TENSORRT
 
     def require(self) -> None:
@@ -37,7 +37,7 @@ class TensorRtRtxTarget(TensorRtTarget):
     """An engine for GeForce, RTX and A100, which no GPU is needed for."""
 
     name = "tensorrt-rtx"
-    help = "tensorrt-rtx an engine for GeForce, RTX and A100"
+    help = "tensorrt-rtx adds one for GeForce, RTX and A100"
     backend = flavour = Backend.TENSORRT_RTX
 
 
