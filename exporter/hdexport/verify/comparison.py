@@ -17,21 +17,23 @@ FLOAT32_ATOL = 1e-4
 """Largest absolute difference of a float32 graph's outputs from PyTorch's."""
 
 FLOAT32_STEPS = 2
-"""Or, of values so large that it is more, by how many units in the last place of PyTorch's value they may differ.
+"""Large values may differ by this many units in the last place of PyTorch's value, if that is more than `FLOAT32_ATOL`.
 
-From 1024 on, float32 has no two numbers within `FLOAT32_ATOL`; BigBird's question answering has scores of -1e6, which
-are 0.06 apart.
+From 1024 on, float32 has no two numbers within `FLOAT32_ATOL`; BigBird's question answering has scores of -1e6, where
+neighbours are 0.06 apart.
 """
 
 SUM_PART = 1e-6
-"""Or, of an output that may hold sums over the tokens of a text (`SUMS`), by what part of the text's largest value.
+"""Values of outputs that may hold sums over the tokens of a text (`SUMS`) may differ by this part of the text's largest
+value.
 
-They grow with the text, and so do errors of the terms. A tiny BERT with SPLADE's pooling by sum, largest value 3338 at
-4096 tokens: PyTorch differs from float64 by 2e-7 of it, each graph from PyTorch by 2e-7 to 3e-7.
+Sums grow with the text, and so do errors of their terms. A tiny BERT with SPLADE's pooling by sum, largest value 3338
+at 4096 tokens: PyTorch differs from float64 by 2e-7 of it, each graph from PyTorch by 2e-7 to 3e-7.
 """
 
 SUMS = ("sparse_embedding",)
-"""Outputs that may hold such sums; where they do not, their largest value is a few units, and this allows no more."""
+"""Outputs that may hold such sums; where they do not, their largest value is a few units, and `SUM_PART` allows no
+more."""
 
 HALF_COSINE = 0.999
 """Smallest cosine, per token, of a half-precision graph's outputs with PyTorch's in float32."""
@@ -50,8 +52,9 @@ class Rounding:
 
     Attributes:
         cosine: smallest cosine of a vector.
-        length: largest difference of a vector's length, relative to PyTorch's, or absolute where that is below 1.
-        token_length: the same for a single token's, whose text's are held to `length` on average.
+        length: largest difference of a vector's length, relative to PyTorch's, or absolute where that is below 1;
+            vectors of a text's tokens are held to it on average.
+        token_length: the same for the vector of a single token.
     """
 
     cosine: float
@@ -129,17 +132,9 @@ def compare(
     half_precision: bool,
     may_be_sums: bool = False,
 ) -> Comparison:
-    """Compare one output's real values, in slices: the memory for it does not grow with the output.
-
-    Args:
-        actual: [..., features], a graph's answer.
-        expected: the same shape, PyTorch's answer in float32.
-        half_precision: compare directions and lengths of vectors, and not values.
-        may_be_sums: whether the values may be sums over the tokens of a text, see `SUM_PART`.
-
-    Raises:
-        ValueError: the shapes differ; that is a mistake of the caller, not an inexact result.
-    """
+    """Compares one output's real values, [..., features] each, in slices: the memory for it does not grow with the
+    output. In half precision, it compares directions and lengths of vectors instead of values; `may_be_sums` is about
+    `SUM_PART`. Shapes that differ are a mistake of the caller, a ValueError."""
     return _compare_slices(
         actual,
         expected,
@@ -158,18 +153,13 @@ def compare_output(
     precision: Precision,
     of_tokens: bool,
 ) -> Comparison:
-    """Compare one output by the precision that it was computed in.
+    """Compares one output, [..., features], by the precision that it was computed in.
 
     Args:
         name: of the output, which says whether it holds vectors or scores.
-        actual: [..., features].
-        expected: the same shape.
         half_precision: whether weights were rounded to half precision.
         precision: the CPU's precision; for ``auto``, `half_precision` decides alone.
         of_tokens: see `compare_vectors`.
-
-    Raises:
-        ValueError: the shapes differ.
     """
     rounding = ROUNDING.get(precision)
     if rounding is None:
@@ -182,17 +172,8 @@ def compare_output(
 def compare_vectors(
     actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating], *, rounding: Rounding, of_tokens: bool
 ) -> Comparison:
-    """Compare directions and lengths of vectors, as `compare` does; a single feature, a score, by its value.
-
-    Args:
-        actual: [..., features].
-        expected: the same shape.
-        rounding: how far they may be apart.
-        of_tokens: whether they are of the tokens of texts, whose lengths are compared on average, too.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
+    """Compares directions and lengths of vectors, [..., features], as `compare` does; a single feature, a score, by its
+    value. For the tokens of texts (`of_tokens`), lengths are compared on average, too."""
     compare_slice = functools.partial(_compare_vectors, rounding=rounding, of_tokens=of_tokens)
     return _compare_slices(actual, expected, compare_slice)
 
@@ -200,20 +181,13 @@ def compare_vectors(
 def compare_scores(
     actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating], *, rounding: Rounding
 ) -> Comparison:
-    """Compare scores that are read against each other, such as logits of classes, or of the tokens of a text.
+    """Compares scores, [..., classes or tokens], that are read against each other, such as logits of classes, or of the
+    tokens of a text.
 
     The cosine says little of scores: for two classes it is -1 or 1, and a constant that all share hides the rest. So
     the unit is the spread of the scores, the largest less the smallest, or 1 where that is less: scores are logarithms
     of odds, and an undecided model's are not held to more than a decided one's. The best must be PyTorch's best, or,
     for PyTorch, no further from it than one score may be off.
-
-    Args:
-        actual: [..., classes or tokens].
-        expected: the same shape.
-        rounding: how far they may be apart.
-
-    Raises:
-        ValueError: the shapes differ.
     """
     return _compare_slices(actual, expected, functools.partial(_compare_scores, rounding=rounding))
 
@@ -235,7 +209,7 @@ def _compare_slices(
 
 
 def joined(parts: Sequence[Comparison]) -> Comparison:
-    """One comparison of several about parts of the same output; at least one."""
+    """One comparison of several, at least one, about parts of the same output."""
     not_finite = [part for part in parts if part.max_abs_error == float("inf")]
     return Comparison(
         max_abs_error=max(part.max_abs_error for part in parts),

@@ -9,7 +9,7 @@ from enum import Enum
 from hdexport.attention.kind import Boundaries
 
 LONGEST_CHECKED = 8192
-"""Tokens of the longest input that is checked unless asked: PyTorch needs minutes for more."""
+"""Tokens of the longest input that is checked by default: PyTorch needs minutes for more."""
 
 _BATCH_TOKENS = 65
 """Tokens of the quick grid's batches: one more than the sizes that blocks and tiles usually have."""
@@ -26,13 +26,8 @@ class Grid(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One input: the real tokens of each row, and where the padding up to `tokens` is.
-
-    Attributes:
-        tokens: padded length of the batch.
-        lengths: real tokens of each row.
-        padding: ``none``, ``right`` or ``left``.
-    """
+    """One input: the real tokens of each row, and where the padding up to `tokens` is: ``none``, ``right``
+    or ``left``."""
 
     tokens: int
     lengths: tuple[int, ...]
@@ -55,14 +50,8 @@ def grid_lengths(
     boundaries: Sequence[Boundaries] = (),
     longest: int = LONGEST_CHECKED,
 ) -> list[int]:
-    """The lengths to check: around the smallest, attention's and the checkpoint's limits, and the longest.
-
-    Args:
-        base: positions of the checkpoint, n: the grid holds n - 1, n, n + 1 and 2 n.
-        max_len: the bundle's longest input.
-        boundaries: of the kinds of attention: the grid holds their lengths.
-        longest: lengths above it are left out.
-    """
+    """The lengths to check: around the smallest, attention's and the checkpoint's limits, and the longest. For `base`,
+    the n positions of the checkpoint, the grid holds n - 1, n, n + 1 and 2 n. Lengths above `longest` are left out."""
     wanted = {1, 2, 63, 64, 65, base - 1, base, base + 1, 2 * base, max_len}
     for boundary in boundaries:
         wanted |= boundary.lengths
@@ -77,15 +66,8 @@ def cases(
     boundaries: Sequence[Boundaries] = (),
     longest: int = LONGEST_CHECKED,
 ) -> list[Case]:
-    """The cases of a grid, the short ones first.
-
-    Args:
-        grid: which one.
-        base: positions of the checkpoint.
-        max_len: the bundle's longest input.
-        boundaries: of the kinds of attention.
-        longest: lengths above it are left out.
-    """
+    """The cases of a grid, the short ones first; `base` are the positions of the checkpoint, and lengths above
+    `longest` are left out."""
     if grid is Grid.FULL:
         lengths = grid_lengths(base, max_len, boundaries=boundaries, longest=longest)
         return [case for tokens in lengths for case in _full_cases(tokens)]
