@@ -40,9 +40,6 @@ def bias_by_distance(
     """[1, heads, tokens, tokens], in the dtype of the numbers; layers with the same numbers share it.
 
     Args:
-        insertion: before the node.
-        node: ``ClippedDistanceAttention`` with shared numbers.
-        parts: of the node's graph, which receives the function that makes the bias.
         by_rows: whether the numbers of a row are copied together, as is fast on a CPU, or looked up one by one.
         is_short: [], bool; where it is false, the bias is empty. None for always.
     """

@@ -18,13 +18,7 @@ _Part = TypeVar("_Part")
 class SharedParts:
     """The parts of one lowered graph that several nodes share: masks, tables, conditions.
 
-    Args:
-        model: the graph.
-        padded: whether batches may have padding.
-
-    Attributes:
-        model: the graph.
-        padded: whether batches may have padding.
+    `padded` says whether batches may have padding.
     """
 
     def __init__(self, model: onnx_ir.Model, *, padded: bool = True) -> None:
@@ -33,20 +27,21 @@ class SharedParts:
         self._names = Counter[str]()
 
     def once(self, key: Hashable, make: Callable[[], _Part]) -> _Part:
-        """Return the part of a key, which is made before the first node that asks for the part."""
+        """The part of a key, which is made before the first node that asks for it."""
         if key not in self._parts:
             self._parts[key] = make()
         part: _Part = self._parts[key]
         return part
 
     def new_name(self, beginning: str) -> str:
-        """Return a name with that beginning that no other node of the graph has."""
+        """A name with that beginning that no other node of the graph has."""
         self._names[beginning] += 1
         return f"{beginning}_{self._names[beginning] - 1}"
 
 
 class Lowering:
-    """The forms that backends get in the place of an operator's nodes; a subclass answers where its operator differs.
+    """The forms that backends get in the place of an operator's nodes; a subclass answers where its
+    operator differs.
 
     By default, ONNX Runtime runs the operator's sequential body on a CPU, and the parallel body on a GPU; OpenVINO gets
     the parallel body inlined, and an engine our plugin or the parallel body.
@@ -79,7 +74,6 @@ class Lowering:
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
         """Replace a node of a float32 graph, in place; the body of a node that stays is inlined.
 
-        Returns:
-            Whether the graph differs where batches have no padding.
+        It returns whether the graph differs where batches have no padding.
         """
         return False

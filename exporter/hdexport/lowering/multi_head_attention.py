@@ -25,11 +25,7 @@ SWAP_HEADS_AND_TOKENS = (0, 2, 1, 3)
 
 
 class Insertion:
-    """Inserts nodes before a given one.
-
-    Args:
-        before: a node of the main graph.
-    """
+    """Inserts nodes before a given one of the main graph."""
 
     def __init__(self, before: onnx_ir.Node) -> None:
         self._before = before
@@ -122,12 +118,7 @@ def masked_choice(
 ) -> onnx_ir.Node:
     """A node that gives [batch, tokens, hidden], by the fused attention without a mask where no token is padding.
 
-    Args:
-        node: of the operator whose place it takes, for its heads and scale.
-        states: as the fused attention takes them.
-        mask: of the keys.
-        bias: [1, heads, tokens, tokens]; None for none.
-        name: of the choice.
+    It takes the place of an operator's `node`, whose heads and scale it has. `bias` is [1, heads, tokens, tokens].
     """
     import onnx_ir as ir
 
@@ -139,12 +130,7 @@ def masked_choice(
 
 
 def repeat_key_heads(insertion: Insertion, node: onnx_ir.Node) -> None:
-    """Give each head of a node's queries a head of keys and values of its own, where several share one.
-
-    Args:
-        insertion: before the node.
-        node: its first inputs are query, [batch, heads, tokens, head_dim], and key and value, [batch, kv_heads, ...].
-    """
+    """Give each head of a node's queries a head of keys and values of its own, where several share one."""
     import onnx_ir as ir
 
     query = node.inputs[0]
@@ -166,12 +152,7 @@ def repeat_key_heads(insertion: Insertion, node: onnx_ir.Node) -> None:
 
 
 def states_tokens_first(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
-    """The states as [batch, tokens, heads, head_dim], from before they were turned, where they were.
-
-    Args:
-        insertion: before the node, for what is missing.
-        node: of one of our operators; its first inputs are the states, [batch, heads, tokens, head_dim].
-    """
+    """A node's states as [batch, tokens, heads, head_dim], from before they were turned, where they were."""
     states = []
     for heads in node.inputs[: operator_of(node).states]:
         assert heads is not None
@@ -195,12 +176,7 @@ def choice(
 ) -> onnx_ir.Node:
     """A node that runs one of two branches, and gives what the last node there does; not in any graph yet.
 
-    Args:
-        condition: [], bool.
-        then: nodes that run where it is true.
-        otherwise: nodes that run where it is not.
-        name: of the output, and the beginning of all names in the branches.
-        dtype: of what every node of the branches gives.
+    The condition is [], bool. All names in the branches begin with `name`, and all their nodes give `dtype`.
     """
     import onnx_ir as ir
 
@@ -214,12 +190,9 @@ def choice(
 
 
 def replace_by_merged(insertion: Insertion, node: onnx_ir.Node, merged: onnx_ir.Value) -> None:
-    """Let what reads a node's heads read merged ones; where it only swaps heads and tokens, nothing is swapped.
+    """Let what reads a node's heads, [batch, heads, tokens, head_dim], read merged ones, [batch, tokens, hidden].
 
-    Args:
-        insertion: before the node.
-        node: its output is [batch, heads, tokens, head_dim].
-        merged: [batch, tokens, hidden], what takes its place.
+    Where it only swaps heads and tokens, nothing is swapped.
     """
     import onnx_ir as ir
 

@@ -14,11 +14,8 @@ if TYPE_CHECKING:
 
 
 def operator_nodes(model: onnx_ir.Model, name: str | None = None) -> list[onnx_ir.Node]:
-    """The nodes of the domain ``hdexport``, in graph order.
-
-    Args:
-        model: the model to look into; bodies of functions are not searched.
-        name: only nodes of this operator.
+    """The nodes of the domain ``hdexport``, or of one operator, in graph order; bodies of functions are
+    not searched.
     """
     nodes = [node for node in model.graph if node.domain == ONNX_DOMAIN]
     return nodes if name is None else [node for node in nodes if operator_of(node).name == name]
@@ -38,11 +35,8 @@ def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
 
 
 def body_of(node: onnx_ir.Node, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
-    """Return the function body of standard operators that computes a node, and the others of the body's name.
-
-    Args:
-        node: a node whose inputs have shapes.
-        order: the order of the blocks.
+    """The function body of standard operators that computes a node, whose inputs have shapes, and others of
+    its name.
     """
     from hdplugins.attention.body_maker import function_of_node
 
@@ -54,12 +48,9 @@ def body_of(node: onnx_ir.Node, order: BlockOrder = BlockOrder.PARALLEL) -> onnx
 
 
 def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequence[onnx_ir.Value]) -> onnx_ir.Node:
-    """Return a node that computes the same as the given node from [batch, tokens, heads, head_dim], in no graph yet.
+    """A node, in no graph yet, that computes the same as a given one from states as projections leave them.
 
-    Args:
-        model: the model that receives the body.
-        node: a node of an operator whose sequential body has such a form: it reads states as projections leave them.
-        tokens_first: the states of the node, [batch, tokens, heads, head_dim]; the result has that shape, too.
+    The states and the result are [batch, tokens, heads, head_dim]; the model receives the operator's sequential body.
     """
     import onnx_ir as ir
 

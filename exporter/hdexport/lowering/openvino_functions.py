@@ -28,12 +28,7 @@ def call_function(
 ) -> Sequence[onnx_ir.Value]:
     """The outputs of a new node that calls a function, which the graph has once for the same numbers.
 
-    Args:
-        insertion: before the layer that needs them.
-        parts: of the layer's graph, whose other functions may be of another opset until all are inlined.
-        body: of the function.
-        inputs: of the function.
-        numbers: that the body takes by name.
+    Until all are inlined, other functions of the graph may be of another opset.
     """
     import onnx_ir as ir
 

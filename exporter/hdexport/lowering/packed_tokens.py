@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class PackedTokens:
-    """Where the tokens of a mask go; every attention of a graph with that mask shares it.
-
-    Args:
-        insertion: before the first of them.
-        key_mask: [batch, tokens], bool, True for real tokens.
+    """Where the tokens of a mask, [batch, tokens], bool, go; every attention of a graph with that mask shares it.
 
     Attributes:
         unmasked: [], bool, whether every token is real.
@@ -54,11 +50,8 @@ class PackedTokens:
         return [self._gather(state, self._order) for state in states]
 
     def unpack(self, attended: onnx_ir.Value, zero: onnx_ir.Value) -> list[onnx_ir.Node]:
-        """Nodes, in no graph yet, that bring packed states back to their tokens; rows of padding are 0.
-
-        Args:
-            attended: [batch, tokens, hidden], of packed texts.
-            zero: [], of their type.
+        """Nodes, in no graph yet, that bring packed states, [batch, tokens, hidden], back to their tokens; padding is
+        0.
         """
         import onnx_ir as ir
 

@@ -23,16 +23,12 @@ if TYPE_CHECKING:
 
 
 def fuse_short_texts(node: onnx_ir.Node, parts: SharedParts, *, longest: int, name: str) -> None:
-    """Let a choice take the node's place: fused attention where nothing is hidden, the node elsewhere.
+    """Let a choice take the place of a node of sparse attention: fused attention where nothing is hidden, else the
+    node.
 
-    Both branches read split heads: states from before the splitting would be kept in memory for the other one. And
-    both end with heads that are still split: a branch that ends with a Reshape copies what it returns.
-
-    Args:
-        node: sparse attention, [batch, heads, tokens, head_dim].
-        parts: of the node's graph.
-        longest: tokens up to which every query of a text without padding sees every key, once.
-        name: of the choice.
+    Both branches read split heads: states from before the splitting would be kept in memory for the other one. And both
+    end with heads that are still split: a branch that ends with a Reshape copies what it returns. `longest` are the
+    tokens up to which every query of a text without padding sees every key, once.
     """
     import onnx_ir as ir
 

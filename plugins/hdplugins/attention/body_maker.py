@@ -41,11 +41,8 @@ class Op:
 
     A method takes the inputs in order, None for one that is left out, and the attributes by name. `_outputs` is the
     number of outputs, where a node has several. `_name` is the name of the output, by which others find the value; by
-    default it is the operator and a number.
-
-    Raises:
-        onnx.defs.SchemaError: ONNX defines no such operator.
-        TypeError: the operator has no such attribute, or another number of inputs.
+    default it is the operator and a number. ONNX refuses an unknown operator by a SchemaError; unknown attributes and
+    another number of inputs are a TypeError.
     """
 
     def __init__(self, nodes: Any, numbers: Iterator[int], opset: int) -> None:
@@ -117,7 +114,6 @@ class Bodies:
         suffix: the end of the names of the bodies, behind the name of the operator. Bodies that differ need names that
             differ. Overloads of one name would be the standard's way, but TensorRT-RTX 1.7.1 gives every node the first
             overload without warning.
-        parallel: the body in the parallel order.
         sequential: the body in the sequential order; None for an operator without such a body.
         tokens_first: whether the states and the result of the sequential body are [batch, tokens, heads, head_dim], as
             projections leave them. This is a different operator, and the name of the body says so.
@@ -139,16 +135,8 @@ def function_of_node(
 ) -> onnx.FunctionProto:
     """Build the function body for a node of the portable graph, and for the others of the same name.
 
-    Args:
-        operator: the operator of the node; its face `graph` has a function `bodies`.
-        inputs: the number of inputs of the node.
-        attributes: the attributes of the node.
-        grouped: whether keys and values have fewer heads than queries.
-        order: the order of the blocks.
-
-    Raises:
-        ValueError: a node has another number of inputs, or the attributes define nothing.
-        onnx.checker.ValidationError: a loop appends a node to the graph around the loop.
+    `inputs` is how many the node has. A ValueError says that the operator takes another number, or that the attributes
+    define nothing; ONNX refuses, by a ValidationError, a loop that appends a node to the graph around it.
     """
     most = len(operator.inputs)
     allowed = sorted({most - len(operator.optional_inputs), most})
@@ -165,17 +153,7 @@ def function_of_node(
 
 
 def function(operator: Operator, body: Callable[..., Value], *, inputs: int, suffix: str = "") -> onnx.FunctionProto:
-    """Build the function body of an operator.
-
-    Args:
-        operator: the operator that the nodes call.
-        body: a function that takes `op` and the inputs, and returns the result.
-        inputs: the number of inputs that the nodes have.
-        suffix: the end of the function's name, behind the name of the operator.
-
-    Raises:
-        onnx.checker.ValidationError: a loop appends a node to the graph around the loop.
-    """
+    """Build a function body for an operator's nodes with so many inputs, named like the operator and the suffix."""
     name, names = operator.name + suffix, operator.inputs[:inputs]
     proto = function_of_body(body, domain=ONNX_DOMAIN, name=name, inputs=names, attributes=tuple(operator.attributes))
     onnx.checker.check_function(proto)
@@ -195,8 +173,6 @@ def function_of_body(
 
     Args:
         body: a function that takes `op` and the inputs, and returns a value or a tuple of values.
-        domain: the domain of the function.
-        name: the name of the function.
         inputs: the names of the inputs; None for the names that the body gives to its parameters.
         attributes: the names of the attributes that the nodes have.
         opset: of the operators of ONNX.
@@ -220,18 +196,17 @@ def scan(
     """Run a body once per step of a loop.
 
     Args:
-        op: appends to the graph that receives the loop.
         body: a function that takes `op`, the states and one element of each sequence, and returns the next states and
-            then the results of the step. Results are float32. The names of the parameters begin the names of the
-            loop's inputs.
+            then the results of the step. Results are float32. The names of the parameters begin the names of the loop's
+            inputs.
         sequences: the values that the loop splits along the first axis; all have the same length. None stands for a
             sequence that a body has not always, and the body gets None.
         states: the states before the first step. TensorRT's parser refuses a loop without a state.
         shapes: the names of the axes of each result of a step.
 
     Returns:
-        The states after the last step, and then the results of all steps, stacked along a new first axis: a tuple,
-        or the value where there is one.
+        The states after the last step, and then the results of all steps, stacked along a new first axis: a tuple, or
+            the value where there is one.
     """
     _, *names = inspect.signature(body).parameters
     given = [*states, *sequences]
@@ -247,17 +222,9 @@ def scan(
 
 
 def choose(op: Op, condition: Value, then: Callable[[Op], Any], otherwise: Callable[[Op], Any]) -> Any:
-    """Run one of two bodies.
+    """What one of two bodies returns, a value or a tuple of values; the condition is [], a boolean.
 
-    Args:
-        op: appends to the graph that receives the choice.
-        condition: [], a boolean.
-        then: a function that takes `op` and returns a value or a tuple of values that its `op` made: what is chosen
-            where the condition is true.
-        otherwise: likewise, where the condition is false.
-
-    Returns:
-        A value, or a tuple of as many values as each body returns.
+    A body is a function that takes `op`, and returns values that its `op` made.
     """
     graphs = []
     for body in (then, otherwise):

@@ -40,10 +40,9 @@ def rows_or_zero(op: Op, are_defined: Value, rows: Value) -> Value:
 
 
 def biased_scores(op: Op, scaled_query: Value, keys: Value, bias: Value, *, axes: int) -> Value:
-    """Return the scores of attention over the last two axes, [..., queries, keys], float32.
+    """The scores of attention over the last two axes, [..., queries, keys], float32.
 
     Args:
-        op: appends to the graph.
         scaled_query: [..., queries, head_dim]. A scaled query keeps products of half precision in range.
         keys: [..., keys, head_dim].
         bias: the float32 value that is added to the products; it broadcasts to [..., queries, keys].
@@ -64,15 +63,8 @@ class Blocks:
     """The sizes of blocks of queries. Values whose names end in ``_1d`` are [1], the others are [].
 
     Attributes:
-        batch_1d: the number of texts.
-        heads_1d: the number of heads.
-        tokens_1d: the number of tokens of a text.
-        head_dim_1d: the size of a head.
-        tokens: the same as `tokens_1d`.
         block: the number of queries of a block; a Python number where the size is fixed.
-        block_1d: the same as `block`.
         count: the number of blocks of a text.
-        count_1d: the same as `count`.
         padded_1d: the number of queries of all blocks of a text.
     """
 
@@ -89,13 +81,10 @@ class Blocks:
 
 
 def query_blocks(op: Op, query: Value, *, is_fixed: bool) -> Blocks:
-    """Compute the sizes of the blocks.
+    """The sizes of the blocks of queries, [batch, heads, tokens, head_dim].
 
-    Args:
-        op: appends to the graph.
-        query: [batch, heads, tokens, head_dim].
-        is_fixed: whether the block of a shorter text has the full size; otherwise it has the size of the text. With
-            blocks of the size of a shorter text, TensorRT-RTX plans far more memory.
+    `is_fixed` says whether the block of a shorter text has the full size; otherwise it has the size of the text. With
+    blocks of the size of a shorter text, TensorRT-RTX plans far more memory.
     """
     batch_1d, heads_1d, tokens_1d, head_dim_1d = (op.Shape(query, start=axis, end=axis + 1) for axis in range(4))
     tokens = op.Squeeze(tokens_1d)

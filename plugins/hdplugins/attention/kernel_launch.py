@@ -26,16 +26,13 @@ def launch(
 ) -> None:
     """Run the kernels on tensors of one GPU, or on CPU tensors where Triton interprets. Nothing is allocated.
 
+    A ValueError says that a tensor or an attribute does not fit.
+
     Args:
-        operator: one with kernels.
         inputs: of the operator, in order, contiguous, as its `reference` takes them; None for one that is left out.
         out: like the first input, overwritten throughout.
         scratch: the buffers that the face's `workspace` lists, uint8, at least as large.
-        tiles: see `hdplugins.attention.plugin_face.PluginFace.tiles`.
         attributes: of the operator, all of them.
-
-    Raises:
-        ValueError: a tensor or an attribute does not fit.
     """
     import torch  # which compilers do without
 

@@ -89,12 +89,7 @@ def _compile(source: dict[str, Any], stem: Path, printed: io.StringIO) -> None:
 
 
 def register_limits(registers: int, num_warps: int) -> list[int]:
-    """Registers of a thread with which one block less fits a processor, two blocks less, and so on.
-
-    Args:
-        registers: of a thread, as the assembler chose them.
-        num_warps: of a block.
-    """
+    """Registers of a thread with which one block of so many warps less fits a processor, two blocks less, and so on."""
     threads = 32 * num_warps
     blocks = _REGISTERS_OF_PROCESSOR // (threads * registers)
     limits = [min(_MOST_REGISTERS, _REGISTERS_OF_PROCESSOR // (threads * fewer) // 8 * 8) for fewer in range(1, blocks)]

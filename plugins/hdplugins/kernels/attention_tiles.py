@@ -40,12 +40,11 @@ class Tiles:
     Attributes:
         block_queries: queries of one program.
         block_keys: keys of one step.
-        num_warps: warps of one program.
         num_stages: blocks of keys in flight.
         head: columns of a head that one product takes; the rest of head_dim is a second product. Both are powers of
             two.
-        programs: that a multiprocessor should hold at a time, sharing its registers, where that is faster; 1 leaves
-            the number to the assembler.
+        programs: that a multiprocessor should hold at a time, sharing its registers, where that is faster; 1 leaves the
+            number to the assembler.
     """
 
     block_queries: int
@@ -105,16 +104,7 @@ _FLOAT32 = {
 
 
 def tiles_for(architecture: int, head_dim: int, dtype: str) -> Tiles:
-    """The tiles for one kind of GPU.
-
-    Args:
-        architecture: compute capability as in sm_90: 90.
-        head_dim: one of `HEAD_DIMS`.
-        dtype: "float16", "bfloat16" or "float32".
-
-    Raises:
-        ValueError: the kernels are not written for that head_dim, dtype or GPU.
-    """
+    """The tiles for GPUs of a compute capability, sm_90 is 90; a ValueError says for what no kernel is written."""
     check_head_dim(head_dim)
     if dtype not in TRITON_TYPE:
         raise ValueError(f"The kernels do not support {dtype}; they support {', '.join(TRITON_TYPE)}.")
@@ -126,12 +116,6 @@ def cubin_architecture(architecture: int) -> int:
 
     sm_89 runs what was compiled for sm_86 and has the same tiles. From sm_90 on Triton compiles for one architecture
     alone, with all its instructions, so that even sm_121 needs kernels of its own beside sm_120's.
-
-    Args:
-        architecture: compute capability as in sm_90: 90.
-
-    Raises:
-        ValueError: the kernels are not written for that GPU.
     """
     listed = listed_architecture(architecture)
     return architecture if architecture >= FIRST_ARCHITECTURE_OF_ITS_OWN else listed
@@ -140,16 +124,7 @@ def cubin_architecture(architecture: int) -> int:
 def check_sizes(
     *, batch: int, heads: int, tokens: int, head_dim: int, scale: float, head_dims: Sequence[int] = HEAD_DIMS
 ) -> None:
-    """Refuse sizes of [batch, heads, tokens, head_dim] that the kernels cannot be launched for.
-
-    Args:
-        batch, heads, tokens, head_dim: the sizes.
-        scale: factor of the scores.
-        head_dims: sizes of a head that a kernel is written for.
-
-    Raises:
-        ValueError: it says what fits.
-    """
+    """Refuse, by a ValueError, sizes of [batch, heads, tokens, head_dim] that the kernels cannot be launched for."""
     check_head_dim(head_dim, head_dims)
     for name, number in (("batch", batch), ("heads", heads), ("tokens", tokens)):
         if number < 1:
@@ -164,10 +139,8 @@ def check_sizes(
 
 
 def listed_architecture(architecture: int) -> int:
-    """The architecture whose tiles a GPU gets: the newest in the tables that is not newer.
-
-    Raises:
-        ValueError: the kernels are not written for that GPU.
+    """The architecture whose tiles a GPU gets: the newest in the tables that is not newer; a ValueError where
+    all are.
     """
     listed = [known for known in _HALF if known <= architecture]
     if not listed:
@@ -181,11 +154,7 @@ def ceil_div(number: int, divisor: int) -> int:
 
 
 def check_head_dim(head_dim: int, head_dims: Sequence[int] = HEAD_DIMS) -> None:
-    """Refuse a size of a head that a kernel is not written for.
-
-    Raises:
-        ValueError: it says what fits.
-    """
+    """Refuse, by a ValueError, a size of a head that a kernel is not written for."""
     if head_dim not in head_dims:
         raise ValueError(
             f"The kernels do not support head_dim {head_dim}; they support {', '.join(map(str, head_dims))}."

@@ -38,13 +38,7 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One kernel to start: on a stream, after the one before it.
-
-    Attributes:
-        kernel: name of the kernel.
-        grid: programs along x, y and z.
-        scalars: the arguments that are not pointers, by name.
-    """
+    """One kernel to start: on a stream, after the one before it; the grid is programs along x, y and z."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -53,13 +47,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedKernel:
-    """A kernel that the GPU of a CUDA context has.
-
-    Attributes:
-        compiled: what it was loaded from.
-        function: the driver's handle.
-        driver: the module ``cuda.bindings.driver``.
-    """
+    """A kernel that the GPU of a CUDA context has; `function` is the driver's handle."""
 
     compiled: CompiledKernel
     function: Any
@@ -73,15 +61,9 @@ class PreparedLaunch:
     """
 
     def __init__(self, kernel: LoadedKernel, launch: Launch, places: Mapping[str, int]) -> None:
-        """Pack the arguments.
+        """Pack the arguments; a LaunchError says that one is missing or out of the range of its type.
 
-        Args:
-            kernel: the loaded kernel.
-            launch: its grid and scalars.
-            places: name of a pointer argument -> its place among the addresses that :meth:`start` gets.
-
-        Raises:
-            LaunchError: an argument is missing or out of the range of its type.
+        `places` are names of pointer arguments -> their places among the addresses that :meth:`start` gets.
         """
         compiled = kernel.compiled
         self._driver, self._function = kernel.driver, kernel.function
@@ -95,14 +77,10 @@ class PreparedLaunch:
         self._parameters_address = ctypes.addressof(self._parameters)
 
     def start(self, addresses: Sequence[int], stream: Any) -> None:
-        """Start the kernel and return at once.
+        """Start the kernel on a ``CUstream`` of the driver, and return at once.
 
-        Args:
-            addresses: of the tensors on the device, in the order of ``places``.
-            stream: the driver's ``CUstream``.
-
-        Raises:
-            LaunchError: a tensor is not aligned, or the driver refuses the launch.
+        The addresses of tensors on the device are in the order of ``places``. A LaunchError says that a tensor is not
+        aligned, or that the driver refuses the launch.
         """
         for slot, place in self._pointers:
             address = addresses[place]
@@ -140,17 +118,10 @@ def find_kernels(
     architecture: int,
     serves: Callable[[CompiledKernel], bool],
 ) -> dict[str, CompiledKernel]:
-    """The kernels for a GPU among those of a bundle.
+    """The kernels for a GPU of a compute capability, sm_90 is 90, among the cubins and their JSON files of a folder.
 
-    Args:
-        folder: holds cubins, each with its JSON file.
-        prefix: of the files' names.
-        functions: the kernels that are needed, by function.
-        architecture: compute capability of the GPU as in sm_90: 90.
-        serves: whether a kernel has the right types and constants.
-
-    Raises:
-        KernelError: no kernel is for that GPU, or a file is missing or damaged.
+    Files' names begin with the prefix, the kernels are named by `functions`, and `serves` judges types and constants. A
+    KernelError says that no kernel is for that GPU, or that a file is missing or damaged.
     """
     kernels = [read_kernel(path) for path in sorted(folder.glob(f"{prefix}*.json"))]
     found: dict[str, CompiledKernel] = {}
@@ -171,14 +142,11 @@ def find_kernels(
 def load_kernels(
     folder: Path, prefix: str, functions: Sequence[str], *, serves: Callable[[CompiledKernel], bool]
 ) -> dict[str, LoadedKernel]:
-    """The kernels for the GPU of the current CUDA context, each loaded once per context and process.
+    """The kernels for the GPU of the current CUDA context, each loaded once per context and process; see
+    :func:`find_kernels`.
 
-    Args:
-        folder: as :func:`find_kernels` takes it; ``prefix``, ``functions`` and ``serves`` too.
-
-    Raises:
-        KernelError: cuda-python is not installed, or as :func:`find_kernels` says.
-        LaunchError: there is no CUDA context, or the driver refuses a kernel.
+    A KernelError also says that cuda-python is not installed, a LaunchError, that there is no CUDA context, or that the
+    driver refuses a kernel.
     """
     driver = _driver()
     _call(driver, "cuInit", 0)

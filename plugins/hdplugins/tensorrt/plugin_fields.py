@@ -25,22 +25,15 @@ _READ = {
 
 
 class FieldCollection:
-    """Attributes as a field collection.
+    """Attributes as a field collection, which TensorRT reads.
 
     TensorRT's objects point into each other's memory and own none of it: keep this object as long as TensorRT may read.
-
-    Attributes:
-        collection: what TensorRT reads.
     """
 
     def __init__(self, trt: Any, types: Mapping[str, FieldType], attributes: Mapping[str, Any] | None = None) -> None:
-        """Make the fields.
+        """Make the fields of these types.
 
-        Args:
-            trt: the module ``tensorrt`` or ``tensorrt_rtx``.
-            types: attribute -> its type.
-            attributes: the same names -> values, whole numbers of 32 bits; None for fields without values, which tell
-                TensorRT's parser which attributes to pass.
+        Values are whole numbers of 32 bits; without any, the fields tell TensorRT's parser which attributes to pass.
         """
         values = {name: () if attributes is None else attributes[name] for name in types}
         self._arrays = {name: np.atleast_1d(np.array(values[name], _STORED[kind][1])) for name, kind in types.items()}
@@ -56,14 +49,8 @@ def attributes_from_fields(
 ) -> dict[str, Any]:
     """An operator's attributes, all of them, the optional ones that are given, and nothing else.
 
-    Args:
-        trt: the module ``tensorrt`` or ``tensorrt_rtx``.
-        types: attribute -> its type.
-        fields: as TensorRT hands them to a creator.
-        optional: as `types`, of attributes that a plugin may lack.
-
-    Raises:
-        ValueError: a field is missing, unknown, given twice, or of another type.
+    A ValueError says that a field, as TensorRT hands it to a creator, is missing, unknown, given twice, or of another
+    type.
     """
     given = list(fields)
     names = [field.name for field in given]

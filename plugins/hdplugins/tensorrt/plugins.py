@@ -31,17 +31,12 @@ def plugin_operators() -> tuple[Operator, ...]:
 
 @contextlib.contextmanager
 def plugins_with_kernels(trt: ModuleType, kernels: Path | None) -> Iterator[None]:
-    """Register our plugins; those that TensorRT creates in the block launch the kernels of that folder.
+    """Register our plugins; those that TensorRT creates in the block launch the kernels of that folder, or None.
 
     Keep it open while a graph is parsed or an engine is deserialised: an engine stores the attributes of its plugins,
-    and not where its bundle lies. Plugins keep the folder that they were created with. Other threads wait.
-
-    Args:
-        trt: the module ``tensorrt`` or ``tensorrt_rtx``.
-        kernels: a bundle's folder of kernels; None if plugins are only built into an engine and not run.
-
-    Raises:
-        RuntimeError: something else is registered under the name of one of our plugins.
+    and not where its bundle lies. Plugins keep the folder that they were created with; without one they are built into
+    an engine and not run. Other threads wait. A RuntimeError says that something else is registered under the name of
+    one of our plugins.
     """
     with _registry_lock:
         creators = [_registered_creator(trt, operator) for operator in plugin_operators()]

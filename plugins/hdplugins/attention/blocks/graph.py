@@ -31,8 +31,7 @@ from hdplugins.attention.body_parts import MASKED, attention, rows_or_zero, step
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     """The bodies for nodes with these inputs and attributes; how many blocks there are, a body reads from each node.
 
-    Raises:
-        ValueError: the queries of a long text would see nothing at all.
+    A ValueError says that the queries of a long text would see nothing at all.
     """
     parts = Parts.of(attributes, listed="listed_blocks" in inputs)
     return Bodies(
@@ -121,11 +120,7 @@ def _parallel(
 
 
 def _cut(op: Op, tables: BlockTables, state: Value, head_dim_1d: Value, *, window: int) -> tuple[Value, Value]:
-    """Cut a state into blocks, [batch, heads, blocks, block, head_dim].
-
-    Returns:
-        The blocks with that many empty ones on both sides, and the blocks alone.
-    """
+    """A state in blocks, [batch, heads, blocks, block, head_dim]: with `window` empty ones on both sides, and alone."""
     before_1d = op.Mul(tables.block_1d, [window])
     behind_1d = op.Add(before_1d, tables.missing_1d)
     padded = op.Pad(state, op.Concat([0, 0], before_1d, [0, 0, 0], behind_1d, [0], axis=0))
@@ -247,18 +242,12 @@ def _sequential(
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """The states as rows of all heads of all tokens of all texts, which are numbered through.
+    """The states as rows of all heads of all tokens of all texts, [rows, head_dim], which are numbered through.
 
     Nothing of other texts is copied: row (text * tokens + token) * heads + head.
 
     Attributes:
-        query: [rows, head_dim].
-        key: [rows, head_dim].
-        value: [rows, head_dim].
-        heads_1d: [1], the number of heads.
-        num_heads: [], the same.
         heads: [heads], from 0.
-        head_dim_1d: [1], the size of a head.
         of_text: [], the number of rows of a text.
     """
 
@@ -321,9 +310,8 @@ def _global_rows(
 ) -> tuple[Value, Value, Value]:
     """Let the queries of global blocks see all keys, one head of one text per step.
 
-    Returns:
-        The results, [batch * slots, heads, block, head_dim]; whether the block of each step of the sequential body is
-        global, [steps]; and the place of that block among the results, [steps].
+    The results are [batch * slots, heads, block, head_dim]; then whether the block of each step of the sequential body
+    is global, [steps], and the place of that block among the results, [steps].
     """
     last_block = op.Sub(tables.blocks, 1)
     slots, last_place = [], None

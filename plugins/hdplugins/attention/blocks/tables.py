@@ -124,14 +124,10 @@ class BlockTables:
     """The blocks of the texts. Values whose names end in ``_1d`` are [1].
 
     Attributes:
-        batch_1d: the number of texts.
         tokens: [], the number of tokens of a text.
-        tokens_1d: the same as `tokens`.
         last_token: [], the number of the last token.
         block: [], the tokens of a block.
-        block_1d: the same as `block`.
         blocks: [], the number of blocks.
-        blocks_1d: the same as `blocks`.
         missing_1d: the tokens of the blocks behind the text.
         first_global: [], the number of global blocks at the beginning.
         numbers: [blocks], from 0.
@@ -173,14 +169,7 @@ class BlockTables:
 
 
 def block_tables(op: Op, parts: Parts, token_mask: Value, listed_blocks: Value | None) -> BlockTables:
-    """Compute the tables.
-
-    Args:
-        op: appends to the graph.
-        parts: the parts of the body.
-        token_mask: [batch, tokens].
-        listed_blocks: [1 or heads, rows, listed], or None.
-    """
+    """The tables for a mask, [batch, tokens], and listed blocks, [1 or heads, rows, listed], or None."""
     block, first_global = integer_attribute(op, "block_size"), integer_attribute(op, "first_global")
     block_1d = op.Unsqueeze(block, [0])
     batch_1d, tokens_1d = op.Shape(token_mask, end=1), op.Shape(token_mask, start=1)
@@ -267,15 +256,11 @@ def block_tables(op: Op, parts: Parts, token_mask: Value, listed_blocks: Value |
 
 
 def neighbours(op: Op, rows: Value, count_1d: Value, window: int, *, axis: int) -> Value:
-    """Join, for each of that many blocks, the rows of its neighbours, which stand `window` before it and behind it.
+    """The rows of each block's neighbours, which stand `window` before it and behind it, joined along the axis behind
+    `axis`.
 
-    Args:
-        op: appends to the graph.
-        rows: the rows of all blocks, and of `window` more on both sides; the axis is the one of the blocks, and the
-            rows of the neighbours are joined along the axis behind it.
-        count_1d: [1].
-        window: the neighbours on each side.
-        axis: the axis of the blocks.
+    `rows` are those of all blocks, and of `window` more on both sides, along the axis of the blocks; `count_1d`, [1],
+    is how many blocks there are.
     """
     shifts = range(2 * window + 1)
     return op.Concat(*(op.Slice(rows, [shift], op.Add(count_1d, [shift]), [axis]) for shift in shifts), axis=axis + 1)

@@ -122,14 +122,7 @@ def _sequential(
 
 
 def behind_bias(op: Op, query_places: Value, key_places: Value, bias: Value) -> Value:
-    """Mask the keys behind a query.
-
-    Args:
-        op: appends to the graph.
-        query_places: [..., queries].
-        key_places: [..., keys].
-        bias: float32, broadcasts to [..., queries, keys].
-    """
+    """A float32 bias, [..., queries, keys], in which keys behind a query are masked as well."""
     is_behind = op.Greater(op.Unsqueeze(key_places, [-2]), op.Unsqueeze(query_places, [-1]))
     return op.Where(is_behind, MASKED, bias)
 
@@ -139,12 +132,7 @@ class ChunkTables:
     """Which tokens are real, and which chunks a chunk sees. Values whose names end in ``_1d`` are [1].
 
     Attributes:
-        batch_1d: the number of texts.
-        tokens: [], the number of tokens of a text.
-        tokens_1d: the same as `tokens`.
-        last_token: [], the number of the last token.
         padded: [], the number of tokens of all chunks of a round.
-        padded_1d: the same as `padded`.
         missing_1d: the number of these behind the text.
         chunks: [], the number of chunks of a round.
         all_chunks: [], the number of chunks of all rounds.
@@ -170,14 +158,10 @@ class ChunkTables:
 
 
 def chunk_tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> ChunkTables:
-    """Compute the tables, for which the token mask suffices.
+    """The tables, for which the token mask, [batch, tokens], and the attributes of a node suffice.
 
-    Args:
-        op: appends to the graph.
-        token_mask: [batch, tokens].
-        attributes: the attributes of a node. LSH attention alone has ``rounds``, whose chunks form one circle, and
-            ``ends_by_row``, with which the circle has the chunks of each text's own real tokens; otherwise the circle
-            of all texts has the chunks of the batch.
+    LSH attention alone has ``rounds``, whose chunks form one circle, and ``ends_by_row``, with which the circle has the
+    chunks of each text's own real tokens; otherwise the circle of all texts has the chunks of the batch.
     """
     chunk, before, after, multiple = (attributes[name] for name in ("chunk", "before", "after", "multiple"))
     rounds, by_row = attributes.get("rounds", 1), attributes.get("ends_by_row", 0)

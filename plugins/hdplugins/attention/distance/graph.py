@@ -224,11 +224,10 @@ def _shifted_back(op: Op, bands: _Bands, by_key: Value) -> Value:
 
 
 def _value_rows(op: Op, bands: _Bands, blocks: Blocks, values_by_distance: Value, value: Value) -> tuple[Value, Value]:
-    """Return rows that are added to values, in the element type of the values.
+    """Rows that are added to values, in the element type of the values.
 
-    Returns:
-        The rows by distance, [width, head_dim], and [1 + band + 1, head_dim]: the row of keys before the band, 0 in the
-        band, the row of keys behind it.
+    They are the rows by distance, [width, head_dim], and [1 + band + 1, head_dim]: the row of keys before the band, 0
+    in the band, the row of keys behind it.
     """
     table = op.CastLike(values_by_distance, value)
     rows = op.Gather(table, bands.rows, axis=0)

@@ -217,15 +217,10 @@ class _Blocks:
 
 
 def _blocks(op: Op, token_mask: Value, local_bias: Value, *, radius: int, is_fixed: bool) -> _Blocks:
-    """Cut a text into blocks.
+    """A text of a mask, [batch, tokens], in blocks; `local_bias` is [heads, 2 * radius + 1].
 
-    Args:
-        op: appends to the graph.
-        token_mask: [batch, tokens].
-        local_bias: [heads, 2 * radius + 1].
-        radius: the tokens that a query sees on each side.
-        is_fixed: whether blocks and spans of shorter texts have the full size; otherwise they are no larger than the
-            text needs.
+    `is_fixed` says whether blocks and spans of shorter texts have the full size; otherwise they are no larger than the
+    text needs.
     """
     tokens_1d = op.Shape(token_mask, start=1, end=2)
     tokens = op.Squeeze(tokens_1d)

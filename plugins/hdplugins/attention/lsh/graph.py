@@ -268,21 +268,13 @@ _BLOCK = 64
 
 
 def counting_sort(op: Op, numbers: Value, places: Value, padded: Value, *, most: int) -> tuple[Value, Value]:
-    """Return the rank of each number among the sorted numbers of its row, and the order, which is the inverse.
+    """The rank of each number, [rows, padded], int64, among the sorted numbers of its row, and the order,
+    its inverse.
 
     A number's rank is how many numbers are smaller, how many equal ones earlier blocks have, and how many equal ones
     stand before it in its own block. What is counted per number is counted per pair of the number's two digits, so that
-    the counts of a block are one product of matrices. Counts are exact in float32 up to 2 ** 24 numbers.
-
-    Args:
-        op: appends to the graph.
-        numbers: [rows, padded], int64, 0 or more.
-        places: [padded], int64, from 0.
-        padded: [], int64.
-        most: the largest number.
-
-    Returns:
-        Two values, [rows, padded], int64. Equal numbers keep their order.
+    the counts of a block are one product of matrices, in memory linear in numbers. Counts are exact in float32 up to 2
+    ** 24 numbers, of 0 to `most`. Equal numbers keep their order. Every runtime has the operators at any length.
     """
     blocks = op.Add(op.Div(op.Sub(padded, 1), _BLOCK), 1)
     fill_1d = op.Unsqueeze(op.Sub(op.Mul(blocks, _BLOCK), padded), [0])

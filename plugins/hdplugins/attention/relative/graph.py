@@ -257,13 +257,9 @@ def _blocks_to_end(
 
 
 def _distance_bias(op: Op, blocks: _BlocksToEnd, *, causal: bool, reach: int) -> Value | None:
-    """Return the bias of each row of the positions, [padded + keys], float32; None if queries see all distances.
+    """The bias of each row of the positions, [padded + keys], float32; None if queries see all distances.
 
-    Args:
-        op: appends to the graph.
-        blocks: the blocks.
-        causal: whether queries see no key behind them.
-        reach: the distances that a query sees; 0 for all.
+    Queries see distances below the reach, or all for 0, and, if attention is causal, no key behind them.
     """
     if not causal and not reach:
         return None

@@ -49,14 +49,10 @@ _NOWHERE = 1.0e9
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool = False) -> Bodies:
     """The bodies for nodes with these attributes; a body reads ``left``, ``right`` and ``scale`` from each node.
 
-    Args:
-        inputs: the names of the inputs of a node.
-        attributes: ``global_bound`` is the most global tokens that a text may hold; 0 leaves out all that they need.
-            The answer for a text with more is undefined. An engine takes up to 3840.
-        grouped: whether key and value have fewer heads than query. The shapes of each node say how many.
-
-    Raises:
-        ValueError: a dilation is below 1 or missing, or the bound is negative.
+    ``global_bound`` is the most global tokens that a text may hold; 0 leaves out all that they need. The answer for a
+    text with more is undefined. An engine takes up to 3840. `grouped` says whether key and value have fewer heads than
+    query; the shapes of each node say how many. A ValueError says that a dilation is below 1 or missing, or that the
+    bound is negative.
     """
     dilation, bound = attributes["dilation"], attributes["global_bound"]
     if not dilation or min(dilation) < 1:
