@@ -1,29 +1,39 @@
-"""Graphs and engines of a bundle that are verified here, in sets that one session runs, and the precision of each."""
+"""Graphs and engines of a bundle that are verified here: sets that one session runs, each in a precision,
+and the runs."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import hdruntime
+from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.left_out_layers import LayerResults, layer_results
 from hdexport.graph.targets.registry import target_of, targets
-from hdexport.graph.targets.target import Target
+from hdexport.graph.targets.target import Changes, Target
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.backends.registry import backends, computing_in, needs_gpu
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendUnavailableError, InputError
+from hdruntime.errors import BackendError, BackendUnavailableError, BundleError, HdexportError, InputError
 from hdruntime.gpu.driver import gpus
+
+if TYPE_CHECKING:
+    from hdexport.graph.targets.target import Run
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphSet:
-    """Graphs, or an engine, that one session runs, in one precision.
+    """Graphs, or an engine, that one session of `backend` runs, in one precision.
 
     Attributes:
-        backend: runs it.
-        graphs: one, or graphs that a runner takes turns with, that for any batch first; none for an engine.
+        graphs: one, or graphs of which a runner takes one for each batch, that for any batch first; none for an engine.
         precision: the precision of its answers; ``auto`` on a GPU, where the bundle's type decides.
         engine: the engine that runs in place of a graph.
     """
@@ -75,15 +85,10 @@ def graph_sets(
     asked: Collection[Precision] | None,
     leave_out: Callable[[str], None],
 ) -> list[GraphSet]:
-    """The sets to run on this CPU.
-
-    Args:
-        manifest: of the bundle.
-        backend: the only one; None for each that runs here.
-        asked: the precisions to compute in; None for float32, for bfloat16 if the bundle is of half precision, which
-            sessions are then loaded with unless told otherwise, and for the precisions that it has graphs for.
-        leave_out: called with a sentence for each graph and precision that is not run.
-    """
+    """The sets to run on this CPU, by the one `backend`, or by each that runs here. `asked` are the precisions to
+    compute in; None for float32, for the precisions that the bundle has graphs for, and for bfloat16 if the bundle is
+    of half precision, which is then a session's default. `leave_out` is called with a sentence for each graph and
+    precision that is not run."""
     is_half = manifest.dtype != Precision.FLOAT32.value
     if asked is None:
         asked = {Precision.FLOAT32, *OPTION_OF_GRAPHS, *([Precision.BFLOAT16] if is_half else [])}
@@ -106,16 +111,9 @@ def graph_sets(
 
 
 def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], None]) -> list[GraphSet]:
-    """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here.
-
-    Args:
-        bundle: the bundle.
-        asked: the backend; None for each that can run.
-        leave_out: called with a sentence for each graph and engine that is not run.
-
-    Raises:
-        BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
-    """
+    """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here, by the backend
+    `asked`, or by each that can run; a backend that was asked for and cannot run is refused. `leave_out` is called with
+    a sentence for each graph and engine that is not run."""
     files: list[tuple[str, GraphFile | None, EngineFile | None, list[Backend]]] = []
     on_gpu = [entry for entry in backends() if entry.needs_gpu]
     for graph in bundle.manifest.graphs:
@@ -151,13 +149,7 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], N
 
 
 def check_precision(bundle: Bundle, precision: Precision) -> None:
-    """Refuse a precision that nothing of a bundle can be verified in here.
-
-    Raises:
-        InputError: the bundle has no graph for it.
-        MissingDependencyError: the library that computes in it is not installed.
-        BackendUnavailableError: this CPU does not compute in it.
-    """
+    """Refuses a precision in which nothing of a bundle can be verified here."""
     able = [target for target, graphs in _together(bundle.manifest.graphs) if precision in target.precisions(graphs[0])]
     if able:
         able[0].require()
@@ -172,7 +164,43 @@ def check_precision(bundle: Bundle, precision: Precision) -> None:
     )
 
 
+@contextlib.contextmanager
+def runner(bundle: Bundle, graphs: GraphSet, changes: Changes) -> Iterator[Run | None]:
+    """Runs lowered graphs and engines through the runtime, as users do, and changed graphs and the portable one alone.
+    None is yielded where the changes are not possible: on a GPU, or where a graph's last projection is not found. What
+    cannot be loaded on a GPU raises its error in every run, so that each case has a reason."""
+    if not graphs.is_on_gpu:
+        if changes:
+            yield graphs.target.changed_run(bundle, graphs.graphs, graphs.precision, changes)
+            return
+        with graphs.target.running(bundle, graphs.graphs, graphs.precision) as run:
+            yield run
+        return
+    if changes.is_sampled:
+        yield None
+        return
+    try:
+        session = hdruntime.load(graphs.alone(bundle), graphs.backend)
+    except (BackendError, BundleError) as error:
+        yield functools.partial(_refused, error)
+        return
+    with session:
+        yield lambda feeds: session(**feeds)
+
+
+def repeated_layers(bundle: Bundle, sets: Sequence[GraphSet]) -> LayerResults | None:
+    """The layer results of a bundle's graphs; None where no layer repeats another, or a graph has lost the names."""
+    found = layer_results(read_graph(bundle, bundle.manifest.graphs[0]))
+    if found is None or not all(each.target.leaves_out(bundle, each.graphs, found) for each in sets):
+        return None
+    return found
+
+
 def _together(graphs: Sequence[GraphFile]) -> list[tuple[Target, tuple[GraphFile, ...]]]:
     """Graphs for a CPU that one session runs, and their target, in the order of the graphs."""
     found = [(target, each) for target in targets() for each in target.sets(graphs)]
     return sorted(found, key=lambda pair: graphs.index(pair[1][0]))
+
+
+def _refused(error: HdexportError, feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+    raise error

@@ -19,8 +19,7 @@ from hdexport.model.task import TASKS
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
-from hdexport.verify.graph_runners import repeated_layers, runner
-from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets
+from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, repeated_layers, runner
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.single_texts import ENGLISH, sample_ids

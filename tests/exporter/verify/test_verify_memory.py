@@ -20,7 +20,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.verify import Grid, Verification, verification, verify_bundle
 from hdexport.verify.case_memory import arrays_bytes
 from hdexport.verify.expected import sampled_tokens
-from hdexport.verify.graph_runners import runner
+from hdexport.verify.graph_sets import runner
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle
