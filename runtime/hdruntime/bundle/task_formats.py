@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,6 +12,8 @@ from hdruntime.bundle.sentence_settings import Kind
 from hdruntime.errors import BundleError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from hdruntime.bundle.manifest import Manifest
 
 _ENTRY_POINTS = "hdexport.tasks"
@@ -95,7 +96,9 @@ def format_of(task: Task) -> type[TaskFormat]:
 
 
 @functools.cache
-def registered() -> dict[str, importlib.metadata.EntryPoint]:
+def registered() -> dict[str, EntryPoint]:
     """The tasks of other packages: name -> where their class is."""
-    points = sorted(importlib.metadata.entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
+    from importlib.metadata import entry_points
+
+    points = sorted(entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
     return {point.name: point for point in points if point.name not in list(Task)}

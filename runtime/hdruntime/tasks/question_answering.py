@@ -24,6 +24,8 @@ class QuestionAnswers(TextTask):
     job_options: ClassVar = {"answers": "--top-k and --handle-impossible-answer are"}
     needs_text = True
     pairs = Pairs.REQUIRED
+    texts = "a question and its context"
+    columns = ("question", "context")
 
     def __init__(self, manifest: Manifest, options: AnswerOptions) -> None:
         super().__init__(manifest)

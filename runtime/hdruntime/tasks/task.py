@@ -28,12 +28,9 @@ Values = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A text that a task reads.
+    """A text that a task reads, or a pair of texts; or `input_ids` in their place.
 
-    Attributes:
-        text, text_pair: the text, and for tasks on pairs the second text; unless the model reads
-        input_ids: instead.
-        spans: of its chunks, for late chunking; their values are not checked.
+    `spans` are those of the text's chunks, for late chunking; their values are not checked.
     """
 
     text: str = ""
@@ -217,8 +214,8 @@ class TextTask(TaskFormat):
     prompts: bool = False
     default_prompt_name: str | None = None
     reads_by_prompt_name: bool = False
-    texts: str = "a question and its context"
-    columns: tuple[str, str] = ("question", "context")
+    texts: str = "the two of a pair"
+    columns: tuple[str, str] = ("text", "text_pair")
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
