@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import sys
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hdruntime.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 BACKENDS_GROUP = "hdexport.backends"
 """Group of entry points: name of a backend -> its class, a `hdruntime.backends.entry.BackendEntry`; name and `TARGET`
@@ -87,8 +90,10 @@ def extra_of(package: str) -> str | None:
 
 
 @functools.cache
-def registered_backends() -> dict[str, importlib.metadata.EntryPoint]:
+def registered_backends() -> dict[str, EntryPoint]:
     """The backends that other packages register, by name; none of them is imported."""
+    import importlib.metadata
+
     points = importlib.metadata.entry_points(group=BACKENDS_GROUP)
     return {point.name: point for point in sorted(points, key=lambda point: point.name) if TARGET not in point.name}
 

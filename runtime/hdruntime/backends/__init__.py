@@ -17,36 +17,21 @@ if TYPE_CHECKING:
 
 
 class CarriedStates(Protocol):
-    """The memories of some rows, kept where the runner computes; memories of tokens have their full size.
-
-    For one thread at a time. It is freed with the last reference to it.
-    """
+    """What calls leave for the next ones, of some rows, kept where the runner computes; states of tokens have their
+    full size. For one thread at a time; freed with the last reference."""
 
     def run(self, inputs: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, FloatArray]:
-        """Run one segment of each row, and remember it. A failed run ends the use of these memories.
+        """Run one segment of each row, and keep what it leaves. A failed run ends the use of these states.
 
-        Args:
-            inputs: every input of the manifest but its memories, checked; a row without real tokens is not computed, or
-                its results have no meaning.
-            outputs: names of the requested outputs; others are not copied out of the runner's memory.
-
-        Returns:
-            as :meth:`Runner.start`.
-
-        Raises:
-            InputError: the runner does not accept so many rows or tokens, or the memories.
-            BackendError, OutOfMemoryError: as :meth:`Runner.start`.
+        `inputs` are all of the manifest but the carried states, checked; a row without real tokens is not computed, or
+        its results have no meaning. Otherwise as :meth:`Runner.start`.
         """
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
         """Tokens computed for segments with this mask, int64 [batch, tokens], including all padding."""
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Set these rows' memories to the manifest's defaults, for another document.
-
-        Raises:
-            BackendError: the backend cannot, or is closed.
-        """
+        """Set these rows' states to the manifest's defaults, for another document."""
 
 
 class Runner(Protocol):
@@ -77,16 +62,13 @@ class Runner(Protocol):
         """Tokens computed for a batch with this mask, int64 [batch, tokens], including all padding."""
 
     def start(self, inputs: Mapping[str, AnyArray], outputs: Sequence[str]) -> Callable[[], dict[str, FloatArray]]:
-        """Begin a batch.
+        """Begin a batch, and return a function that waits for its results.
+
+        Every caller calls that function once for each batch, in the order of its starts. It gives name -> float32 array
+        of the shape in the manifest, owned by the caller; padded positions of a tokens axis hold 0.
 
         Args:
             inputs: every input of the manifest, checked, of its type and shape; unchanged until the results arrive.
-            outputs: names of the requested outputs.
-
-        Returns:
-            a function that waits for the results. Every caller calls it once for each batch, in the order of its
-            starts. Name -> float32 array of the shape in the manifest, owned by the caller; padded positions of a
-            tokens axis hold 0.
 
         Raises:
             BackendError: the backend failed, or is closed. Raised here or by the returned function.
@@ -94,12 +76,7 @@ class Runner(Protocol):
         """
 
     def open_states(self, rows: int) -> CarriedStates:
-        """The memories of batches of so many rows, which begin with the manifest's defaults.
-
-        Raises:
-            BackendError: the backend is closed.
-            OutOfMemoryError: memory is too small; fewer rows may fit.
-        """
+        """The carried states of batches of so many rows, which begin with the manifest's defaults."""
 
     def close(self) -> None:
         """Free memory; later starts, and requests for results, raise BackendError. May be repeated."""
@@ -110,13 +87,8 @@ class DeviceRunner(Runner, Protocol):
     """A runner that accepts and returns arrays in GPU memory."""
 
     def engine_bytes(self) -> int | None:
-        """GPU memory that the engine reports: its weights, and the scratch memory of its contexts.
-
-        Inputs, outputs and the driver's memory are not included. None if the engine does not report it.
-
-        Raises:
-            BackendError: the runner is closed.
-        """
+        """GPU memory that the engine reports: its weights, and the scratch memory of its contexts, without inputs,
+        outputs and the driver's memory. None if the engine does not report it."""
 
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
         """Begin a batch whose inputs are on the GPU and leave its results there; see `Session.run_on_device`."""

@@ -18,13 +18,10 @@ def has_graph(bundle: Bundle, lowering: str, *, precision: Precision = Precision
 def chosen_graph(
     bundle: Bundle, lowerings: Sequence[str], *, where: str, precision: Precision = Precision.AUTO
 ) -> GraphFile:
-    """The bundle's graph of the first lowering that it has.
+    """The bundle's graph of the first of these lowerings that it has; `where` is the device that runs it, for the
+    message.
 
-    Args:
-        bundle: an opened bundle.
-        lowerings: best first.
-        where: the device that runs it, for the message.
-        precision: the precision to compute in; a precision without graphs of its own takes every bundle's graph.
+    A precision without graphs of its own takes every bundle's graph.
 
     Raises:
         BundleCorruptError: the bundle has no such graph.

@@ -18,15 +18,7 @@ Outputs = dict[str, FloatArray]
 
 
 class BundleRunner(abc.ABC):
-    """Runs a bundle's graphs, each batch when its results are requested; see `hdruntime.backends.Runner`.
-
-    Args:
-        bundle: an opened bundle.
-
-    Attributes:
-        manifest: of the bundle.
-        mask: name of the input that tells real tokens from padding.
-    """
+    """Runs a bundle's graphs, each batch when its results are requested; see `hdruntime.backends.Runner`."""
 
     precision = Precision.AUTO
 
@@ -58,13 +50,10 @@ class BundleRunner(abc.ABC):
     def run_bound(
         self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
-        """Run a batch as given, on memories that stay where the runner computes.
+        """Run a batch as given, on carried states that stay where the runner computes.
 
-        Args:
-            inputs: without memories.
-            outputs: names of the requested outputs.
-            memories: name of an input -> its value, of the runner's own type.
-            left: name of an output -> the value that it is written to, likewise.
+        `inputs` are without them; `carried` has the value of each by the input's name, of the runner's own type; `left`
+        has, by the name of an output, the value that it is written to.
         """
 
 

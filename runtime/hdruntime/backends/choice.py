@@ -41,21 +41,10 @@ def open_runner(
     gpu: GpuOptions | None = None,
     machine: ThisMachine | None = None,
 ) -> tuple[Bundle, Runner, str]:
-    """Load a bundle's graph or engine with a backend.
+    """Load a bundle's graph or engine with a backend; other arguments are those of `hdruntime.load`.
 
-    Args:
-        bundle: an opened bundle.
-        backend: one of :class:`Backend`, which runs or raises, or ``auto``: the first that can run here, those on a GPU
-            first. The choice and its reason are logged, as a warning if a GPU stays unused.
-        threads: CPU threads of one run; None for `hdruntime.process_limits.chosen_threads`.
-        precision: the precision that a CPU computes in; backends on a GPU refuse all but ``auto``.
-        device: ``cpu``, ``cuda`` or ``cuda:N`` leave only the backends there; else a backend's own name of a device.
-        rebuild: build an engine if the bundle has none that runs on this machine's GPU.
-        gpu: options of backends on a GPU, by default ``GpuOptions()``.
-        machine: the machine to run on, by default this one.
-
-    Returns:
-        the bundle, opened again if it was rebuilt, its runner, and the reason for the choice.
+    Returns the bundle, opened again if it was rebuilt, its runner, and the reason for the choice, which is also logged:
+    as a warning if a GPU stays unused.
 
     Raises:
         InputError: the backend is unknown.
@@ -99,12 +88,7 @@ def why_unavailable(
     precision: Precision = Precision.AUTO,
     machine: ThisMachine | None = None,
 ) -> str | None:
-    """Why a backend cannot run a bundle, and the remedy; None if it can.
-
-    Args:
-        precision: the precision that a backend on a CPU is to compute in.
-        machine: the machine to run on, by default this one.
-    """
+    """Why a backend cannot run a bundle, and the remedy; None if it can. `machine` is by default this one."""
     entry = _backend_of_name(backend)
     asked = Asked(precision=precision, machine=(machine or this_machine()) if entry.needs_gpu else None)
     found = _refusal(entry, bundle, asked)

@@ -96,11 +96,7 @@ class BackendEntry(abc.ABC):
 
     @abc.abstractmethod
     def open(self, bundle: Bundle, asked: Asked) -> Runner:
-        """Load a bundle that nothing speaks against.
-
-        Raises:
-            BackendError: the library does not load it, or does not take what was asked for.
-        """
+        """Load a bundle that nothing speaks against; what was asked for and does not fit raises BackendError."""
 
     def against(self, bundle: Bundle, asked: Asked) -> Refusal | None:
         """What speaks against the backend for a bundle, without loading it; None for nothing."""

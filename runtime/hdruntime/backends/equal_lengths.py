@@ -19,11 +19,8 @@ _Group = tuple[npt.NDArray[np.intp], int | None]
 
 
 class EqualLengthRunner(BundleRunner):
-    """Common parts of runners on a CPU.
-
-    Rows with padding on the right run without padding, grouped by length; only rows with other masks run with their
-    mask. Where padding changes answers, batches run as given.
-    """
+    """Runs rows with padding on the right without it, grouped by length, and only rows with other masks with their
+    mask. Where padding changes answers, batches run as given."""
 
     prefers_equal_lengths = True
 
@@ -73,12 +70,8 @@ class EqualLengthRunner(BundleRunner):
 def equal_length_groups(attention_mask: IntArray) -> Iterator[_Group]:
     """Group the rows of a batch with padding only on the right by their length.
 
-    Args:
-        attention_mask: int64 [batch, tokens], 1 for real tokens, 0 for padding.
-
-    Yields:
-        the indices of a group's rows, ascending, and their length; finally, if there are any, the rows with
-        another mask (padding on the left, holes, only padding) and None.
+    Yields the indices of a group's rows, ascending, and their length; finally, if there are any, the rows with another
+    mask (padding on the left, holes, only padding) and None.
     """
     lengths = attention_mask.sum(axis=1)
     right_padded = right_padded_rows(attention_mask)

@@ -26,12 +26,7 @@ def advice(entry: BackendEntry, bundle: Bundle, machine: ThisMachine) -> str:
 
 def ways(bundle: Bundle, machine: ThisMachine, *, have_failed: bool = False) -> list[str]:
     """Lines that say how to use a machine's GPU: by an engine, of the bundle's own flavour if possible, and by a graph.
-
-    Args:
-        bundle: an opened bundle.
-        machine: has a GPU.
-        have_failed: the backends that nothing speaks against have failed.
-    """
+    With `have_failed`, backends that nothing speaks against are not among them: they were tried."""
     on_gpu = [entry for entry in backends() if entry.needs_gpu and entry.is_advised]
     own = [entry for entry in on_gpu if entry.is_built_into(bundle)]
     if all(entry.steps(bundle, machine) is None for entry in own if entry.flavour is not None):

@@ -13,14 +13,8 @@ from hdruntime.bundle.graph_interface import state_at_start
 
 
 class HostStates:
-    """The memories of some rows as arrays; see `hdruntime.backends.Memories`.
-
-    A run reads one array of each memory and writes another, and the two are swapped.
-
-    Args:
-        runner: on the CPU; its memories are arrays.
-        rows: of a batch.
-    """
+    """The carried states of some rows as arrays; see `hdruntime.backends.CarriedStates`. A run reads one array of each
+    state and writes another, and the two are swapped."""
 
     def __init__(self, runner: BundleRunner, rows: int) -> None:
         self._runner, manifest = runner, runner.manifest
@@ -32,7 +26,7 @@ class HostStates:
         self._fed_from = {spec.name: str(spec.fed_from) for spec in manifest.memories}
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run one segment of each row; see `hdruntime.backends.Memories.run`."""
+        """Run one segment of each row; see `hdruntime.backends.CarriedStates.run`."""
         mask = inputs[self._runner.mask]
         if not mask.all():
             return self._run_rows(np.flatnonzero(mask.any(axis=1)), inputs, outputs)
@@ -42,11 +36,11 @@ class HostStates:
         return results
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
-        """Without rows of padding alone; see `hdruntime.backends.Memories.computed_tokens`."""
+        """Without rows of padding alone; see `hdruntime.backends.CarriedStates.computed_tokens`."""
         return self._runner.computed_tokens(attention_mask[attention_mask.any(axis=1)])
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Forget rows' memories; see `hdruntime.backends.Memories.reset`."""
+        """Forget rows' memories; see `hdruntime.backends.CarriedStates.reset`."""
         for name, start in self._starts.items():
             self._read[name][list(rows)] = start
 

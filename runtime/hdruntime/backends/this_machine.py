@@ -11,10 +11,9 @@ from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, why_no_
 
 @dataclass(frozen=True, kw_only=True)
 class ThisMachine:
-    """What decides whether a backend on a GPU runs here.
+    """What decides whether a backend on a GPU runs here; `gpu` is the one that is used.
 
     Attributes:
-        gpu: the GPU that is used; None without one.
         driver: version of the NVIDIA driver, None without one.
         versions: name of a backend on a GPU -> version of its package, where that is installed and reaches the GPU.
         listed_gpus: names of the GPUs that the driver lists where CUDA offers none.

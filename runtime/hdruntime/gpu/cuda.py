@@ -21,11 +21,8 @@ _devices_lock = threading.Lock()
 def open_device(ordinal: int) -> Device:
     """The GPU of this number among those that CUDA offers this process, in its primary context.
 
-    TensorRT and PyTorch use the same context. It is kept until the process ends: kernels of our plugins are loaded into
-    it once.
-
-    Raises:
-        BackendUnavailableError: cuda-python is not installed, or there is no driver or no such GPU.
+    PyTorch and engines use the same context. It is kept until the process ends: kernels of our plugins are loaded into
+    it once. Without cuda-python, driver or GPU it is a BackendUnavailableError.
     """
     try:
         driver = importlib.import_module("cuda.bindings.driver")
@@ -42,16 +39,8 @@ def open_device(ordinal: int) -> Device:
 
 
 class Device:
-    """A GPU. Calls need its context: make them within :meth:`current`.
-
-    Args:
-        driver: the module ``cuda.bindings.driver``.
-        ordinal: number of the GPU.
-
-    Attributes:
-        driver: as given.
-        ordinal: as given.
-    """
+    """A GPU, by its number and the module ``cuda.bindings.driver``. Calls need its context: make them within
+    :meth:`current`."""
 
     def __init__(self, driver: Any, ordinal: int) -> None:
         self.driver, self.ordinal = driver, ordinal
@@ -69,10 +58,7 @@ class Device:
             ) from error
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the driver.
-
-        Returns:
-            its results after the error code: None, a value, or a tuple of values.
+        """Call a function of the driver: its results after the error code, None, a value, or a tuple of values.
 
         Raises:
             OutOfMemoryError: the GPU has too little memory.

@@ -36,13 +36,7 @@ class DeviceArray:
     def __init__(self, device: Device, shape: tuple[int, ...], *, padded: tuple[int, ...]) -> None:
         """Allocate memory; call `mark_ready` after enqueueing the work that fills it. Made by backends of engines.
 
-        Args:
-            device: the GPU; its context is current.
-            shape: of the array.
-            padded: shape of the memory; the array is the first part of each axis.
-
-        Raises:
-            OutOfMemoryError: the GPU has too little memory.
+        The GPU's context is current. `padded` is the shape of the memory; the array is the first part of each axis.
         """
         self.shape = shape
         self._device, self._padded, self._strides = device, padded, contiguous_strides(padded)

@@ -23,15 +23,8 @@ _CODES = {"i": 0, "u": 1, "f": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class DlTensor:
-    """What a capsule describes.
-
-    Attributes:
-        address: of the first element.
-        shape: sizes of the axes.
-        strides: in elements.
-        dtype: None if NumPy has no such type.
-        device: (type, ordinal).
-    """
+    """What a capsule describes: the address of the first element, sizes and strides in elements, (type, ordinal) of the
+    device; `dtype` is None if NumPy has no such type."""
 
     address: int
     shape: tuple[int, ...]
@@ -88,12 +81,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def capsule_of(tensor: DlTensor, owner: object) -> Any:
-    """A capsule that keeps the owner of the memory alive until its consumer releases it.
-
-    Args:
-        tensor: of a NumPy type.
-        owner: of the memory.
-    """
+    """A capsule of a NumPy type that keeps the owner of the memory alive until its consumer releases it."""
     assert tensor.dtype is not None
     axes = len(tensor.shape)
     sizes = (ctypes.c_int64 * (2 * axes))(*tensor.shape, *tensor.strides)
@@ -110,11 +98,8 @@ def capsule_of(tensor: DlTensor, owner: object) -> Any:
 
 @contextlib.contextmanager
 def open_capsule(capsule: Any) -> Iterator[DlTensor]:
-    """Consume a capsule: its producer may free the memory when the block ends.
-
-    Raises:
-        ValueError: the object is not a capsule, or was consumed before.
-    """
+    """Consume a capsule: its producer may free the memory when the block ends. One that was consumed is a
+    ValueError."""
     handle = id(capsule)
     if not _python.PyCapsule_IsValid(handle, _NAME):
         raise ValueError("it is no DLPack capsule, or was consumed already")

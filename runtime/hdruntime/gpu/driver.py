@@ -25,13 +25,8 @@ _CAPABILITY_MINOR = 76
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU that CUDA programs of this process see.
-
-    Attributes:
-        name: the vendor's.
-        architecture: ``sm`` and its compute capability, e.g. ``sm90``.
-        memory_bytes: total memory.
-    """
+    """A GPU that CUDA programs of this process see; `architecture` is ``sm`` and its compute capability, e.g.
+    ``sm90``."""
 
     name: str
     architecture: str
@@ -78,11 +73,7 @@ def listed_gpus() -> tuple[str, ...]:
 
 
 def why_no_gpu(listed: Sequence[str]) -> str:
-    """Why CUDA offers this process no GPU, as far as can be told.
-
-    Args:
-        listed: what `listed_gpus` found.
-    """
+    """Why CUDA offers this process no GPU, as far as can be told from what `listed_gpus` found."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}"
     cuda = _load(_CUDA_LIBRARY)

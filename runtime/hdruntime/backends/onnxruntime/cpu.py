@@ -39,20 +39,15 @@ and the reuse a session keeps the memory of its largest batch. CPU time of the f
 
 
 class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
-    """A bundle's graph in an ONNX Runtime session on the CPU, also where the package has GPU providers.
+    """A bundle's graph for the CPU, else its portable one, in a session on the CPU, also where the package has GPU
+    providers.
 
     The fast attention of ONNX Runtime on the CPU, whose memory is linear in tokens, takes no mask.
 
     Args:
-        bundle: the runner takes its graph for the CPU, else its portable graph.
         threads: threads of one run; None for `chosen_threads`.
         spinning: whether waiting threads keep their cores busy: faster, unless others need the cores.
         precision: ``float32``, which is also ``auto``, or ``int8`` of a bundle with that graph.
-
-    Raises:
-        BackendUnavailableError: ONNX Runtime does not compute in the precision, or the bundle has no such graph.
-        BackendError: ONNX Runtime cannot load the graph.
-        BundleCorruptError: the bundle has no graph, or one that differs from its manifest.
     """
 
     backend = Backend.ONNXRUNTIME
@@ -115,7 +110,6 @@ def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
 
     Raises:
         BackendUnavailableError: ONNX Runtime does not compute in it, or the bundle has no such graph.
-        BundleCorruptError: the bundle has no graph at all.
     """
     if precision is Precision.BFLOAT16:
         others = computing_in(precision)

@@ -42,21 +42,10 @@ GPUs without cuDNN's attention have plain products, with memory quadratic in tok
 
 
 class OnnxRuntimeCudaRunner(GraphRunner):
-    """A bundle's graph in an ONNX Runtime session on a GPU; see `hdruntime.backends.Runner`, also for threads.
+    """A bundle's graph for a GPU, else its portable one, in a session on a GPU; see `hdruntime.backends.Runner`.
 
-    A batch runs as given, padding included. Inputs are copied to the GPU once, results back once.
-
-    Args:
-        bundle: the runner takes its graph for ONNX Runtime on a GPU, else its portable graph.
-        gpu: the device, and the memory that the runner may use.
-        threads: CPU threads for nodes that do not run on the GPU; None for `chosen_threads`.
-
-    Raises:
-        InputError: the limit of memory is not positive.
-        BackendUnavailableError: ONNX Runtime cannot start its CUDA provider.
-        BackendError: ONNX Runtime cannot load the graph.
-        OutOfMemoryError: the GPU has too little memory for it, or the limit leaves too little.
-        BundleCorruptError: the bundle has no graph, or one that differs from its manifest.
+    A batch runs as given, padding included. Inputs are copied to the GPU once, results back once. `threads` are for
+    nodes that do not run on the GPU; None for `chosen_threads`.
     """
 
     backend = Backend.ONNXRUNTIME_CUDA
@@ -99,12 +88,8 @@ class OnnxRuntimeCudaRunner(GraphRunner):
 
 
 class DeviceStates:
-    """The memories of some rows as ONNX Runtime's values on its device; see `hdruntime.backends.Memories`.
-
-    Args:
-        runner: on the device.
-        rows: of a batch.
-    """
+    """The carried states of some rows as ONNX Runtime's values on its device; see
+    `hdruntime.backends.CarriedStates`."""
 
     def __init__(self, runner: GraphRunner, rows: int) -> None:
         self._runner, manifest = runner, runner.manifest
@@ -118,7 +103,7 @@ class DeviceStates:
         self._fresh = True
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run one segment of each row; see `hdruntime.backends.Memories.run`."""
+        """Run one segment of each row; see `hdruntime.backends.CarriedStates.run`."""
         self._fresh = False
         left = {self._fed_from[name]: value for name, value in self._written.items()}
         results = self._runner.run_bound(inputs, outputs, self._read, left)
@@ -126,15 +111,11 @@ class DeviceStates:
         return results
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
-        """See `hdruntime.backends.Memories.computed_tokens`."""
+        """See `hdruntime.backends.CarriedStates.computed_tokens`."""
         return self._runner.computed_tokens(attention_mask)
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Forget rows' memories; see `hdruntime.backends.Memories.reset`.
-
-        Raises:
-            BackendUnavailableError: this version of ONNX Runtime does not share memory by DLPack.
-        """
+        """Forget what rows carry; refused by versions of ONNX Runtime that do not share memory by DLPack."""
         if self._fresh:
             return
         for name, start in self._starts.items():

@@ -37,10 +37,6 @@ _NUMPY_NAME = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 class GraphRunner(BundleRunner):
     """A bundle's graph in a session of ONNX Runtime; see `hdruntime.backends.Runner`.
 
-    Args:
-        bundle: an opened bundle.
-        session: of one of its graphs.
-
     Attributes:
         device: ONNX Runtime's name of the memory for inputs and outputs, and its number.
     """
@@ -137,9 +133,6 @@ def open_session(
     """An ``InferenceSession`` that never falls back to other providers when a run fails.
 
     Args:
-        bundle: an opened bundle.
-        graph: one of its graphs.
-        options: as `session_options` makes them.
         providers: name and options of each, best first.
         disabled_optimizers: ONNX Runtime's optimizers to leave out.
 

@@ -17,10 +17,9 @@ CPU = "CPU"
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVinoDevice:
-    """A device that OpenVINO runs models on.
+    """A device that OpenVINO runs models on, named as OpenVINO names it.
 
     Attributes:
-        name: OpenVINO's, as `hdruntime.load` takes it.
         model: the device's name for itself.
         capabilities: its types of numbers, in OpenVINO's words: ``FP32``, ``BF16``, ``FP16``, ``INT8`` and others.
     """
@@ -36,24 +35,12 @@ class OpenVinoDevice:
 
 
 def new_core() -> Any:
-    """OpenVINO's ``Core``, by which models are read and compiled.
-
-    Raises:
-        MissingDependencyError: OpenVINO is not installed.
-    """
+    """OpenVINO's ``Core``, by which models are read and compiled."""
     return require("openvino").Core()
 
 
 def chosen_device(core: Any, name: str | None) -> OpenVinoDevice:
-    """The device of that name.
-
-    Args:
-        core: from `new_core`.
-        name: as OpenVINO lists it; ``GPU`` is its first GPU where it lists several. None for the CPU.
-
-    Raises:
-        BackendUnavailableError: OpenVINO does not find it here.
-    """
+    """The device that OpenVINO lists by a name; ``GPU`` is its first GPU where it lists several, None the CPU."""
     name = name or CPU
     found = core.available_devices
     if name not in (*found, *(listed.partition(".")[0] for listed in found)):
@@ -69,15 +56,9 @@ def chosen_device(core: Any, name: str | None) -> OpenVinoDevice:
 
 
 def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Manifest) -> Precision:
-    """The precision of a session; ``auto`` on a GPU or NPU, where OpenVINO decides.
+    """The precision of a session on a device; ``auto`` on a GPU or NPU, where OpenVINO decides.
 
-    Args:
-        device: from `chosen_device`.
-        precision: as asked for.
-        manifest: of the bundle.
-
-    Raises:
-        BackendUnavailableError: the device does not compute in it. OpenVINO itself would compute in another.
+    One that the device does not compute in is refused: OpenVINO itself would compute in another.
     """
     if precision is Precision.BFLOAT16 and not device.has_bfloat16:
         raise BackendUnavailableError(

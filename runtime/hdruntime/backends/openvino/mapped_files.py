@@ -14,17 +14,12 @@ _SHARED_AND_NEVER_WRITTEN = "r--s"
 
 
 def release_mapped_files(paths: Iterable[Path]) -> int:
-    """Let the system take back the pages of files that this process has mapped to read.
+    """Let the system take back the pages of files that this process has mapped to read; returns the bytes of the
+    mappings.
 
     OpenVINO maps a bundle's weights, and goes on with copies in a layout of its own: 96 MB that stay resident for the
     sample model, of which only the rows of embeddings are read again. Pages that are read again come back from the
     system's cache of the file. Nothing happens on systems other than Linux, which do not list a process's mappings.
-
-    Args:
-        paths: of the files; links are followed.
-
-    Returns:
-        Bytes of the mappings whose pages were released.
     """
     if sys.platform != "linux":
         return 0

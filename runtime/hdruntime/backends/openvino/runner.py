@@ -59,19 +59,8 @@ class OpenVinoRunner(EqualLengthRunner):
     (2026.4.1) keeps the kernel of attention without a mask that it compiled for one token, and gives wrong results for
     16 and more from then on. Each graph is compiled when a batch needs it, the one for batches without padding at once.
 
-    Args:
-        bundle: the runner takes its graphs for OpenVINO.
-        threads: CPU threads of one run; None for OpenVINO's choice, or `chosen_threads` where there is a quota.
-        precision: the precision to compute in.
-        device: OpenVINO's name of a device; None for the CPU.
-
-    Raises:
-        MissingDependencyError: OpenVINO is not installed.
-        BackendUnavailableError: OpenVINO does not find the device, the device does not compute in the precision, or the
-            bundle has no such graph.
-        BackendError: OpenVINO cannot load the graph.
-        OutOfMemoryError: there is too little memory for the graphs.
-        BundleCorruptError: the graph differs from its manifest.
+    `threads` are those of one run; None for OpenVINO's choice, or `chosen_threads` where there is a quota. `device` is
+    OpenVINO's name; None for the CPU.
     """
 
     backend = Backend.OPENVINO
@@ -135,20 +124,8 @@ def is_unpadded(manifest: Manifest, inputs: Inputs) -> bool:
 
 
 class _Model:
-    """A graph, compiled when it is first run; one batch at a time, which has all threads.
-
-    Args:
-        core: OpenVINO's.
-        bundle: an opened bundle.
-        graph: one of its graphs.
-        device: OpenVINO's name.
-        options: OpenVINO's properties.
-
-    Raises:
-        BackendError: OpenVINO cannot read the graph.
-        OutOfMemoryError: there is too little memory for the graph.
-        BundleCorruptError: the graph differs from its manifest.
-    """
+    """A graph, compiled when it is first run; one batch at a time, which has all threads. `options` are OpenVINO's
+    properties."""
 
     def __init__(self, core: Any, bundle: Bundle, graph: GraphFile, device: str, options: Mapping[str, Any]) -> None:
         self._core, self._bundle, self._graph = core, bundle, graph
@@ -166,12 +143,7 @@ class _Model:
         check_interface(bundle, graph, inputs=inputs, outputs=outputs)
 
     def compile(self) -> None:
-        """Make the graph ready to run.
-
-        Raises:
-            BackendError: OpenVINO cannot compile it.
-            OutOfMemoryError: there is too little memory for the graph.
-        """
+        """Make the graph ready to run."""
         start_threads(Backend.OPENVINO)
         with self._loading():
             compiled = self._core.compile_model(self._model, self._device, self._options)

@@ -24,13 +24,8 @@ from hdruntime.gpu.device_arrays import DeviceArray
 class Batches:
     """Starts batches of one engine, and collects their results.
 
-    Args:
-        device: the GPU; its context must be current in :meth:`start` and :meth:`start_on_device`.
-        loaded: the engine.
-        machine: computes the batches.
-        policy: records the times of batches.
-        mask: name of the input that tells real tokens from padding.
-        fill: name of an input -> its padding value; 0 for other inputs.
+    The GPU's context must be current where batches are started. `fill` has the padding value of inputs by name; 0 for
+    others.
     """
 
     def __init__(
@@ -55,17 +50,13 @@ class Batches:
         *,
         carried: Carried | None = None,
     ) -> Callable[[], Outputs]:
-        """Begin a batch.
+        """Begin a batch in a free slot, and return a function that waits for the results and copies them out of the
+        slot.
 
         Args:
-            slot: a free one.
             choice: the profile, and the shape to pad the batch to.
             inputs: of the types and shapes of the manifest.
-            outputs: names of the requested outputs.
-            carried: memories on the GPU that the batch reads and replaces; None if they are among the inputs.
-
-        Returns:
-            a function that waits for the results and copies them out of the slot.
+            carried: states on the GPU that the batch reads and replaces; None if they are among the inputs.
 
         Raises:
             BackendError: TensorRT or the driver refuses; some of the work may already be enqueued.
@@ -98,19 +89,9 @@ class Batches:
     def start_on_device(
         self, slot: Slot, choice: ShapeChoice, inputs: Mapping[str, DeviceInput], outputs: list[str]
     ) -> tuple[dict[str, DeviceArray], Callable[[], Outputs]]:
-        """Begin a batch that is on the GPU; its inputs have been read on return.
+        """Begin a batch that is on the GPU; its inputs, which the copying stream may read, have been read on return.
 
-        Args:
-            slot: a free one.
-            choice: the profile, and the shape to pad the batch to.
-            inputs: arrays that the copying stream may read.
-            outputs: names of the requested outputs.
-
-        Returns:
-            the results, and a function that waits until the slot is free again and returns no arrays.
-
-        Raises:
-            as :meth:`start`.
+        Returns the results, and a function that waits until the slot is free again and returns no arrays.
         """
         layouts = self._loaded.layouts(choice.shape)
         slot.ensure(*layouts)
@@ -166,11 +147,8 @@ class Batches:
         return results
 
     def _copied_in(self, slot: Slot, layout: Layout, inputs: Mapping[str, DeviceInput]) -> list[tuple[int, int]]:
-        """Copy inputs into the slot and wait for the copies.
-
-        Returns:
-            the padding, as (first, end) in the slot's flattened rows.
-        """
+        """Copy inputs into the slot and wait for the copies; returns the padding, as (first, end) in the slot's
+        flattened rows."""
         call, stream = self._device.call, self._machine.copying_in
         self._stage(slot, layout, {})
         staged, alike = slot.staged_inputs.arrays(layout), {}

@@ -21,23 +21,15 @@ _ZERO, _ONE = 0, int(np.float32(1).view(np.uint32))
 
 
 class Carried:
-    """The memories of some rows in GPU memory, at addresses that stay the same.
+    """The carried states of some rows in GPU memory, at addresses that stay the same.
 
     A batch copies them into its own inputs and its outputs back, on the stream that computes: CUDA graphs of its shape
-    keep their addresses, and memories of any number of documents share them.
-
-    Args:
-        device: the GPU; its context must be current here and in every call.
-        manifest: of the bundle.
-        stream: computes the batches.
-        rows: of a batch.
+    keep their addresses, and states of any number of documents share them. The GPU's context must be current in every
+    call.
 
     Attributes:
-        fed_from: name of each memory -> name of the output that replaces it.
+        fed_from: name of each state's input -> name of the output that replaces it.
         tokens: size of the axis ``memory``; 0 without one.
-
-    Raises:
-        OutOfMemoryError: the GPU has too little memory.
     """
 
     def __init__(self, device: Device, manifest: Manifest, stream: Any, *, rows: int) -> None:
@@ -62,12 +54,7 @@ class Carried:
                 self._device.call("cuMemsetD32Async", address, self._bits[name], items, self._stream)
 
     def read(self, inputs: Mapping[str, int], layout: Layout) -> None:
-        """Copy the memories into a batch's inputs; rows of padding are 0.
-
-        Args:
-            inputs: name -> address.
-            layout: of the inputs.
-        """
+        """Copy the states to the addresses of a batch's inputs; rows of padding are 0."""
         for name, array in self._arrays.items():
             size, whole = _size(array), layout.places[name].size
             self._device.call("cuMemcpyDtoDAsync", inputs[name], array.address, size, self._stream)
@@ -75,11 +62,7 @@ class Carried:
                 self._device.call("cuMemsetD8Async", inputs[name] + size, 0, whole - size, self._stream)
 
     def replace(self, outputs: Mapping[str, int]) -> None:
-        """Copy what a batch leaves into the memories.
-
-        Args:
-            outputs: name -> address.
-        """
+        """Copy what a batch leaves, at the addresses of its outputs, into the states."""
         for name, array in self._arrays.items():
             address = outputs[self.fed_from[name]]
             self._device.call("cuMemcpyDtoDAsync", array.address, address, _size(array), self._stream)

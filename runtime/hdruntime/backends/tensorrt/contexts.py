@@ -14,19 +14,8 @@ from hdruntime.gpu.cuda import Device
 
 
 class ExecutionContext:
-    """A context of one profile. All contexts enqueue on one stream, so they can share scratch memory.
-
-    Args:
-        loaded: the engine.
-        device: its GPU.
-        profile: number of the profile.
-        stream: runs all work.
-        arena: scratch memory, which grows to the needs of a shape.
-
-    Raises:
-        BackendError: TensorRT refuses.
-        OutOfMemoryError: there is too little memory.
-    """
+    """A context of one profile, which is given by its number. All contexts enqueue on one stream, so they can share the
+    scratch memory `arena`, which grows to the needs of a shape."""
 
     def __init__(self, loaded: LoadedEngine, device: Device, profile: int, stream: Any, arena: Block) -> None:
         self._loaded, self._stream, self._arena = loaded, int(stream), arena
@@ -42,12 +31,7 @@ class ExecutionContext:
         device.call("cuStreamSynchronize", stream)
 
     def prepare(self, choice: ShapeChoice) -> None:
-        """Set the shape, and allocate scratch memory for it.
-
-        Raises:
-            BackendError: TensorRT refuses the shape.
-            OutOfMemoryError: there is too little memory.
-        """
+        """Set the shape, and allocate scratch memory for it."""
         if self._prepared == (choice, self._arena.moves):
             return
         self._prepared = None
@@ -67,16 +51,7 @@ class ExecutionContext:
         self._prepared = (choice, self._arena.moves)
 
     def enqueue(self, choice: ShapeChoice, addresses: Mapping[str, int]) -> None:
-        """Start a batch on the stream.
-
-        Args:
-            choice: the shape, of this context's profile.
-            addresses: of all inputs and outputs; multiples of 256.
-
-        Raises:
-            BackendError: TensorRT or a plugin failed.
-            OutOfMemoryError: there is too little memory.
-        """
+        """Start a batch on the stream; the addresses of all inputs and outputs are multiples of 256."""
         self.prepare(choice)
         for name, address in addresses.items():
             if not self._context.set_tensor_address(name, address):

@@ -36,11 +36,7 @@ def device_inputs(
 ) -> Iterator[dict[str, DeviceInput]]:
     """Read arrays by DLPack, or else by ``__cuda_array_interface__``; a stream waits for the work that computes them.
 
-    Args:
-        given: name -> array.
-        specs: name -> the engine's input; all are required.
-        device: the GPU; its context must be current.
-        stream: reads the arrays, all of them before the block ends.
+    The stream reads all arrays before the block ends. `specs` has the engine's inputs by name; all are required.
 
     Raises:
         InputError: an array is missing, elsewhere, or of another type, shape or order.
@@ -63,15 +59,7 @@ def device_inputs(
 
 
 def size_of_memory(arrays: Mapping[str, DeviceInput], specs: Mapping[str, TensorSpec]) -> int:
-    """Size of the axis ``memory`` of a batch; 0 without one.
-
-    Args:
-        arrays: name -> array.
-        specs: name -> the engine's input.
-
-    Raises:
-        InputError: memories differ in it.
-    """
+    """Size of the axis ``memory`` of a batch, which all arrays with that axis agree in; 0 without one."""
     sizes = {
         name: array.shape[1] // math.prod(size for size in specs[name].shape[2:] if isinstance(size, int))
         for name, array in arrays.items()
@@ -85,12 +73,7 @@ def size_of_memory(arrays: Mapping[str, DeviceInput], specs: Mapping[str, Tensor
 def copy_to_device(device: Device, source: DeviceInput, target: int, place: Place, stream: Any) -> None:
     """Copy an array into the first rows and tokens of a larger one of its type that already holds its padding.
 
-    Args:
-        device: the GPU.
-        source: the array.
-        target: address.
-        place: shape [batch, ...] of the target.
-        stream: runs the copy.
+    The target is an address, `place` its shape [batch, ...].
     """
     rows, tokens = source.shape
     # Not cuMemcpy2DAsync, which CUDA promises for pitches of cuMemAllocPitch alone; rows without padding are one copy.
@@ -101,13 +84,8 @@ def copy_to_device(device: Device, source: DeviceInput, target: int, place: Plac
 
 
 def values_of(device: Device, source: DeviceInput, stream: Any) -> AnyArray:
-    """The values of an array, [batch, tokens], in the memory of the CPU.
-
-    Args:
-        device: the GPU.
-        source: the array.
-        stream: waits for the work that computes the array.
-    """
+    """The values of an array, [batch, tokens], in the memory of the CPU; the stream waits for the work that computes
+    it."""
     values = np.empty(source.shape, source.dtype)
     device.call("cuStreamSynchronize", stream)
     device.call("cuMemcpyDtoH", values.ctypes.data, source.address, values.nbytes)

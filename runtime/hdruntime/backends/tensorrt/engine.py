@@ -57,12 +57,10 @@ class LoadedEngine:
 
     Attributes:
         trt: the flavour's module.
-        engine: TensorRT's own object.
         config: runtime configuration of execution contexts.
         cache: TensorRT-RTX's runtime cache, else None.
-        inputs: name -> axes, and the type in the engine; memories last.
+        inputs: name -> axes, and the type in the engine; carried states last.
         outputs: name -> axes, and the type: float32.
-        log: TensorRT's messages.
         keep: TensorRT's objects that must outlive the engine.
         kernels: the bundle's folder of our plugins' kernels.
     """
@@ -127,17 +125,12 @@ class LoadedEngine:
 def load_engine(
     bundle: Bundle, file: EngineFile, backend: Backend, *, specialization: KernelSpecialization, cached: bytes | None
 ) -> LoadedEngine:
-    """Deserialise an engine, in the calling thread's CUDA context.
+    """Deserialise an engine, in the calling thread's CUDA context; our plugins launch the kernels of the bundle's
+    folder.
 
-    Args:
-        bundle: our plugins launch the kernels in its folder.
-        file: the engine.
-        backend: the flavour that runs it.
-        specialization: for TensorRT-RTX.
-        cached: content of TensorRT-RTX's runtime cache.
+    `specialization` and `cached`, the content of a runtime cache, are for TensorRT-RTX.
 
     Raises:
-        MissingDependencyError: the flavour's package is not installed.
         BackendUnavailableError: the package does not load.
         BackendError: TensorRT refuses the engine.
         OutOfMemoryError: the GPU has too little memory for the engine.

@@ -79,11 +79,7 @@ class GraphPolicy:
 
 
 def same_answers(first: npt.NDArray[np.floating], second: npt.NDArray[np.floating]) -> bool:
-    """Whether two runs of one batch agree up to rounding; NaN and infinity must be at the same positions.
-
-    Args:
-        first: outputs of one run.
-        second: outputs of the other run, of the same shape.
-    """
+    """Whether the outputs of two runs of one batch agree up to rounding; NaN and infinity must be at the same
+    positions."""
     largest = float(np.abs(first[np.isfinite(first)]).max(initial=0.0))
     return np.allclose(first, second, rtol=0, atol=_SAME * largest, equal_nan=True)

@@ -31,15 +31,8 @@ class BatchGraph:
     """A batch of one shape, as a graph that owns the buffers it reads and writes.
 
     A graph depends on the state of the context that it was captured from (TensorRT, Best Practices, CUDA Graphs), so it
-    has a context of its own. It also holds the address of the scratch memory: if the arena moves, the graph is invalid.
-
-    Args:
-        device: the GPU.
-        stream: is captured, and runs the graph.
-        context: a new one, of the shape's profile.
-        choice: the shape.
-        inputs: layout of the inputs.
-        outputs: layout of the outputs.
+    has a context of its own, of the shape's profile. It also holds the address of the scratch memory: if the arena
+    moves, the graph is invalid. The stream is captured, and runs the graph.
     """
 
     def __init__(
@@ -57,15 +50,10 @@ class BatchGraph:
         self._executable: Any = None
 
     def check(self, inputs: int, staging: Block) -> None:
-        """Run a batch without a graph, capture it, replay it and compare the two.
+        """Run a batch without a graph, capture it, replay it and compare the two; a difference raises CaptureError.
 
-        Args:
-            inputs: address of the batch's inputs on the device, laid out as the graph's; the stream may read them.
-            staging: pinned memory for the outputs, not in use meanwhile.
-
-        Raises:
-            CaptureError: the batch cannot be captured, or the graph gives a different result.
-            OutOfMemoryError: the GPU has too little memory.
+        `inputs` is an address on the device, laid out as the graph's; `staging` is pinned memory for the outputs, not
+        in use meanwhile.
         """
         sizes = [layout.size for layout in self._layouts]
         self._inputs.ensure(sizes[0])
@@ -83,12 +71,7 @@ class BatchGraph:
                 raise CaptureError(f"for {self._choice} the output {name} of a graph differs from a run without one.")
 
     def start(self, inputs: int, outputs: Mapping[str, int]) -> None:
-        """Copy a batch in, replay it, and copy the results out, all on the stream.
-
-        Args:
-            inputs: address of the batch's inputs on the device, laid out as the graph's.
-            outputs: name of an output -> its destination on the device.
-        """
+        """Copy a batch in, replay it, and copy the results out to their addresses on the device, all on the stream."""
         self._device.call("cuMemcpyDtoDAsync", self._inputs.address, inputs, self._layouts[0].size, self._stream)
         self._device.call("cuGraphLaunch", self._executable, self._stream)
         for name, address in outputs.items():

@@ -35,24 +35,15 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Tensors one after another.
-
-    Attributes:
-        places: name -> position.
-        size: bytes of the block.
-    """
+    """Tensors one after another in a block of `size` bytes: name -> position."""
 
     places: Mapping[str, Place]
     size: int
 
 
 def layout_of(tensors: Mapping[str, tuple[TensorSpec, np.dtype]], shape: Shape) -> Layout:
-    """Lay out tensors for a batch.
-
-    Args:
-        tensors: name -> its axes, and its type in the engine.
-        shape: sizes of the axes ``batch``, ``tokens`` and ``memory``.
-    """
+    """Lay out tensors for a batch: name -> its axes, and its type in the engine; `shape` has the sizes of named
+    axes."""
     sizes = shape._asdict()
     places, end = {}, 0
     for name, (spec, dtype) in tensors.items():

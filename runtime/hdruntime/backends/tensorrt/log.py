@@ -25,12 +25,7 @@ class TensorRtLog:
         self._lock = threading.Lock()
 
     def write(self, severity: str, message: str) -> None:
-        """Take one message.
-
-        Args:
-            severity: TensorRT's name for it: ``INTERNAL_ERROR``, ``ERROR``, ``WARNING``, ``INFO`` ...
-            message: TensorRT's text.
-        """
+        """Take one message; `severity` is TensorRT's name: ``INTERNAL_ERROR``, ``ERROR``, ``WARNING``, ``INFO`` ..."""
         if severity in ("INTERNAL_ERROR", "ERROR"):
             with self._lock:
                 self._errors.append(message)

@@ -25,16 +25,10 @@ _NON_BLOCKING = 1
 
 
 class Machine:
-    """Computes batches in order on one stream.
+    """Computes batches in order on one stream; the GPU's context must be current in every call.
 
     Copies run on separate streams and overlap with computing; batches do not compute at the same time, so they share
-    the scratch memory.
-
-    Args:
-        device: the GPU; its context must be current here and in every call.
-        loaded: the engine.
-        policy: when to use CUDA graphs.
-        most_graphs: most graphs to keep; the least recently used one is closed first.
+    the scratch memory. Of the CUDA graphs at most `most_graphs` are kept; the least recently used one is closed first.
 
     Attributes:
         copying_in: stream of the copies to the device.
@@ -56,20 +50,13 @@ class Machine:
         self._graphs_arena = 0
 
     def compute(self, slot: Slot, choice: ShapeChoice, inputs: Layout, outputs: Mapping[str, int]) -> float | None:
-        """Start a batch whose inputs are in the slot.
+        """Start a batch whose inputs are in the slot, which the computing stream may read.
+
+        Returns the CPU's time to enqueue it, in milliseconds; None if a graph ran.
 
         Args:
-            slot: the computing stream may read its inputs, and its memory is large enough.
-            choice: profile and shape.
             inputs: layout of the inputs in the slot.
             outputs: name -> address on the device, of all outputs.
-
-        Returns:
-            the CPU's time to enqueue it, in milliseconds; None if a graph ran.
-
-        Raises:
-            BackendError: TensorRT or the driver refuses.
-            OutOfMemoryError: the GPU has too little memory.
         """
         if (graph := self._graph(slot, choice)) is not None:
             graph.start(slot.inputs.address, outputs)

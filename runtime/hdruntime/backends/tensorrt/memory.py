@@ -15,16 +15,11 @@ from hdruntime.gpu.cuda import Device
 
 
 class Block:
-    """GPU memory, or pinned host memory that the GPU copies from and to.
-
-    Args:
-        device: the GPU.
-        pinned: host memory.
-        wait: called before memory is freed; returns when no work uses the memory.
+    """GPU memory, or pinned host memory that the GPU copies from and to. `wait` is called before memory is freed: it
+    returns when no work uses the memory.
 
     Attributes:
         address: of the first byte; 0 without memory.
-        size: bytes.
         moves: how often the address changed.
     """
 
@@ -33,11 +28,7 @@ class Block:
         self.address = self.size = self.moves = 0
 
     def ensure(self, size: int) -> None:
-        """Grow to at least this many bytes; growing loses the content.
-
-        Raises:
-            OutOfMemoryError: the memory is too small; the block is then empty.
-        """
+        """Grow to at least this many bytes; growing loses the content, and a failure leaves the block empty."""
         if size <= self.size:
             return
         # Freed first, so that the old and the new memory need not fit at the same time.

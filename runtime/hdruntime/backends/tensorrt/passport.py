@@ -28,9 +28,7 @@ class Passport:
 
     Attributes:
         plugins: operators that the runtime must provide -> layers of each.
-        engine_sha256: of the engine itself.
         onnx_sha256: SHA-256 of each file of the graph it was built from, by name.
-        built_on: the machine that built it.
     """
 
     plugins: dict[str, int]
@@ -48,11 +46,7 @@ def older_driver(passport: Passport, machine: ThisMachine) -> str | None:
 
 
 def read_passport(bundle: Bundle, engine: EngineFile) -> Passport:
-    """The facts that the passport beside an engine adds to the manifest.
-
-    Raises:
-        BundleCorruptError: the passport is not JSON, or lacks a key that this version needs.
-    """
+    """The facts that the passport beside an engine adds to the manifest; one that is malformed is refused."""
     path = bundle.file(engine.passport)
     try:
         return from_json(path.read_bytes(), Passport, name="passport")

@@ -41,22 +41,9 @@ Result = TypeVar("Result")
 class TensorRtRunner:
     """An engine on a GPU; see `hdruntime.backends.Runner`, also for threads.
 
-    A batch is padded to a shape that a profile accepts; copies of one batch overlap with computing another.
-
-    Args:
-        bundle: lists the engine; our plugins launch its kernels.
-        engine: one that this machine can run (`hdruntime.backends.tensorrt.passport.differences`).
-        backend: runs the engine: the flavour that built it; ``Backend.TENSORRT_LEAN`` runs version-compatible engines.
-        gpu: the GPU, and the options of engines.
-
-    Raises:
-        InputError: an option is invalid, or options contradict each other.
-        MissingDependencyError: the flavour's package is not installed.
-        BackendUnavailableError: cuda-python, the driver or the GPU is missing; or the engine would pad some batches so
-            far that their answers change.
-        BackendError: TensorRT refuses the engine.
-        OutOfMemoryError: the GPU has too little memory for it.
-        BundleCorruptError: the engine differs from the manifest.
+    A batch is padded to a shape that a profile accepts; copies of one batch overlap with computing another. The engine
+    is one that this machine can run; the backend is the flavour that built it, or ``Backend.TENSORRT_LEAN`` for
+    version-compatible engines. An engine that would pad some batches so far that their answers change is refused.
     """
 
     precision = Precision.AUTO
@@ -111,11 +98,8 @@ class TensorRtRunner:
         return shape.batch * shape.tokens
 
     def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
-        """Begin a batch; see :class:`hdruntime.backends.Runner`.
-
-        Raises:
-            InputError: no profile accepts so many rows or tokens.
-        """
+        """Begin a batch; see :class:`hdruntime.backends.Runner`. Rows or tokens that no profile accepts are an
+        InputError."""
         memory = next((inputs[name].shape[1] for name in self._carried), 0)
         return self._start(inputs, outputs, memory=memory)
 
@@ -126,13 +110,7 @@ class TensorRtRunner:
         return EngineStates(self, carried)
 
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
-        """Begin a batch that is in GPU memory, and leave its results there; see `Session.run_on_device`.
-
-        Raises:
-            InputError: an input does not fit.
-            BackendError: the backend failed, or is closed.
-            OutOfMemoryError: the GPU has too little memory; a smaller batch may fit.
-        """
+        """Begin a batch that is in GPU memory, and leave its results there; see `Session.run_on_device`."""
         with self._slot() as (machine, slot):
             specs = {name: spec for name, (spec, _) in self._loaded.inputs.items()}
             with device_inputs(inputs, specs, self._device, machine.copying_in) as arrays:
@@ -268,25 +246,20 @@ def _closed_error() -> BackendError:
 
 
 class EngineStates:
-    """The memories of some rows of an engine; see `hdruntime.backends.Memories`.
-
-    Args:
-        runner: of the engine.
-        carried: where the memories are.
-    """
+    """The carried states of some rows of an engine; see `hdruntime.backends.CarriedStates`."""
 
     def __init__(self, runner: TensorRtRunner, carried: Carried) -> None:
         self._runner, self._carried = runner, carried
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run one segment of each row; see `hdruntime.backends.Memories.run`."""
+        """Run one segment of each row; see `hdruntime.backends.CarriedStates.run`."""
         return self._runner._start(inputs, outputs, memory=self._carried.tokens, carried=self._carried)()
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
-        """See `hdruntime.backends.Memories.computed_tokens`."""
+        """See `hdruntime.backends.CarriedStates.computed_tokens`."""
         return self._runner.computed_tokens(attention_mask)
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Forget what rows remember; see `hdruntime.backends.Memories.reset`."""
+        """Forget what rows remember; see `hdruntime.backends.CarriedStates.reset`."""
         with self._runner._slot():
             self._carried.reset(rows)

@@ -23,12 +23,8 @@ _KEY_DIGITS = 16
 
 
 class RuntimeCacheFile:
-    """Where the cache of an engine is kept.
-
-    Args:
-        engine: path of the engine.
-        identity: everything that decides whether the content fits: the engine, the GPU, the driver, the version.
-    """
+    """Where the cache of an engine is kept. `identity` is everything that decides whether the content fits: the engine,
+    the GPU, the driver, the version."""
 
     def __init__(self, engine: Path, identity: Sequence[str]) -> None:
         key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:_KEY_DIGITS]

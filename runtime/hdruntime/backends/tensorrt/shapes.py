@@ -46,8 +46,6 @@ def choose_profile(
     """The profile that computes the fewest tokens for a batch; among equals, the narrowest.
 
     Args:
-        profiles: of the engine, in its order.
-        batch: rows.
         tokens: of the longest row, including the caller's padding.
         memory: size of the axis ``memory``; 0 without one, or for any size.
         limit: most tokens that a batch of this length may be padded to; see `Manifest.padding_limit`.
@@ -89,15 +87,7 @@ def longest(profiles: Sequence[ProfileShape]) -> int:
 
 
 def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int]) -> None:
-    """Refuse an engine that would have to pad some rows beyond their limit.
-
-    Args:
-        profiles: of the engine.
-        limit_of: tokens of a row -> most tokens that it may be padded to; see `Manifest.padding_limit`.
-
-    Raises:
-        BackendUnavailableError: there are such rows.
-    """
+    """Refuse an engine that would have to pad some rows beyond their limit, which `Manifest.padding_limit` gives."""
     tokens, last = 0, longest(profiles)
     while tokens < last:
         limit = limit_of(tokens + 1)

@@ -17,11 +17,7 @@ _WITHOUT_TIMES = 2
 class PendingBatch:
     """A started batch. The first to request it waits: its caller, or the next batch that needs its slot.
 
-    Args:
-        collect: waits for the GPU and copies the results out of the slot.
-
-    Attributes:
-        done: the batch no longer needs the slot.
+    `collect` waits for the GPU and copies the results out of the slot; with `done`, the batch no longer needs the slot.
     """
 
     def __init__(self, collect: Callable[[], Outputs]) -> None:
@@ -48,11 +44,7 @@ class PendingBatch:
                 self.done = True
 
     def results(self) -> Outputs:
-        """Wait for the results.
-
-        Raises:
-            BackendError: the batch failed.
-        """
+        """Wait for the results."""
         self.finish()
         with self._lock:
             if self._error is not None:
@@ -66,8 +58,6 @@ class Slot:
     Attributes:
         staged_inputs: pinned; source of the copy to the device.
         staged_outputs: pinned; target of the copy from the device.
-        inputs: on the device.
-        outputs: on the device.
         copied_in: event: the inputs are on the device.
         began: event: the GPU begins to compute the batch.
         computed: event: the outputs are on the device.
@@ -84,11 +74,7 @@ class Slot:
         self.pending: PendingBatch | None = None
 
     def ensure(self, inputs: Layout, outputs: Layout) -> None:
-        """Allocate memory for a batch.
-
-        Raises:
-            OutOfMemoryError: there is too little memory.
-        """
+        """Allocate memory for a batch."""
         self.staged_inputs.ensure(inputs.size)
         self.inputs.ensure(inputs.size)
         self.outputs.ensure(outputs.size)
