@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,12 @@ from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_in
 from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
-from hdruntime.jobs.output import STDOUT, JobFolder, LocalOutput, StandardOutput, output_at
+from hdruntime.jobs.output import STDOUT, LocalOutput, Results, StandardOutput, output_at
 from hdruntime.jobs.portions import JobPool, RowOptions
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
-from hdruntime.jobs.writers import ResultEncoding, ResultFormat, encoding_of
+from hdruntime.jobs.writers import ResultFormat, encoding_of
 from hdruntime.tasks.embedding import column_of_spans
 from hdruntime.tasks.of_bundle import check_pairs, class_of, task_of_bundle
 from hdruntime.tasks.task import TextTask
@@ -202,7 +201,7 @@ def run_job(job: Job, pool: JobPool, *, on_progress: Callable[[JobProgress], Non
 def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | None) -> JobProgress:
     encoding = encoding_of(job.place.format, job.fields)
     report = on_progress or (lambda progress: None)
-    with job.place.opened(job.identity, restart=job.options.restart) as folder:
+    with job.place.opened(job.identity, encoding, restart=job.options.restart) as folder:
         saved = folder.saved
         if saved.position.file >= len(job.files):
             raise damaged(folder.path, f"it continues in input {saved.position.file + 1} of {len(job.files)}")
@@ -210,7 +209,7 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
         if not saved.complete:
             report(meter.progress(JobState.RUNNING, saved))
             try:
-                _run_portions(job, pool, folder, encoding, meter, report)
+                _run_portions(job, pool, folder, meter, report)
             except InputChangedError as change:
                 raise InputChangedError(f"{change}.\n{_kept(folder)}") from None
             folder.complete()
@@ -219,7 +218,7 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
         metadata = dict(job.metadata)
         if folder.ranges is not None:
             metadata["hdexport.ranges"] = json.dumps(folder.ranges.tolist())
-        folder.publish(encoding, force=job.options.force, metadata=metadata)
+        folder.publish(force=job.options.force, metadata=metadata)
     if done.counts.dropped_columns:
         logger.warning(
             "the output lacks columns that no JSON object among the first %d rows of its file has by a valid name: %s; "
@@ -234,8 +233,7 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
 def _run_portions(
     job: Job,
     pool: JobPool,
-    folder: JobFolder | StandardOutput,
-    encoding: ResultEncoding,
+    folder: Results,
     meter: ProgressMeter,
     report: Callable[[JobProgress], None],
 ) -> None:
@@ -248,26 +246,18 @@ def _run_portions(
         if vectors.ranges is not folder.ranges and vectors.ranges is not None:
             folder.keep_ranges(vectors.ranges)
         rows = [row for row in result.results if not (job.options.skip_failed and row["error"])]
-        written = folder.saved.result_bytes
-        for piece in itertools.chain(() if written else (encoding.begin(),), encoding.encode(rows)):
-            folder.append(piece)
-            written += len(piece)
-        saved = replace(
-            folder.saved,
+        folder.add(
+            rows,
             position=portion.end,
             stamp=watch.stamp(portion.end.file),
             counts=folder.saved.counts + result.counts,
             seconds=meter.seconds,
-            result_bytes=written,
         )
-        # One assignment: if an interrupt comes before it, the new rows do not count.
-        folder.saved = saved
-        folder.commit_if_due()
-        report(meter.progress(JobState.RUNNING, saved))
+        report(meter.progress(JobState.RUNNING, folder.saved))
     watch.require_all_unchanged(folder.saved.position)
 
 
-def _kept(folder: JobFolder | StandardOutput) -> str:
+def _kept(folder: Results) -> str:
     """What is kept, and the remedy, when an input has changed."""
     rows = folder.saved.counts.rows
     if not rows or folder.path == STDOUT:

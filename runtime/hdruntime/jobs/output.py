@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -39,7 +40,7 @@ from hdruntime.jobs.identity import Identity, difference
 from hdruntime.jobs.places import filesystem_of, special_kind
 from hdruntime.jobs.progress import Saved, json_from_saved, saved_from_json
 from hdruntime.jobs.vectors import Ranges
-from hdruntime.jobs.writers import ResultEncoding, ResultFormat, is_part
+from hdruntime.jobs.writers import ResultEncoding, ResultFormat, ResultRows, is_part
 
 STDOUT = Path("-")
 """Stands for the standard output, on which results are JSON Lines."""
@@ -162,7 +163,7 @@ class LocalOutput:
             return saved.counts.rows if is_finished or folder.size_bytes(RESULTS_FILE) >= saved.result_bytes else 0
 
     @contextlib.contextmanager
-    def opened(self, identity: Identity, *, restart: bool) -> Iterator[JobFolder]:
+    def opened(self, identity: Identity, encoding: ResultEncoding, *, restart: bool) -> Iterator[JobFolder]:
         """The folder of a job, for this process alone; created if it does not exist.
 
         If the block raises, appended rows are committed, and the folder stays for the same job to continue; a folder
@@ -172,7 +173,7 @@ class LocalOutput:
         with locked_folder(self.path) as (files, lock):
             if not restart:
                 _require_same_job(files, self.path, identity)
-            folder = JobFolder(files, lock, self)
+            folder = JobFolder(files, lock, self, encoding)
             try:
                 # A folder of another job, or of an output that is gone, has nothing to continue from.
                 fresh = restart or difference(files.identity(), identity) is not None
@@ -350,19 +351,62 @@ class StoredOutput(LocalOutput):
             raise HdexportError(f"{self.name} cannot be written: {type(error).__name__}: {error}.{kept}") from error
 
 
-class JobFolder:
-    """The folder beside an output that keeps a job's rows, so that a killed job can continue.
-
-    The results are one file that only grows. A commit brings it to the disk and then atomically replaces the record of
-    its length and of where reading continues. So the record never describes results that are not on the disk.
+class Results:
+    """The results of a job's rows, in order.
 
     Attributes:
+        path: where they are kept, for messages.
         saved: the rows, committed or not.
         ranges: for quantised vectors; None if these need no ranges, or no vector is done.
     """
 
-    def __init__(self, files: OpenFolder, lock: int, output: LocalOutput) -> None:
-        self.path = files.path
+    def __init__(self, path: Path, encoding: ResultEncoding) -> None:
+        self.path = path
+        self.saved = Saved()
+        self.ranges: Ranges | None = None
+        self._encoding = encoding
+
+    def add(self, rows: ResultRows, **progress: Any) -> None:
+        """Add the results of rows, and replace what `saved` says with the progress after them."""
+        written = self.saved.result_bytes
+        for piece in itertools.chain(() if written else (self._encoding.begin(),), self._encoding.encode(rows)):
+            self.append(piece)
+            written += len(piece)
+        # One assignment: if an interrupt comes before it, the new rows do not count.
+        self.saved = dataclasses.replace(self.saved, **progress, result_bytes=written)
+
+    def append(self, data: bytes) -> None:
+        """Add encoded results, which count when `saved` is replaced."""
+        raise NotImplementedError
+
+    def keep_ranges(self, ranges: Ranges) -> None:
+        """Keep the ranges of quantised vectors, before the first vector is added."""
+        self.ranges = ranges
+
+    def complete(self) -> None:
+        """All rows are done."""
+
+    def publish(self, *, force: bool, metadata: Mapping[str, str]) -> None:
+        """Make the output of all rows."""
+
+
+class PrintedResults(Results):
+    """Results on the standard output, where nothing is left to do at the end."""
+
+    def append(self, data: bytes) -> None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+class JobFolder(Results):
+    """The folder beside an output that keeps a job's rows, so that a killed job can continue.
+
+    The results are one file that only grows. A commit brings it to the disk and then atomically replaces the record of
+    its length and of where reading continues. So the record never describes results that are not on the disk.
+    """
+
+    def __init__(self, files: OpenFolder, lock: int, output: LocalOutput, encoding: ResultEncoding) -> None:
+        super().__init__(files.path, encoding)
         self._files = files
         self._lock = lock
         self._output = output
@@ -371,8 +415,6 @@ class JobFolder:
         self._committed = Saved()
         self._committed_at = time.monotonic()
         self._commit_seconds = 0.0
-        self.saved = Saved()
-        self.ranges: Ranges | None = None
 
     def begin(self, identity: Identity, *, fresh: bool) -> None:
         """Open the committed results, or start without any."""
@@ -390,8 +432,11 @@ class JobFolder:
                 raise damaged(self.path, "results are missing")
             self._cut_results(self._results)
 
+    def add(self, rows: ResultRows, **progress: Any) -> None:
+        super().add(rows, **progress)
+        self.commit_if_due()
+
     def append(self, data: bytes) -> None:
-        """Add encoded results of rows, which count when `saved` is replaced."""
         assert self._results is not None, "a complete job appends nothing"
         view = memoryview(data)
         with disk_errors_explained(self._output.path):
@@ -399,11 +444,10 @@ class JobFolder:
                 view = view[os.write(self._results, view) :]
 
     def keep_ranges(self, ranges: Ranges) -> None:
-        """Keep the ranges of quantised vectors, before the first vector is appended."""
         with disk_errors_explained(self._output.path):
             content = json.dumps(ranges.tolist())
             self._replace(RANGES_FILE, content)
-        self.ranges = ranges
+        super().keep_ranges(ranges)
         self.saved = dataclasses.replace(self.saved, ranges_checksum=zlib.crc32(content.encode()))
 
     def commit_if_due(self) -> None:
@@ -414,12 +458,11 @@ class JobFolder:
                 self._commit()
 
     def complete(self) -> None:
-        """Commit that all rows are done."""
         with disk_errors_explained(self._output.path):
             self.saved = dataclasses.replace(self.saved, complete=True)
             self._commit()
 
-    def publish(self, encoding: ResultEncoding, *, force: bool, metadata: Mapping[str, str]) -> None:
+    def publish(self, *, force: bool, metadata: Mapping[str, str]) -> None:
         """Make the output of a complete job, move it into place and remove the folder; after a kill, do the remaining
         steps.
         """
@@ -427,7 +470,7 @@ class JobFolder:
             if not self._published:
                 if not self._files.has(FINISHED_FILE):
                     self._require_in_place()
-                    encoding.finish(self._files, metadata=metadata)
+                    self._encoding.finish(self._files, metadata=metadata)
                 # Without either file, the job counts as published, so one is on the disk before the other is removed.
                 self._files.sync()
                 self._files.remove(RESULTS_FILE)
@@ -490,14 +533,12 @@ class JobFolder:
 
 
 class StandardOutput:
-    """The standard output as a place and as a folder: nothing is kept, so a job that is stopped starts over."""
+    """The standard output: nothing is kept, so a job that is stopped starts over."""
 
     path = STDOUT
     name = "-"
     format = ResultFormat.JSONL
     spool = None
-    saved = Saved()
-    ranges: Ranges | None = None
 
     def holds(self, input_identity: str) -> bool:
         return False
@@ -509,21 +550,8 @@ class StandardOutput:
     def kept(self) -> str:
         return ""
 
-    def opened(self, identity: Identity, *, restart: bool) -> contextlib.nullcontext[StandardOutput]:
-        return contextlib.nullcontext(StandardOutput())
-
-    def append(self, data: bytes) -> None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-
-    def keep_ranges(self, ranges: Ranges) -> None:
-        self.ranges = ranges
-
-    def commit_if_due(self) -> None: ...
-
-    def complete(self) -> None: ...
-
-    def publish(self, encoding: ResultEncoding, *, force: bool, metadata: Mapping[str, str]) -> None: ...
+    def opened(self, identity: Identity, encoding: ResultEncoding, *, restart: bool) -> contextlib.nullcontext[Results]:
+        return contextlib.nullcontext(PrintedResults(self.path, encoding))
 
     def upload(self) -> None: ...
 

@@ -44,7 +44,7 @@ _TYPES = {
 }
 """`_kind` of all values -> type of the column. Other columns are strings, with JSON for values that are not."""
 
-Results = Sequence[Mapping[str, object]]
+ResultRows = Sequence[Mapping[str, object]]
 Batches = Callable[[], Iterator[pa.RecordBatch]]
 """Reads all record batches; can be called several times."""
 
@@ -96,12 +96,12 @@ class ResultEncoding(ABC):
     def begin(self) -> bytes:
         """The bytes before the first row."""
 
-    def encode(self, rows: Results) -> Iterator[bytes]:
+    def encode(self, rows: ResultRows) -> Iterator[bytes]:
         """Rows, each with a value for every column, None for no value; in pieces, which bound memory."""
         return map(self._encoded_rows, cut_by_bytes(rows))
 
     @abstractmethod
-    def _encoded_rows(self, rows: Results) -> bytes:
+    def _encoded_rows(self, rows: ResultRows) -> bytes:
         """Rows of one piece."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class _JsonLines(ResultEncoding):
     def begin(self) -> bytes:
         return b""
 
-    def _encoded_rows(self, rows: Results) -> bytes:
+    def _encoded_rows(self, rows: ResultRows) -> bytes:
         members = [(name, f"{json.dumps(name)}: ") for name in self._schema.names]
         lines = (", ".join([key + _json_from_value(row[name]) for name, key in members]) for row in rows)
         return "".join([f"{{{line}}}\n" for line in lines]).encode()
@@ -132,7 +132,7 @@ class _ArrowResults(ResultEncoding):
     def begin(self) -> bytes:
         return bytes(self._schema.serialize())
 
-    def _encoded_rows(self, rows: Results) -> bytes:
+    def _encoded_rows(self, rows: ResultRows) -> bytes:
         columns = [_array([row[field.name] for row in rows], field) for field in self._schema]
         return bytes(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
