@@ -42,6 +42,7 @@ COMMANDS = (
 _ALSO_OUT_OF_MEMORY = (
     "failed to map segment",  # the loader of shared libraries
     "can't start new thread",  # Python, which had no room for its stack
+    "can't load unicodedata module",  # Python, which compiles a name of a character with it
 )
 """Words of errors for memory that ran out, beside those that `says_out_of_memory` knows."""
 
