@@ -49,14 +49,8 @@ class EngineOptions:
 
 
 class EngineBuilder:
-    """Builds engines; refuses engines that cannot be built on this machine before any work is done.
-
-    Args:
-        options: which engines.
-
-    Raises:
-        MissingDependencyError, EngineError, InputError: an engine cannot be built on this machine; see `EngineTarget`.
-    """
+    """Builds engines; refuses engines that cannot be built on this machine before any work is done; see
+    `EngineTarget`."""
 
     def __init__(self, options: EngineOptions) -> None:
         if options.version_compatible and options.flavours and Backend.TENSORRT not in options.flavours:
@@ -72,15 +66,8 @@ class EngineBuilder:
     ) -> tuple[EngineFile, ...]:
         """Build the engines and write them, their passports and the kernels of their plugins into a bundle.
 
-        Args:
-            portable: the bundle's portable graph, read from ``directory``, where its weights lie.
-            directory: of the bundle.
-            manifest: facts about the bundle, engines and files aside: the dtype of the graph's weights, and
-                the sizes of its memories.
-            progress: receives each step.
-
-        Raises:
-            HdexportError: an engine cannot be built.
+        The portable graph is read from the bundle's directory, where its weights lie. The manifest is the bundle's,
+        engines and files aside.
         """
         if not self._targets:
             return ()

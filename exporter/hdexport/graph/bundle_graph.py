@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = None) -> onnx_ir.Model:
     """Read a graph; its weights stay in their files until they are read.
 
-    Args:
-        bundle: that lists the graph.
-        graph: which one.
-        directory: where a copy of the bundle's files is, if that is to be read.
-
-    Raises:
-        MissingDependencyError: onnx or onnx_ir is not installed.
-        BundleCorruptError: the file is no ONNX graph, or its inputs and outputs are not the manifest's.
+    `directory` is where a copy of the bundle's files is, if that is to be read. A file that is no ONNX graph, or
+    another model's, is refused.
     """
     require("onnx")
     ir = require("onnx_ir")
@@ -45,11 +39,7 @@ def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = Non
 
 
 def read_portable_graph(bundle: Bundle, *, directory: Path | None = None) -> onnx_ir.Model:
-    """Read the graph from which all others are made; see `read_graph`.
-
-    Raises:
-        BundleCorruptError: the bundle has no such graph; also as `read_graph`.
-    """
+    """Read the graph from which all others are made; see `read_graph`."""
     graph = next((graph for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
     if graph is None:
         raise BundleCorruptError(

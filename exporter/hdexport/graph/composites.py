@@ -52,14 +52,10 @@ def composites_rewritten() -> Iterator[None]:
 
 
 def _rewrite(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> None:
-    """Replace composites in place. Every replacement alone leaves a valid program.
+    """Replace composites in place, in a model in evaluation mode. Every replacement alone leaves a valid program.
 
-    Args:
-        program: of a model in evaluation mode.
-        decompositions: operators that ONNX lacks, and how PyTorch takes each apart.
-
-    Raises:
-        _UnknownCompositeError: no rule covers a node that must be taken apart.
+    `decompositions` has the operators that ONNX lacks, and how PyTorch takes each apart. A node that must be taken
+    apart and that no rule covers raises _UnknownCompositeError.
     """
     signature = program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
@@ -81,11 +77,7 @@ def _rewrite(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> Non
 
 
 def _rule_of(node: Node, decompositions: Mapping[Any, Any]) -> Callable[[Node], Node] | None:
-    """The rule that replaces a node; None where the node stays.
-
-    Raises:
-        _UnknownCompositeError: the node may not stay.
-    """
+    """The rule that replaces a node; None where the node stays. One that may not stay raises _UnknownCompositeError."""
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
         raise _UnknownCompositeError(str(target))
@@ -143,11 +135,8 @@ def _in_one_piece(node: Node) -> Node:
 
 
 def _size(node: Node, size: Any) -> int | Node:
-    """A size of an axis, as a number or as a node in front of another; as a trace does, sizes come from the inputs.
-
-    Raises:
-        _UnknownCompositeError: no input has the size, and no node before computes it.
-    """
+    """A size of an axis, as a number or as a node in front of another; as a trace does, sizes come from the inputs. One
+    that no input and no node before has raises _UnknownCompositeError."""
     if isinstance(size, int) or size.node.expr.is_number:
         return int(size)
     inputs = [other for other in node.graph.nodes if other.op == "placeholder"]
@@ -185,11 +174,8 @@ def _cast(node: Node) -> Node:
 
 
 def _unchanged(node: Node) -> Node:
-    """The input; a change in place would tell an input that is copied from one that is not.
-
-    Raises:
-        _UnknownCompositeError: the result is changed in place.
-    """
+    """The input; a change of the result in place, which would tell an input that is copied from one that is not, raises
+    _UnknownCompositeError."""
     for user in node.users:
         if isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable:
             raise _UnknownCompositeError(f"{node.target}, whose result {user.target} changes")
@@ -246,9 +232,8 @@ def _sliced(node: Node) -> Node:
 def _out_of_place(node: Node) -> Node:
     """An operator that changes its input becomes the one that does not, where nothing else looks at the input's memory.
 
-    Raises:
-        _UnknownCompositeError: the input may share its memory, more than the first argument changes, or an argument
-            has another dtype, which would be the result's.
+    It raises _UnknownCompositeError where the input may share its memory, where more than the first argument changes,
+    or where an argument has another dtype, which would be the result's.
     """
     target, (changed, *_) = node.target, node.args
     assert isinstance(target, torch._ops.OpOverload)

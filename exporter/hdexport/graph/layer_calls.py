@@ -18,12 +18,8 @@ def layers_of(module: torch.nn.Module) -> list[Any]:
 
 @contextlib.contextmanager
 def intercepted_layers(layers: Sequence[Any], answer: Callable[..., Any]) -> Iterator[None]:
-    """While this holds, a function answers the calls of layers. Layers inside of a layer belong to that layer.
-
-    Args:
-        layers: of a model.
-        answer: called with the layer, its own ``forward`` and the arguments of the call.
-    """
+    """While this holds, `answer` is called in place of layers: with the layer, its own ``forward`` and the arguments of
+    the call. Layers inside of a layer belong to that layer."""
     originals = [vars(layer).get("forward") for layer in layers]
     is_inside = False
 

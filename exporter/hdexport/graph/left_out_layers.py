@@ -58,8 +58,7 @@ def layer_results(model: onnx_ir.Model) -> LayerResults | None:
 def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bool:
     """Leave the repeated layers out of a graph, in place: each returns the result of the layer before it.
 
-    Returns:
-        Whether the graph has all values by their names; a graph that has not is unchanged.
+    Returns whether the graph has all values by their names; a graph that has not is unchanged.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
@@ -85,15 +84,8 @@ def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bo
 
 @contextlib.contextmanager
 def layers_left_out_of_pytorch(module: torch.nn.Module, repeated: Collection[int]) -> Iterator[Callable[[], int]]:
-    """While this holds, some calls of a model's layers return the result of the call before them.
-
-    Args:
-        module: one call of it calls the layers.
-        repeated: numbers of these calls, from 0.
-
-    Returns:
-        A function that says how many calls there were.
-    """
+    """While this holds, the calls of a module's layers with these numbers, from 0, return the result of the call before
+    them. Gives a function that says how many calls there were."""
     from hdexport.graph.layer_calls import intercepted_layers, layers_of
 
     number, last = 0, None

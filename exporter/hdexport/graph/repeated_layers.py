@@ -35,15 +35,11 @@ def layers_traced_once(module: torch.nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Traced:
-    """A layer that was traced, its arguments, and its results.
+    """A layer that was traced, the number that marks have for it, its arguments, and its results.
 
     Attributes:
-        number: of the layer, in the marks.
-        description: of the layer.
-        arguments: tensors and others.
         structure: of positional and keyword arguments.
-        results: tensors and others.
-        result_structure: the structure that the layer returned them in.
+        result_structure: the structure that the layer returned its results in.
     """
 
     number: int
@@ -62,11 +58,7 @@ class _Traced:
 
 
 class _Tracer:
-    """Answers the calls of all layers during one export.
-
-    Args:
-        descriptions: of the layers.
-    """
+    """Answers the calls of all layers, whose descriptions are given, during one export."""
 
     def __init__(self, descriptions: Mapping[torch.nn.Module, Hashable]) -> None:
         self._descriptions = descriptions

@@ -36,18 +36,10 @@ _DYNAMIC_AXES = ("batch", "tokens", "memory")
 
 @repetitions_left_out()
 def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Model:
-    """Export a module; its attentions become nodes of the domain ``hdexport``.
+    """Export a module in evaluation mode: a graph with its inputs, whose attentions are nodes of the domain
+    ``hdexport``, without function bodies. A frozen axis is an ExportError.
 
-    Args:
-        module: the model to trace, in evaluation mode.
-        max_len: the longest input that the position table serves.
-        vocab_size: ids of the example input stay below it.
-
-    Returns:
-        A graph with the inputs of the module, without function bodies.
-
-    Raises:
-        ExportError: the exporter failed, or froze an axis.
+    `max_len` is the longest input that the position table serves; ids of the example input stay below `vocab_size`.
     """
     examples = _examples(module, max_len=max_len, vocab_size=vocab_size)
     try:

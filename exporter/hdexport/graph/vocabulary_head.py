@@ -20,14 +20,10 @@ SAMPLED_TOKENS = "sampled_tokens"
 
 @contextlib.contextmanager
 def sampled_head(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Make a model of PyTorch's give logits [batch, samples, vocabulary] while the block lasts.
+    """Make a model of PyTorch's give logits [batch, samples, vocabulary] at these tokens, [samples], while the block
+    lasts.
 
-    Args:
-        model: with a projection to the vocabulary.
-        tokens: [samples], int64.
-
-    Returns:
-        the projection's input, [batch, tokens, width], once the model has run: a list of one.
+    Gives the input of the projection to the vocabulary, [batch, tokens, width], once the model has run: a list of one.
     """
     given: list[torch.Tensor] = []
 
@@ -47,13 +43,8 @@ def sampled_head(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[list[
 def sampled_graph(model: ir.Model, output: str, vocab_size: int) -> bool:
     """Make a graph give logits [batch, samples, vocabulary], and their projection's input, in place.
 
-    Args:
-        model: whose output is made of its last projection by nothing but a bias and a cast.
-        output: name of the logits.
-        vocab_size: values of a token's logits.
-
-    Returns:
-        whether the projection was found; the graph is unchanged where it was not.
+    The output of that name is made of the graph's last projection by nothing but a bias and a cast. Returns whether the
+    projection was found; the graph is unchanged where it was not.
     """
     import onnx_ir as ir
 

@@ -1,4 +1,4 @@
-"""Memories in arrays: outputs of a run become inputs of the next one."""
+"""Carried states in arrays: outputs of a run become inputs of the next one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HostStates:
         return self._runner.computed_tokens(attention_mask[attention_mask.any(axis=1)])
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Forget rows' memories; see `hdruntime.backends.CarriedStates.reset`."""
+        """Forget what rows carry; see `hdruntime.backends.CarriedStates.reset`."""
         for name, start in self._starts.items():
             self._read[name][list(rows)] = start
 

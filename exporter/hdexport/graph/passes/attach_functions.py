@@ -14,14 +14,8 @@ if TYPE_CHECKING:
 
 
 def attach_functions(model: onnx_ir.Model) -> int:
-    """Attach the bodies of the operators that a graph uses, in place; nodes take the names of their bodies.
-
-    Returns:
-        The number of nodes of the domain ``hdexport``.
-
-    Raises:
-        ExportError: two nodes need different bodies of one name.
-    """
+    """Attach the bodies of the operators that a graph uses, in place; nodes take the names of their bodies. Returns the
+    number of nodes of the domain ``hdexport``."""
     import onnx_ir as ir
 
     nodes = operator_nodes(model)

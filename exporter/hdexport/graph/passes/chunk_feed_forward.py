@@ -31,13 +31,8 @@ _WIDE_AXIS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForward:
-    """A feed-forward network in a graph.
-
-    Attributes:
-        nodes: in the order of the graph.
-        source: [batch, tokens, hidden], all that they read beside constants.
-        result: [batch, tokens, hidden], all that other nodes read of them.
-    """
+    """A feed-forward network in a graph: its nodes, in order; `source`, [batch, tokens, hidden], all that they read
+    beside constants; and `result`, [batch, tokens, hidden], all that other nodes read of them."""
 
     nodes: Sequence[onnx_ir.Node]
     source: onnx_ir.Value
@@ -61,14 +56,7 @@ def feed_forward_networks(graph: onnx_ir.Graph, *, layers: int) -> list[FeedForw
     """The feed-forward networks of a portable graph, in its order.
 
     Each is two linear layers, [batch, tokens, hidden] to [batch, tokens, width] and back, with an activation and
-    elementwise operators between them.
-
-    Args:
-        graph: its values have shapes, its constants are initializers.
-        layers: of the model, each of which has a network; other parts may have one as well.
-
-    Raises:
-        ExportError: there are fewer networks than layers.
+    elementwise operators between them. Fewer networks than the model has layers are an ExportError.
     """
     networks: list[FeedForward] = []
     misses: list[_NoNetworkError] = []
@@ -91,21 +79,11 @@ def feed_forward_networks(graph: onnx_ir.Graph, *, layers: int) -> list[FeedForw
 
 
 def chunk_feed_forward(model: onnx_ir.Model, *, tokens: int, layers: int) -> int:
-    """Replace the feed-forward networks of a portable graph by loops over chunks of tokens, in place.
+    """Replace the feed-forward networks of a portable graph by loops over chunks of tokens, in place; returns their
+    number.
 
-    The tokens of a batch are divided into as few chunks as possible, all of one length: there are fewer tokens of
-    padding than chunks, and a batch of up to `tokens` tokens is a single chunk without any.
-
-    Args:
-        model: a portable graph; see `feed_forward_networks`.
-        tokens: of the longest chunk, at least 1.
-        layers: of the model.
-
-    Returns:
-        The number of networks.
-
-    Raises:
-        ExportError: there are fewer networks than layers.
+    The tokens of a batch are divided into as few chunks of at most `tokens` tokens as possible, all of one length:
+    there are fewer tokens of padding than chunks, and a batch of up to `tokens` tokens is a single chunk without any.
     """
     networks = feed_forward_networks(model.graph, layers=layers)
     sizes: dict[tuple[object, ...], _Sizes] = {}
@@ -118,13 +96,8 @@ def chunk_feed_forward(model: onnx_ir.Model, *, tokens: int, layers: int) -> int
 
 
 class _NoNetworkError(Exception):
-    """A linear layer is not the second one of a network.
-
-    Args:
-        last: the layer.
-        nodes: number of nodes that could be of a network.
-        reason: why they are not, in a few words.
-    """
+    """A linear layer is not the second one of a network, for a reason in a few words; `nodes` is the number of nodes
+    that could be of a network."""
 
     def __init__(self, last: onnx_ir.Node, nodes: int, reason: str) -> None:
         super().__init__(f"{_described(last)} ends none, because {reason}")
@@ -137,11 +110,7 @@ def _described(node: onnx_ir.Node) -> str:
 
 
 def _network_before(last: onnx_ir.Node) -> FeedForward:
-    """The network whose second linear layer is `last`.
-
-    Raises:
-        _NoNetworkError: no network ends with it.
-    """
+    """The network whose second linear layer is `last`."""
     bias = _bias_after(last)
     ends = [last] if bias is None else [last, bias]
     inside, sources = set(ends), set()
@@ -229,10 +198,6 @@ def _why_none(nodes: Collection[onnx_ir.Node], sources: Collection[onnx_ir.Value
 
 class _Sizes:
     """The nodes that all loops over values of one shape share.
-
-    Args:
-        network: the first of the networks.
-        tokens: of the longest chunk.
 
     Attributes:
         whole: [3], int64, the sizes of the network's source: batch, tokens and hidden.

@@ -11,13 +11,11 @@ _SLICE_BYTES = 2**20
 
 
 def lay_out_weights(model: ir.Model) -> int:
-    """Make initializers whose values are not in one piece write themselves slice by slice, in place.
+    """Make initializers whose values are not in one piece write themselves slice by slice, in place; returns their
+    number.
 
     NumPy writes such an array number by number, ten times slower than it copies it; and a copy of all of a large weight
     is memory that nothing else in an export needs.
-
-    Returns:
-        The number of such initializers.
     """
     views = [
         value

@@ -19,12 +19,9 @@ _LINEAR = ("Gemm", "MatMul")
 
 
 def name_transposed_weights(model: onnx_ir.Model) -> int:
-    """Name transpositions of weights after them, in place.
+    """Name transpositions of weights after them, in place; returns their number.
 
     Folding them makes weights of them that keep these names; without, a linear layer's would be ``val_20``.
-
-    Returns:
-        The number of transpositions.
     """
     weights = model.graph.initializers
     nodes = [node for node in model.graph if node.op_type == "Transpose" and node.inputs[0] in weights.values()]
@@ -41,14 +38,12 @@ def name_transposed_weights(model: onnx_ir.Model) -> int:
 
 
 def module_names(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, str]:
-    """The path of each node's module, such as ``encoder.layer.3.intermediate.dense``.
+    """The path of each node's module, such as ``encoder.layer.3.intermediate.dense``, in a graph with its nodes in
+    order.
 
     A node without weights gets the module of the value that it reads last, because its values come from there; an
     attention the common part of its inputs' modules. The path is empty where neither says, and for linear layers whose
     weight has no name of PyTorch's, as in bundles of older versions.
-
-    Args:
-        graph: with its nodes in order.
     """
     names: dict[onnx_ir.Node, str] = {}
     places: dict[onnx_ir.Node, int] = {}

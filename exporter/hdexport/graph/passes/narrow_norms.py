@@ -18,14 +18,10 @@ _STATES = 0
 
 
 def narrow_norms(model: onnx_ir.Model) -> int:
-    """Take the casts around each layer normalisation of float16 states away, in place.
+    """Take the casts around each layer normalisation of float16 states away, in place; returns how many were narrowed.
 
     Scale and bias are rounded to float16, as all weights of such a graph are. A normalisation whose result is also read
-    in float32 stays.
-
-    Returns:
-        The number of normalisations that were narrowed; 0 for a graph of another type: kernels of bfloat16 have not run
-        on a GPU.
+    in float32 stays, and so do graphs of another type: kernels of bfloat16 have not run on a GPU.
     """
     import onnx_ir as ir
 

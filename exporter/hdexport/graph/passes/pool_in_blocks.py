@@ -46,17 +46,12 @@ class _Pooled:
 
 
 def pool_in_blocks(model: onnx_ir.Model) -> int:
-    """Replace pools over the tokens of a product with a weight by loops over blocks of tokens, in place.
+    """Replace pools over the tokens of a product with a weight by loops over blocks of tokens, in place; returns how
+    many.
 
-    A pool is a maximum over the tokens, or a product with factors for each token, which sums. Between the product
-    with the weight and the pool are elementwise operators alone, whose other inputs are constants and one value
-    for each token. A batch of up to 256 tokens in all is one block.
-
-    Args:
-        model: a portable graph: its values have shapes, its weights are initializers.
-
-    Returns:
-        The number of products.
+    A pool is a maximum over the tokens, or a product with factors for each token, which sums. Between the product with
+    the weight and the pool are elementwise operators alone, whose other inputs are constants and one value for each
+    token. A batch of up to 256 tokens in all is one block.
     """
     pooled = _products(model)
     for number, each in enumerate(pooled):

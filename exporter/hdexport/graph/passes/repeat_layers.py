@@ -31,14 +31,8 @@ _RESULT = "layer_result."
 
 
 def repeat_layers(model: onnx_ir.Model) -> int:
-    """Replace each `REPEAT` by a copy of the layer that was traced, with weights of its own, in place.
-
-    Returns:
-        The number of copies.
-
-    Raises:
-        ExportError: a layer does not fit the one that it repeats.
-    """
+    """Replace each `REPEAT` by a copy of the layer that was traced, with weights of its own, in place; returns how
+    many. A layer that does not fit the one that it repeats is an ExportError."""
     nodes = list(model.graph)
     marks = [(index, node) for index, node in enumerate(nodes) if node.domain == LAYERS_DOMAIN]
     starts = {_first(node): index for index, node in marks if node.op_type == INPUTS}
@@ -61,10 +55,8 @@ def _keep_names(
 ) -> None:
     """Name the values that layers return, and keep the names in the graph's metadata.
 
-    Args:
-        model: the graph.
-        calls: the mark at the end of each call of a layer, in order.
-        replaced: output of a mark -> its replacement, which may be the output of another mark.
+    `calls` are the marks at the end of each call of a layer, in order; `replaced` has the replacement of a mark's
+    output, which may be the output of another mark.
     """
     outputs = list(model.graph.outputs)
     names = []
@@ -90,10 +82,7 @@ def _copy_layer(
     repeat: onnx_ir.Node, start: onnx_ir.Node, body: Sequence[onnx_ir.Node], end: onnx_ir.Node
 ) -> dict[onnx_ir.Value, onnx_ir.Value]:
     """Put copies of the nodes that depend on a layer's inputs or weights in the place of `repeat`; the rest is shared.
-
-    Returns:
-        Output of `repeat` -> its replacement.
-    """
+    Returns the replacement of each output of `repeat`."""
     results, weights = end.inputs[: len(end.outputs)], end.inputs[len(end.outputs) :]
     replaced = (*start.outputs, *weights)
     if len(repeat.inputs) != len(replaced) or len(repeat.outputs) != len(results):

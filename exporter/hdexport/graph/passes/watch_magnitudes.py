@@ -151,11 +151,7 @@ def _label(graph: onnx_ir.Graph) -> None:
 
 
 class _Watcher:
-    """Puts magnitudes into one model.
-
-    Args:
-        half: the values of its main graph that are float16.
-    """
+    """Puts magnitudes into one model; `half` are the values of its main graph that are float16."""
 
     def __init__(self, half: set[onnx_ir.Value]) -> None:
         self._half = half

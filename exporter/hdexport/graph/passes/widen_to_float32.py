@@ -14,13 +14,11 @@ _READERS_OF_ROWS = ("Gather", "Slice")
 
 def widen_to_float32(model: onnx_ir.Model) -> int:
     """Widen types in place: casts, constants and values become float32, and each weight is cast where it enters.
+    Returns the number of weights that were widened; 0 for a graph that is float32 already.
 
     The casts of weights are folded when the model is loaded, so they cost nothing per run, and the file with the
     weights can be shared with the half-precision graph. In tables such as embeddings, which are as large as all other
     weights of a small model, only the rows that are read are cast: a folded cast would be a copy of the table.
-
-    Returns:
-        The number of weights that were widened; 0 for a graph that is float32 already.
     """
     import onnx_ir as ir
 

@@ -26,14 +26,8 @@ if TYPE_CHECKING:
 
 
 class GraphRequest(NamedTuple):
-    """What graphs are written for.
-
-    Attributes:
-        dtype: of the portable graph.
-        layers: of the model.
-        ffn_chunk: most tokens that a feed-forward network computes at once, where a target computes it in chunks; None
-            for all.
-    """
+    """What graphs are written for: the portable graph's dtype, the model's layers, and the most tokens that a
+    feed-forward network computes at once, where a target computes it in chunks; None for all."""
 
     dtype: Dtype
     layers: int
@@ -96,11 +90,7 @@ class Target:
         return found
 
     def require(self) -> None:
-        """Refuse a target that was named and cannot be built on this machine, or not verified.
-
-        Raises:
-            HdexportError: why.
-        """
+        """Refuse a target that was named and cannot be built on this machine, or not verified."""
         if not self.entry.is_installed():
             raise MissingDependencyError(
                 f"{self.entry.library} is not installed here.\nInstall it with: {self.entry.install}"
@@ -111,13 +101,8 @@ class Target:
         return self.entry.is_installed()
 
     def write(self, portable: onnx_ir.Model, directory: Path, request: GraphRequest) -> list[GraphFile]:
-        """Write its graphs into a bundle.
-
-        Args:
-            portable: the bundle's portable graph, whose weights they share; it stays as it is.
-            directory: of the bundle.
-            request: what they are for.
-        """
+        """Write its graphs into a bundle's directory; they share the weights of the portable graph, which stays as it
+        is."""
         return []
 
     # Engines.
@@ -128,11 +113,8 @@ class Target:
     # Verification.
 
     def sets(self, graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
-        """A bundle's graphs of this target that run on a CPU, by those that one session runs; that for any batch first.
-
-        Args:
-            graphs: all of a bundle.
-        """
+        """Of all graphs of a bundle, its own that run on a CPU, by those that one session runs; that for any batch
+        first."""
         for graph in graphs:
             if graph.lowering in self.lowerings:
                 yield (graph,)

@@ -88,7 +88,7 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
     def run_bound(
         self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
-        """Run a batch as given, on memories that are arrays."""
+        """Run a batch as given, on carried states that are arrays."""
         values = [{name: self.on_device(array) for name, array in arrays.items()} for arrays in (carried, left)]
         return super().run_bound(inputs, outputs, *values)
 

@@ -75,7 +75,7 @@ class OnnxRuntimeCudaRunner(GraphRunner):
     def run_bound(
         self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
-        """Run a batch on memories that stay on the GPU."""
+        """Run a batch on carried states that stay on the GPU."""
         # One batch at a time: two at once would need the memory of both.
         with self._lock:
             results = super().run_bound(inputs, outputs, carried, left)

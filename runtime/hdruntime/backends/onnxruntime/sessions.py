@@ -60,7 +60,7 @@ class GraphRunner(BundleRunner):
     def run_bound(
         self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
-        """Run a batch as given, on memories that are ``OrtValue``s."""
+        """Run a batch as given, on carried states that are ``OrtValue``s."""
         with self._open_session(inputs) as session:
             return self._bound(session, inputs, outputs, carried, left)
 

@@ -98,7 +98,7 @@ class OpenVinoRunner(EqualLengthRunner):
     def run_bound(
         self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
-        """Run a batch as given, on memories that are arrays."""
+        """Run a batch as given, on carried states that are arrays."""
         found = self._run_as_given({**inputs, **carried}, list(dict.fromkeys((*outputs, *left))))
         for name, array in left.items():
             array[...] = found[name]

@@ -17,7 +17,7 @@ _ITEM_BYTES = 4
 """Of float32."""
 
 _ZERO, _ONE = 0, int(np.float32(1).view(np.uint32))
-"""Bits of the numbers that memories begin with."""
+"""Bits of the numbers that carried states begin with."""
 
 
 class Carried:

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
-    """Lower a portable graph.
-
-    Args:
-        model: the portable graph; it is changed and returned, so hand in a copy.
-    """
+    """Lower a portable graph, which is changed and returned: hand in a copy."""
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     pool_in_blocks(model)

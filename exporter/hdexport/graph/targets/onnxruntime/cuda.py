@@ -65,12 +65,8 @@ _LEAST_FLOAT32_TOKENS = 256
 
 
 def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
-    """Lower a portable graph, in place.
-
-    Returns:
-        The number of attentions that are fused and of normalisations that are narrowed. With none the graph is the
-        portable one still.
-    """
+    """Lower a portable graph, in place; returns how many attentions are fused and normalisations narrowed. With none
+    the graph is the portable one still."""
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     narrowed = narrow_norms(model)

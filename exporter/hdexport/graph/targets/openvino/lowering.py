@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
 
 def lower_for_openvino(model: onnx_ir.Model, *, padded: bool) -> bool:
-    """Lower a portable graph in place.
+    """Lower a copy of a portable graph in place; returns whether `padded` makes a difference to it.
 
-    Args:
-        model: the portable graph; hand in a copy.
-        padded: whether batches may have padding; without it, dense attention needs no mask.
-
-    Returns:
-        whether `padded` makes a difference to this graph.
+    Without `padded`, no batch has padding, and dense attention needs no mask.
     """
     from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 

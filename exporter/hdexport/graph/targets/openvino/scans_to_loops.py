@@ -9,15 +9,10 @@ if TYPE_CHECKING:
 
 
 def scans_to_loops(model: onnx_ir.Model) -> int:
-    """Replace every Scan of a graph, also within branches and loops, in place.
+    """Replace every Scan of a graph, also within branches and loops but not in bodies of functions, in place; returns
+    how many.
 
     A loop's body gathers its element of each sequence by its number. Sequences are read along axis 0, forwards.
-
-    Args:
-        model: the graph; bodies of functions are left alone.
-
-    Returns:
-        The number of Scans.
     """
     scans = [node for node in model.graph.all_nodes() if node.op_type == "Scan" and not node.domain]
     for number, scan in enumerate(scans):

@@ -40,13 +40,8 @@ class BuildWatch:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """While the block runs, Ctrl-C stops the build, unless it is ignored; afterwards it is raised as usual.
-
-        So do SIGTERM and SIGHUP where they are handled as Ctrl-C is.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
+        """While the block runs, Ctrl-C stops the build, unless it is ignored; afterwards it is raised as usual. So do
+        SIGTERM and SIGHUP where they are handled as Ctrl-C is."""
         # Python delivers signals to the main thread only. A signal that is ignored, or ends the process silently, stays
         # so.
         main = threading.current_thread() is threading.main_thread()

@@ -49,25 +49,16 @@ def build_engine(
     """Build an engine and write it with its passport, each whole or not at all.
 
     Args:
-        onnx_path: a graph lowered by `tensorrt_graph`, weights beside it.
-            Its inputs' first axis is the batch, an axis called memory the memory, and another without a size the
-            tokens.
+        onnx_path: a graph lowered by `tensorrt_graph`, weights beside it. Its inputs' first axis is the batch, an axis
+            called memory that of carried states, and another without a size the tokens.
         destination: the engine's file; the passport gets the same name with ``.json``.
-        target: the TensorRT that builds, and the GPUs it builds for.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
-        profiles: the shapes that the engine takes, at least one.
-        precision: of the graph's weights, e.g. ``float16``: recorded, not set, because the network is strongly
-            typed.
-        version_compatible: build a TensorRT engine that later versions and TensorRT's lean runtime also run. The
-            lean runtime is not put into the engine: code from a bundle is never run.
+        precision: of the graph's weights, e.g. ``float16``: recorded, not set, because the network is strongly typed.
+        version_compatible: build a TensorRT engine that later versions and TensorRT's lean runtime also run. The lean
+            runtime is not put into the engine: code from a bundle is never run.
         kernels: the bundle's folder of kernels, None where the graph needs no plugin. TensorRT runs plugins while it
             builds; TensorRT-RTX does not.
         progress: called about a thousand times with TensorRT's phase, its completed steps and all its steps.
-
-    Raises:
-        MissingDependencyError: Polygraphy or onnx is not installed.
-        EngineError: TensorRT refuses the graph or a profile.
-        KeyboardInterrupt: Ctrl-C was pressed; nothing was written.
     """
     assert profiles, "an engine needs a profile"
     watch = BuildWatch(progress)

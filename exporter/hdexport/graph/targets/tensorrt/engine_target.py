@@ -17,20 +17,12 @@ _NO_ARCHITECTURE = ("NONE", "CURRENT")
 class EngineTarget:
     """A TensorRT that can build on this machine, and the GPUs that its engine is for.
 
-    Args:
-        flavour: ``Backend.TENSORRT``, which needs the GPU that the engine is for, or ``Backend.TENSORRT_RTX``, which
-            needs none.
-        restricted_to: GPU architectures of a TensorRT-RTX engine, e.g. ``("sm86", "sm89")``; empty for its default, all
-            since Ampere.
+    ``Backend.TENSORRT`` needs the GPU that the engine is for, ``Backend.TENSORRT_RTX`` none: its engine may be
+    restricted to architectures, e.g. ``("sm86", "sm89")``; empty for its default, all since Ampere.
 
     Attributes:
         trt: the package ``tensorrt`` or ``tensorrt_rtx``.
         architectures: architectures of the GPUs that the engine runs on.
-
-    Raises:
-        MissingDependencyError: the package is not installed.
-        EngineError: the flavour cannot build on this machine.
-        InputError: this TensorRT cannot build for one of the architectures.
     """
 
     def __init__(self, flavour: Backend, restricted_to: Sequence[str] = ()) -> None:

@@ -38,20 +38,12 @@ def write_kernels(
     architectures: Sequence[str],
     progress: Callable[[str], None] | None = None,
 ) -> tuple[str, ...]:
-    """Compile the kernels that the plugins of a graph launch, or take them from the cache, and copy them.
+    """Compile the kernels that the plugins of a lowered graph launch, or take them from the cache, and copy them.
 
-    Args:
-        lowered: a graph from :func:`hdexport.graph.targets.tensorrt.lowering.tensorrt_graph`.
-        bundle: the bundle's directory; each kernel becomes a cubin and a JSON file in its folder ``kernels``.
-        dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
-        architectures: of the engines, see `hdexport.graph.targets.tensorrt.engine_target.EngineTarget`.
-        progress: receives one line if kernels are needed.
-
-    Returns:
-        The files, relative to the bundle; empty for a graph without plugins, which gets no folder.
+    Each becomes a cubin and a JSON file in the bundle's folder ``kernels``. Returns the files, relative to the bundle;
+    none for a graph without plugins, which gets no folder.
 
     Raises:
-        MissingDependencyError: Triton is not installed.
         InputError: there is no kernel for an architecture.
         ExportError: a kernel cannot be compiled.
     """

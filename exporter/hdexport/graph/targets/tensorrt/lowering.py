@@ -97,24 +97,19 @@ def tensorrt_graph(
     attention_impl: AttentionImpl = AttentionImpl.PLUGIN,
     longest: int | None = None,
 ) -> onnx_ir.Model:
-    """Lower a portable graph for TensorRT and TensorRT-RTX.
+    """Lower a portable graph for TensorRT and TensorRT-RTX: a graph of its own that shares the weights.
 
-    In float32 TensorRT has no fused attention and refuses the layer: there, and for heads of a size it has no
-    kernel for, nodes keep their function body, whose memory is quadratic in tokens.
+    In float32 TensorRT has no fused attention and refuses the layer: there, and for heads of a size it has no kernel
+    for, nodes keep their function body, whose memory is quadratic in tokens.
 
     Args:
-        model: the portable graph, with the nodes of our operators. It is left as it is.
-        dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
         attention_impl: of the operators that have a plugin. The others are what TensorRT fuses.
         longest: tokens of the longest text that engines take; None where that is not known, so that nothing may be
             quadratic in it that need not be.
 
-    Returns:
-        A graph of its own that shares the weights with ``model``.
-
     Raises:
-        ExportError: the graph cannot be raised to the opset that attention needs, a plugin has no kernel for a node,
-            or there are more global tokens than TensorRT can select.
+        ExportError: the graph cannot be raised to the opset that attention needs, a plugin has no kernel for a node, or
+            there are more global tokens than TensorRT can select.
     """
     require("onnx_ir")
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass

@@ -20,9 +20,6 @@ _FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
 def load_flavour(flavour: Backend) -> ModuleType:
     """Import a flavour of TensorRT that can build on this machine.
 
-    Args:
-        flavour: ``Backend.TENSORRT`` or ``Backend.TENSORRT_RTX``.
-
     Raises:
         MissingDependencyError: the package is not installed; the message gives the command that installs it.
         EngineError: the package does not load, or it needs a GPU and finds none.
@@ -64,17 +61,8 @@ def load_polygraphy(flavour: Backend) -> ModuleType:
 
 
 def architectures_from_option(text: str | None) -> tuple[str, ...]:
-    """GPU architectures from the option ``--sm``.
-
-    Args:
-        text: a list as ``80,86``; or as ``8.6``, ``sm86`` or ``sm_86``. None is an empty list.
-
-    Returns:
-        Names such as ``sm86``, without duplicates.
-
-    Raises:
-        InputError: the text is not such a list.
-    """
+    """GPU architectures such as ``sm86``, without duplicates, from the option ``--sm``: a list as ``80,86``, or as
+    ``8.6``, ``sm86`` or ``sm_86``. None is an empty list."""
     names = []
     for item in [] if text is None else text.split(","):
         number = item.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)

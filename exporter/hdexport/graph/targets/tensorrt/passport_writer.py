@@ -34,9 +34,6 @@ def onnx_hashes(path: Path) -> dict[str, str]:
     """SHA-256 of a graph's file and of each file that holds its weights, by name.
 
     The lowered graph is not kept; its weights are the bundle's, whose hash is also in the manifest.
-
-    Args:
-        path: a readable ONNX file.
     """
     onnx = require("onnx")
     model = onnx.load(path, load_external_data=False)

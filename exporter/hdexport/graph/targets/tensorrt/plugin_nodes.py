@@ -19,19 +19,11 @@ _MOST_INT32 = 2**31 - 1
 
 
 def use_plugins(model: onnx_ir.Model, *, dtype: str) -> int:
-    """Turn every operator with a plugin into a node of that plugin, in place, and drop the bodies.
+    """Turn every operator with a plugin into a node of that plugin, in place, and drop the bodies; returns how many
+    nodes.
 
-    TensorRT's parser prefers a function body to a plugin, and the body's name to the operator's.
-
-    Args:
-        model: a portable graph.
-        dtype: of its weights.
-
-    Returns:
-        The number of plugin nodes.
-
-    Raises:
-        ExportError: there is no kernel for a node.
+    TensorRT's parser prefers a function body to a plugin, and the body's name to the operator's. `dtype` is that of the
+    weights; a node without a kernel is an ExportError.
     """
     import onnx_ir as ir
 
@@ -53,11 +45,7 @@ def plugin_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
 
 
 def shapes_of_inputs(node: onnx_ir.Node) -> list[list[int]]:
-    """The shape of each input that a node's operator has; axes that vary are 1.
-
-    Raises:
-        ExportError: the graph does not state a shape.
-    """
+    """The shape of each input that a node's operator has; axes that vary are 1."""
     shapes = []
     for value in node.inputs[:-1] if plan_use_of(node) is PlanUse.TAKES else node.inputs:
         if value is None or value.shape is None:
@@ -76,13 +64,10 @@ def plan_use_of(node: onnx_ir.Node) -> PlanUse:
 
 
 def _share_plans(nodes: list[onnx_ir.Node]) -> None:
-    """Let the first node of those with equal plans give its plan to the others.
+    """Let the first node of those with equal plans give its plan to the others, which come after it.
 
     A plan depends on the mask, on few attributes, and on the size of a head, which decides the steps of keys that a
     plan of blocks is for. The layers of a graph mostly have equal plans.
-
-    Args:
-        nodes: all of one graph, in order.
     """
     sharing: dict[Any, list[onnx_ir.Node]] = {}
     for node in nodes:

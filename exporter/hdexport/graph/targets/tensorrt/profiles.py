@@ -28,11 +28,7 @@ _Shape = tuple[int, int]
 
 
 def default_lengths(max_len: int) -> tuple[int, ...]:
-    """Token buckets 128, 512, 1024, 2048, ... below ``max_len``, and ``max_len`` itself.
-
-    Args:
-        max_len: longest input in tokens, 1 or more.
-    """
+    """Token buckets 128, 512, 1024, 2048, ... below ``max_len``, and ``max_len`` itself."""
     lengths = list(_SHORT_LENGTHS)
     while lengths[-1] * 2 < max_len:
         lengths.append(lengths[-1] * 2)
@@ -40,11 +36,8 @@ def default_lengths(max_len: int) -> tuple[int, ...]:
 
 
 def default_profiles(manifest: Manifest) -> tuple[ProfileShape, ...]:
-    """A profile for each bucket of :func:`default_lengths`; one for all lengths of a model whose layers are one layer.
-
-    Args:
-        manifest: of the bundle, engines and files aside.
-    """
+    """A profile for each bucket of :func:`default_lengths`; one for all lengths of a model whose layers are one
+    layer."""
     return profiles_from_options(manifest.max_len, one_profile=family_of(manifest.model_type).shares_layers)
 
 
@@ -58,26 +51,19 @@ def profiles_from_options(
     max_shapes: Sequence[str] = (),
     one_profile: bool = False,
 ) -> tuple[ProfileShape, ...]:
-    """The profiles that the options describe, by default one for each bucket of :func:`default_lengths`.
+    """The profiles that the options describe, the shortest first; by default one for each bucket of `default_lengths`.
 
-    A profile of a bucket is tuned for the bucket's longest input and takes every shorter one, down to one
-    token.
+    A profile of a bucket is tuned for the bucket's longest input and takes every shorter one, down to one token.
 
     Args:
         max_len: longest input of the bundle, in tokens.
         profiles: longest input of each profile, as ``128,512,4096``.
         batch: batch sizes, as ``MIN:OPT:MAX``; a single ``N`` is ``1:N:N``.
-        min_shapes: smallest shapes as trtexec takes them, ``input_ids:1x1,attention_mask:1x1``; one item
-            for each profile.
+        min_shapes: smallest shapes as trtexec takes them, ``input_ids:1x1,attention_mask:1x1``; one item for each
+            profile.
         opt_shapes: the shapes that TensorRT tunes each profile for.
         max_shapes: the largest shapes of each profile.
         one_profile: without options, one profile for all lengths instead of one for each bucket.
-
-    Returns:
-        Profiles, the shortest first.
-
-    Raises:
-        InputError: a value is not such a list, does not fit ``max_len``, or options contradict each other.
     """
     shapes = {"--minShapes": min_shapes, "--optShapes": opt_shapes, "--maxShapes": max_shapes}
     if not any(shapes.values()):
@@ -93,12 +79,8 @@ def profiles_from_options(
 
 
 def with_memory(profiles: Sequence[ProfileShape], *, most: int) -> tuple[ProfileShape, ...]:
-    """The profiles for memories of any size, tuned for the largest, with which streams run.
-
-    Args:
-        profiles: of batches and tokens; sizes of memories that they have are replaced.
-        most: tokens of the largest memory; 0 for a bundle whose memories, if any, have fixed sizes.
-    """
+    """The profiles for carried states of any size up to `most` tokens, tuned for the largest, with which streams run. 0
+    is for a bundle whose states, if any, have fixed sizes."""
     memory = (1, most, most) if most else None
     return tuple(dataclasses.replace(profile, memory=memory) for profile in profiles)
 
