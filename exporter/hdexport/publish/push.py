@@ -42,7 +42,13 @@ class PushOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """A bundle on the hub, the commit by which it can be pinned, and the size of its files."""
+    """A bundle on the hub.
+
+    Attributes:
+        url: of its commit.
+        commit: by which it can be pinned.
+        size_bytes: of its files.
+    """
 
     url: str
     commit: str
@@ -50,8 +56,18 @@ class Pushed:
 
 
 def push(bundle: Bundle, options: PushOptions, *, summary: Iterable[tuple[str, str]]) -> Pushed:
-    """Uploads every file of an opened and checked bundle, and its card. Nothing of the repository changes unless all
-    are there."""
+    """Upload every file of a bundle and its card. Nothing of the repository changes unless all are there.
+
+    Args:
+        bundle: opened, with every file checked.
+        options: where it goes.
+        summary: of the bundle, for its card.
+
+    Raises:
+        OutputExistsError: the repository holds files, which may not be replaced.
+        InputError: the figures cannot be read.
+        HdexportError: the hub does not take it.
+    """
     # The file may be an older version's, or another program's.
     measured = None if options.bench is None else published(read_result(options.bench))
     card = model_card(bundle.manifest, options.name, summary=summary, measured=measured)

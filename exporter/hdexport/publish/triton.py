@@ -42,9 +42,23 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def package_for_triton(
     bundle: Bundle, repository: Path, *, name: str | None = None, backend: str = "auto", force: bool = False
 ) -> Path:
-    """Writes a model directory, whole or not at all: ``config.pbtxt``, ``1/model.py`` and the bundle, ``1/bundle``.
-    `repository` is a directory of models, made if it is missing; clients use the model's `name`, by default the
-    bundle's. The result is the model's directory."""
+    """Write a model directory, whole or not at all: ``config.pbtxt``, ``1/model.py`` and the bundle, ``1/bundle``.
+
+    Args:
+        bundle: an opened bundle.
+        repository: directory of models; created if it is missing, other models in it stay.
+        name: of the model's directory, which clients use; default the bundle's.
+        backend: as :func:`hdruntime.load` takes it.
+        force: replace a model that this function wrote.
+
+    Returns:
+        the model's directory.
+
+    Raises:
+        InputError: the name is not valid, or the bundle's task has no answers of one size.
+        OutputExistsError: a model of that name is there and may not be replaced.
+        HdexportError: the directory cannot be written.
+    """
     name = _checked_name(bundle.manifest.name if name is None else name, given=name is not None)
     tensors = tensors_of(bundle)
     inputs = {"TEXT": "false"}

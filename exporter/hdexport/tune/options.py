@@ -111,15 +111,25 @@ class TuneOptions:
         return 60 * DEFAULT_MINUTES if self.steps is None else None
 
     def longest_piece(self, base: int) -> int:
-        """Tokens of the longest text that is run, for a checkpoint of `base` positions. Refused where no new position
-        would be learnt, or texts would be longer than the positions."""
+        """Tokens of the longest text that is run.
+
+        Args:
+            base: positions of the checkpoint.
+
+        Raises:
+            InputError: no new position would be learnt, or texts would be longer than the positions.
+        """
         most = min(self.max_len, 3 * base) if self.piece_tokens is None else self.piece_tokens
         if not base < most <= self.max_len:
             raise InputError(f"--piece-tokens {most} is not from {base + 1} to --max-len {self.max_len}.")
         return most
 
     def check(self) -> None:
-        """Refuses numbers that nothing can be trained with."""
+        """Refuse numbers that nothing can be trained with.
+
+        Raises:
+            InputError: the message says which number.
+        """
         for name, value in (("--minutes", self.minutes), ("--lr", self.rate)):
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{name} {value:g} is not a number above 0.")
