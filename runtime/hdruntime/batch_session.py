@@ -363,13 +363,7 @@ class BatchSession:
         )
 
     def outputs_of_row(self, batch: BatchResult, index: int, tokens: int) -> dict[str, FloatArray]:
-        """The outputs of one text of a batch, without batch axis and padding: views of the batch's arrays.
-
-        Args:
-            batch: from :meth:`run_batches`.
-            index: of the text among the batch's ``rows``.
-            tokens: of the text.
-        """
+        """The outputs of a batch's text, by its index there, without batch axis and padding: views of arrays."""
         return {
             name: values[index, :tokens] if name in self._with_tokens else values[index]
             for name, values in batch.outputs.items()
@@ -395,7 +389,7 @@ class BatchSession:
             raise InputError(str(error) if number is None else f"Document {number}: {error}") from None
 
     def _checked_outputs(self, names: Sequence[str] | None) -> list[str]:
-        """Names of requested outputs, by default all but a recurrent model's memories."""
+        """Names of requested outputs, by default all but the states that a recurrent model carries."""
         for name in names or ():
             if name not in self._output_names:
                 raise InputError(f"No output {name!r}; this bundle has {', '.join(self._output_names)}.")
@@ -433,7 +427,8 @@ class BatchSession:
 
 
 def _room(manifest: Manifest, runner: Runner) -> int:
-    """Most tokens of a batch by default; any number on a GPU, where a lack of memory is an error and no end."""
+    """Most tokens of a batch by default; any number on a GPU, where a lack of memory raises an error and kills no
+    process."""
     if needs_gpu(runner.backend):
         return sys.maxsize
     free = free_bytes()

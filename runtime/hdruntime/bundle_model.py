@@ -267,7 +267,7 @@ class BundleModel:
         self.close()
 
     def _texts_and_pairs(self, inputs: object) -> tuple[list[str], list[str] | None]:
-        """Inputs of `preprocess`; None where they are no pairs."""
+        """The texts that `preprocess` was given, and the second texts of pairs; None where they are no pairs."""
         return checked_texts(inputs, name="inputs"), None
 
     def _arrays(self, encodings: Sequence[Encoding]) -> dict[str, AnyArray]:
@@ -276,12 +276,11 @@ class BundleModel:
         return inputs_of_texts(encodings, manifest, memory=manifest.least_memory)
 
     def _tokenizer_for(self, tokens: int | str | None, *, named: str, own_length: int | None = None) -> TextTokenizer:
-        """The tokenizer that cuts texts to so many tokens.
+        """The tokenizer that cuts texts to so many tokens: a number, ``"bundle"``, or ``"model"`` or None for the
+        model's own.
 
-        Args:
-            tokens: a number, ``"bundle"``, or ``"model"`` or None for the model's own.
-            named: the argument or property that sets the number.
-            own_length: the model's own number of such texts; None for the number of all its texts.
+        `named` is the argument or property that sets the number, and `own_length` the model's own of such texts; None
+        for that of all its texts.
         """
         most = self._session.max_len
         if tokens == "bundle":
@@ -311,16 +310,8 @@ class BundleModel:
     ) -> Any:
         """The task's answers to texts, in order.
 
-        Args:
-            task: whose answers are computed.
-            texts: any number.
-            reading: how they are read.
-            prompt: before every text.
-            name: the texts' in an error: ``sentences[3]: ...``.
-            shown: whether a bar shows the progress; None: where the encoder's module logs at INFO or DEBUG.
-            tokenizer: cuts texts to its own number of tokens; None for the model's.
-            length: the argument that sets that number.
-            into: as of `answers_of`.
+        A bar shows the progress; None: where the encoder's module logs at INFO or DEBUG. `length` is the argument that
+        sets the tokens to which a `tokenizer` of such texts cuts them.
         """
         tokenizer = tokenizer or self._tokenizer
         with _progress(len(texts), self._progress_name, shown=shown, module=type(self).__module__) as advance:
@@ -371,12 +362,9 @@ class BundleModel:
 
 
 def evaluate(self: BundleModel, evaluator: Callable[..., Any], output_path: str | None = None) -> Any:
-    """The result of an evaluator of sentence-transformers.
+    """The result of an evaluator of sentence-transformers, called with the encoder and the folder for its files.
 
-    Args:
-        self: the encoder.
-        evaluator: called with the encoder and the folder.
-        output_path: a folder for its files, which is made; None for no files.
+    `output_path` is made; None for no files.
     """
     if output_path is not None:
         Path(output_path).mkdir(parents=True, exist_ok=True)
@@ -421,8 +409,12 @@ class TwoSidedModel(BundleModel):
         self, side: str, inputs: object, prompt_name: str | None, prompt: str | None, *arguments: Any, **options: Any
     ) -> Any:
         if prompt_name is None and prompt is None:
-            prompt_name = side
+            prompt_name = self._prompt_of(side)
         return self.encode(inputs, prompt_name, prompt, *arguments, **self._options_of_side(side), **options)
+
+    def _prompt_of(self, side: str) -> str | None:
+        """Name of the prompt of queries or documents; None for the default."""
+        return side
 
     def _options_of_side(self, side: str) -> dict[str, Any]:
         """Options of `encode` for queries or documents beside their prompt."""

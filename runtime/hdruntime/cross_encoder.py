@@ -279,11 +279,7 @@ def _checked_function(function: ActivationFunction) -> Activation | Callable[[An
 
 
 def _pairs_of(inputs: object) -> tuple[list[tuple[str, str]], bool]:
-    """Pairs, and whether there was one alone, not in a list.
-
-    Raises:
-        InputError: an input is not a pair.
-    """
+    """The pairs that were given, and whether it was one alone, not in a list; anything else is refused."""
     given = inputs.tolist() if isinstance(inputs, np.ndarray) else inputs
     found = list(several(given, name="inputs", of="pairs", example="[(query, document)]"))
     is_one = bool(found) and isinstance(found[0], str)

@@ -27,7 +27,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import BundleModel, Length, also_named, evaluate
+from hdruntime.bundle_model import Length, TwoSidedModel, also_named, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
@@ -42,7 +42,7 @@ from hdruntime.text.similarity import similarities, similarities_of_pairs
 from hdruntime.text.tokenization import Overflow
 
 
-class SentenceEncoder(BundleModel):
+class SentenceEncoder(TwoSidedModel):
     """A loaded bundle that encodes texts. Safe to call from several threads; also a context manager.
 
     Args:
@@ -185,38 +185,6 @@ class SentenceEncoder(BundleModel):
                 result = from_numpy(result) if convert_to_tensor else list(from_numpy(result))
         return result[0] if isinstance(sentences, str) else result
 
-    @also_named(inputs="sentences")
-    def encode_query(
-        self,
-        sentences: str | Iterable[str],
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        *arguments: Any,
-        **options: Any,
-    ) -> Any:
-        """As :meth:`encode`, with the prompt ``query`` unless another is asked for."""
-        if prompt_name is None and prompt is None:
-            prompt_name = self._first_prompt("query")
-        return self.encode(sentences, prompt_name, prompt, *arguments, **options)
-
-    @also_named(inputs="sentences")
-    def encode_document(
-        self,
-        sentences: str | Iterable[str],
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        *arguments: Any,
-        **options: Any,
-    ) -> Any:
-        """As :meth:`encode`, with the prompt ``document`` unless another is asked for.
-
-        As in sentence-transformers, every model has this prompt, empty unless it says otherwise, so that its prompt
-        ``passage`` has to be asked for. Where `prompts` was set and lacks it, ``passage`` or ``corpus`` is taken.
-        """
-        if prompt_name is None and prompt is None:
-            prompt_name = self._first_prompt("document", "passage", "corpus")
-        return self.encode(sentences, prompt_name, prompt, *arguments, **options)
-
     @contextlib.contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
         """Set `truncate_dim` for a ``with`` block; None keeps all dimensions."""
@@ -252,7 +220,10 @@ class SentenceEncoder(BundleModel):
         """
         return similarities_of_pairs(self.similarity_fn_name, embeddings1, embeddings2)
 
-    def _first_prompt(self, *names: str) -> str | None:
+    def _prompt_of(self, side: str) -> str | None:
+        # As in sentence-transformers, every model has `document`, empty unless it says otherwise, so that its prompt
+        # `passage` has to be asked for. It is taken where `prompts` was set and lacks that.
+        names = ("document", "passage", "corpus") if side == "document" else (side,)
         return next((name for name in names if name in self.prompts), None)
 
 

@@ -274,7 +274,7 @@ def _listed(embeddings: Any) -> Any:
 
 
 def _is_sparse(embeddings: Any) -> bool:
-    """Whether they are of `SparseVector`."""
+    """Whether it is a `SparseVector`, or a list of nothing else."""
     return isinstance(embeddings, SparseVector) or (
         isinstance(embeddings, Sequence) and all(isinstance(vector, SparseVector) for vector in embeddings)
     )

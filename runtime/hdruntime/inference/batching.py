@@ -1,4 +1,4 @@
-"""Sizes of batches: rows of different lengths are packed under a token budget, which memory limits."""
+"""Sizes of batches: rows of different lengths are packed under a budget of tokens, which the free memory limits."""
 
 from __future__ import annotations
 

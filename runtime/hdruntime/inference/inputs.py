@@ -160,7 +160,7 @@ def _unknown_input(name: str, manifest: Manifest) -> InputError:
 
 
 def _size_of_memory(given: Mapping[str, AnyArray], manifest: Manifest, default: int) -> int:
-    """The size that all given memories agree on; the default if none with that axis is given."""
+    """The size of the axis ``memory`` that all given states agree on; the default if none has that axis."""
     sizes = {
         spec.name: given[spec.name].shape[1]
         for spec in manifest.memories
@@ -284,7 +284,7 @@ def _check_document(name: str, before: AnyArray, mask: IntArray, most: int) -> N
 
 
 def _check_values(spec: InputSpec, values: IntArray, manifest: Manifest) -> None:
-    """Refuse values that the model has no meaning for: one backend would fail, and another take the nearest."""
+    """Refuse ids and marks without a meaning for the model: one backend would fail, and another take the nearest."""
     number = manifest.number_of_values(spec)
     most = _INT64_MAX if number is None else number - 1
     # Negative values are huge as unsigned numbers, so one comparison finds both errors.

@@ -201,7 +201,7 @@ class _Server:
         return self._error(error.status_code, f"There is no such route for the bundle's task; there are {paths}.")
 
     async def _health(self, request: Request) -> Response:
-        """Whether the process can answer at all: a restart is the remedy where it cannot."""
+        """Whether this process can answer at all; where it cannot, a restart helps."""
         self._check_fault()
         if self._broken:
             # Asked again, for it may work by now.
@@ -235,7 +235,7 @@ class _Server:
         return ""
 
     def _probe(self) -> asyncio.Task[None]:
-        """A text that runs beside the queue's, which may be long; one at a time."""
+        """Run a text of one token beside the queue, which may be long; one such text at a time."""
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probed())
         return self._probing

@@ -78,7 +78,7 @@ def serve(
 
 
 def _settings(keep_alive_s: float, forwarded_allow_ips: str | None) -> dict[str, Any]:
-    """Uvicorn's."""
+    """The settings of uvicorn."""
     if not 0 < keep_alive_s < float("inf"):
         raise InputError(f"--keep-alive is {keep_alive_s:g}.\nGive seconds, more than those of the proxy.")
     for address in ("*" if forwarded_allow_ips is None else forwarded_allow_ips).split(","):

@@ -1,1 +1,1 @@
-"""Tasks: what each reads, its answer to a text, and the columns of the answer; one module per kind of answer."""
+"""The tasks, a file for each: its format in a bundle, its answer, and how jobs, servers and encoders give it."""

@@ -1,4 +1,4 @@
-"""Vectors: one per text, pooled by the bundle or of its tokens' vectors; those of a text's tokens, or of its chunks."""
+"""Vectors of texts, of their tokens and of their chunks."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Embedding(TextTask):
         )
 
     def _shortened(self, vectors: Any, dimensions: int | None) -> Any:
-        """The first dimensions, of length 1 where the bundle's vectors are."""
+        """The first `dimensions` of vectors, scaled to length 1 again where the bundle's vectors have it."""
         shorter = truncated(vectors, dimensions)
         own = self.manifest.sentence
         return normalized(shorter) if dimensions is not None and own is not None and own.normalize else shorter
@@ -212,7 +212,7 @@ def _texts_or_ids(call: Call, body: EmbeddingsBody) -> list[Text]:
 
 
 def _texts_of_ids(call: Call, body: EmbeddingsBody, listed: list[list[int]]) -> list[Text]:
-    """Ids of the bundle's tokenizer, which LangChain's class sends of OpenAI's unless it is told not to."""
+    """Texts as ids of the bundle's tokenizer; LangChain's class sends OpenAI's unless it is told not to."""
     tokenizer = call.tokenizer
     most = body.most_tokens(tokenizer, is_pair=False) if body.overflow is Overflow.TRUNCATE else None
     texts = []

@@ -1,4 +1,4 @@
-"""The vectors of a text's tokens, of which one is pooled here."""
+"""Vectors of a text's tokens, pooled here to one for the text."""
 
 from __future__ import annotations
 

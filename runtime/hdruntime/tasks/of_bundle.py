@@ -35,7 +35,12 @@ def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokeni
                     f"Leave {'it' if described.endswith(' is') else 'them'} out."
                 )
     if options.late_chunking is not None:
-        return _late_chunks(bundle, options.late_chunking, tokenized=tokenized)
+        if tokenized:
+            raise InputError(
+                "--late-chunking needs texts, not ids: a chunk has characters.\nLeave out --input-ids-column."
+            )
+        rule = options.late_chunking if column_of_spans(options.late_chunking) is None else None
+        return ChunkEmbeddings(bundle.manifest, rule, some=True)
     task = kind.of_job(bundle, options)
     # Ids include the prompt.
     task.prompts = task.prompts and not tokenized
@@ -70,9 +75,3 @@ def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool, pair_option: s
         )
     if task.pairs is Pairs.REFUSED and has_pair:
         raise InputError(f"The bundle's task is {name}, which reads one text.\nLeave out {pair_option}.")
-
-
-def _late_chunks(bundle: Bundle, chunks: str, *, tokenized: bool) -> TextTask:
-    if tokenized:
-        raise InputError("--late-chunking needs texts, not ids: a chunk has characters.\nLeave out --input-ids-column.")
-    return ChunkEmbeddings(bundle.manifest, chunks if column_of_spans(chunks) is None else None, some=True)

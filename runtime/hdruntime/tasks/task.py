@@ -1,4 +1,4 @@
-"""A task: the texts that it reads, its answer to each text, and the columns that a job writes of the answer."""
+"""A task: what its bundles contain, the texts that it reads, its answer to each text, and who gives that answer how."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Call(Protocol):
 
 
 class Route(NamedTuple):
-    """A path that a server answers POST requests of, and what makes the JSON of the answer of a request's body."""
+    """A path of a server: the body of its POST requests, and the function that makes the JSON of the answer."""
 
     path: str
     body: type[Body]
@@ -172,7 +172,7 @@ class Route(NamedTuple):
 
 
 class RowTensor(NamedTuple):
-    """The tensor of Triton with a task's answers: its name, the floats of a text's row, and whether texts are pairs."""
+    """The tensor of a Triton model's answers: its name, how many floats a text has, and whether texts are pairs."""
 
     name: str
     size: int
@@ -239,7 +239,7 @@ class TextTask(TaskFormat):
 
     @classmethod
     def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:
-        """Lines of `hdexport inspect`, name and value, that bundles of other tasks have not."""
+        """Lines of `hdexport inspect`, name and value, that only bundles of this task have."""
         yield from ()
 
     @classmethod

@@ -225,7 +225,7 @@ class TextInference:
             self._require_working_session(failure)
 
     def _streamed_items(self, items: list[TextItem], lanes: int) -> Iterator[TextItem]:
-        """Yields each text when it has its answer or its error."""
+        """Stream texts, `lanes` at a time; yields each when it has its answer or its error."""
         assert self._streamed is not None
         begun = {}
         encodings = [item.encoding.whole for item in items if item.encoding is not None]
@@ -277,7 +277,7 @@ class TextInference:
             self._on_done(1)
 
     def _require_working_session(self, failure: BackendError) -> None:
-        """Raise the failure if the session fails on texts that it ran before, or never ran any."""
+        """Raise the failure where a text that ran before fails, too, or no text ever ran."""
         if self._known_good is None or any(batch.errors for batch in self._batches([self._known_good])):
             raise failure
 
@@ -351,7 +351,7 @@ def _raise_first(items: Sequence[TextItem], numbers: Sequence[int], name: str, *
 
 
 def _tokens_that_fit(manifest: Manifest, outputs: Sequence[str]) -> int:
-    """Number of tokens whose outputs take `_OUTPUT_BYTES`."""
+    """How many tokens have outputs of `_OUTPUT_BYTES` together."""
     bytes_per_token = 0
     for spec in manifest.outputs:
         if spec.name in outputs and "tokens" in spec.shape:

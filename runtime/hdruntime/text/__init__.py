@@ -1,1 +1,1 @@
-"""Texts: tokens, pieces of long texts, vectors, and the meaning of a task's outputs."""
+"""What tasks share: tokens, pieces of long texts, poolings, and scores."""

@@ -127,7 +127,8 @@ def _log_shares(logits: FloatArray) -> WideArray:
 def _best_spans(
     starts: WideArray, ends: WideArray, piece: Encoding, inside: Sequence[int], options: AnswerOptions
 ) -> Iterator[_Span]:
-    """The best spans of the context's tokens in a piece, `inside`; enough for all answers that are asked for."""
+    """The spans with the best scores among a piece's tokens of the context (`inside`): enough for all answers asked
+    for."""
     tokens = len(inside)
     longest = min(options.max_answer_tokens, tokens)
     if not tokens:

@@ -1,4 +1,4 @@
-"""The part of a long text that has the tokens that are kept: what is cut off is not tokenized."""
+"""The beginning or end of a long text that holds the tokens that are kept, so that the rest is not tokenized."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class KeptParts:
         return text
 
     def _settled(self, part: str, side: Side) -> int:
-        """Tokens of a part that no text on its other side changes."""
+        """How many tokens of a part stay the same, whatever text follows on its open side."""
         encoding = self._tokenizer.encode(part, add_special_tokens=False)
         offsets, words = encoding.offsets, encoding.word_ids
         for place in _boundaries(part, side):
@@ -121,7 +121,7 @@ class KeptParts:
 
 
 def _boundaries(part: str, side: Side) -> Iterable[int]:
-    """Places of boundaries in a part, from the side that is left out."""
+    """Places in a part where a text may be cut, beginning at the side that is left out."""
     if side == "left":
         return (found.start() for found in _BOUNDARY.finditer(part, _SEEN_BEYOND))
     return reversed([found.start() for found in _BOUNDARY.finditer(part, 0, max(0, len(part) - _SEEN_BEYOND))])

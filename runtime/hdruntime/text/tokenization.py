@@ -252,7 +252,7 @@ class TextTokenizer:
     def _encode_bare(
         self, texts: Sequence[str], pairs: Sequence[str] | None, tokenizer: Any, choice: Overflow, prompt: str
     ) -> list[Encoding]:
-        """Texts that begin with the prompt, or pairs of which the first do, without a template."""
+        """Encode texts that begin with the prompt already, or pairs whose first texts do, without a template."""
         encoded = self._encoded(tokenizer, list(texts if pairs is None else zip(texts, pairs, strict=True)), choice)
         in_prompt = _tokens_of_prompt(tokenizer, prompt)
         return [
@@ -332,7 +332,8 @@ class TextTokenizer:
         choice: Overflow,
         prompt: str,
     ) -> list[Encoding]:
-        """Pairs by the template; a cut pair ends with the template's last tokens, as sentence-transformers has it."""
+        """Encode pairs as a template writes them; a cut pair ends with the last tokens of the template, as in
+        sentence-transformers."""
         if pairs is None:
             raise InputError(
                 "This bundle reads pairs: its chat template has places for a query and a document.\n"
@@ -388,7 +389,7 @@ def _placed(
     whole: tuple[Sequence[str], Sequence[str] | None],
     kept: tuple[Sequence[str], Sequence[str] | None],
 ) -> list[Encoding]:
-    """Encodings of the ends of texts, with places in the whole texts."""
+    """Encodings of the ends of texts, with offsets counted in the whole texts."""
     before = [
         [len(text) - len(part) for text, part in zip(texts or (), parts or (), strict=True)]
         for texts, parts in zip(whole, kept, strict=True)
@@ -461,7 +462,7 @@ def _ending(tokenizer: Any, template: PairTemplate, prompt: str) -> list[int]:
 
 
 def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputError:
-    """The error of a batch, which names no text, with the first text that causes it."""
+    """The error of the first text of a batch that the tokenizer cannot encode."""
     what = "The batch"
     for index, item in enumerate(batch):
         try:
