@@ -81,7 +81,7 @@ class Case(ABC):
 
     def pairs(self) -> int:
         """Queries and keys that see each other in one text without padding, in all heads."""
-        return int(self.OPERATOR.face("pairs").pairs(self.decisive, tokens=self.tokens, heads=self.heads))
+        return int(self.OPERATOR.pairs(self.decisive, tokens=self.tokens, heads=self.heads))
 
     def flex_mask(self, device: str) -> Any:
         """The same as a BlockMask of FlexAttention, where that is timed; None where every query sees every key."""
