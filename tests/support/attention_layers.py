@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -48,6 +48,13 @@ def token_kinds(padding: str, tokens: int, *, globals_: str = "none", bound: int
         elif globals_ == "all":
             row[real[:bound]] = 2
     return kinds
+
+
+def filled(inputs: dict[str, np.ndarray], where: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inputs with 50 for states, [batch, heads, tokens, head_dim], of such tokens, [batch, tokens]."""
+    for name, tokens in where.items():
+        inputs[name].swapaxes(1, 2)[tokens] = 50.0
+    return inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +221,35 @@ class Description:
     lowered_alike: tuple[Sequence[SparseLayer], Sequence[int], int]
     # nodes, shorter and longer tokens, and the texts of 512 tokens whose memory is compared
     lowered_wide: tuple[Sequence[SparseLayer], tuple[int, int], int]
+
+
+Feeds = Mapping[str, np.ndarray]
+"""Inputs of a node by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodyDescription:
+    """What tests of the bodies of an operator by distance ask of it; all inputs are made when they are asked for."""
+
+    lengths: Callable[[Any], Iterable[tuple[tuple[object, ...], Feeds]]]  # of a node, cases of every length by name
+    paddings: Callable[[Any], Iterable[tuple[tuple[object, ...], Feeds]]]  # of a node, cases of every padding
+    usual: Callable[[Any], Feeds]  # of a node, a text that is long enough to show the effect of rounding
+    rounds_by_text: bool = False  # whether each text's own effect counts as well
+    zero: Callable[[Feeds, int], np.ndarray]  # of inputs and tokens, [batch, tokens], whose answers are 0
+    unseen: tuple[Sequence[Layer], Callable[[Any], tuple[Feeds, Feeds]]]  # nodes, and inputs that answer alike
+    large: tuple[Layer, Callable[[Any], Feeds], float] | None  # a node, large states, and the error that was measured
+    # nodes of a chain, the inputs of the first, the bodies that they share, and the error that was measured
+    chain: tuple[Sequence[Layer], Callable[[Any], Feeds], int, float]
+    # of a node, inputs, and nodes, inputs and attributes whose answers must not pass for the node's
+    wrong: Callable[[Any], tuple[Feeds, Sequence[tuple[Layer, Feeds, dict[str, Any]]]]]
+    # a node, its inputs, and order -> mistakes in its body that change no answer, and the reason
+    mistaken: tuple[Layer, Callable[[Any], Feeds], Mapping[BlockOrder, Mapping[str, str]]]
+    counts: Callable[[Any, BlockOrder], Mapping[str, int]]  # nodes of a body by type; MatMul counts Gemm as well
+    names: Mapping[Layer, str]  # nodes and what their bodies are called
+    distinct: Sequence[Layer] = ()  # nodes whose bodies all differ
+    # a node, its inputs, and changes of attributes and inputs -> the message that refuses them
+    undefined: tuple[Layer, Callable[[Any], Feeds], Sequence[tuple[dict[str, Any], str]]]
+    bodiless: Sequence[tuple[Layer, str]]  # nodes and the message that refuses a body for them
 
 
 def scans(order: BlockOrder, sequential: int) -> dict[str, int]:

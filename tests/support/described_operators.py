@@ -1,7 +1,7 @@
 """Descriptions of all operators, for tests that iterate over them: one module per operator in `support/operators`.
 
-A module has `NODES`, the nodes of the operator that tests try; that of a sparse operator, linear in tokens in both
-orders of blocks, has a `DESCRIPTION`, and `KERNELS` where it has a kernel.
+A module has `NODES`, the nodes of the operator that tests try. That of a sparse operator, linear in tokens in both
+orders of blocks, has a `DESCRIPTION`, and `KERNELS` where it has a kernel; that of one by distance has `BODIES`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Sequence
 
 import support.operators
-from support.attention_layers import Description, Layer
+from support.attention_layers import BodyDescription, Description, Layer
 from support.kernel_cases import KernelDescription
 
 _MODULES = {
@@ -28,4 +28,8 @@ DESCRIPTIONS: dict[str, Description] = {
 
 KERNELS: dict[str, KernelDescription] = {
     name: module.KERNELS for name, module in _MODULES.items() if hasattr(module, "KERNELS")
+}
+
+BODIES: dict[str, BodyDescription] = {
+    name: module.BODIES for name, module in _MODULES.items() if hasattr(module, "BODIES")
 }

@@ -16,6 +16,7 @@ from hdplugins.attention.operator import BlockOrder
 from support.attention_graphs import chain_of
 from support.attention_layers import Layer
 from support.comparators import assert_as_accurate
+from support.described_operators import BODIES
 from support.function_bodies import new_session, run
 
 _MOST_KEPT = 64
@@ -52,6 +53,20 @@ def assert_as_accurate_as(error: float, node: Layer, got: np.ndarray, inputs: Ma
     """Fail if the answer of a node is less accurate than one of PyTorch's with that error."""
     exact = torch.from_numpy(exact_answer(node, inputs))
     assert_as_accurate(torch.from_numpy(got), exact, (exact + error).to(getattr(torch, node.dtype)))
+
+
+@functools.cache
+def _usual_error(node: Layer) -> float:
+    return error_of_pytorch(node, BODIES[node.operator.name].usual(node))
+
+
+def assert_right(node: Layer, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
+    """Fail if the answer of a described body is less accurate than PyTorch's, or not 0 where it is by definition."""
+    described = BODIES[node.operator.name]
+    # A few values are not enough to show the effect of rounding.
+    errors = [_usual_error(node), *([error_of_pytorch(node, inputs)] if described.rounds_by_text else [])]
+    assert_as_accurate_as(max(errors), node, got, inputs)
+    assert (got.swapaxes(1, 2)[described.zero(inputs, got.shape[2])] == 0).all()
 
 
 def answer_of_body(node: Layer, order: BlockOrder, inputs: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from support.attention_layers import Layer
+from hdplugins.attention.operator import BlockOrder
+from support.attention_layers import PADDINGS, BodyDescription, Layer, filled, token_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,3 +98,92 @@ def inputs_of(node: Disentangled, kinds: np.ndarray) -> dict[str, np.ndarray]:
     dtype = "float16" if node.dtype == "bfloat16" else node.dtype
     drawn = {name: generator.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
     return drawn | {"key_mask": kinds != 0}
+
+
+_BLOCK = 128
+
+
+def _lengths(node: Disentangled) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+    """Around each block, around the reach, and around the band of the keys within it."""
+    edges = {node.reach, node.reach + _BLOCK, 2 * node.reach + _BLOCK}
+    blocks = {1, 2, 5, _BLOCK - 1, _BLOCK, _BLOCK + 1, 211, 2 * _BLOCK + 1, 3 * _BLOCK + 7}
+    lengths = sorted({*blocks, *(edge + shift for edge in edges for shift in (-1, 0, 1, 2))} - {0})
+    for tokens, padding, batch in zip(lengths, itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3)), strict=False):
+        yield (tokens, padding, batch), inputs_of(node, token_kinds(padding, tokens, batch=batch))
+
+
+def _paddings(node: Disentangled) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+    """The first node has all pairs, others half of them."""
+    pairs = list(itertools.product(PADDINGS, (1, 3)))
+    for padding, batch in pairs if node == NODES[0] else pairs[1::2]:
+        yield (padding, batch), inputs_of(node, token_kinds(padding, 131, batch=batch))
+
+
+def _unseen(node: Disentangled) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    kinds = token_kinds("holes", 297)
+    return inputs_of(node, kinds), filled(inputs_of(node, kinds), {"key": kinds == 0, "value": kinds == 0})
+
+
+def _large(node: Disentangled) -> dict[str, np.ndarray]:
+    inputs = inputs_of(node, token_kinds("right", 140))
+    for name in ("query", "key", "position_keys", "position_queries"):
+        inputs[name][:] = 60.0
+    return inputs
+
+
+def _mistaken(node: Disentangled) -> dict[str, np.ndarray]:
+    inputs = inputs_of(node, token_kinds("right", 301))
+    # Without a single real key, the third text must be 0.
+    inputs["key_mask"][2] = False
+    return inputs
+
+
+def _wrong(
+    node: Disentangled,
+) -> tuple[dict[str, np.ndarray], list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]]]:
+    inputs = inputs_of(node, token_kinds("right", 301))
+    wrong: list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]] = [
+        (node, changed, {}) for changed in wrong_inputs(node, inputs)
+    ]
+    return inputs, [*wrong, (node, inputs, {"scale": 1.01 * node.head_dim**-0.5})]
+
+
+BODIES = BodyDescription(
+    lengths=_lengths,
+    paddings=_paddings,
+    usual=lambda node: inputs_of(node, token_kinds("none", 211)),
+    zero=lambda inputs, tokens: np.repeat(~inputs["key_mask"].any(axis=1, keepdims=True), tokens, axis=1),
+    unseen=(NODES[:1], _unseen),
+    large=(Disentangled(head_dim=64, dtype="float16"), _large, 1e-3),  # measured 4.7e-4, of weights and values
+    chain=(
+        (NODES[0], replace(NODES[0], reach=4), NODES[0]),
+        lambda node: inputs_of(node, token_kinds("right", 131)),
+        1,
+        6e-6,
+    ),
+    wrong=_wrong,
+    mistaken=(
+        NODES[0],
+        _mistaken,
+        {
+            BlockOrder.PARALLEL: {"Sub 0": "the number of blocks is rounded up further: a block of padding is dropped"},
+            BlockOrder.SEQUENTIAL: {
+                "Min 0": "one block holds the whole text",
+                "Sub 0": "as in parallel",
+                "Min 1": "the band of a block reaches farther than it has to",
+            },
+        },
+    ),
+    counts=lambda node, order: {"MatMul": 4, "GatherElements": 2, "Scan": 1 + (order is BlockOrder.SEQUENTIAL)},
+    names=dict.fromkeys(NODES, "DisentangledAttention"),
+    undefined=(
+        NODES[0],
+        lambda node: inputs_of(node, token_kinds("none", 11)),
+        [
+            ({"reach": 0}, "reach is 0; it must be 1 or more"),
+            ({"reach": 8}, "row_of_distance has 19 distances; a reach of 8 has 17"),
+            ({"position_keys": torch.zeros(2, 11, 32)}, r"\[2, 11, 32\] and \[2, 12, 32\]; both are \[heads, rows"),
+        ],
+    ),
+    bodiless=[(replace(NODES[0], reach=0), "reach is 0; it must be 1 or more")],
+)

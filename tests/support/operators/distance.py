@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from support.attention_layers import Layer
+from hdplugins.attention.operator import BlockOrder
+from support.attention_layers import PADDINGS, BodyDescription, Layer, filled, token_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,3 +149,105 @@ def _changed(array: np.ndarray, where: tuple[Any, ...]) -> np.ndarray:
     changed = array.copy()
     changed[where] += 1
     return changed
+
+
+_BLOCK = 128
+_FAR = Clipped(by_query=True, values=True, reach=9)
+
+
+def _lengths(node: Clipped) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+    """Around the lengths from which distances are clipped, those of a band, and blocks: every second one for a node."""
+    edges = {node.reach + 1, 2 * node.reach + 1, node.reach + _BLOCK, 2 * node.reach + _BLOCK}
+    around = {edge + shift for edge in edges for shift in (-1, 0, 1)}
+    blocks = (1, 2, 5, _BLOCK - 1, _BLOCK, _BLOCK + 1, 211, 2 * _BLOCK, 2 * _BLOCK + 1, 3 * _BLOCK + 7)
+    lengths = sorted({*blocks[NODES.index(node) % 2 :: 2], *around} - {0})
+    for tokens, padding, batch in zip(lengths, itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3)), strict=False):
+        yield (tokens, padding, batch), inputs_of(node, token_kinds(padding, tokens, batch=batch))
+
+
+def _paddings(node: Clipped) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+    """Each node has half of the pairs."""
+    for number, padding in enumerate(PADDINGS, NODES.index(node)):
+        batch = (1, 3)[number % 2]
+        yield (padding, batch), inputs_of(node, token_kinds(padding, 131, batch=batch))
+
+
+def _unseen(node: Clipped) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    kinds = token_kinds("holes", 297)
+    return inputs_of(node, kinds), filled(inputs_of(node, kinds), {"key": kinds == 0, "value": kinds == 0})
+
+
+def _mistaken(node: Clipped) -> dict[str, np.ndarray]:
+    inputs = inputs_of(node, token_kinds("right", 301))
+    # Without a single real key, the third text must be 0.
+    inputs["key_mask"][2] = False
+    return inputs
+
+
+def _wrong(node: Clipped) -> tuple[dict[str, np.ndarray], list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]]]:
+    inputs = inputs_of(node, token_kinds("right", 301))
+    wrong: list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]] = [
+        (node, changed, {}) for changed in wrong_inputs(node, inputs)
+    ]
+    return inputs, [*wrong, (node, inputs, {"scale": 1.01 * node.head_dim**-0.5})]
+
+
+BODIES = BodyDescription(
+    lengths=_lengths,
+    paddings=_paddings,
+    usual=lambda node: inputs_of(node, token_kinds("none", 211)),
+    zero=lambda inputs, tokens: np.repeat(~inputs["key_mask"].any(axis=1, keepdims=True), tokens, axis=1),
+    unseen=((NODES[0], _FAR), _unseen),
+    large=(
+        # Measured 4.7e-4, the rounding of weights and values.
+        Clipped(head_dim=64, dtype="float16"),
+        lambda node: (
+            inputs_of(node, token_kinds("right", 140))
+            | dict.fromkeys(("query", "key"), np.full((3, node.heads, 140, 64), 60, np.float16))
+        ),
+        1e-3,
+    ),
+    # Measured 3.1e-6; values reach 6.1.
+    chain=(
+        (_FAR, replace(_FAR, values=False), _FAR),
+        lambda node: inputs_of(node, token_kinds("right", 131)),
+        2,
+        6e-6,
+    ),
+    wrong=_wrong,
+    mistaken=(
+        _FAR,
+        _mistaken,
+        {
+            BlockOrder.PARALLEL: {"Sub 0": "the number of blocks is rounded up further: a block of padding is dropped"},
+            BlockOrder.SEQUENTIAL: {
+                "Min 0": "one block holds the whole text",
+                "Sub 0": "as in parallel",
+                "Sub 5": "only numbers that all queries share would show it",
+                "Sub 7": "only numbers that all texts share would show it",
+                "Sub 8": "the last block gets more rows of numbers than it has queries",
+            },
+        },
+    ),
+    counts=lambda node, order: {
+        "GatherElements": 0,
+        "MatMul": 2 + node.values,
+        "Scan": 1 + (order is BlockOrder.SEQUENTIAL),
+    },
+    # Bodies read the reach from the node.
+    names={
+        Clipped(reach=reach, values=values): "ClippedDistanceAttention" + "_values" * values
+        for reach in (1, 9)
+        for values in (False, True)
+    },
+    undefined=(
+        _FAR,
+        lambda node: inputs_of(node, token_kinds("none", 11)),
+        [
+            ({"reach": 0}, "reach is 0; it must be 1 or more"),
+            ({"reach": 8}, "scores_by_distance has 19 distances; a reach of 8 has 17"),
+            ({"values_by_distance": torch.zeros(17, 32)}, "values_by_distance has 17 distances; a reach of 9 has 19"),
+        ],
+    ),
+    bodiless=[(replace(_FAR, reach=0), "reach is 0; it must be 1 or more")],
+)

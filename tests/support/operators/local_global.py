@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.attention.local_global.reference import number_of_sides
-from support.attention_layers import Layer
+from hdplugins.attention.operator import BlockOrder
+from support.attention_layers import PADDINGS, BodyDescription, Layer, filled, token_kinds
 
 _SIDES = ("side_key", "side_value", "side_bias")
 
@@ -123,3 +125,103 @@ def inputs_of(node: LocalGlobal, mask: np.ndarray) -> dict[str, np.ndarray]:
     drawn = {name: 1.5 * generator.normal(size=shape) for name, shape in shapes.items()}
     names = [*node.operator.state_names, *node.inputs]
     return {name: mask if name == "token_mask" else drawn[name].astype(node.dtype) for name in names}
+
+
+def _lengths(node: LocalGlobal) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+    for tokens, padding, batch in zip(
+        node.lengths, itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3)), strict=False
+    ):
+        yield (tokens, padding, batch), inputs_of(node, token_kinds(padding, tokens, batch=batch))
+
+
+def _paddings(node: LocalGlobal) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+    """Each node has half of the batches, and three nodes have several lengths."""
+    lengths = (15, 131, 144) if node in (NODES[0], NODES[3], NODES[5]) else (131,)
+    for number, (padding, tokens) in enumerate(itertools.product(PADDINGS, lengths), NODES.index(node)):
+        batch = (1, 3)[number % 2]
+        yield (padding, tokens, batch), inputs_of(node, token_kinds(padding, tokens, batch=batch))
+
+
+def _unseen(node: LocalGlobal) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Padding, and sides behind the last whole one."""
+    mask = token_kinds("right", 97)
+    changed = filled(inputs_of(node, mask), {"key": mask == 0, "value": mask == 0})
+    for name in changed.keys() & {"side_key", "side_value"}:
+        changed[name][0, :, 49 // 16 :] = 50.0
+        changed[name][1:, :, 97 // 16 :] = 50.0
+    return inputs_of(node, mask), changed
+
+
+def _wrong(
+    node: LocalGlobal,
+) -> tuple[dict[str, np.ndarray], list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]]]:
+    inputs = inputs_of(node, token_kinds("right", 211))
+    changes = [{"token_mask": np.maximum(inputs["token_mask"], 1)}]
+    if node.radius:  # of a single key without sides, all scores are alike
+        changes.append({"local_bias": inputs["local_bias"][:, ::-1].copy()})
+    if node.side:
+        changes.append({"side_bias": inputs["side_bias"][:, ::-1].copy()})
+        changes += [{name: np.roll(inputs[name], 1, axis=2)} for name in ("side_key", "side_value")]
+    wrong: list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]] = [(node, inputs | each, {}) for each in changes]
+    if node.radius:
+        wrong.append((node, inputs, {"scale": 1.01 * node.head_dim**-0.5}))
+    for other in wrong_nodes(node):
+        own = inputs_of(other, inputs["token_mask"])
+        table = np.pad(inputs["local_bias"], ((0, 0), (other.radius - node.radius,) * 2))
+        own |= {name: array for name, array in inputs.items() if name in own and array.shape == own[name].shape}
+        wrong.append((other, own | {"local_bias": table}, {}))
+    return inputs, wrong
+
+
+_SIDED = LocalGlobal(side=16, reach=128)
+
+BODIES = BodyDescription(
+    lengths=_lengths,
+    paddings=_paddings,
+    usual=lambda node: inputs_of(node, token_kinds("none", 211)),
+    rounds_by_text=True,
+    zero=lambda inputs, tokens: inputs["token_mask"] == 0,
+    unseen=((NODES[0], NODES[3]), _unseen),
+    large=None,
+    # Measured 1.6e-6; a query of the second and third has what the layer before it rounded.
+    chain=((_SIDED, NODES[0], _SIDED), lambda node: inputs_of(node, token_kinds("right", 131)), 2, 5e-6),
+    wrong=_wrong,
+    mistaken=(
+        NODES[4],
+        lambda node: inputs_of(node, token_kinds("holes", 211)),
+        {
+            BlockOrder.PARALLEL: {
+                "Sub 1": "more masked places follow the text than a span can reach",
+                "Add 3": "0 is taken away in place of being added",
+            },
+            BlockOrder.SEQUENTIAL: {
+                "Min 0": "one block holds the whole text",
+                "Min 1": "spans are wider, and the places that this adds are masked",
+                "Add 3": "as in parallel, where the text is longer than the radius",
+            },
+        },
+    ),
+    counts=lambda node, order: {"MatMul": 4 if node.side else 2, "Scan": 2 * (order is BlockOrder.SEQUENTIAL)},
+    names={LocalGlobal(radius=127, side=16, reach=128): "LocalGlobalAttention_radius127_sides16"},
+    distinct=[
+        LocalGlobal(radius=radius, side=side, reach=128 * bool(side))
+        for radius, side in itertools.product((0, 9, 127), (0, 4, 16))
+    ],
+    undefined=(
+        _SIDED,
+        lambda node: inputs_of(node, token_kinds("none", 33)),
+        [
+            ({"radius": -1}, "radius is -1; it must be 0 or more"),
+            ({"radius": 8}, "local_bias has 19 distances; a radius of 8 has 17"),
+            ({"side_tokens": 0}, "There are sides, and side_tokens is 0 and side_reach 128; both must be 1 or more"),
+            ({"side_reach": 0}, "There are sides, and side_tokens is 16 and side_reach 0"),
+            ({"side_reach": 127}, "side_bias has 257 distances; a reach of 127 has 255"),
+            ({"side_tokens": 17}, "There are 3 side keys and 3 values; 33 tokens have 2 blocks of 17"),
+            ({"side_key": None}, "There are no sides, but side_tokens is 16 and side_reach 128; both must be 0"),
+        ],
+    ),
+    bodiless=[
+        (replace(NODES[0], radius=-1), "radius is -1"),
+        (replace(NODES[0], side=4), "side_reach 0; both must be 1 or more"),
+    ],
+)

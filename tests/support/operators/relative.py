@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from support.attention_layers import Layer, token_kinds
+from hdplugins.attention.operator import BlockOrder
+from support.attention_layers import PADDINGS, BodyDescription, Layer, filled, token_kinds
 
 MEMORIES = (0, 1, 7, 512)
 """Sizes of a memory, in tokens."""
@@ -123,3 +125,101 @@ def inputs_of(node: Relative, kinds: np.ndarray, tokens: int, *, spare: int = 0)
     drawn = {name: generator.normal(size=shape) * sizes.get(name, 1.0) for name, shape in shapes.items()}
     names = [*node.operator.state_names, *node.inputs]
     return {name: kinds if name == "key_kind" else drawn[name].astype(node.dtype) for name in names}
+
+
+_BLOCK = 128
+
+
+def _lengths(node: Relative) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+    """Memories and positions that are too many alternate as well."""
+    paddings, batches, place = itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3)), NODES.index(node)
+    for number, tokens in enumerate((1, 5, _BLOCK - 1, _BLOCK, _BLOCK + 1, 211, 2 * _BLOCK, 2 * _BLOCK + 1)):
+        for memory in (MEMORIES[(number + place) % 4], MEMORIES[(number + place + 2) % 4]):
+            padding, batch = next(paddings), next(batches)
+            kinds = key_kinds(padding, tokens, memory, batch=batch)
+            yield (tokens, memory, padding, batch), inputs_of(node, kinds, tokens, spare=number % 4)
+
+
+def _paddings(node: Relative) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+    """Each node has half of the batches."""
+    for number, (padding, memory) in enumerate(itertools.product(PADDINGS, (0, 7)), NODES.index(node)):
+        batch = (1, 3)[(number + number // 2) % 2]
+        yield (padding, memory, batch), inputs_of(node, key_kinds(padding, 131, memory, batch=batch), 131)
+
+
+def _unseen(node: Relative) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Padding of the text and the part of the memory that is not there yet."""
+    kinds = key_kinds("holes", 97, 40)
+    return inputs_of(node, kinds, 97), filled(inputs_of(node, kinds, 97), {"key": kinds == 0, "value": kinds == 0})
+
+
+def _large(node: Relative) -> dict[str, np.ndarray]:
+    inputs = inputs_of(node, key_kinds("right", 40, 9), 40)
+    for name in ("query", "key", "positions"):
+        inputs[name][:] = 60.0
+    return inputs
+
+
+def _wrong(node: Relative) -> tuple[dict[str, np.ndarray], list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]]]:
+    inputs = inputs_of(node, key_kinds("right", 211, 7), 211, spare=211)
+    changes = (
+        {"positions": np.roll(inputs["positions"], 1, axis=1)},
+        {"content_bias": inputs["position_bias"]},
+        {"key_kind": np.maximum(inputs["key_kind"], 1)},
+    )
+    return inputs, [
+        *((other, inputs, {}) for other in wrong_nodes(node)),
+        *((node, inputs | change, {}) for change in changes),
+        (node, inputs, {"scale": 1.01 * node.head_dim**-0.5}),
+    ]
+
+
+BODIES = BodyDescription(
+    lengths=_lengths,
+    paddings=_paddings,
+    usual=lambda node: inputs_of(node, key_kinds("none", 211, 7), 211),
+    zero=lambda inputs, tokens: inputs["key_kind"][:, -tokens:] == 0,
+    unseen=((NODES[0], NODES[3]), _unseen),
+    # All scores of a query are equal: what is left is the rounding of weights and values. Measured 2.4e-4.
+    large=(Relative(head_dim=64, dtype="float16", segments=False), _large, 5e-4),
+    # Measured 6.6e-6; values reach 4.
+    chain=(
+        (NODES[0], replace(NODES[0], reach=9), NODES[0]),
+        lambda node: inputs_of(node, key_kinds("right", 131, 7), 131),
+        2,
+        1.3e-5,
+    ),
+    wrong=_wrong,
+    mistaken=(
+        NODES[3],
+        lambda node: inputs_of(node, key_kinds("right", 301, 7), 301),
+        {
+            BlockOrder.PARALLEL: {
+                "Sub 0": "the number of blocks is rounded up further: a block of padding is dropped",
+                "Sub 4": "more rows than needed follow the positions",
+            },
+            BlockOrder.SEQUENTIAL: {
+                "Min 0": "one block holds the whole text",
+                "Sub 0": "as in parallel",
+                "Sub 4": "likewise",
+            },
+        },
+    ),
+    counts=lambda node, order: {"MatMul": 3, "Scan": 1 + (order is BlockOrder.SEQUENTIAL)},
+    names={Relative(causal=1, reach=9): "RelativeAttention_causal_reach9_segments"},
+    distinct=[
+        Relative(causal=causal, reach=reach, segments=segments)
+        for causal, reach, segments in itertools.product((0, 1), (0, 1, 9), (False, True))
+    ],
+    undefined=(
+        NODES[0],
+        lambda node: inputs_of(node, key_kinds("none", 9, 3), 9),
+        [
+            ({"causal": 2}, "causal is 2; it must be 0 or 1"),
+            ({"reach": -1}, "reach is -1; it must be 0 or more"),
+            ({"key": torch.zeros(3, 2, 4, 32)}, "There are 4 keys for 9 tokens"),
+            ({"positions": torch.zeros(2, 19, 32)}, "positions has 19 distances; 20 are needed"),
+        ],
+    ),
+    bodiless=[(replace(NODES[0], causal=2), "causal is 2"), (replace(NODES[0], reach=-1), "reach is -1")],
+)
