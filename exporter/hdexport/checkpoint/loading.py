@@ -60,12 +60,12 @@ def load_model(
     check_layers(path, stored, settings)
     made = functools.partial(_skeleton, checkpoint, task=Task.TEXT_SCORING if is_generator else task)
     skeleton = made(settings)
-    names = unwrapping(stored, skeleton, path=path)
+    names = _unwrapping(stored, skeleton, path=path)
     if names.prefix:
         report(
             f"The names of the weights begin with {names.prefix}, which a wrapper of the model left; it is taken off."
         )
-    stored = as_loaded({names.name(name): weight for name, weight in stored.items()}, skeleton)
+    stored = _as_loaded({names.name(name): weight for name, weight in stored.items()}, skeleton)
     check_layers(path, stored, settings)
     agreement = Agreement(
         path=path,
@@ -122,7 +122,7 @@ def folded_vocabulary(generator: PreTrainedModel, score: LogitScore) -> torch.Te
     return row if score.false_token_id is None else row - rows[score.false_token_id]
 
 
-class Unwrapping(NamedTuple):
+class _Unwrapping(NamedTuple):
     """How names in a file become the model's: `prefix` was put before them by a wrapper, and `instead` is the prefix
     that a model with a head has there."""
 
@@ -134,14 +134,14 @@ class Unwrapping(NamedTuple):
         return self.instead + stored.removeprefix(self.prefix) if stored.startswith(self.prefix) else stored
 
 
-def unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path) -> Unwrapping:
+def _unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path) -> _Unwrapping:
     """How the names of weights become the skeleton's; nothing changes where one of the encoder's names fits
     as it is."""
     own = f"{skeleton.base_model_prefix}."
     # A pooler is optional, and buffers were not always stored.
     keys = {name for name, _ in skeleton.base_model.named_parameters() if not name.startswith("pooler.")}
     if any(name.removeprefix(own) in keys for name in names):
-        return Unwrapping()
+        return _Unwrapping()
     has_head = skeleton.base_model is not skeleton
     for keys_in_file, instead in (({own + key for key in keys}, ""), (keys, own)) if has_head else ((keys, ""),):
         prefixes = _prefixes(names, keys_in_file)
@@ -151,11 +151,11 @@ def unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path)
                 "Keep one model's weights: load the file, select them, and save them with save_pretrained()."
             )
         if prefixes:
-            return Unwrapping(prefix=prefixes[0], instead=instead)
-    return Unwrapping()
+            return _Unwrapping(prefix=prefixes[0], instead=instead)
+    return _Unwrapping()
 
 
-def as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> dict[str, StoredWeight]:
+def _as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> dict[str, StoredWeight]:
     """The weights that transformers makes of the files' weights, name -> type and shape; no weight is read."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, rename_source_key

@@ -113,26 +113,8 @@ def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED) -> Any:
     return _finished(path, _loaded(path, files, kind))
 
 
-def fits_a_file(tokenizer: Any) -> bool:
-    """Whether a ``tokenizer.json`` can hold a tokenizer of transformers as it is."""
-    from transformers import PreTrainedTokenizerFast
-
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        return False
-    if _is_code_of_a_checkpoint(tokenizer) and not _is_equal(tokenizer.backend_tokenizer, tokenizer, _texts(tokenizer)):
-        return False
-    try:
-        # A step that is written in Python cannot be serialised.
-        tokenizer.backend_tokenizer.pre_tokenizer.__getstate__()
-    except AttributeError:
-        return True
-    except Exception:
-        return False
-    return True
-
-
 def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
-    """A tokenizer that a file can hold, with the ids of one for which `fits_a_file` is false. Refused where ids of any
+    """A tokenizer that a file can hold, with the ids of one for which `_fits_a_file` is false. Refused where ids of any
     odd text differ; `path` is the checkpoint's, for messages."""
     from transformers import PreTrainedTokenizerFast
 
@@ -154,6 +136,24 @@ def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
     )
 
 
+def _fits_a_file(tokenizer: Any) -> bool:
+    """Whether a ``tokenizer.json`` can hold a tokenizer of transformers as it is."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return False
+    if _is_code_of_a_checkpoint(tokenizer) and not _is_equal(tokenizer.backend_tokenizer, tokenizer, _texts(tokenizer)):
+        return False
+    try:
+        # A step that is written in Python cannot be serialised.
+        tokenizer.backend_tokenizer.pre_tokenizer.__getstate__()
+    except AttributeError:
+        return True
+    except Exception:
+        return False
+    return True
+
+
 def _finished(path: Path, tokenizer: Any) -> Any:
     """A tokenizer that a file can hold, with sentence-transformers' changes."""
     if tokenizer.split_special_tokens:
@@ -161,7 +161,7 @@ def _finished(path: Path, tokenizer: Any) -> Any:
             f"{path / TOKENIZER_CONFIG} has split_special_tokens true, which a {_FILE} cannot say.\n"
             f"Set it to false if no text has special tokens in it, or build for token ids: {_NO_TOKENIZER}"
         )
-    if not fits_a_file(tokenizer):
+    if not _fits_a_file(tokenizer):
         tokenizer = as_tokenizer_file(tokenizer, path)
     if lowercases(path):
         _lowercase(tokenizer.backend_tokenizer)

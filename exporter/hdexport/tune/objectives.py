@@ -55,7 +55,7 @@ class Distill(Objective):
         self.documents, self._tokenizer, self._teacher, self._base = documents, tokenizer, teacher, base
 
     def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:
-        texts = [text_ids(self._tokenizer, self.documents[index].text) for index in indices]
+        texts = [_text_ids(self._tokenizer, self.documents[index].text) for index in indices]
         states, _ = student.states(texts)
         return torch.stack(
             [self._of_text(row[: len(text)], text) for row, text in zip(states, texts, strict=True)]
@@ -85,7 +85,7 @@ class MaskedTokens(Objective):
 
     def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:
         collator = DataCollatorForLanguageModeling(self._tokenizer, mlm_probability=MASKED_SHARE, seed=seed)
-        masked = [collator([text_ids(self._tokenizer, self.documents[index].text)]) for index in indices]
+        masked = [collator([_text_ids(self._tokenizer, self.documents[index].text)]) for index in indices]
         labels = torch.nn.utils.rnn.pad_sequence([each["labels"][0] for each in masked], True, -100)
         tokens = (labels != -100).any(0).nonzero()[:, 0].to(student.device)  # [samples]
         with sampled_head(student.model, tokens):
@@ -94,12 +94,6 @@ class MaskedTokens(Objective):
         wanted = labels.to(student.device)[:, tokens]  # [batch, samples]
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
         return (losses.sum(1) / (wanted != -100).sum(1).clamp(min=1)).sum()
-
-
-def text_ids(tokenizer: Any, text: str, *, most: int | None = None) -> torch.Tensor:
-    """[tokens], int64, of a text with special tokens, at most `most` of them."""
-    ids = tokenizer(text, truncation=most is not None, max_length=most, verbose=False)["input_ids"]
-    return torch.tensor(ids)
 
 
 class Contrast(Objective):
@@ -139,10 +133,11 @@ class Contrast(Objective):
         drawn = [self._all[index].drawn_sentences(QUERIES, random) for index in live]
         numbers = torch.tensor([len(spans) for spans in drawn])
         texts = [
-            text_ids(self._tokenizer, self._all[index].without(spans)) for index, spans in zip(live, drawn, strict=True)
+            _text_ids(self._tokenizer, self._all[index].without(spans))
+            for index, spans in zip(live, drawn, strict=True)
         ]
         sentences = [
-            text_ids(self._tokenizer, self._all[index].text[start:end], most=self._base)
+            _text_ids(self._tokenizer, self._all[index].text[start:end], most=self._base)
             for index, spans in zip(live, drawn, strict=True)
             for start, end in spans
         ]
@@ -199,3 +194,9 @@ class Contrast(Objective):
         others[live] = 0
         drawn = torch.from_numpy(random.permutation(others.nonzero()[:, 0].numpy())[:MOST_OTHERS])
         return torch.cat([torch.tensor(live), drawn])
+
+
+def _text_ids(tokenizer: Any, text: str, *, most: int | None = None) -> torch.Tensor:
+    """[tokens], int64, of a text with special tokens, at most `most` of them."""
+    ids = tokenizer(text, truncation=most is not None, max_length=most, verbose=False)["input_ids"]
+    return torch.tensor(ids)

@@ -109,19 +109,6 @@ def run_process(
     return ProcessOutcome(status=found[0], output=output, reason=found[1], peak_rss_bytes=memory.peak_bytes)
 
 
-@contextlib.contextmanager
-def own_output() -> Iterator[IO[str]]:
-    """Standard output for the block alone: other output of frameworks, also from C++, goes to standard error."""
-    sys.stdout.flush()
-    with open(os.dup(1), "w", encoding="utf-8") as output:
-        os.dup2(2, 1)
-        try:
-            yield output
-        finally:
-            sys.stdout.flush()
-            os.dup2(output.fileno(), 1)
-
-
 def run_function(
     call: Callable[[], Result], *, time_limit_s: float, memory_limit_bytes: int | None = None
 ) -> tuple[ProcessOutcome, Result | None]:
@@ -141,7 +128,7 @@ def run_function(
 def main(arguments: Sequence[str]) -> int:
     """Makes the call, and prints how it ended as a line of JSON."""
     folder = Path(arguments[-1])
-    with own_output() as output:
+    with _own_output() as output:
         call = pickle.loads((folder / _CALL).read_bytes())
         said: dict[str, str] = {}
         try:
@@ -152,6 +139,19 @@ def main(arguments: Sequence[str]) -> int:
             said = {"status": status.value, "reason": _reason(error)}
         print(json.dumps(said), file=output)
     return 0
+
+
+@contextlib.contextmanager
+def _own_output() -> Iterator[IO[str]]:
+    """Standard output for the block alone: other output of frameworks, also from C++, goes to standard error."""
+    sys.stdout.flush()
+    with open(os.dup(1), "w", encoding="utf-8") as output:
+        os.dup2(2, 1)
+        try:
+            yield output
+        finally:
+            sys.stdout.flush()
+            os.dup2(output.fileno(), 1)
 
 
 @contextlib.contextmanager

@@ -76,8 +76,8 @@ def write_page(path: Path, result: BenchResult) -> None:
         swatches=[_swatch(n) for n in range(len(result.series))],
         glance=glance(result),
         findings=findings(result),
-        batches=[(batch, charts[batch], cases_table(result, batch)) for batch in result.batches],
-        largest_batches=largest_batches_table(result) if result.largest_batches else None,
+        batches=[(batch, charts[batch], _cases_table(result, batch)) for batch in result.batches],
+        largest_batches=_largest_batches_table(result) if result.largest_batches else None,
         # No text in the specifications is markup, even with "<" in it.
         specs=json.dumps(specs, allow_nan=False).replace("<", "\\u003c"),
         headline=headline(result),
@@ -85,59 +85,6 @@ def write_page(path: Path, result: BenchResult) -> None:
         models=model_names(result),
     )
     write_whole(path, page)
-
-
-class TableCell(NamedTuple):
-    """One value; `kind` is ``number``, ``best``, ``wrong``, ``failed`` or ``text``, `small` is smaller text beside it,
-    and `span` the number of columns that it takes."""
-
-    text: str
-    kind: str = "number"
-    small: str = ""
-    span: int = 1
-
-
-class TableRow(NamedTuple):
-    """The row of one series and its number."""
-
-    number: int
-    series: str
-    cells: list[TableCell]
-
-
-class Table(NamedTuple):
-    """Rows grouped by tokens, under columns of (name, unit)."""
-
-    columns: list[tuple[str, str]]
-    groups: dict[int, list[TableRow]]
-
-
-def cases_table(result: BenchResult, batch: int) -> Table:
-    """All cases of a batch size; figures that none of them has get no column."""
-    cases = [case for case in result.cases if case.batch == batch]
-    # On the page each kind of memory has its own column.
-    known = [column for name, column in columns_of(result).items() if name != "memory"]
-    columns = [column for column in known if any(map(column.text, cases))]
-    groups: dict[int, list[TableRow]] = {}
-    for tokens in sorted({case.tokens for case in cases}):
-        beside = _beside(result, batch, tokens)
-        best = _fastest_right([case for _, case in beside])
-        groups[tokens] = [
-            TableRow(index, case.series, list(_cells(result, case, columns, is_best=case is best)))
-            for index, case in beside
-        ]
-    return Table(columns=[(column.name, column.unit) for column in columns], groups=groups)
-
-
-def largest_batches_table(result: BenchResult) -> Table:
-    indices = {series.name: index for index, series in enumerate(result.series)}
-    found = sorted(result.largest_batches, key=lambda found: (found.tokens, indices[found.series]))
-    groups: dict[int, list[TableRow]] = {}
-    for each in found:
-        groups.setdefault(each.tokens, []).append(
-            TableRow(indices[each.series], each.series, _largest_batch_cells(each))
-        )
-    return Table(columns=[("batch", ""), ("peak", ""), ("stopped by", "")], groups=groups)
 
 
 def glance(result: BenchResult) -> tuple[int, int, list[dict[str, object]]] | None:
@@ -161,6 +108,59 @@ def glance(result: BenchResult) -> tuple[int, int, list[dict[str, object]]] | No
         for index, case in beside
     ]
     return first.tokens, first.batch, bars
+
+
+class _TableCell(NamedTuple):
+    """One value; `kind` is ``number``, ``best``, ``wrong``, ``failed`` or ``text``, `small` is smaller text beside it,
+    and `span` the number of columns that it takes."""
+
+    text: str
+    kind: str = "number"
+    small: str = ""
+    span: int = 1
+
+
+class _TableRow(NamedTuple):
+    """The row of one series and its number."""
+
+    number: int
+    series: str
+    cells: list[_TableCell]
+
+
+class _Table(NamedTuple):
+    """Rows grouped by tokens, under columns of (name, unit)."""
+
+    columns: list[tuple[str, str]]
+    groups: dict[int, list[_TableRow]]
+
+
+def _cases_table(result: BenchResult, batch: int) -> _Table:
+    """All cases of a batch size; figures that none of them has get no column."""
+    cases = [case for case in result.cases if case.batch == batch]
+    # On the page each kind of memory has its own column.
+    known = [column for name, column in columns_of(result).items() if name != "memory"]
+    columns = [column for column in known if any(map(column.text, cases))]
+    groups: dict[int, list[_TableRow]] = {}
+    for tokens in sorted({case.tokens for case in cases}):
+        beside = _beside(result, batch, tokens)
+        best = _fastest_right([case for _, case in beside])
+        groups[tokens] = [
+            _TableRow(index, case.series, list(_cells(result, case, columns, is_best=case is best)))
+            for index, case in beside
+        ]
+    return _Table(columns=[(column.name, column.unit) for column in columns], groups=groups)
+
+
+def _largest_batches_table(result: BenchResult) -> _Table:
+    indices = {series.name: index for index, series in enumerate(result.series)}
+    found = sorted(result.largest_batches, key=lambda found: (found.tokens, indices[found.series]))
+    groups: dict[int, list[_TableRow]] = {}
+    for each in found:
+        groups.setdefault(each.tokens, []).append(
+            _TableRow(indices[each.series], each.series, _largest_batch_cells(each))
+        )
+    return _Table(columns=[("batch", ""), ("peak", ""), ("stopped by", "")], groups=groups)
 
 
 def _text(name: str) -> str:
@@ -202,20 +202,20 @@ def _beside(result: BenchResult, batch: int, tokens: int) -> list[tuple[int, Cas
     return [(index, case) for index, case in enumerate(found) if case is not None]
 
 
-def _cells(result: BenchResult, case: CaseResult, columns: list[Column], *, is_best: bool) -> Iterator[TableCell]:
+def _cells(result: BenchResult, case: CaseResult, columns: list[Column], *, is_best: bool) -> Iterator[_TableCell]:
     if case.status is not Status.OK:
-        yield TableCell(case.status.value, "failed", case.reason or "", len(columns))
+        yield _TableCell(case.status.value, "failed", case.reason or "", len(columns))
         return
     for column in columns:
         text = column.text(case)
         if column.name == "p50" and is_best:
-            yield TableCell(text, "best")
+            yield _TableCell(text, "best")
         elif column.name == "error" and case_state(case) == "wrong":
-            yield TableCell(text, "wrong", "wrong")
+            yield _TableCell(text, "wrong", "wrong")
         elif column.name == "ratio" and case.series != result.first_series:
-            yield TableCell(text, small=range_text(result.ratio_to_first(case)))
+            yield _TableCell(text, small=range_text(result.ratio_to_first(case)))
         else:
-            yield TableCell(text)
+            yield _TableCell(text)
 
 
 def _fastest_right(cases: list[CaseResult]) -> CaseResult | None:
@@ -224,10 +224,10 @@ def _fastest_right(cases: list[CaseResult]) -> CaseResult | None:
     return min(right, key=lambda case: case.latency.p50_ms if case.latency else 0.0) if len(right) > 1 else None
 
 
-def _largest_batch_cells(found: LargestBatch) -> list[TableCell]:
-    batch = TableCell(str(found.batch), small="" if found.is_limit else "or more")
+def _largest_batch_cells(found: LargestBatch) -> list[_TableCell]:
+    batch = _TableCell(str(found.batch), small="" if found.is_limit else "or more")
     return [
         batch,
-        TableCell("" if found.peak_bytes is None else bytes_text(found.peak_bytes)),
-        TableCell(found.reason, "text"),
+        _TableCell("" if found.peak_bytes is None else bytes_text(found.peak_bytes)),
+        _TableCell(found.reason, "text"),
     ]

@@ -63,8 +63,8 @@ class OpenVino(Peer):
 
     def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
         """Converts the model, once for all peers of OpenVINO."""
-        check_cpu(device)
-        return Prepared(artefact=converted_model(subject, folder))
+        _check_cpu(device)
+        return Prepared(artefact=_converted_model(subject, folder))
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
         """Loads the file, with OpenVINO's own settings but for the threads and the precision. Arrays are neither copied
@@ -99,31 +99,6 @@ class OpenVinoDefault(OpenVino):
         return Prepared(artefact=made.artefact, remark=f"computes in {default_type()}, its default on this CPU")
 
 
-def check_cpu(device: str) -> None:
-    """Refuses a GPU: other peers' GPUs are NVIDIA's."""
-    if device != "cpu":
-        raise BackendUnavailableError("OpenVINO runs on no NVIDIA GPU: hdexport bench --device cpu")
-
-
-def default_type() -> str:
-    """The type that OpenVINO computes in by default: ``float32``, or ``bfloat16`` or, on ARM, ``float16``."""
-    name = require("openvino").Core().get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()
-    return _TYPES.get(name, name)
-
-
-def converted_model(subject: MeasuredModel, folder: Path) -> Path:
-    """The model in float32, with the bundle's positions, as a file of OpenVINO; made once per folder."""
-    output = folder / OpenVino.name
-    if not output.exists():
-        bundle = open_bundle(subject.bundle, check_files=False)
-        module = load_module(checkpoint_folder(subject, folder), bundle.manifest, half_precision=False)
-        texts, tokens = _EXAMPLE
-        example = Texts(bundle).batch(texts, min(tokens, bundle.manifest.max_len))
-        with staged_artefact(output, MODEL_FILE) as directory:
-            _write_converted(module, directory / MODEL_FILE, example)
-    return output / MODEL_FILE
-
-
 class OpenVinoInt8(OpenVino):
     """The model quantised by NNCF with static scales; nodes that are not quantised compute in OpenVINO's default
     precision."""
@@ -136,13 +111,38 @@ class OpenVinoInt8(OpenVino):
 
     def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
         """Quantises the model as NNCF's documentation shows for transformers: with SmoothQuant and other defaults."""
-        check_cpu(device)
-        model = converted_model(subject, folder)
+        _check_cpu(device)
+        model = _converted_model(subject, folder)
         output = folder / self.name
         with staged_artefact(output, MODEL_FILE) as directory:
             _quantise(model, directory / MODEL_FILE, open_bundle(subject.bundle, check_files=False))
         remark = f"int8 by NNCF, with scales of {_TEXTS} texts; the rest computes in {default_type()}"
         return Prepared(artefact=output / MODEL_FILE, remark=remark)
+
+
+def default_type() -> str:
+    """The type that OpenVINO computes in by default: ``float32``, or ``bfloat16`` or, on ARM, ``float16``."""
+    name = require("openvino").Core().get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()
+    return _TYPES.get(name, name)
+
+
+def _check_cpu(device: str) -> None:
+    """Refuses a GPU: other peers' GPUs are NVIDIA's."""
+    if device != "cpu":
+        raise BackendUnavailableError("OpenVINO runs on no NVIDIA GPU: hdexport bench --device cpu")
+
+
+def _converted_model(subject: MeasuredModel, folder: Path) -> Path:
+    """The model in float32, with the bundle's positions, as a file of OpenVINO; made once per folder."""
+    output = folder / OpenVino.name
+    if not output.exists():
+        bundle = open_bundle(subject.bundle, check_files=False)
+        module = load_module(checkpoint_folder(subject, folder), bundle.manifest, half_precision=False)
+        texts, tokens = _EXAMPLE
+        example = Texts(bundle).batch(texts, min(tokens, bundle.manifest.max_len))
+        with staged_artefact(output, MODEL_FILE) as directory:
+            _write_converted(module, directory / MODEL_FILE, example)
+    return output / MODEL_FILE
 
 
 def _write_converted(module: GraphModule, path: Path, example: Inputs) -> None:

@@ -72,13 +72,6 @@ def error_text(error: OutputError | None) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-def cosine_text(error: OutputError | None) -> str:
-    """The least cosine, rounded down, so that 1 is written only where it is 1."""
-    if error is None or error.max_abs_error is None:
-        return ""
-    return f"{math.floor(error.min_cosine * 1e6) / 1e6:g}"
-
-
 def ratio_text(ratio: Ratio | None) -> str:
     """The ratio of the medians: ``3.0x``."""
     return "" if ratio is None else f"{number_text(ratio.value)}x"
@@ -162,6 +155,13 @@ def model_names(result: BenchResult) -> list[str]:
     return list(dict.fromkeys(series.model or Path(series.bundle).name for series in result.series))
 
 
+def _cosine_text(error: OutputError | None) -> str:
+    """The least cosine, rounded down, so that 1 is written only where it is 1."""
+    if error is None or error.max_abs_error is None:
+        return ""
+    return f"{math.floor(error.min_cosine * 1e6) / 1e6:g}"
+
+
 def _columns(result: BenchResult | None) -> Iterator[Column]:
     for name in LATENCIES:
         yield Column(name=name, unit="ms", text=_figure("latency", f"{name}_ms", number_text))
@@ -174,7 +174,7 @@ def _columns(result: BenchResult | None) -> Iterator[Column]:
     for name, field in _MEMORY.items():
         yield Column(name=name, unit="MB", text=_figure("memory", field, lambda size: number_text(size / 1e6)))
     yield Column(name="error", unit="max abs", text=lambda case: error_text(case.error))
-    yield Column(name="cosine", unit="least", text=lambda case: cosine_text(case.error))
+    yield Column(name="cosine", unit="least", text=lambda case: _cosine_text(case.error))
     yield Column(name="roofline", unit="", text=_figure("roofline", "fraction", "{:.1%}".format))
 
 

@@ -51,7 +51,7 @@ class Bench:
         self._plan = plan(options)
         self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._records = [
-            (planned, CaseRecord(CaseResult(series=planned.series.name, batch=batch, tokens=tokens, status=Status.OK)))
+            (planned, _CaseRecord(CaseResult(series=planned.series.name, batch=batch, tokens=tokens, status=Status.OK)))
             for tokens, batch in itertools.product(self._plan.lengths, self._plan.batches)
             for planned in self._plan.series
             if planned.is_available
@@ -115,7 +115,7 @@ class Bench:
         results = (self._result_of(planned, record) for planned, record in self._records)
         yield from (case for case in results if case is not None)
 
-    def _result_of(self, planned: PlannedSeries, record: CaseRecord) -> CaseResult | None:
+    def _result_of(self, planned: PlannedSeries, record: _CaseRecord) -> CaseResult | None:
         work = self._prepared.work_of(planned, record.case.batch, record.case.tokens)
         return record.result(work, self._prepared.ceilings_of(planned))
 
@@ -128,7 +128,7 @@ class Bench:
             unavailable=planned.series.unavailable or self._prepared.failure(planned),
         )
 
-    def _run_round(self, planned: PlannedSeries, record: CaseRecord) -> None:
+    def _run_round(self, planned: PlannedSeries, record: _CaseRecord) -> None:
         batch, tokens = record.case.batch, record.case.tokens
         failure = self._prepared.failure(planned)
         if tokens > planned.bundle.manifest.max_len:
@@ -180,7 +180,7 @@ class Bench:
 
 
 @dataclass
-class CaseRecord:
+class _CaseRecord:
     """The rounds of one series at one batch size and length, while they go on.
 
     Attributes:

@@ -34,29 +34,19 @@ class DamagedError(ValueError):
     """Bytes do not follow their format; the message is half a sentence that says how."""
 
 
-def read_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """A number of 1 to 10 bytes, and where the next one begins."""
-    value = 0
-    for index, byte in enumerate(data[offset : offset + _MOST_VARINT_BYTES]):
-        value |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return value, offset + index + 1
-    raise DamagedError("a number in it has no end")
-
-
 def fields_of(message: bytes) -> dict[int, list[int | bytes]]:
     """Field number -> values in their order: numbers of varint and fixed fields, bytes of the others."""
     fields: dict[int, list[int | bytes]] = {}
     offset = 0
     while offset < len(message):
-        key, offset = read_varint(message, offset)
+        key, offset = _read_varint(message, offset)
         number, kind = key >> 3, key & 7
         value: int | bytes
         if kind == _VARINT:
-            value, offset = read_varint(message, offset)
+            value, offset = _read_varint(message, offset)
         elif kind in (_LENGTH_DELIMITED, *_WIDTH_OF_FIXED):
             size, offset = (
-                read_varint(message, offset) if kind == _LENGTH_DELIMITED else (_WIDTH_OF_FIXED[kind], offset)
+                _read_varint(message, offset) if kind == _LENGTH_DELIMITED else (_WIDTH_OF_FIXED[kind], offset)
             )
             part = message[offset : offset + size]
             if len(part) < size:
@@ -114,6 +104,16 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
         offset, size, _ = _handle(handle, 0)
         table.update(_entries(_block(data, offset, size)))
     return table
+
+
+def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """A number of 1 to 10 bytes, and where the next one begins."""
+    value = 0
+    for index, byte in enumerate(data[offset : offset + _MOST_VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, offset + index + 1
+    raise DamagedError("a number in it has no end")
 
 
 def _of_lanes(words: np.ndarray, start: int) -> int:
@@ -177,8 +177,8 @@ def _power(columns: np.ndarray, exponent: int) -> np.ndarray:
 
 def _handle(data: bytes, begin: int) -> tuple[int, int, int]:
     """Where a block is and its size, and where these two numbers end."""
-    offset, middle = read_varint(data, begin)
-    size, end = read_varint(data, middle)
+    offset, middle = _read_varint(data, begin)
+    size, end = _read_varint(data, middle)
     return offset, size, end
 
 
@@ -204,9 +204,9 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise DamagedError("a block is shorter than it says")
     key, offset = b"", 0
     while offset < end:
-        shared, offset = read_varint(block, offset)
-        added, offset = read_varint(block, offset)
-        size, offset = read_varint(block, offset)
+        shared, offset = _read_varint(block, offset)
+        added, offset = _read_varint(block, offset)
+        size, offset = _read_varint(block, offset)
         if shared > len(key) or offset + added + size > end:
             raise DamagedError("an entry is longer than its block")
         key = key[:shared] + block[offset : offset + added]

@@ -74,7 +74,7 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
     if not isinstance(lowers, bool):
         lowers = True
         remarks = (f'Texts are lowercased, as for ALBERT; "do_lower_case" in {_CONFIG} says otherwise.',)
-    text, names = tokenizer_of_sentence_piece(models[0], lowercase=lowers)
+    text, names = _tokenizer_of_sentence_piece(models[0], lowercase=lowers)
     padding = names.pop("pad_token_id")
     return Vocabulary(
         files={"tokenizer.json": text, _CONFIG: settings | names | given},
@@ -84,7 +84,7 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
     )
 
 
-def tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, dict[str, Any]]:
+def _tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, dict[str, Any]]:
     """The content of ``tokenizer.json``, and its settings in ``tokenizer_config.json``, from a SentencePiece model of
     English ALBERT that is read without the package that wrote it.
 
