@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from hdexport.cli import parser
-from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
+from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdplugins.kernels.attention_tiles import tiles_for
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import InputError

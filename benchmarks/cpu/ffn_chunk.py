@@ -139,7 +139,7 @@ def _planned_for(graph: Any, bundle: Path, tokens: int) -> int:
     import onnx_ir as ir
 
     from hdexport.graph.targets.tensorrt.builder import build_engine
-    from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
+    from hdexport.graph.targets.tensorrt.packages import EngineTarget
     from hdruntime.bundle.manifest import Backend, ProfileShape
 
     messages = _Messages()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdexport.graph.targets.tensorrt.profiles import default_profiles, with_memory
 from hdexport.support.progress import Progress
 from hdplugins import ONNX_DOMAIN

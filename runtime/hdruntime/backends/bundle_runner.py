@@ -1,4 +1,4 @@
-"""Common parts of runners of ONNX graphs."""
+"""Common parts of runners of ONNX graphs: the choice of a graph, batches, and states in arrays."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
-from hdruntime.backends.precision import Precision
+from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.bundle.graph_interface import state_at_start
+from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import OutOfMemoryError
+from hdruntime.errors import BackendUnavailableError, BundleCorruptError, OutOfMemoryError
 
 Inputs = Mapping[str, AnyArray]
 Outputs = dict[str, FloatArray]
@@ -65,3 +69,86 @@ def out_of_memory(library: str, said: object, batch: int, tokens: int) -> OutOfM
         else "Free memory, or cut the text into shorter ones."
     )
     return OutOfMemoryError(f"{library} got no memory for a batch of {batch} x {tokens} tokens: {said}\n{advice}")
+
+
+class HostStates:
+    """The carried states of some rows as arrays; see `hdruntime.backends.CarriedStates`. A run reads one array of each
+    state and writes another, and the two are swapped."""
+
+    def __init__(self, runner: BundleRunner, rows: int) -> None:
+        self._runner, manifest = runner, runner.manifest
+        self._starts = {
+            spec.name: state_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories
+        }
+        self._read = {name: np.repeat(start, rows, axis=0) for name, start in self._starts.items()}
+        self._written = {name: np.empty_like(array) for name, array in self._read.items()}
+        self._fed_from = {spec.name: str(spec.fed_from) for spec in manifest.memories}
+
+    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        """Run one segment of each row; see `hdruntime.backends.CarriedStates.run`."""
+        mask = inputs[self._runner.mask]
+        if not mask.all():
+            return self._run_rows(np.flatnonzero(mask.any(axis=1)), inputs, outputs)
+        left = {self._fed_from[name]: array for name, array in self._written.items()}
+        results = self._runner.run_bound(inputs, outputs, self._read, left)
+        self._read, self._written = self._written, self._read
+        return results
+
+    def computed_tokens(self, attention_mask: IntArray) -> int:
+        """Without rows of padding alone; see `hdruntime.backends.CarriedStates.computed_tokens`."""
+        return self._runner.computed_tokens(attention_mask[attention_mask.any(axis=1)])
+
+    def reset(self, rows: Sequence[int]) -> None:
+        """Forget what rows carry; see `hdruntime.backends.CarriedStates.reset`."""
+        for name, start in self._starts.items():
+            self._read[name][list(rows)] = start
+
+    def _run_rows(self, rows: Any, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        """Run some rows, whose lengths may differ; the others' results are 0."""
+        given = {name: array[rows] for name, array in (*inputs.items(), *self._read.items())}
+        found = self._runner.run(given, list(dict.fromkeys((*outputs, *self._fed_from.values()))))
+        for name, output in self._fed_from.items():
+            self._read[name][rows] = found[output]
+        results = {}
+        for name in outputs:
+            results[name] = np.zeros((len(inputs[self._runner.mask]), *found[name].shape[1:]), np.float32)
+            results[name][rows] = found[name]
+        return results
+
+
+def has_graph(bundle: Bundle, lowering: str, *, precision: Precision = Precision.AUTO) -> bool:
+    """Whether a bundle has a graph of that lowering that computes in a precision, as of `chosen_graph`."""
+    return any(graph.lowering == lowering for graph in _of_precision(bundle, precision))
+
+
+def chosen_graph(
+    bundle: Bundle, lowerings: Sequence[str], *, where: str, precision: Precision = Precision.AUTO
+) -> GraphFile:
+    """The bundle's graph of the first of these lowerings that it has; `where` is the device that runs it, for the
+    message.
+
+    A precision without graphs of its own takes every bundle's graph.
+
+    Raises:
+        BundleCorruptError: the bundle has no such graph.
+        BackendUnavailableError: the bundle has no graph of the precision's own.
+    """
+    by_lowering = {graph.lowering: graph for graph in _of_precision(bundle, precision)}
+    for lowering in lowerings:
+        if lowering in by_lowering:
+            return by_lowering[lowering]
+    if precision.has_graphs:
+        raise BackendUnavailableError(
+            f"The bundle {bundle.path} has no graph in {precision.value} that {where} can run.\n"
+            f"Build it again with {OPTION_OF_GRAPHS[precision]}, or leave out the precision."
+        )
+    raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that {where} can run.\nRebuild it.")
+
+
+def _of_precision(bundle: Bundle, precision: Precision) -> list[GraphFile]:
+    others = {each.value for each in OPTION_OF_GRAPHS}
+    return [
+        graph
+        for graph in bundle.manifest.graphs
+        if (graph.dtype == precision.value if precision.has_graphs else graph.dtype not in others)
+    ]

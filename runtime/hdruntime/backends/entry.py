@@ -102,7 +102,7 @@ class BackendEntry(abc.ABC):
         """What speaks against the backend for a bundle, without loading it; None for nothing."""
         if not self.is_installed():
             return Refusal(f"{self.library} is not installed here", f"Install it with: {self.install}", is_missing=True)
-        from hdruntime.backends.bundle_graphs import has_graph
+        from hdruntime.backends.bundle_runner import has_graph
 
         if not has_graph(bundle, self.lowerings[0]):
             command = shlex.join(["hdexport", "rebuild", str(bundle.path), "--target", self.target])

@@ -22,8 +22,8 @@ import transformers
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
 from hdexport.graph.targets.tensorrt.builder import build_engine
-from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
+from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 from hdexport.pipeline import run
 from hdruntime.bundle.manifest import Backend

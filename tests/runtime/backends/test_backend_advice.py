@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
+from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdruntime.backends import choice
 from hdruntime.backends.choice import open_runner
 from hdruntime.backends.registry import backend_named

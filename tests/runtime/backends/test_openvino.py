@@ -18,7 +18,7 @@ import pytest
 
 import hdruntime
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends import choice, entry, processor
+from hdruntime.backends import choice, entry
 from hdruntime.backends.entry import Asked
 from hdruntime.backends.openvino import backend, devices, runner
 from hdruntime.backends.openvino.devices import OpenVinoDevice
@@ -269,7 +269,7 @@ def has_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str) -> No
     """This processor is another one, as Linux tells."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nmodel name\t: of a test\nflags\t\t: fpu {flags} rdpid\nbugs\t\t: none\n\n")
-    monkeypatch.setattr(processor, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(backend, "_CPUINFO", cpuinfo)
 
 
 @pytest.mark.parametrize(

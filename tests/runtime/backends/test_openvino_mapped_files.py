@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hdruntime.backends.openvino.mapped_files import release_mapped_files
+from hdruntime.backends.openvino.runner import release_mapped_files
 from support.resident_pages import resident_bytes_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's mappings")

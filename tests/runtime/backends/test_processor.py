@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hdruntime.backends import processor
+from hdruntime.backends.openvino import backend as processor
 from support.comparators import named_case
 
 KNOWN = [

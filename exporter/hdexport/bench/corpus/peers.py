@@ -14,7 +14,7 @@ from pathlib import Path
 from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers.onnx_plain import OnnxPlain
 from hdexport.bench.peers.peer import checkpoint_folder, not_installed
-from hdruntime.backends.processor import has_bfloat16
+from hdruntime.backends.openvino.backend import has_bfloat16
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError

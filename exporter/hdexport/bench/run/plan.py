@@ -14,7 +14,7 @@ from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Series
 from hdexport.checkpoint import path_of_source
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
-from hdruntime.backends.bundle_graphs import has_graph
+from hdruntime.backends.bundle_runner import has_graph
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision

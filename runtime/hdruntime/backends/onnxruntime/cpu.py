@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hdruntime.arrays import AnyArray, FloatArray
-from hdruntime.backends.bundle_graphs import chosen_graph
-from hdruntime.backends.bundle_runner import Inputs, Outputs
+from hdruntime.backends.bundle_runner import HostStates, Inputs, Outputs, chosen_graph
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork
-from hdruntime.backends.host_states import HostStates
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import computing_in

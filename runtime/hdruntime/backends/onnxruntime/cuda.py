@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from hdruntime.arrays import IntArray
-from hdruntime.backends.bundle_graphs import chosen_graph
-from hdruntime.backends.bundle_runner import Inputs, Outputs
+from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Backend

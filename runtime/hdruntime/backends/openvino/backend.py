@@ -1,15 +1,16 @@
-"""What OpenVINO says of itself."""
+"""What OpenVINO says of itself, and the instructions of this machine's processor that decide where it is preferred."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdruntime.backends.entry import Asked, BackendEntry, Refusal
 from hdruntime.backends.findings import Finding, FindingStatus, Probed
 from hdruntime.backends.forking import threads_are_lost
 from hdruntime.backends.precision import Precision
-from hdruntime.backends.processor import has_bfloat16, has_int8
 from hdruntime.bundle.manifest import Backend
 from hdruntime.constants import OPENVINO_LOWERING
 from hdruntime.errors import BackendUnavailableError
@@ -38,6 +39,16 @@ not listed, except windows in float32, which take twice as much for a text."""
 
 _PRECISIONS = {"FP32": "float32", "BF16": "bfloat16", "FP16": "float16", "INT8": "int8"}
 """OpenVINO's words for a device's types -> ours."""
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+"""The file where Linux lists processors' flags; other systems have no such file."""
+
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert"})
+"""Flags as Linux names them, any of which OpenVINO 2026.4.1 computes in bfloat16 with."""
+
+_INT8 = frozenset({"avx512_vnni", "avx_vnni"})
+"""Flags of processors that multiply and add int8 in one instruction."""
 
 
 class OpenVinoBackend(BackendEntry):
@@ -141,3 +152,22 @@ def _why_slower(bundle: Bundle, precision: Precision) -> str | None:
     if is_float32 and not any(Precision.FLOAT32.value in precisions for precisions in faster.values()):
         return f"OpenVINO was not measured to be faster in float32 with {', '.join(faster)}"
     return None
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16; True where that is not known."""
+    return _has_any(_BFLOAT16)
+
+
+def has_int8() -> bool:
+    """Whether the processor adds products of int8 without rounding to 16 bits (VNNI); True where that is not known."""
+    return _has_any(_INT8)
+
+
+def _has_any(wanted: AbstractSet[str]) -> bool:
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return True
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), None)
+    return flags is None or not wanted.isdisjoint(flags)

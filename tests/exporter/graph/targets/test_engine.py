@@ -22,9 +22,9 @@ import pytest
 from onnx import TensorProto
 
 from hdexport.graph.targets.tensorrt.builder import build_engine
-from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
 from hdexport.graph.targets.tensorrt.packages import (
+    EngineTarget,
     architectures_from_option,
     load_flavour,
     load_polygraphy,
@@ -146,7 +146,7 @@ import onnx_ir as ir
 from hdexport.graph.targets.tensorrt.builder import build_engine
 from hdexport.engines.build import EngineOptions
 from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
-from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
+from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import EngineError
 folder = Path(sys.argv[1])
@@ -258,7 +258,7 @@ from pathlib import Path
 
 from hdexport.cli.interruption import exit_code, stopped_like_interrupted
 from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
-from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
+from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdexport.graph.targets.tensorrt.builder import build_engine
 from hdruntime.bundle.manifest import Backend
 

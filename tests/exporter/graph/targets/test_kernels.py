@@ -9,9 +9,9 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
 from hdexport.graph.targets.tensorrt.kernels import write_kernels
 from hdexport.graph.targets.tensorrt.lowering import tensorrt_graph
+from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdplugins.attention.window.plugin import FACE
 from hdplugins.kernels.aot import KernelError, read_kernel
 from hdplugins.kernels.cuda_launch import find_kernels

@@ -14,8 +14,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from hdexport.graph.targets.openvino.lowering import lower_for_openvino
-from hdexport.graph.targets.openvino.scans_to_loops import scans_to_loops
+from hdexport.graph.targets.openvino.lowering import lower_for_openvino, scans_to_loops
 from hdruntime.optional import require
 from support.attention_graphs import answer_by_definition, chain_of, portable_graph, session_of, states_of
 from support.attention_layers import GLOBALS, PADDINGS, Layer, token_kinds

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
+import platform
 import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from hdexport.graph.targets.tensorrt.build_watch import BuildWatch, Progress
-from hdexport.graph.targets.tensorrt.engine_target import EngineTarget
-from hdexport.graph.targets.tensorrt.packages import load_polygraphy
-from hdexport.graph.targets.tensorrt.passport_writer import built_here, onnx_hashes, write_passport
+from hdexport.graph.targets.tensorrt.packages import EngineTarget, load_polygraphy
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from hdplugins.tensorrt.plugins import plugins_with_kernels
 from hdruntime.backends.tensorrt.log import log_of
-from hdruntime.backends.tensorrt.passport import Passport
+from hdruntime.backends.tensorrt.passport import BuiltOn, Passport
 from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Flavour, ProfileShape
+from hdruntime.bundle.reader import sha256_of_file
 from hdruntime.errors import EngineError
+from hdruntime.gpu.driver import driver_version, gpus
+from hdruntime.optional import require
 from hdruntime.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -32,6 +37,10 @@ _PROFILE_COMPLAINT = re.compile(r"values for profile (\d+) violate shape constra
 """TensorRT's message where a graph cannot take a profile's shapes; places in its sources follow."""
 
 _NO_FUSED_ATTENTION = "Attention operation was not supported by a dedicated kernel"
+
+
+_PASSPORT_VERSION = 2
+"""Of the keys of a passport."""
 
 
 def build_engine(
@@ -261,3 +270,33 @@ def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[Pr
 
 def _range(values: tuple[int, int, int]) -> str:
     return f"{values[0]} to {values[2]}"
+
+
+def built_here() -> BuiltOn:
+    """This machine, now."""
+    found = gpus()
+    return BuiltOn(
+        platform=platform.platform(),
+        driver=driver_version(),
+        gpu=found[0].name if found else None,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def onnx_hashes(path: Path) -> dict[str, str]:
+    """SHA-256 of a graph's file and of each file that holds its weights, by name.
+
+    The lowered graph is not kept; its weights are the bundle's, whose hash is also in the manifest.
+    """
+    onnx = require("onnx")
+    model = onnx.load(path, load_external_data=False)
+    locations = {
+        entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    }
+    return {name: sha256_of_file(path.parent / name) for name in (path.name, *sorted(locations))}
+
+
+def write_passport(passport: Passport, engine: EngineFile, path: Path) -> None:
+    """Write the JSON, whole or not at all: the passport, and the manifest's facts but for the names of files."""
+    facts = {key: value for key, value in asdict(engine).items() if key not in ("file", "passport")}
+    write_whole(path, json.dumps({"passport_version": _PASSPORT_VERSION, **asdict(passport), **facts}, indent=2) + "\n")

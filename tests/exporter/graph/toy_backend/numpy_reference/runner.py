@@ -9,10 +9,8 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 import hdruntime
-from hdruntime.backends.bundle_graphs import chosen_graph
-from hdruntime.backends.bundle_runner import Inputs, Outputs
+from hdruntime.backends.bundle_runner import HostStates, Inputs, Outputs, chosen_graph
 from hdruntime.backends.equal_lengths import EqualLengthRunner
-from hdruntime.backends.host_states import HostStates
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError
 
