@@ -26,7 +26,7 @@ from hdexport.bench.run import preparation, rounds
 from hdexport.bench.run.preparation import Preparation
 from hdexport.support.bundle_writer import seal, write_manifest
 from hdruntime.bundle.reader import open_bundle
-from support.commands import Command, Refused
+from support.commands import HDEXPORT, Command, Refused
 from support.waiting import wait_until
 
 TOKENS = 65
@@ -222,7 +222,7 @@ def test_killed_it_leaves_no_process_and_the_next_run_removes_the_rest_and_a_tim
     hdexport: Command, lone_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["bench", lone_bundle, "--lengths", "8,100", "--peers", "none", "-o", tmp_path / "out"]
-    process = subprocess.Popen([Path(sys.executable).with_name("hdexport"), *arguments, "--rounds", "1000"])
+    process = subprocess.Popen([HDEXPORT, *arguments, "--rounds", "1000"])
     try:
         children = [psutil.Process(pid) for pid in wait_for(process.pid, "preparation", 1)]
     finally:

@@ -8,7 +8,6 @@ import pty
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,11 @@ import hdruntime
 from hdexport.build import BuildOptions
 from hdexport.cli.build import _print_summary
 from hdruntime.bundle.manifest import Manifest
-from support.commands import Command, Refused
+from support.commands import HDEXPORT, Command, Refused
 from support.forks import Fork
 from support.full_disks import on_full_disks
 from support.stored_builds import build_of_stored_graph, take_stored_graph
 
-HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 BUILD = ("build", "--max-len", "100", "--target", "onnx")
 """The command and options of the tiny BERT's bundle, whose stored graph serves these tests."""
 

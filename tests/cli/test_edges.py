@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from hdexport.cli import interruption, want_of_memory
-from support.commands import Command
+from support.commands import HDEXPORT, Command
 from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
 
-HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 OFFLINE = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 

@@ -13,8 +13,8 @@ import pytest
 from hdexport.cli import COMMANDS
 from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.backends.openvino.runner import OpenVinoRunner
+from support.commands import HDEXPORT
 
-HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 DOCS = Path(__file__).parents[2] / "docs"
 
 BLOCKED = """

@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet
@@ -21,13 +20,12 @@ from hdruntime.gpu.driver import gpus, why_no_gpu
 from hdruntime.jobs import VectorOptions, plan_job, portions
 from hdruntime.optional import is_installed
 from hdruntime.text.embeddings import EmbeddingPrecision
-from support.commands import Command
+from support.commands import HDEXPORT, Command
 from support.every_key import resealed
 from support.job_runs import run as run_job
 from support.job_runs import stop_at, write_rows
 from support.tiny_bundle import make_bundle
 
-HDEXPORT = Path(sys.executable).with_name("hdexport")
 TEXTS = ["long documents are read whole.", "", "read long documents"]
 
 
@@ -282,7 +280,7 @@ def test_bad_arguments_are_explained_and_nothing_is_written(
 
 def test_progress_is_shown_on_a_terminal_only_on_stderr(bundle: Path, rows: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [str(HDEXPORT), "run", str(bundle), str(rows), "-o", str(tmp_path / "out.jsonl")]
+    command = [HDEXPORT, "run", str(bundle), str(rows), "-o", str(tmp_path / "out.jsonl")]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60, env=environment)
     os.close(theirs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow
@@ -16,11 +15,9 @@ from hdexport.support.gpu_memory import GpuMemory
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts, Saved
 from hdruntime.jobs.rows import Columns, Position
-from support.commands import Command
+from support.commands import HDEXPORT, Command
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
-
-HDEXPORT = Path(sys.executable).with_name("hdexport")
 
 KEYS = [
     "state",
@@ -109,7 +106,7 @@ def test_results_go_to_the_standard_output_and_its_reader_may_have_enough(
 ) -> None:
     rows = '{"text": "long documents"}\n' * 5000
     (tmp_path / "rows.jsonl").write_text(rows)
-    command = [str(HDEXPORT), "run", str(bundle), "--progress", "none"]
+    command = [HDEXPORT, "run", str(bundle), "--progress", "none"]
     options = ["--output-dtype", "int8", "-o"]
     whole = hdexport("run", bundle, tmp_path / "rows.jsonl", *options, tmp_path / "out.jsonl")
     piped = subprocess.run([*command, "-", *options, "-"], input=rows, capture_output=True, text=True, timeout=60)

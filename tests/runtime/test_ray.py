@@ -33,14 +33,13 @@ from hdruntime.ray import pool as pool_module
 from hdruntime.ray.worker import JobWorker
 from hdruntime.text.tokenization import Overflow
 from support.colbert_models import made_colbert
-from support.commands import run_installed
+from support.commands import HDEXPORT, run_installed
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.recurrent_bundle import make_streaming_bundle
 from support.tiny_bundle import MAX_LEN, WORDS, make_bundle
 from support.waiting import wait_until
 
-HDEXPORT = Path(sys.executable).with_name("hdexport")
 GOOD_WORDS = [word for word in WORDS[4:] if word != "nan"]
 BLOCK_ROWS = 75
 COLUMNS = ["embedding", "tokens", "error"]
@@ -381,7 +380,7 @@ def test_the_examples_of_the_documentation_run_and_leave_the_cluster(
     for number in range(2):
         pq.write_table(pa.table({"text": TEXTS[number::2]}), shared / "texts" / f"{number}.parquet")
     nodes, environment = living_nodes(), os.environ | {"RAY_ADDRESS": two_nodes.address}
-    environment["PATH"] = f"{HDEXPORT.parent}{os.pathsep}{environment['PATH']}"
+    environment["PATH"] = f"{Path(HDEXPORT).parent}{os.pathsep}{environment['PATH']}"
     replaced = {"/shared/": f"{shared}/", "head:6379": two_nodes.address}
 
     def run(command: list[str]) -> subprocess.CompletedProcess[str]:

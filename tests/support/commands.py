@@ -16,6 +16,7 @@ import pytest
 from hdexport.cli import COMMANDS, main
 from support.named_options import missing_options
 
+HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Refused = Callable[..., str]
 
@@ -62,7 +63,7 @@ def run_here(*arguments: object, cwd: Path | None = None) -> subprocess.Complete
 
 def run_installed(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """The installed command, with these variables in its environment besides ours."""
-    command = [str(Path(sys.executable).with_name("hdexport")), *map(str, arguments)]
+    command = [HDEXPORT, *map(str, arguments)]
     return subprocess.run(
         command,
         capture_output=True,
