@@ -159,17 +159,11 @@ class MultiVectorEncoder(TwoSidedModel):
 
         Args:
             inputs: one text, or any number of them; an empty string is a text, too.
-            prompt_name: which of `prompts` goes before every text; None for the default.
-            prompt: the text before every text; ``prompt_name`` is then not looked at.
-            batch_size: most texts of a batch, for callers that need to save memory. None, the default, is as fast or
-                faster: then the number of tokens decides. The answers are the same.
-            show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
+            prompt_name, prompt, batch_size, show_progress_bar, device, pool, chunk_size: as of
+                :meth:`SentenceEncoder.encode`.
             output_value: ``token_embeddings``.
             convert_to_numpy: False for PyTorch tensors.
-            device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
             normalize_embeddings: bring each vector to length 1, for models that do not.
-            pool: None: there are no pools of processes.
-            chunk_size: of a pool, without effect.
             token_pooling: None: vectors are not pooled.
             task: ``query``, ``document``, or None for texts that are neither.
 

@@ -131,18 +131,12 @@ class SparseEncoder(TwoSidedModel):
 
         Args:
             inputs: one text, or any number of them; an empty string is a text, too.
-            prompt_name: which of `prompts` goes before every text; None for the default.
-            prompt: the text before every text; ``prompt_name`` is then not looked at.
-            batch_size: most texts of a batch, for callers that need to save memory. None, the default, is as fast or
-                faster: then the number of tokens decides. The answers are the same.
-            show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
+            prompt_name, prompt, batch_size, show_progress_bar, device, pool, chunk_size: as of
+                :meth:`SentenceEncoder.encode`.
             convert_to_tensor: for one PyTorch tensor, [inputs, dimensions] or of one text [dimensions].
             convert_to_sparse_tensor: with ``convert_to_tensor``, False for one with its zeros.
             save_to_cpu: results are in the CPU's memory with any value.
-            device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
             max_active_dims: most values of a vector that are kept; None for the encoder's own number.
-            pool: None: there are no pools of processes.
-            chunk_size: of a pool, without effect.
 
         Returns:
             a `SparseVector` of one text, a list of them of several, in the order given; or a tensor.

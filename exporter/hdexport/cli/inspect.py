@@ -165,7 +165,7 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     info = manifest.tokenizer
     yield "tokenizer", f"{info.file}, pads with {info.pad_token} ({info.pad_token_id})" if info else "none"
     if manifest.sentence is not None:
-        yield from _sentence(manifest.sentence, info.text_length if info else None)
+        yield from _lengths(manifest.sentence, info.text_length if info else None)
     yield from class_of(manifest.task).described(manifest)
     if manifest.sentence is not None:
         yield from _prompts(manifest.sentence)
@@ -175,31 +175,13 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from _made_by(manifest.made_by)
 
 
-def _sentence(settings: SentenceSettings, text_length: int | None) -> Iterator[tuple[str, str]]:
+def _lengths(settings: SentenceSettings, text_length: int | None) -> Iterator[tuple[str, str]]:
     from hdexport.model.positions import LONGEST
 
     if settings.max_seq_length < LONGEST:
         yield "own length", f"{settings.max_seq_length} tokens: what sentence-transformers cuts texts to"
     if text_length is not None:
         yield "text length", f"{text_length} tokens: what hdruntime's encoders cut texts to"
-    if settings.activation is not None:
-        template = "" if settings.pair_template is None else " in the checkpoint's chat template"
-        pooled = f", pools {' and '.join(settings.pooling)}" if settings.pooling else ""
-        yield "cross-encoder", f"reads pairs of texts{template}{pooled}, scores by {settings.activation}"
-    else:
-        steps = [
-            *settings.pooling,
-            *(["dense"] if settings.dense else []),
-            *(["normalised"] if settings.normalize else []),
-        ]
-        if settings.truncate_dim is not None:
-            steps.append(f"{settings.truncate_dim} dimensions kept")
-        if settings.max_active_dims is not None:
-            steps.append(f"{settings.max_active_dims} largest weights kept")
-        own = settings.multi_vector
-        of_tokens = ["of tokens"] if own is not None or not steps else []
-        similarity = settings.similarity if own is None else own.similarity
-        yield "vectors", f"{', '.join([*of_tokens, *steps])}; similarity {similarity}"
 
 
 def _prompts(settings: SentenceSettings) -> Iterator[tuple[str, str]]:

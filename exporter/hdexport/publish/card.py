@@ -13,9 +13,6 @@ from hdruntime.tasks.of_bundle import class_of
 if TYPE_CHECKING:
     from hdexport.bench.results.result import BenchResult
 
-_PIPELINES = {"sparse-similarity": "feature-extraction", "token-similarity": "feature-extraction", "text-scoring": None}
-"""Task -> the hub's name of such models, where that is another; None for none."""
-
 
 def model_card(
     manifest: Manifest, name: HubName, *, summary: Iterable[tuple[str, str]], measured: BenchResult | None = None
@@ -48,7 +45,7 @@ def model_card(
 
 def _front_matter(manifest: Manifest, origin: HubName | None) -> Iterator[str]:
     yield "library_name: hdexport"
-    pipeline = _PIPELINES.get(manifest.task, manifest.task)
+    pipeline = class_of(manifest.task).pipeline()
     if pipeline is not None:
         yield f"pipeline_tag: {pipeline}"
     if origin is not None:

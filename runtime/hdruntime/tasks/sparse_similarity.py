@@ -78,6 +78,10 @@ class SparseVectors(TextTask):
         if output.shape[-1] != manifest.vocab_size:
             yield f"outputs: float32 [batch, {output.shape[-1]}] is not of the vocab_size {manifest.vocab_size}"
 
+    @classmethod
+    def pipeline(cls) -> str:
+        return Task.FEATURE_EXTRACTION
+
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
 

@@ -239,8 +239,28 @@ class TextTask(TaskFormat):
 
     @classmethod
     def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:
-        """Lines of `hdexport inspect`, name and value, that only bundles of this task have."""
-        yield from ()
+        """Lines of `hdexport inspect`, name and value, that say what the bundle's answers are."""
+        settings = manifest.sentence
+        if settings is None:
+            return
+        steps = [
+            *settings.pooling,
+            *(["dense"] if settings.dense else []),
+            *(["normalised"] if settings.normalize else []),
+        ]
+        if settings.truncate_dim is not None:
+            steps.append(f"{settings.truncate_dim} dimensions kept")
+        if settings.max_active_dims is not None:
+            steps.append(f"{settings.max_active_dims} largest weights kept")
+        own = settings.multi_vector
+        of_tokens = ["of tokens"] if own is not None or not steps else []
+        similarity = settings.similarity if own is None else own.similarity
+        yield "vectors", f"{', '.join([*of_tokens, *steps])}; similarity {similarity}"
+
+    @classmethod
+    def pipeline(cls) -> str | None:
+        """The task's name on the Hugging Face Hub; None where it has none."""
+        return cls.name
 
     @classmethod
     def vectors_as(cls, manifest: Manifest) -> tuple[tuple[str, ...], bool] | None:

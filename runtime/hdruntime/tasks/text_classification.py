@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -81,6 +81,14 @@ class TextClassification(TextTask):
     @classmethod
     def encoder_of(cls, manifest: Manifest) -> Encoder | None:
         return None if manifest.sentence is None else cls.encoder
+
+    @classmethod
+    def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:
+        settings = manifest.sentence
+        if settings is not None:
+            template = "" if settings.pair_template is None else " in the checkpoint's chat template"
+            pooled = f", pools {' and '.join(settings.pooling)}" if settings.pooling else ""
+            yield "cross-encoder", f"reads pairs of texts{template}{pooled}, scores by {settings.activation}"
 
     @classmethod
     def of_job(cls, bundle: Bundle, options: TaskOptions) -> TextClassification:

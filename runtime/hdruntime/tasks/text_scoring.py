@@ -35,6 +35,10 @@ class TextScores(TextTask):
     # The first token of a piece that is run by itself would have no score.
     splits = False
 
+    @classmethod
+    def pipeline(cls) -> None:
+        return None
+
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
 

@@ -118,6 +118,7 @@ class TokenVectors(TextTask):
 
     @classmethod
     def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:
+        yield from super().described(manifest)
         settings = settings_of(manifest)
         own = settings.multi_vector
         assert own is not None, "settings_of checks it"
@@ -130,6 +131,10 @@ class TokenVectors(TextTask):
             if side.value in own.skipped_in and own.skipped_ids:
                 parts.append(f"no vectors for {len(own.skipped_ids)} tokens of the vocabulary")
             yield name, ", ".join(parts)
+
+    @classmethod
+    def pipeline(cls) -> str:
+        return Task.FEATURE_EXTRACTION
 
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa

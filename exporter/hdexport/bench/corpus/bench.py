@@ -23,13 +23,14 @@ from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
-from hdexport.model.task import TASKS
 from hdexport.support.published import published
 from hdexport.support.texts import read_texts
 from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.staging import DirectoryKind
 from hdruntime.errors import ExportError, InputError
+from hdruntime.tasks.embedding import Embedding
+from hdruntime.tasks.of_bundle import class_of
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 from hdruntime.whole_files import write_whole
 
@@ -326,7 +327,7 @@ def _checked_plan(options: BenchOptions) -> Plan:
     found = plan(options)
     for planned in found.series:
         manifest = planned.bundle.manifest
-        if TASKS[manifest.task].vectors != "texts" or manifest.tokenizer is None:
+        if not issubclass(class_of(manifest.task), Embedding) or manifest.tokenizer is None:
             lacks = "" if manifest.tokenizer else " without a tokenizer"
             raise InputError(
                 f"--corpus embeds texts, and {planned.bundle.path} is a bundle of {manifest.task}{lacks}.\n"
