@@ -168,7 +168,7 @@ class BundleModel:
     def device(self) -> TorchDevice:
         """Where the bundle runs: ``cpu`` or ``cuda:0``, a string with PyTorch's ``type`` and ``index``.
 
-        Results are in the CPU's memory all the same, and so are those of OpenVINO on its other devices, which are
+        Results are in the CPU's memory all the same, and so are those of a backend's other devices, which are
         ``cpu`` here.
         """
         return TorchDevice(f"cuda:{self._gpu_number}" if needs_gpu(self._session.backend) else "cpu")

@@ -84,11 +84,6 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def extra_of(package: str) -> str | None:
-    """The extra of hdexport that installs a package, by its import name; None for packages of others."""
-    return _EXTRA_OF_PACKAGE.get(package.partition(".")[0])
-
-
 @functools.cache
 def registered_backends() -> dict[str, EntryPoint]:
     """The backends that other packages register, by name; none of them is imported."""
@@ -104,7 +99,7 @@ def missing_dependency(error: ModuleNotFoundError) -> MissingDependencyError | N
     Args:
         error: from the import of the package, or of a module that needs it.
     """
-    extra = extra_of(error.name or "")
+    extra = _EXTRA_OF_PACKAGE.get((error.name or "").partition(".")[0])
     if extra is None:
         return None
     return MissingDependencyError(

@@ -48,7 +48,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 def chosen_threads(asked: int | None = None, *, root: Path = _ROOT) -> tuple[int, str]:
     """The number of threads that compute, and why.
 
-    One for each core among the CPUs that the process may run on, as ONNX Runtime and OpenVINO count: two threads of a
+    One for each core among the CPUs that the process may run on, as the libraries count: two threads of a
     core share its multipliers, so that a second one makes matrix products no faster. But no more than the quota rounded
     up: further threads would wait for each other as soon as the quota is spent. The user's number, `asked`, is taken as
     it is.

@@ -47,8 +47,8 @@ def first_gpu() -> Iterator[tuple[Any, Any] | None]:
 class GpuMemoryWatch:
     """The peak GPU memory of this process while a block runs, as a thread reads it from NVML every 20 ms.
 
-    Memory that is taken and given back between two looks is not seen. The allocators of PyTorch, ONNX Runtime and
-    TensorRT usually keep the memory that they took, so that one look after a call sees how much the call needed.
+    Memory that is taken and given back between two looks is not seen. The allocators of PyTorch and of the
+    backends usually keep the memory that they took, so that one look after a call sees how much the call needed.
 
     In a container NVML lists processes by ids that are not those inside. Then the peak is the rise of the whole
     device's used memory since the block began, which is right while no other process uses the GPU; `is_of_process` says

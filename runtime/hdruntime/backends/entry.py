@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.optional import extra_of, is_installed
+from hdruntime.optional import is_installed
 
 if TYPE_CHECKING:
     from hdruntime.backends import Runner
@@ -82,8 +82,16 @@ class BackendEntry(abc.ABC):
     distributions: ClassVar[tuple[str, ...]] = ()
     """That have the package, the usual one first: their versions stand beside measurements."""
 
+    extra: ClassVar[str | None] = None
+    """The extra of hdexport that brings its library; None where it needs none, or another package brings it."""
+
     install: ClassVar[str]
-    """The command that installs it."""
+    """The command that installs it; by default that of the extra."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "extra" in vars(cls):
+            cls.install = f"pip install 'hdexport[{cls.extra}]'"
 
     lowerings: ClassVar[tuple[str, ...]] = ()
     """The graphs that it opens, as `GraphFile.lowering` names them, best first; () where it opens engines."""
@@ -132,11 +140,6 @@ class BackendEntry(abc.ABC):
     def target(self) -> str:
         """The value of ``--target`` that builds what it opens."""
         return self.name.value.replace("_", "-")
-
-    @property
-    def extra(self) -> str | None:
-        """The extra of hdexport that brings its library; None where another package does."""
-        return extra_of(self.package)
 
     # What is shown.
 

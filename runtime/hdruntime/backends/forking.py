@@ -1,4 +1,4 @@
-"""Forks of this process: they wait for ONNX Runtime, leave the parent's sessions untouched and do without OpenVINO."""
+"""Forks of this process: they wait for ONNX Runtime, and leave the sessions of the parent untouched."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def start_threads(backend: Backend) -> None:
 def threads_are_lost(backend: Backend) -> bool:
     """Whether a backend had threads in a process that this one was forked from: it must not be used here.
 
-    Threads that look for work after a batch hold locks, which a fork copies, and nothing says when they sleep. Of forks
-    that were taken between two batches of OpenVINO 2026.4.1, 2 of 63 and 1 of 939 waited for ever as they loaded a
-    bundle: the one, where ``tbb::spawn`` wakes the pool's threads, for a lock of the pool.
+    Threads that look for work after a batch hold locks, which a fork copies, and nothing says when they sleep.
     """
     return backend in _lost
 

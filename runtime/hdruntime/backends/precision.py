@@ -10,11 +10,11 @@ class Precision(str, Enum):
     """The numbers of a session's products and additions; inputs and outputs are of the manifest's types always."""
 
     AUTO = "auto"
-    """``bfloat16`` where the CPU computes in it, the bundle is of half precision and OpenVINO runs it, else
+    """``bfloat16`` where the CPU computes in it, the bundle is of half precision and the backend has it, else
     ``float32``. On a GPU, a session computes in the precision that its graph or engine was built in."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    """bfloat16 in OpenVINO; sums, normalisation and softmax stay in float32 where it says so."""
+    """bfloat16, where a backend has it; sums, normalisation and softmax stay in float32 where the backend says so."""
     INT8 = "int8"
     """Products with weights in 8 bits, by graphs of its own: ``hdexport build --int8``."""
 

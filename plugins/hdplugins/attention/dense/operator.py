@@ -3,8 +3,8 @@
 Several heads of queries may share one of keys and values. A node without the attribute ``causal``, as in bundles
 of old, is not causal.
 
-It has no kernel and no plugin of ours: ONNX Runtime and TensorRT each have a fused operator for it, to which a
-lowering maps it. Being one node in the portable graph, it is found without matching patterns.
+It has no kernel and no plugin of ours: backends have fused operators for it, to which lowerings map
+it. Being one node in the portable graph, it is found without matching patterns.
 """
 
 from __future__ import annotations

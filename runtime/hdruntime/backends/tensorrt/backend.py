@@ -162,7 +162,7 @@ class TensorRtBackend(EngineBackend):
     library = in_text = "TensorRT"
     rank = 10
     package = "tensorrt"
-    install = "pip install 'hdexport[tensorrt]'"
+    extra = "tensorrt"
     distributions = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
 
     def finding(self, loaded: Probed | None, gpu: Gpu | None) -> Finding:
@@ -180,7 +180,7 @@ class TensorRtRtxBackend(EngineBackend):
     library = in_text = "TensorRT-RTX"
     rank = 20
     package = "tensorrt_rtx"
-    install = "pip install 'hdexport[rtx]'"
+    extra = "rtx"
     distributions = ("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx")
 
     def builds_for(self, architecture: str) -> bool:
@@ -213,7 +213,7 @@ class TensorRtLeanBackend(EngineBackend):
     in_text = "TensorRT's lean runtime"
     rank = 30
     package = "tensorrt_lean"
-    install = "pip install 'hdexport[lean]'"
+    extra = "lean"
     distributions = ("tensorrt-lean-cu13", "tensorrt-lean-cu12", "tensorrt-lean")
     target = "tensorrt"
     builds = False
@@ -233,7 +233,7 @@ class TensorRtLeanBackend(EngineBackend):
             steps.insert(-1, TensorRtBackend.install)
         elif len(steps) == 1 and version_numbers(machine.versions[self.name]) < version_numbers(builder):
             # An engine that TensorRT builds here, an older lean runtime does not run.
-            return ["pip install -U 'hdexport[lean]'"]
+            return [f"pip install -U 'hdexport[{self.extra}]'"]
         return steps
 
     def rebuild_command(self, bundle: Bundle, machine: ThisMachine) -> list[str]:
