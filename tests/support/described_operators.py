@@ -2,6 +2,7 @@
 
 A module has `NODES`, the nodes of the operator that tests try. That of a sparse operator, linear in tokens in both
 orders of blocks, has a `DESCRIPTION`, and `KERNELS` where it has a kernel; that of one by distance has `BODIES`.
+One with a plugin has a `PLUGIN_NODE`, which a plugin is made for.
 """
 
 from __future__ import annotations
@@ -32,4 +33,8 @@ KERNELS: dict[str, KernelDescription] = {
 
 BODIES: dict[str, BodyDescription] = {
     name: module.BODIES for name, module in _MODULES.items() if hasattr(module, "BODIES")
+}
+
+PLUGIN_NODES: dict[str, Layer] = {
+    name: module.PLUGIN_NODE for name, module in _MODULES.items() if hasattr(module, "PLUGIN_NODE")
 }

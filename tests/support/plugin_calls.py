@@ -14,38 +14,26 @@ from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.tensorrt.link import provide_library_link
-from support.operators.blocks import Blocks
-from support.operators.chunks import Chunks
-from support.operators.distance import Clipped
-from support.operators.lsh import Lsh
-from support.operators.relative import Relative
-from support.operators.window import Window
+from support.described_operators import PLUGIN_NODES
 
 provide_library_link()
 trt = pytest.importorskip(
     "tensorrt_rtx", reason="the plugin's base classes are TensorRT's; TensorRT-RTX is not installed"
 )
 
-WINDOW_LAYER = Window(left=16, right=16, bound=5)
-WINDOW = WINDOW_LAYER.node_attributes
 BLOCKS, CHUNKS, LSH, WINDOWS = "BlockSparseAttention", "ChunkAttention", "LSHAttention", "SlidingWindowAttention"
 RELATIVE, CLIPPED = "RelativeAttention", "ClippedDistanceAttention"
-BLOCK_LAYER = Blocks(block=64, repeats=3, by_row=1)
-BIGBIRD = BLOCK_LAYER.node_attributes
-CHUNK_LAYER, LSH_LAYER = Chunks(chunk=16, multiple=2), Lsh(chunk=16, buckets=(4, 2), by_row=1)
-CIRCLE, REFORMER = CHUNK_LAYER.node_attributes, LSH_LAYER.node_attributes
-DISTANCES = Relative(reach=40, dtype="float16").node_attributes
-CLIPPED_LAYER = Clipped(by_query=True, values=True, reach=20, dtype="float16")
-NEZHA = CLIPPED_LAYER.node_attributes
-ATTRIBUTES: dict[str, dict[str, Any]] = {
-    BLOCKS: BIGBIRD, CHUNKS: CIRCLE, CLIPPED: NEZHA, LSH: REFORMER, RELATIVE: DISTANCES, WINDOWS: WINDOW,
-}  # fmt: skip
+ATTRIBUTES: dict[str, dict[str, Any]] = {name: node.node_attributes for name, node in PLUGIN_NODES.items()}
+WINDOW_LAYER, BLOCK_LAYER, CHUNK_LAYER, LSH_LAYER, CLIPPED_LAYER = (
+    PLUGIN_NODES[name] for name in (WINDOWS, BLOCKS, CHUNKS, LSH, CLIPPED)
+)
+WINDOW, BIGBIRD, CIRCLE, REFORMER, DISTANCES, NEZHA = (
+    ATTRIBUTES[name] for name in (WINDOWS, BLOCKS, CHUNKS, LSH, RELATIVE, CLIPPED)
+)
 TILES = {
+    **dict.fromkeys(ATTRIBUTES, Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)),
     WINDOWS: Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
-    **dict.fromkeys(
-        (CHUNKS, CLIPPED, LSH, RELATIVE), Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
-    ),
 }
 SHAPE = (2, 2, 70, 32)
 STREAM, WORKSPACE = 0x570, 0x9000

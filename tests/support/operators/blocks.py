@@ -267,3 +267,5 @@ KERNELS = KernelDescription(
         ({"block_size": 1, "query": (1, 12, 2**20, 64), "last": (12, 9, 2**20)}, "are too many"),
     ],
 )
+
+PLUGIN_NODE = Blocks(block=64, repeats=3, by_row=1)

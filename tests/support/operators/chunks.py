@@ -174,3 +174,5 @@ KERNELS = KernelDescription(
     fitting=Chunks(chunk=64, heads=12, head_dim=64),
     refused=UNDEFINED_CHUNKS,
 )
+
+PLUGIN_NODE = Chunks(chunk=16, multiple=2)

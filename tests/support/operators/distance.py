@@ -251,3 +251,5 @@ BODIES = BodyDescription(
     ),
     bodiless=[(replace(_FAR, reach=0), "reach is 0; it must be 1 or more")],
 )
+
+PLUGIN_NODE = Clipped(by_query=True, values=True, reach=20, dtype="float16")

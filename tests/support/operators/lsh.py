@@ -211,3 +211,5 @@ KERNELS = KernelDescription(
         ({"buckets": (2**15, 2**16), "last": (12, 64, 4, 49152)}, r"buckets is \[32768, 65536\]: too many"),
     ],
 )
+
+PLUGIN_NODE = Lsh(chunk=16, buckets=(4, 2), by_row=1)

@@ -223,3 +223,5 @@ BODIES = BodyDescription(
     ),
     bodiless=[(replace(NODES[0], causal=2), "causal is 2"), (replace(NODES[0], reach=-1), "reach is -1")],
 )
+
+PLUGIN_NODE = Relative(reach=40, dtype="float16")

@@ -250,3 +250,5 @@ KERNELS = KernelDescription(
         ({"dilation": (1, 2)}, r"dilation is \[1, 2\]; it must have 1 value or 12, one per head, each 1 or more"),
     ],
 )
+
+PLUGIN_NODE = Window(left=16, right=16, bound=5)
