@@ -9,17 +9,23 @@ import os
 import pty
 import re
 import subprocess
+from enum import Enum
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
 from hdexport.cli import run as run_command
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.gpu.driver import gpus, why_no_gpu
 from hdruntime.jobs import VectorOptions, plan_job, portions
+from hdruntime.jobs.input_files import RowFormat
 from hdruntime.optional import is_installed
 from hdruntime.text.embeddings import EmbeddingPrecision
+from hdruntime.text.entities import Aggregation
+from hdruntime.text.splitting import SplitPooling
+from hdruntime.text.tokenization import Overflow
 from support.commands import HDEXPORT, Command
 from support.every_key import resealed
 from support.job_runs import run as run_job
@@ -300,6 +306,23 @@ def test_without_a_gpu_nothing_is_rebuilt_and_the_job_runs(
     assert run(bundle, rows, "-o", tmp_path / "out.jsonl", "--rebuild").returncode == 0
     assert len(lines_of(tmp_path / "out.jsonl")) == len(TEXTS)
     assert (bundle / "manifest.json").read_bytes() == before
+
+
+CHOICES: dict[str, type[Enum]] = {
+    "input_format": RowFormat,
+    "overflow": Overflow,
+    "split_pooling": SplitPooling,
+    "output_dtype": EmbeddingPrecision,
+    "aggregation": Aggregation,
+    "precision": Precision,
+}
+
+
+def test_the_choices_of_an_option_are_those_of_its_type() -> None:
+    command = argparse.ArgumentParser()
+    run_command.add_arguments(command)
+    named = {action.dest: list(action.choices or ()) for action in command._actions if action.dest in CHOICES}
+    assert named == {name: [choice.value for choice in choices] for name, choices in CHOICES.items()}
 
 
 def test_every_option_that_changes_results_belongs_to_the_identity_of_a_job(
