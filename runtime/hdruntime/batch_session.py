@@ -139,9 +139,9 @@ class BatchSession:
             global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
                 is transformers': for question answering the tokens before the first separator, for
                 text-classification the first real token of a row, else none. Marks on padding are ignored.
-            memories: of a recurrent model, by name, each float32 of the manifest's shape: the output that the manifest
-                names, from the previous call for the same rows. Axes ``memory`` have one size. The default is the start
-                of a text, with room for as many tokens as the other memories have, else for the most.
+            carried states: of a recurrent model, by name, each float32 of the manifest's shape: the output that the
+                manifest names, from the previous call for the same rows. Axes ``memory`` have one size. The default is
+                the start of a text, with room for as many tokens as the other states have, else for the most.
                 :meth:`stream` feeds them.
 
         Returns:
@@ -160,9 +160,10 @@ class BatchSession:
     def stream(
         self, document: Document, *, segment: int | None = None, outputs: Sequence[str] | None = None
     ) -> DocumentStream:
-        """Run a document of any number of tokens in segments, which see the model's memory of the segments before.
+        """Run a document of any number of tokens in segments, each of which sees what the model carries from those
+        before.
 
-        The document is tokenised as a whole: special tokens are at its two ends only. The memory stays in the
+        The document is tokenised as a whole: special tokens are at its two ends only. The carried states stay in the
         backend's memory.
 
         ::
@@ -174,13 +175,13 @@ class BatchSession:
         Args:
             document: a text, an encoding (``session.tokenize(texts, overflow="recur")``), or ids with special tokens.
             segment: tokens of a segment; None: 512, or the session's `max_len` if that is less.
-            outputs: names of the requested outputs, default all but the memories.
+            outputs: names of the requested outputs, default all but the carried states.
 
         Returns:
             an iterator over the segments, which computes each when it is asked for.
 
         Raises:
-            InputError: the bundle remembers nothing, the segment does not fit, or the document is empty, is of another
+            InputError: the bundle carries nothing, the segment does not fit, or the document is empty, is of another
                 type or has an id outside of the vocabulary. Raised by the iterator: its stream was closed.
             NonFiniteOutputError: of the iterator: a result is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
@@ -226,9 +227,9 @@ class BatchSession:
 
         Args:
             outputs: names of the requested outputs, default all.
-            inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 for a memory, with
-                ``__dlpack__`` or ``__cuda_array_interface__`` (PyTorch's and CuPy's arrays have both). They have been
-                read on return.
+            inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 for a carried
+                state, with ``__dlpack__`` or ``__cuda_array_interface__`` (PyTorch's and CuPy's arrays have both). They
+                have been read on return.
 
         Returns:
             output name -> array of the shape in the manifest, whose computation may continue: ``torch.from_dlpack``
@@ -301,7 +302,7 @@ class BatchSession:
         Args:
             encodings: from :meth:`tokenize`.
             batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
-            outputs: names of the requested outputs, default all but a recurrent model's memories: every text is
+            outputs: names of the requested outputs, default all but a recurrent model's states: every text is
                 run alone.
 
         Returns:
@@ -363,7 +364,13 @@ class BatchSession:
         )
 
     def outputs_of_row(self, batch: BatchResult, index: int, tokens: int) -> dict[str, FloatArray]:
-        """The outputs of a batch's text, by its index there, without batch axis and padding: views of arrays."""
+        """The outputs of one text of a batch, without batch axis and padding: views of the batch's arrays.
+
+        Args:
+            batch: from :meth:`run_batches`.
+            index: of the text among the batch's ``rows``.
+            tokens: of the text.
+        """
         return {
             name: values[index, :tokens] if name in self._with_tokens else values[index]
             for name, values in batch.outputs.items()

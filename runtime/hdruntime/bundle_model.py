@@ -362,9 +362,11 @@ class BundleModel:
 
 
 def evaluate(self: BundleModel, evaluator: Callable[..., Any], output_path: str | None = None) -> Any:
-    """The result of an evaluator of sentence-transformers, called with the encoder and the folder for its files.
+    """The result of an evaluator of sentence-transformers.
 
-    `output_path` is made; None for no files.
+    Args:
+        evaluator: called with the encoder and the folder.
+        output_path: a folder for its files, which is made; None for no files.
     """
     if output_path is not None:
         Path(output_path).mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,7 @@ class Role(str, Enum):
     """[batch, tokens], int64: 1 for tokens that others attend to, 0 for real tokens that only attend."""
     MEMORY = "memory"
     """[batch, ...] or [batch, memory, ...], float32, other axes sizes: an output of the previous call; see
-    `InputSpec.fed_from`. All axes ``memory`` of a call have one size, and so has the memory that the call leaves."""
+    `InputSpec.fed_from`. All axes ``memory`` of a call, and of the states that it leaves, have one size."""
 
 
 class Fill(str, Enum):
@@ -150,11 +150,11 @@ class InputSpec(TensorSpec):
         role: its purpose.
         default: its value if a caller omits it.
         bound: of token types, their number, or None in bundles that do not say; of marks, the most that a row may have,
-            or None for any number; of a memory with an axis ``memory``, the most that it may have; of a memory [batch,
-            1] that counts the tokens of a document, the most with the call's own tokens. None for others: the number of
-            ids is `Manifest.vocab_size`.
-        fed_from: of a memory, the output that it was in the call before, whose name is another: names in a graph are
-            unique. None for other roles.
+            or None for any number; of a carried state with an axis ``memory``, the most that it may have; of one
+            [batch, 1] that counts the tokens of a document, the most with the call's own tokens. None for others: the
+            number of ids is `Manifest.vocab_size`.
+        fed_from: of a carried state, the output that it was in the call before, whose name is another: names in a graph
+            are unique. None for other roles.
     """
 
     role: Role
@@ -380,7 +380,7 @@ class Manifest:
         ffn_chunk: most tokens that a feed-forward network computes at once, in the graphs for ONNX Runtime that are not
             portable; None for all of a batch.
         document_tokens: the most real tokens of a document that comes in segments, in all of them together: its
-            positions continue, and no more are served. None for any number, and of models without memories.
+            positions continue, and no more are served. None for any number, and of models that carry no states.
         adapter: name of the checkpoint's adapter that was merged into the weights or chosen among them; None for none.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
@@ -425,7 +425,8 @@ class Manifest:
         return next((spec for spec in self.inputs if spec.role is role), None)
 
     def number_of_values(self, spec: InputSpec) -> int | None:
-        """How many values an input's elements may have: integers from 0 on; None for any, and for a memory's floats."""
+        """How many values an input's elements may have: integers from 0 on; None for any, and for carried states, which
+        are floats."""
         if spec.role is Role.IDS:
             return self.vocab_size
         if spec.role is Role.TOKEN_TYPES:
@@ -462,7 +463,7 @@ class Manifest:
 
     @property
     def answers(self) -> tuple[TensorSpec, ...]:
-        """The outputs that feed no memory."""
+        """The outputs that are no state for the next call."""
         fed = {spec.fed_from for spec in self.memories}
         return tuple(spec for spec in self.outputs if spec.name not in fed)
 

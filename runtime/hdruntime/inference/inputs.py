@@ -20,7 +20,7 @@ BUILD_WITH_MEMORY = (
     "XLNet and Transformer-XL remember, and models like BERT that are built with windows and a memory: "
     "hdexport build MODEL --attention window:256,right:0,global:0 --recurrence 512"
 )
-"""Advice where a bundle without memories is given one."""
+"""Advice where a bundle that carries no states is given one."""
 
 _MEANINGS = {
     Role.MASK: "1 for real tokens and 0 for padding",

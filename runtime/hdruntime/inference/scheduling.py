@@ -184,11 +184,11 @@ class Scheduler:
         return _joined(list(parts), mask)
 
     def run_on(self, carried: CarriedStates, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
-        """Run one segment of each row on memories that the runner keeps.
+        """Run one segment of each row on the states that the runner carries.
 
         Args:
-            memories: of the runner.
-            inputs: without memories.
+            carried: of the runner.
+            inputs: without carried states.
             outputs: names of the requested outputs.
 
         Raises:

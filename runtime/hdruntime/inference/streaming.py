@@ -25,7 +25,7 @@ Document = str | Encoding | Sequence[int]
 """A text, its encoding, or its ids with special tokens."""
 
 Columns = Mapping[str, IntArray]
-"""A document: name of each input but the memories -> [tokens]."""
+"""A document: name of each input but the carried states -> [tokens]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +177,10 @@ class DocumentStream:
     """The segments of one document, made by :meth:`hdruntime.Session.stream`; an iterator and a context manager.
 
     The states that it carries are freed when it is closed, or no longer referred to. After an error it is closed.
+
+    Args:
+        lanes: of one row.
+        document: the document to run.
     """
 
     def __init__(self, lanes: Lanes, document: Columns) -> None:
@@ -213,7 +217,7 @@ class DocumentStream:
             return segment
 
     def close(self) -> None:
-        """Forget the document and free its memories; may be repeated."""
+        """Forget the document and free the states that it carries; may be repeated."""
         with self._lock:
             self._segments = None
 

@@ -195,7 +195,7 @@ class _Server:
         return checked
 
     async def unknown(self, request: Request, error: Any) -> Response:
-        """The answer to an unknown path, and to a method that a path has not."""
+        """The answer to an unknown path, and to a method that a path does not take."""
         root = self._options.root_path
         paths = ", ".join(f"{method} {root}{path}" for method, path, _ in self.routes())
         return self._error(error.status_code, f"There is no such route for the bundle's task; there are {paths}.")
