@@ -25,7 +25,7 @@ from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.checks import checked_texts
-from hdruntime.text.prompts import prompts_of
+from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
@@ -328,6 +328,9 @@ class BundleModel:
                 into=into,
             )
 
+    def _prompt(self, name: str | None, prompt: str | None) -> str:
+        return chosen_prompt(self.prompts, self.default_prompt_name, name=name, prompt=prompt)
+
     def _say_cuts(self, tokenizer: TextTokenizer, argument: str, encodings: Sequence[Encoding]) -> None:
         """Warn, once, that texts are cut."""
         if self._says_cuts and any(encoding.is_cut for encoding in encodings):
@@ -413,6 +416,21 @@ class TwoSidedModel(BundleModel):
         if prompt_name is None and prompt is None:
             prompt_name = self._prompt_of(side)
         return self.encode(inputs, prompt_name, prompt, *arguments, **self._options_of_side(side), **options)
+
+    def _encoded(
+        self,
+        task: TextTask,
+        texts: Sequence[str],
+        *,
+        prompt_name: str | None,
+        prompt: str | None,
+        batch_size: int | None,
+        **options: Any,
+    ) -> Any:
+        """The task's answers to texts that are cut to the model's length; `options` are those of `_answers`."""
+        found = [Text(text=text) for text in texts]
+        reading = Reading(overflow=Overflow.TRUNCATE, batch_size=batch_size)
+        return self._answers(task, found, reading, prompt=self._prompt(prompt_name, prompt), **options)
 
     def _prompt_of(self, side: str) -> str | None:
         """Name of the prompt of queries or documents; None for the default."""

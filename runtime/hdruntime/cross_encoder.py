@@ -40,7 +40,6 @@ from hdruntime.tasks.text_classification import (
 )
 from hdruntime.text.checks import checked_choice, several
 from hdruntime.text.logits import Activation, activated, softmax
-from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 
@@ -176,7 +175,7 @@ class CrossEncoder(BundleModel):
         self._check_call(batch_size, device, pool)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size)
-        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
+        prompt = self._prompt(prompt_name, prompt)
         scores = self._scores(pairs, reading, activation_fn, prompt=prompt, name="inputs", shown=show_progress_bar)
         if apply_softmax and scores.ndim > 1 and len(scores):
             scores = softmax(scores)
@@ -227,7 +226,7 @@ class CrossEncoder(BundleModel):
         check_reranker(self._session.manifest)
         self._check_call(batch_size, device, pool)
         reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size)
-        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
+        prompt = self._prompt(prompt_name, prompt)
         options = {"prompt": prompt, "name": "documents", "shown": show_progress_bar}
         return ranked_documents(
             query,

@@ -29,12 +29,9 @@ from hdruntime.bundle_model import Length, TwoSidedModel, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
-from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.task import Text
 from hdruntime.tasks.token_similarity import Side, TokenVectors, settings_of
 from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import normalized
-from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import maxsim, maxsim_of_pairs
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
@@ -188,12 +185,12 @@ class MultiVectorEncoder(TwoSidedModel):
             )
         from_numpy = None if convert_to_numpy else require("torch").from_numpy
         texts = checked_texts(inputs, name="inputs", may_be_one=True)
-        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
-        vectors = self._answers(
+        vectors = self._encoded(
             self._tasks[side],
-            [Text(text=text) for text in texts],
-            Reading(overflow=Overflow.TRUNCATE, batch_size=batch_size),
+            texts,
+            prompt_name=prompt_name,
             prompt=prompt,
+            batch_size=batch_size,
             name="inputs",
             shown=show_progress_bar,
             tokenizer=None if side is None else self._tokenizers[side],

@@ -32,14 +32,10 @@ from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
 from hdruntime.tasks.embedding import Embedding, TokenStates
-from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.task import Text
 from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 from hdruntime.text.pooling import Pooling, embedding_output
-from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
-from hdruntime.text.tokenization import Overflow
 
 
 class SentenceEncoder(TwoSidedModel):
@@ -162,17 +158,17 @@ class SentenceEncoder(TwoSidedModel):
         self._check_call(batch_size, device, pool)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         texts = checked_texts(sentences, name="sentences", may_be_one=True)
-        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
         of_tokens = output_value == "token_embeddings"
         whole = np.empty((len(texts), self._task.dimensions), np.float32)
         own = self.truncate_dim and self.get_embedding_dimension()
         # A view, and an error before texts are run.
         embeddings = truncated(whole, own if truncate_dim is None else truncate_dim)
-        found = self._answers(
+        found = self._encoded(
             TokenStates(self._session.manifest) if of_tokens else self._task,
-            [Text(text=text) for text in texts],
-            Reading(overflow=Overflow.TRUNCATE, batch_size=batch_size),
+            texts,
+            prompt_name=prompt_name,
             prompt=prompt,
+            batch_size=batch_size,
             name="sentences",
             shown=show_progress_bar,
             into=None if of_tokens else whole,

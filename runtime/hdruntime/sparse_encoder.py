@@ -31,7 +31,6 @@ from hdruntime.bundle_model import Length, TwoSidedModel, also_named
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import require
-from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.sparse_similarity import (
     SparseVector,
     SparseVectors,
@@ -39,11 +38,8 @@ from hdruntime.tasks.sparse_similarity import (
     sparse_vector,
     stacked,
 )
-from hdruntime.tasks.task import Text
 from hdruntime.text.checks import checked_texts
-from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
-from hdruntime.text.tokenization import Overflow
 
 _BLOCK = 256
 """Vectors that are made dense at a time: 31 MB of a vocabulary of 30522."""
@@ -152,12 +148,12 @@ class SparseEncoder(TwoSidedModel):
         task = SparseVectors(self._session.manifest, limit)
         torch = require("torch") if convert_to_tensor else None
         texts = checked_texts(inputs, name="inputs", may_be_one=True)
-        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
-        vectors = self._answers(
+        vectors = self._encoded(
             task,
-            [Text(text=text) for text in texts],
-            Reading(overflow=Overflow.TRUNCATE, batch_size=batch_size),
+            texts,
+            prompt_name=prompt_name,
             prompt=prompt,
+            batch_size=batch_size,
             name="inputs",
             shown=show_progress_bar,
         )
