@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -16,8 +15,7 @@ _KEY = "hdexport.layer_results"
 """Key of a graph's metadata: names of the values that layers return, and which layers repeat others, as JSON."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerResults:
+class LayerResults(NamedTuple):
     """Values that layers of a graph return.
 
     Attributes:
@@ -30,7 +28,7 @@ class LayerResults:
 
     def write(self, model: onnx_ir.Model) -> None:
         """Keep the names in a graph's metadata."""
-        model.metadata_props[_KEY] = json.dumps(vars(self))
+        model.metadata_props[_KEY] = json.dumps(self._asdict())
 
     @property
     def replacements(self) -> list[tuple[str, str]]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -33,8 +32,7 @@ def layers_traced_once(module: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Traced:
+class _Traced(NamedTuple):
     """A layer that was traced, the number that marks have for it, its arguments, and its results.
 
     Attributes:

@@ -6,8 +6,7 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ _CODES = {"i": 0, "u": 1, "f": 2}
 """NumPy's kind of a type -> ``DLDataTypeCode``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DlTensor:
+class DlTensor(NamedTuple):
     """What a capsule describes: the address of the first element, sizes and strides in elements, (type, ordinal) of the
     device; `dtype` is None if NumPy has no such type."""
 

@@ -6,8 +6,7 @@ For ONNX Runtime only: `hdexport.graph.targets` says why engines do not get it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hdruntime.errors import ExportError
 
@@ -29,8 +28,7 @@ _WIDE_AXIS = 2
 """The last axis of [batch, tokens, width]."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeedForward:
+class FeedForward(NamedTuple):
     """A feed-forward network in a graph: its nodes, in order; `source`, [batch, tokens, hidden], all that they read
     beside constants; and `result`, [batch, tokens, hidden], all that other nodes read of them."""
 

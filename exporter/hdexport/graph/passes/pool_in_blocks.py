@@ -9,8 +9,7 @@ Engines do not get it: `hdexport.graph.targets` says why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -26,8 +25,7 @@ _TOKENS_AXIS, _RANK = 1, 3
 """The tokens' axis, and the rank, of [batch, tokens, width]."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pooled:
+class _Pooled(NamedTuple):
     """A product with a weight whose tokens are pooled.
 
     Attributes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hdexport.attention.kinds import lowering_of
 from hdexport.graph.passes.module_names import module_names
@@ -55,8 +54,7 @@ _MOST_QUERIES = 512
 """Queries of a text whose scores are looked at, evenly spread: all scores of a long text take longer than the model."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Watched:
+class Watched(NamedTuple):
     """A float16 value of the portable graph, or the values within one attention.
 
     Attributes:

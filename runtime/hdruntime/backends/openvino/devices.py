@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hdplugins import OPERATORS
 from hdruntime.backends.precision import Precision
@@ -15,8 +14,7 @@ CPU = "CPU"
 """OpenVINO's name of the processor."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenVinoDevice:
+class OpenVinoDevice(NamedTuple):
     """A device that OpenVINO runs models on, named as OpenVINO names it.
 
     Attributes:

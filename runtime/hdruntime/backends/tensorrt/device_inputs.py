@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ _TYPES = {"int64": (np.dtype(np.int64), np.dtype(np.int32)), "float32": (np.dtyp
 """Type in the manifest -> accepted types of arrays."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceInput:
+class DeviceInput(NamedTuple):
     """A contiguous array [batch, tokens] on the GPU, or one [batch, ...] whose other axes are taken as one."""
 
     address: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ _SMALLEST_STEP = 1 << 16
 """Bytes that a block grows by at least."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """A tensor: its first byte in the block, its shape and its type."""
 
     offset: int
@@ -33,8 +32,7 @@ class Place:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(NamedTuple):
     """Tensors one after another in a block of `size` bytes: name -> position."""
 
     places: Mapping[str, Place]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 
@@ -112,7 +111,7 @@ class Transposed(ByDlpack):
     """A memory whose last two axes are swapped, so that it is not contiguous."""
 
     def described(self) -> DlTensor:
-        return dataclasses.replace(super().described(), strides=(16, 16, 1, 4))
+        return super().described()._replace(strides=(16, 16, 1, 4))
 
 
 def test_a_memory_on_the_gpu_that_does_not_fit_is_refused(new_recurrent: MachineMaker) -> None:
