@@ -70,36 +70,96 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     narrowed = narrow_norms(model)
-    nodes = [node for node in operator_nodes(model) if lowering_of(node).is_dense(node)]
+    lowerings = [(node, lowering_of(node)) for node in operator_nodes(model)]
+    dense = [(node, lowering) for node, lowering in lowerings if lowering.is_dense(node)]
     parts = SharedParts(model)
-    for node in nodes:
-        repeat_key_heads(Insertion(node), node)
-        attended = _attended(node, parts)
-        insertion = Insertion(node)
-        replace_by_merged(insertion, node, insertion.insert(attended))
-    if nodes:
+    for node, lowering in dense:
+        fusion = _Fusion(node, parts)
+        attended = fusion.attended(has_bias=lowering.has_bias(node))
+        replace_by_merged(fusion.insertion, node, fusion.insertion.insert(attended))
+    if dense:
         model.graph.opset_imports[CONTRIB_DOMAIN] = 1
-    if nodes or narrowed:
+    if dense or narrowed:
         RemoveUnusedNodesPass()(model)
         RemoveUnusedFunctionsPass()(model)
-    return len(nodes) + narrowed
+    return len(dense) + narrowed
 
 
-def _attended(node: onnx_ir.Node, parts: SharedParts) -> onnx_ir.Node:
-    """Return a node that gives [batch, tokens, hidden], in no graph yet."""
-    insertion, key_mask, name, dtype = Insertion(node), token_mask_of(node), parts.new_name("attention"), _dtype(node)
-    if is_causal(node):
-        packed = parts.once((PackedTokens, key_mask), lambda: PackedTokens(insertion, key_mask))
-        return _causal(insertion, node, packed, name=name)
-    mask = parts.once((_Mask, key_mask), lambda: _Mask(insertion, key_mask, dtype))
-    states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
-    if not lowering_of(node).has_bias(node):
-        return _fused(insertion, node, states, mask, name=name)
-    bias = bias_by_distance(insertion, node, parts, by_rows=False, is_short=mask.is_short)
-    if bias.dtype != dtype:
-        bias = insertion.op("Cast", [bias], {"to": int(dtype)})
-    fused = _fused(insertion, node, states, mask, bias=bias, name=f"{name}_fused")
-    return _or_body(insertion, node, fused, mask.is_short, name=name)
+class _Fusion:
+    """The nodes that take the place of a node of dense attention, in the type of its states.
+
+    Methods return a node that gives [batch, tokens, hidden], in no graph yet.
+    """
+
+    def __init__(self, node: onnx_ir.Node, parts: SharedParts) -> None:
+        assert node.inputs[0] is not None
+        assert node.inputs[0].dtype is not None
+        self.insertion = Insertion(node)
+        repeat_key_heads(self.insertion, node)
+        self._node, self._parts = node, parts
+        self._name, self._dtype = parts.new_name("attention"), node.inputs[0].dtype
+
+    def attended(self, *, has_bias: bool) -> onnx_ir.Node:
+        """The attention of all tokens to each other, or of each to those before it."""
+        node, parts, key_mask = self._node, self._parts, token_mask_of(self._node)
+        if is_causal(node):
+            return self._causal(parts.once((PackedTokens, key_mask), lambda: PackedTokens(self.insertion, key_mask)))
+        mask = parts.once((_Mask, key_mask), lambda: _Mask(self.insertion, key_mask, self._dtype))
+        states = self._states()
+        if not has_bias:
+            return self._fused(states, mask, name=self._name)
+        bias = bias_by_distance(self.insertion, node, parts, by_rows=False, is_short=mask.is_short)
+        if bias.dtype != self._dtype:
+            bias = self.insertion.op("Cast", [bias], {"to": int(self._dtype)})
+        return self._or_body(self._fused(states, mask, bias=bias, name=f"{self._name}_fused"), mask.is_short)
+
+    def _states(self) -> list[onnx_ir.Value]:
+        return [merge_heads(self.insertion, state) for state in states_tokens_first(self.insertion, self._node)]
+
+    def _fused(
+        self, states: Sequence[onnx_ir.Value], mask: _Mask, *, bias: onnx_ir.Value | None = None, name: str
+    ) -> onnx_ir.Node:
+        """The attention for the mask."""
+        import onnx_ir as ir
+
+        node = self._node
+        free = fused_attention(node, states, bias=bias)
+        # With this mask the products are stored in the graph's type before they are scaled, so the query is scaled
+        # instead: float16 overflows otherwise.
+        scale = self.insertion.op("Constant", [], {"value_float": node.attributes["scale"].as_float()})
+        typed_scale = self.insertion.op("Cast", [scale], {"to": int(self._dtype)})
+        scaled = ir.node("Mul", [states[0], typed_scale])
+        by_key = fused_attention(node, [scaled.outputs[0], *states[1:]], key_mask=mask.numbers, bias=bias, scale=1.0)
+        masked = [scaled, by_key]
+        if bias is None and _has_memory_efficient_kernel(node):
+            ending = fused_attention(node, states, key_mask=mask.starts)
+            masked = [choice(mask.ends, then=[ending], otherwise=masked, name=f"{name}_masked", dtype=self._dtype)]
+        # A row without any real key is 0 by definition, and something finite without this.
+        zeroed = ir.node("Mul", [masked[-1].outputs[0], mask.any_key])
+        return choice(mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=self._dtype)
+
+    def _causal(self, packed: PackedTokens) -> onnx_ir.Node:
+        """The attention of each token to those before it, which packs no texts where no token is padding."""
+        zero = self.insertion.op("Constant", [], {"value_float": 0.0})
+        zero = self.insertion.op("Cast", [zero], {"to": int(self._dtype)})
+        states = self._states()
+        packs = packed.pack(states)
+        attended = fused_attention(self._node, [pack.outputs[0] for pack in packs], causal=True)
+        unpacks = packed.unpack(attended.outputs[0], zero)
+        free = fused_attention(self._node, states, causal=True)
+        otherwise = [*packs, attended, *unpacks]
+        return choice(packed.unmasked, then=[free], otherwise=otherwise, name=self._name, dtype=self._dtype)
+
+    def _or_body(self, fused: onnx_ir.Node, is_short: onnx_ir.Value) -> onnx_ir.Node:
+        """The fused attention for short texts, else the node's body."""
+        import onnx_ir as ir
+
+        node = self._node
+        body = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
+        tokens_first = ir.node("Transpose", [body.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})
+        merged = ir.node("Reshape", [tokens_first.outputs[0], self.insertion.integers([0, 0, -1])])
+        otherwise = [body, tokens_first, merged]
+        return choice(is_short, then=[fused], otherwise=otherwise, name=self._name, dtype=self._dtype)
 
 
 class _Mask:
@@ -153,68 +213,8 @@ class _Mask:
         self.starts = insertion.op("Concat", [flat, starts, starts], {"axis": 0})
 
 
-def _fused(
-    insertion: Insertion,
-    node: onnx_ir.Node,
-    states: Sequence[onnx_ir.Value],
-    mask: _Mask,
-    *,
-    bias: onnx_ir.Value | None = None,
-    name: str,
-) -> onnx_ir.Node:
-    """A node that gives [batch, tokens, hidden], by the attention for the mask."""
-    import onnx_ir as ir
-
-    dtype = _dtype(node)
-    free = fused_attention(node, states, bias=bias)
-    # With this mask the products are stored in the graph's type before they are scaled, so the query is scaled instead:
-    # float16 overflows otherwise.
-    scale = insertion.op("Constant", [], {"value_float": node.attributes["scale"].as_float()})
-    typed_scale = insertion.op("Cast", [scale], {"to": int(dtype)})
-    scaled = ir.node("Mul", [states[0], typed_scale])
-    by_key = fused_attention(node, [scaled.outputs[0], *states[1:]], key_mask=mask.numbers, bias=bias, scale=1.0)
-    masked = [scaled, by_key]
-    if bias is None and _has_memory_efficient_kernel(node):
-        ending = fused_attention(node, states, key_mask=mask.starts)
-        masked = [choice(mask.ends, then=[ending], otherwise=masked, name=f"{name}_masked", dtype=dtype)]
-    # A row without any real key is 0 by definition, and something finite without this.
-    zeroed = ir.node("Mul", [masked[-1].outputs[0], mask.any_key])
-    return choice(mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=dtype)
-
-
-def _causal(insertion: Insertion, node: onnx_ir.Node, packed: PackedTokens, *, name: str) -> onnx_ir.Node:
-    """A node that gives [batch, tokens, hidden], and packs no texts where no token is padding."""
-    dtype = _dtype(node)
-    zero = insertion.op("Cast", [insertion.op("Constant", [], {"value_float": 0.0})], {"to": int(dtype)})
-    states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
-    packs = packed.pack(states)
-    attended = fused_attention(node, [pack.outputs[0] for pack in packs], causal=True)
-    unpacks = packed.unpack(attended.outputs[0], zero)
-    free = fused_attention(node, states, causal=True)
-    return choice(packed.unmasked, then=[free], otherwise=[*packs, attended, *unpacks], name=name, dtype=dtype)
-
-
-def _or_body(
-    insertion: Insertion, node: onnx_ir.Node, fused: onnx_ir.Node, is_short: onnx_ir.Value, *, name: str
-) -> onnx_ir.Node:
-    """A node that gives [batch, tokens, hidden], by the fused attention for short texts, else by the node's body."""
-    import onnx_ir as ir
-
-    by_body = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
-    tokens_first = ir.node("Transpose", [by_body.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})
-    merged = ir.node("Reshape", [tokens_first.outputs[0], insertion.integers([0, 0, -1])])
-    return choice(is_short, then=[fused], otherwise=[by_body, tokens_first, merged], name=name, dtype=_dtype(node))
-
-
 def _has_memory_efficient_kernel(node: onnx_ir.Node) -> bool:
     assert node.inputs[0] is not None
     assert node.inputs[0].shape is not None
     head_dim = node.inputs[0].shape[3]
     return isinstance(head_dim, int) and head_dim % _HEAD_DIM_MULTIPLE == 0 and head_dim <= _MOST_HEAD_DIM
-
-
-def _dtype(node: onnx_ir.Node) -> onnx_ir.DataType:
-    """The type of the states that a node attends to."""
-    assert node.inputs[0] is not None
-    assert node.inputs[0].dtype is not None
-    return node.inputs[0].dtype
