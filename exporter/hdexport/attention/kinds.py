@@ -7,8 +7,7 @@ import importlib.metadata
 import logging
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -167,8 +166,7 @@ def check_unseen_tokens(setups: Mapping[str, Setup], nodes: Sequence[OperatorNod
             )
 
 
-@dataclass(frozen=True)
-class Attention:
+class Attention(NamedTuple):
     """A kind in a bundle, and the manifest's record of it."""
 
     kind: AttentionKind

@@ -6,7 +6,7 @@ People try some of them; of the others, the library's classes say whether they a
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _OF_TEXT = ("MASKED_LM", "TEXT_ENCODING")
 """Auto classes that encoders of texts are in, and others by mistake only."""
@@ -31,8 +31,7 @@ _PLAIN = "BERT or XLM-RoBERTa, for the text alone"
 _LONG_SEQUENCES = "the encoder of a LED, a LongT5 or a BigBird-Pegasus"
 
 
-@dataclass(frozen=True)
-class Unsupported:
+class Unsupported(NamedTuple):
     """A model type that cannot be built: why not, and the nearest type that is supported, as the ends of sentences."""
 
     reason: str

@@ -25,8 +25,7 @@ it, 64 MB for a text of 4096 tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from hdexport.lowering.lowering import Lowering, SharedParts
 from hdexport.lowering.multi_head_attention import (
@@ -103,8 +102,7 @@ class _DenseLowering(Lowering):
 LOWERING = _DenseLowering()
 
 
-@dataclass(frozen=True)
-class _Mask:
+class _Mask(NamedTuple):
     """The parts of a mask that all attentions over the same keys share.
 
     Attributes:
