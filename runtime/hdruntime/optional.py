@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import logging
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hdruntime.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+logger = logging.getLogger(__name__)
 
 BACKENDS_GROUP = "hdexport.backends"
 """Group of entry points: name of a backend -> its class, a `hdruntime.backends.entry.BackendEntry`; name and `TARGET`
@@ -84,13 +87,27 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def entry_points_of(group: str) -> dict[str, EntryPoint]:
+    """The entry points that packages register in a group, by name; none of them is imported."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
+
+
 @functools.cache
 def registered_backends() -> dict[str, EntryPoint]:
-    """The backends that other packages register, by name; none of them is imported."""
-    import importlib.metadata
+    """The backends of other packages, by name."""
+    return {name: point for name, point in entry_points_of(BACKENDS_GROUP).items() if not name.endswith(TARGET)}
 
-    points = importlib.metadata.entry_points(group=BACKENDS_GROUP)
-    return {point.name: point for point in sorted(points, key=lambda point: point.name) if TARGET not in point.name}
+
+def made_by(point: EntryPoint, what: str) -> Any | None:
+    """What the class of another package makes; None, with a warning, if its code fails: others do not need it."""
+    try:
+        return point.load()()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        logger.warning("The %s %s (%s) cannot be loaded and is ignored: %s", what, point.name, point.value, reason)
+        return None
 
 
 def missing_dependency(error: ModuleNotFoundError) -> MissingDependencyError | None:

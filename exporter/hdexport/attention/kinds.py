@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import logging
+import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +18,10 @@ from hdexport.lowering.nodes import operator_of
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BundleCorruptError, InputError, ModelError
+from hdruntime.optional import entry_points_of, made_by
 
 if TYPE_CHECKING:
     import onnx_ir
-
-logger = logging.getLogger(__name__)
 
 _ENTRY_POINTS = "hdexport.attention"
 """Group in which other packages register theirs."""
@@ -36,25 +34,9 @@ def kinds() -> tuple[AttentionKind, ...]:
     """Every kind: one per folder beside this file, and those of the entry points ``hdexport.attention``."""
     folders = [found.name for found in pkgutil.iter_modules(hdexport.attention.__path__) if found.ispkg]
     ours = [importlib.import_module(f"hdexport.attention.{folder}.kind").KIND for folder in folders]
-    points = sorted(importlib.metadata.entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
-    others = [kind for kind in map(_loaded, points) if kind is not None]
+    points = entry_points_of(_ENTRY_POINTS).values()
+    others = filter(None, (made_by(point, "kind of attention") for point in points))
     return (*sorted(ours, key=lambda kind: (kind.rank, kind.name)), *others)
-
-
-def _loaded(point: importlib.metadata.EntryPoint) -> AttentionKind | None:
-    """A kind of another package; None, with a warning, if its code fails: models without it do not need it."""
-    try:
-        kind: AttentionKind = point.load()()
-    except Exception as error:
-        logger.warning(
-            "The kind of attention %s (%s) cannot be loaded and is ignored: %s: %s",
-            point.name,
-            point.value,
-            type(error).__name__,
-            error,
-        )
-        return None
-    return kind
 
 
 def kind_named(name: object) -> AttentionKind:

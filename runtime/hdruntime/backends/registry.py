@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import pkgutil
-from importlib.metadata import EntryPoint
 
 import hdruntime.backends
 from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.precision import Precision
-from hdruntime.optional import registered_backends
-
-logger = logging.getLogger(__name__)
+from hdruntime.optional import made_by, registered_backends
 
 
 @functools.cache
@@ -25,7 +21,7 @@ def backends() -> tuple[BackendEntry, ...]:
         if module.ispkg
         for entry in importlib.import_module(f"hdruntime.backends.{module.name}.backend").BACKENDS
     )
-    others = (entry for point in registered_backends().values() if (entry := _loaded(point)) is not None)
+    others = filter(None, (made_by(point, "backend") for point in registered_backends().values()))
     return tuple(sorted((*ours, *others), key=lambda entry: (not entry.needs_gpu, entry.rank)))
 
 
@@ -51,19 +47,3 @@ def needs_gpu(name: str) -> bool:
 def computing_in(precision: Precision) -> list[BackendEntry]:
     """The backends that a CPU computes in a precision by."""
     return [entry for entry in backends() if not entry.needs_gpu and precision in entry.precisions]
-
-
-def _loaded(point: EntryPoint) -> BackendEntry | None:
-    """A backend of another package; None, with a warning, if its code fails: bundles without it do not need it."""
-    try:
-        entry: BackendEntry = point.load()()
-    except Exception as error:
-        logger.warning(
-            "The backend %s (%s) cannot be loaded and is ignored: %s: %s",
-            point.name,
-            point.value,
-            type(error).__name__,
-            error,
-        )
-        return None
-    return entry

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hdruntime.bundle.checked_json import Choice
 from hdruntime.bundle.sentence_settings import Kind
 from hdruntime.errors import BundleError
+from hdruntime.optional import entry_points_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -98,7 +99,4 @@ def format_of(task: Task) -> type[TaskFormat]:
 @functools.cache
 def registered() -> dict[str, EntryPoint]:
     """The tasks of other packages: name -> where their class is."""
-    from importlib.metadata import entry_points
-
-    points = sorted(entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
-    return {point.name: point for point in points if point.name not in list(Task)}
+    return {name: point for name, point in entry_points_of(_ENTRY_POINTS).items() if name not in list(Task)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import logging
 import pkgutil
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 import hdexport.graph.targets
 from hdexport.graph.targets.target import Target
 from hdruntime.bundle.manifest import Backend
-from hdruntime.optional import BACKENDS_GROUP, TARGET
+from hdruntime.optional import BACKENDS_GROUP, TARGET, entry_points_of, made_by
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +27,9 @@ def targets() -> tuple[Target, ...]:
         if module.ispkg
         for target in importlib.import_module(f"hdexport.graph.targets.{module.name}.target").TARGETS
     )
-    points = importlib.metadata.entry_points(group=BACKENDS_GROUP)
-    others = (_loaded(point) for point in points if point.name.endswith(TARGET))
-    return tuple(sorted((*ours, *(target for target in others if target)), key=lambda target: target.name))
+    points = [point for name, point in entry_points_of(BACKENDS_GROUP).items() if name.endswith(TARGET)]
+    others = filter(None, (made_by(point, "target") for point in points))
+    return tuple(sorted((*ours, *others), key=lambda target: target.name))
 
 
 def target_names() -> list[str]:
@@ -76,19 +75,3 @@ def flavours_of(chosen: Sequence[Target]) -> tuple[Backend, ...]:
 def targets_named(names: Sequence[str]) -> list[Target]:
     """The targets of these names."""
     return [target for target in targets() if target.name in names]
-
-
-def _loaded(point: importlib.metadata.EntryPoint) -> Target | None:
-    """A target of another package; None, with a warning, if its code fails: other builds do not need it."""
-    try:
-        target: Target = point.load()()
-    except Exception as error:
-        logger.warning(
-            "The target %s (%s) cannot be loaded and is ignored: %s: %s",
-            point.name,
-            point.value,
-            type(error).__name__,
-            error,
-        )
-        return None
-    return target
