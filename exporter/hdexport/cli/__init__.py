@@ -9,15 +9,22 @@ import argparse
 import importlib
 import logging
 import os
-import resource
 import sys
 from collections.abc import Sequence
 
 from hdexport.cli.arguments import command_line
 from hdexport.cli.command_parser import CommandParser
-from hdexport.cli.interruption import READER_GONE, exit_code, stopped_like_interrupted
-from hdexport.cli.streams import complain, finish_output, prepare_streams, reader_is_gone
-from hdexport.support.memory import says_out_of_memory
+from hdexport.cli.process import (
+    READER_GONE,
+    complain,
+    exit_code,
+    finish_output,
+    interrupted_by_openblas,
+    prepare_streams,
+    reader_is_gone,
+    stopped_like_interrupted,
+    want_of_memory,
+)
 from hdexport.support.process_settings import heed_quota
 from hdruntime.errors import HdexportError
 from hdruntime.optional import missing_dependency
@@ -38,13 +45,6 @@ COMMANDS = (
     "doctor",
 )
 """Each command is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
-
-_ALSO_OUT_OF_MEMORY = (
-    "failed to map segment",  # the loader of shared libraries
-    "can't start new thread",  # Python, which had no room for its stack
-    "can't load unicodedata module",  # Python, which compiles a name of a character with it
-)
-"""Words of errors for memory that ran out, beside those that `says_out_of_memory` knows."""
 
 
 class _ShowVersion(argparse.Action):
@@ -164,37 +164,3 @@ def _message(error: Exception) -> str | None:
         # A disk or a permission, not a mistake in hdexport.
         return f"{error}\nTo see where it happened, add --debug."
     return short
-
-
-def want_of_memory(error: Exception) -> str | None:
-    """A message if the error is about a lack of memory, else None."""
-    text = str(error)
-    if not (
-        isinstance(error, MemoryError) or says_out_of_memory(text) or any(said in text for said in _ALSO_OUT_OF_MEMORY)
-    ):
-        return None
-    # NumPy's message is a page about broken installations, which ends with the error.
-    said = next((line for line in reversed(text.splitlines()) if line.strip()), "Python could not allocate any")
-    return f"There is not enough memory: {said}\n{_advice()}"
-
-
-def interrupted_by_openblas() -> str | None:
-    """A message if OpenBLAS got no memory for its threads while NumPy was loaded, else None.
-
-    OpenBLAS prints its own words and interrupts the process as Ctrl-C does.
-    """
-    if _address_limit() is None or "numpy" in sys.modules:
-        return None
-    return f"There is not enough memory: NumPy could not be loaded.\n{_advice()}"
-
-
-def _advice() -> str:
-    limit = _address_limit()
-    if limit is None:
-        return "Free memory, or use a machine that has more."
-    return f"This process may have {limit / 1e6:.0f} MB of addresses; raise the limit: ulimit -v unlimited"
-
-
-def _address_limit() -> int | None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else limit

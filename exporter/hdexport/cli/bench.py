@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, trust_of, whole_number
-from hdexport.cli.interruption import whole_or_nothing
-from hdexport.cli.streams import outlive_readers
+from hdexport.cli.process import outlive_readers, whole_or_nothing
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
 from hdruntime.optional import require

@@ -25,8 +25,7 @@ from hdexport.cli.arguments import (
     trust_of,
     whole_number,
 )
-from hdexport.cli.interruption import whole_or_nothing
-from hdexport.cli.streams import outlive_readers
+from hdexport.cli.process import outlive_readers, whole_or_nothing
 
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions

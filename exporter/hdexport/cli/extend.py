@@ -17,8 +17,7 @@ from hdexport.cli.arguments import (
     trust_of,
     whole_number,
 )
-from hdexport.cli.interruption import whole_or_nothing
-from hdexport.cli.streams import outlive_readers
+from hdexport.cli.process import outlive_readers, whole_or_nothing
 
 SUMMARY = "write a checkpoint with more positions, to be fine-tuned"
 

@@ -10,8 +10,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
+from hdexport.cli.process import complain
 from hdexport.cli.progress import StatusLine, duration_text
-from hdexport.cli.streams import complain
 from hdexport.support.gpu_memory import GpuMemory, gpu_memory
 from hdruntime.errors import InputError
 from hdruntime.jobs.progress import JobProgress

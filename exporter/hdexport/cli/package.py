@@ -10,7 +10,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from hdexport.cli.streams import outlive_readers
+from hdexport.cli.process import outlive_readers
 from hdruntime.backends.registry import backend_names
 
 SUMMARY = "package a bundle for a Triton Inference Server"

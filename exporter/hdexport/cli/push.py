@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hdexport.cli.streams import outlive_readers
+from hdexport.cli.process import outlive_readers
 from hdruntime.errors import InputError
 
 SUMMARY = "upload a bundle to the Hugging Face Hub, with a model card"

@@ -18,8 +18,7 @@ from hdexport.cli.arguments import (
     int8_options,
     refuse_engine_options,
 )
-from hdexport.cli.interruption import whole_or_nothing
-from hdexport.cli.streams import outlive_readers
+from hdexport.cli.process import outlive_readers, whole_or_nothing
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import add_precision_argument, whole_number
-from hdexport.cli.interruption import READER_GONE, exit_code
-from hdexport.cli.streams import outlive_readers
+from hdexport.cli.process import READER_GONE, exit_code, outlive_readers
 from hdruntime.backends.registry import backend_names, backends
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
 

@@ -19,8 +19,7 @@ from hdexport.cli.arguments import (
     trust_of,
     whole_number,
 )
-from hdexport.cli.interruption import interruption_explained
-from hdexport.cli.streams import outlive_readers
+from hdexport.cli.process import interruption_explained, outlive_readers
 
 SUMMARY = "learn longer positions from long texts without labels"
 

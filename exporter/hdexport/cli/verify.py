@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, trust_of, whole_number
-from hdexport.cli.streams import outlive_readers
+from hdexport.cli.process import outlive_readers
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import backend_names, computing_in
 from hdruntime.errors import InputError, VerificationError

@@ -256,7 +256,7 @@ _STOPPED = """
 import os, signal, sys
 from pathlib import Path
 
-from hdexport.cli.interruption import exit_code, stopped_like_interrupted
+from hdexport.cli.process import exit_code, stopped_like_interrupted
 from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdexport.graph.targets.tensorrt.builder import build_engine

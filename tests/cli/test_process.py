@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.cli import interruption, want_of_memory
+from hdexport.cli import process
+from hdexport.cli.process import want_of_memory
 from support.commands import HDEXPORT, Command
 from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
@@ -209,8 +210,8 @@ def test_a_build_that_is_stopped_leaves_nothing(checkpoint: Path, tmp_path: Path
 
 FORGOTTEN = """
 import signal, sys, time, weakref
-from hdexport.cli import interruption
-from hdexport.cli.interruption import exit_code, stopped_like_interrupted
+from hdexport.cli import process
+from hdexport.cli.process import exit_code, stopped_like_interrupted
 
 class Something:
     pass
@@ -218,7 +219,7 @@ class Something:
 number = int(sys.argv[1])
 if number == signal.SIGHUP:
     signal.signal(number, signal.SIG_DFL)  # what nohup starts ignores it
-interruption._AGAIN_SECONDS = float(sys.argv[2])
+process._AGAIN_SECONDS = float(sys.argv[2])
 try:
     with stopped_like_interrupted():
         something = Something()
@@ -247,9 +248,9 @@ def test_a_signal_that_python_forgets_interrupts_after_that(number: signal.Signa
 
 def test_a_signal_during_the_import_of_a_compiled_module_interrupts() -> None:
     """ONNX Runtime's, for one, turns the interruption into an error of its import."""
-    with pytest.raises(KeyboardInterrupt) as stop, interruption.stopped_like_interrupted():
+    with pytest.raises(KeyboardInterrupt) as stop, process.stopped_like_interrupted():
         raise ImportError("initialization failed") from KeyboardInterrupt(signal.SIGTERM)
-    assert interruption.exit_code(stop.value) == 143
+    assert process.exit_code(stop.value) == 143
 
 
 def test_a_stopped_build_says_that_what_it_would_have_replaced_is_as_it_was(
