@@ -29,7 +29,6 @@ from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions
 from hdruntime.text.checks import checked_choice, checked_texts, several
 from hdruntime.text.chunking import Spans, TextChunks, overlap_of
 from hdruntime.text.entities import Aggregation, Entity
-from hdruntime.text.logits import activated
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
@@ -374,9 +373,7 @@ class Session(BatchSession):
 
         def scores_of(pairs: list[tuple[str, str]]) -> FloatArray:
             found = [Text(text=first, text_pair=second) for first, second in pairs]
-            logits = answers_of(self, task, found, reading, prompt=prompt, name="documents")
-            scores: FloatArray = activated(np.array(logits, np.float32).reshape(len(pairs), 1), task.activation)[:, 0]
-            return scores
+            return task.scores(answers_of(self, task, found, reading, prompt=prompt, name="documents"))
 
         return ranked_documents(
             query,

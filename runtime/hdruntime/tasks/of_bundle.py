@@ -51,13 +51,13 @@ def served_task(bundle: Bundle) -> TextTask:
     """The task of a bundle as a server runs it; bundles without a tokenizer or of tasks without routes are refused."""
     if bundle.manifest.tokenizer is None:
         raise InputError(f"The bundle {bundle.path} has no tokenizer.\nServe one that reads texts.")
-    task = class_of(bundle.manifest.task).of_job(bundle, TaskOptions())
-    if not task.routes():
+    kind = class_of(bundle.manifest.task)
+    if kind.routes is TextTask.routes:
         raise InputError(
-            f"The bundle's task is {task.name}, which is not served.\n"
+            f"The bundle's task is {kind.name}, which is not served.\n"
             "Serve embeddings, sparse vectors, or text-classification; or call hdruntime.load in a server of yours."
         )
-    return task
+    return kind.of_job(bundle, TaskOptions())
 
 
 def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool, pair_option: str = "--text-pair-column") -> None:

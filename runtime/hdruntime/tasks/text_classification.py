@@ -112,6 +112,11 @@ class TextClassification(TextTask):
     def numbers(self, answer: FloatArray) -> list[float]:
         return list(classification(answer, self.labels, activation=self.activation).scores.values())
 
+    def scores(self, logits: Sequence[FloatArray]) -> FloatArray:
+        """The scores of pairs, float32 [pairs], by a model of one label."""
+        scores: FloatArray = activated(_columns(logits), self.activation)[:, 0]
+        return scores
+
     def routes(self) -> Sequence[Route]:
         ranks = [Route(path, RerankBody, self._rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")]
         return [Route("/predict", PredictBody, self._predict), *(ranks if len(self.labels) == 1 else [])]
@@ -136,9 +141,8 @@ class TextClassification(TextTask):
         pairs = [Text(text=body.query, text_pair=document) for document in documents]
         most_of_each = (body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
         found = await call.answered(body, pairs, most_of_each=most_of_each)
-        logits = np.array(found.answers, np.float32).reshape(len(documents), 1)
         is_raw = body.raw_scores or not body.use_activation
-        scores = (logits if is_raw else activated(logits, self.activation))[:, 0]
+        scores = _columns(found.answers)[:, 0] if is_raw else self.scores(found.answers)
         order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
         if body.documents is None:
             kept = {index: {"text": documents[index]} if body.return_text else {} for index in order}
@@ -243,6 +247,11 @@ def _check_query(query: str, tokenizer: TextTokenizer, reading: Reading, *, prom
             f"{tokenizer.max_len - 1} fit.\n"
             "Shorten the query, or cut both texts: overflow='truncate'"
         )
+
+
+def _columns(logits: Sequence[FloatArray]) -> FloatArray:
+    """float32 [pairs, 1], also of no pair."""
+    return np.array(logits, np.float32).reshape(len(logits), 1)
 
 
 def _document(given: str | dict[str, Any]) -> str:
