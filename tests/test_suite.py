@@ -23,7 +23,11 @@ def _imported(file: Path) -> set[tuple[str, str]]:
     """Modules of ours that a file imports from, in its functions too, and the names that it takes."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("hdexport", "hdruntime"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in (
+            "hdexport",
+            "hdruntime",
+            "hdplugins",
+        ):
             found |= {(str(node.module), alias.name) for alias in node.names}
     return found
 

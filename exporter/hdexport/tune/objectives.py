@@ -14,7 +14,7 @@ from transformers import DataCollatorForLanguageModeling
 
 from hdexport.graph.vocabulary_head import sampled_head
 from hdexport.tune.corpus import Corpus, Document
-from hdexport.tune.student import Encoder, Student
+from hdexport.tune.student import Student, TrainedEncoder
 
 MASKED_SHARE = 0.15
 """Share of tokens that are masked, as in BERT's training."""
@@ -51,7 +51,7 @@ class Distill(Objective):
     """1 - cosine of each token's states in the whole text, and in a window of trained positions, far from its ends. The
     teacher, which reads the windows, is the checkpoint's own model of `base` positions."""
 
-    def __init__(self, documents: Sequence[Document], tokenizer: Any, teacher: Encoder, *, base: int) -> None:
+    def __init__(self, documents: Sequence[Document], tokenizer: Any, teacher: TrainedEncoder, *, base: int) -> None:
         self.documents, self._tokenizer, self._teacher, self._base = documents, tokenizer, teacher, base
 
     def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Encoder:
+class TrainedEncoder:
     """A model that gives token states and vectors of token ids, on a device. Linear layers compute in bfloat16 where
     the hardware has it, except in families whose attention is the library's own code, which mixes types."""
 
@@ -96,7 +96,7 @@ class TunedRows(torch.nn.Module):
         return torch.nn.functional.embedding(rows, self.table())
 
 
-class Student(Encoder):
+class Student(TrainedEncoder):
     """The model whose positions are learnt, with its position table and the positions of the new checkpoint."""
 
     rows: TunedRows
@@ -159,11 +159,11 @@ def make_student(
     return student
 
 
-def make_teacher(checkpoint: Checkpoint, task: Task, device: torch.device) -> Encoder:
+def make_teacher(checkpoint: Checkpoint, task: Task, device: torch.device) -> TrainedEncoder:
     """The checkpoint's own model, which learns nothing."""
     model = checkpoint.load(task).requires_grad_(False)
     checkpoint.family.as_trained(model)
-    return Encoder(model, checkpoint, task, device)
+    return TrainedEncoder(model, checkpoint, task, device)
 
 
 def _pooling(checkpoint: Checkpoint, task: Task) -> ModuleChain:
