@@ -71,7 +71,8 @@ class BackendEntry(abc.ABC):
     """Its name in sentences."""
 
     rank: ClassVar[int]
-    """``auto`` tries the backends of a place, GPU or CPU, by rising rank; the last on a CPU is always taken."""
+    """``auto`` tries the backends of a place, GPU or CPU, by rising rank; the last on a CPU, of rank 1000, is always
+    taken."""
 
     needs_gpu: ClassVar[bool] = False
     """Whether it needs an NVIDIA GPU."""

@@ -100,6 +100,19 @@ def test_auto_takes_it_and_its_answers_are_onnx_runtimes(bundle: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_a_job_runs_by_it(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw4\n")
+    for backend in ("toy", "auto"):
+        output = tmp_path / f"{backend}.jsonl"
+        done = hdexport("run", bundle, tmp_path / "texts.txt", "-o", output, "--backend", backend)
+        assert done.returncode == 0, done.stderr
+        assert len(output.read_text().splitlines()) == 2
+    assert "Backend: toy (" in done.stdout
+    refused = hdexport("run", bundle, tmp_path / "texts.txt", "-o", output, "--backend", "toy", installed=False)
+    assert refused.returncode == 1
+    assert "invalid choice: 'toy'" in refused.stderr
+
+
 def test_inspect_and_doctor_show_it(bundle: Path) -> None:
     """By the installed command, which finds the package by itself."""
     with toy_installed():
