@@ -28,12 +28,7 @@ _OF_LIBRARIES = (".safetensors", ".bin")
 
 @dataclass(frozen=True, kw_only=True)
 class HubName:
-    """A name on the hub.
-
-    Attributes:
-        name: ``organisation/name``.
-        revision: a branch, a tag or a commit; None for the main branch.
-    """
+    """A name on the hub, ``organisation/name``, and a branch, a tag or a commit; None for the main branch."""
 
     name: str
     revision: str | None = None
@@ -60,11 +55,6 @@ def opened_bundle(bundle: Path | str | Bundle, backend: Backend | str = _AUTO, p
         backend: that will run it, as for `hdruntime.load`: its files are downloaded. With ``auto``, engines are left
             out where there is no NVIDIA GPU.
         precision: graphs in int8 are downloaded for ``int8`` alone.
-
-    Raises:
-        BundleNotFoundError: there is no bundle of that name, or it is neither in the cache nor to be had.
-        BundleError: as of `open_bundle`.
-        MissingDependencyError: the name is no directory, and ``huggingface_hub`` is not installed.
     """
     if isinstance(bundle, Bundle):
         return bundle

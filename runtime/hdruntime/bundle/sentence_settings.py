@@ -26,12 +26,7 @@ class TemplatePart:
 
 
 class WrittenPair(NamedTuple):
-    """A pair as one text.
-
-    Attributes:
-        text: all of it.
-        places: of each text in it, (start, end) in characters.
-    """
+    """A pair as one text, and the (start, end) of each text in it, in characters."""
 
     text: str
     places: Mapping[Slot, tuple[int, int]]

@@ -79,9 +79,6 @@ def format_of(task: Task) -> type[TaskFormat]:
     """The class of a task: `TASK` of the file of ``hdruntime/tasks`` with its name, or another package's entry point.
 
     It is loaded here and not imported, because it reads manifests, which lie below it.
-
-    Raises:
-        BundleError: the code of another package fails.
     """
     point = registered().get(task)
     if point is None:

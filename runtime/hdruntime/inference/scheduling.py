@@ -90,11 +90,7 @@ class Scheduler:
 
     @property
     def runner(self) -> Runner:
-        """The runner.
-
-        Raises:
-            BackendError: the session is closed, or this process is a fork of the process that opened it.
-        """
+        """The runner, of which there is none where the session is closed, or this process is a fork."""
         runner = self._runner
         if runner is None:
             raise BackendError(self._no_runner)
@@ -102,11 +98,7 @@ class Scheduler:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of a batch unless others are asked for: the runner's default, or fewer if memory has no room for it.
-
-        Raises:
-            BackendError: as `runner`.
-        """
+        """Tokens of a batch unless others are asked for: the runner's default, or fewer if memory lacks room."""
         return min(self.runner.batch_tokens, self.memory.batch_tokens)
 
     @property
@@ -128,23 +120,17 @@ class Scheduler:
 
         A row's answer does not depend on the others: rows share a batch only if the padding changes no answer. A batch
         that does not fit in memory is halved, and rows of such lengths run in smaller batches from then on. A batch
-        that fails otherwise is run row by row.
+        that fails otherwise is run row by row. Each row is in one result; one that failed alone, or holds NaN or
+        infinity, with its error. An OutOfMemoryError is raised where no batch ever fitted, or a row no longer fits
+        whose length did before.
 
         Args:
             lengths: tokens of each row.
             inputs_of: indices of rows, the longest first -> their checked inputs, as in the manifest.
             outputs: names of the requested outputs.
             batch_tokens: most tokens of a batch, including padding; a longer row runs alone. None: as of
-                `batch_tokens`.
+                `batch_tokens`. A number less than 1 is refused at once, not at the first result.
             batch_size: most rows of a batch; None: any number.
-
-        Yields:
-            each row in one result; a row that failed alone, or holds NaN or infinity, with its error.
-
-        Raises:
-            InputError: ``batch_tokens`` is less than 1; raised at once, not at the first result.
-            BackendError: the session is closed.
-            OutOfMemoryError: no batch ever fitted, or a row no longer fits whose length did before.
         """
         # Packed here rather than in the generator, so that errors are raised before the first result is requested.
         return _Run(self, lengths, inputs_of, outputs, batch_tokens, batch_size).results()
@@ -154,16 +140,7 @@ class Scheduler:
         return min(self.runner.most_rows(tokens), self.memory.most_rows(tokens))
 
     def run_batch(self, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
-        """Run one batch as given; in parts only if it is too large for the runner or the memory.
-
-        Args:
-            inputs: checked, as in the manifest.
-            outputs: names of the requested outputs.
-
-        Raises:
-            BackendError: the backend failed, or the session is closed.
-            OutOfMemoryError: no batch ever fitted, or a row no longer fits whose length did before.
-        """
+        """Run one batch of checked inputs as given; in parts only if it is too large for the runner or the memory."""
         runner = self.runner
         mask = self.mask_of(inputs)
         batch, tokens = mask.shape
@@ -184,16 +161,7 @@ class Scheduler:
         return _joined(list(parts), mask)
 
     def run_on(self, carried: CarriedStates, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
-        """Run one segment of each row on the states that the runner carries.
-
-        Args:
-            carried: of the runner.
-            inputs: without carried states.
-            outputs: names of the requested outputs.
-
-        Raises:
-            BackendError: the backend failed, or the session is closed.
-        """
+        """Run one segment of each row on the states that the runner carries; the inputs are without them."""
         _ = self.runner  # raises if it is closed
         mask = self.mask_of(inputs)
         results = carried.run(inputs, outputs)
@@ -225,11 +193,7 @@ class Scheduler:
         self._lock = threading.Lock()
 
     def finished(self, batch: _Batch) -> BatchResult:
-        """Wait for a batch, count its tokens and find its bad rows.
-
-        Raises:
-            BackendError: the batch failed.
-        """
+        """Wait for a batch, count its tokens and find its bad rows."""
         outputs, mask = batch.results(), batch.attention_mask
         return self._finished(batch.rows, mask, outputs, self.runner.computed_tokens(mask))
 

@@ -75,11 +75,7 @@ def fillings(
 ) -> list[list[Filling]]:
     """The best tokens for every mask of a text, best first; a text without a mask is refused.
 
-    Args:
-        logits: [tokens, vocab_size], float32.
-        mask_token_id: the id of the mask.
-        spelling: id -> how the token is written.
-        encoding: the text's tokens.
+    `logits` are float32 [tokens, vocab_size], and `spelling` says how the token of an id is written.
     """
     masks = np.flatnonzero(np.asarray(encoding.input_ids) == mask_token_id)
     if not len(masks):

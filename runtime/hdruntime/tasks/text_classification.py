@@ -188,17 +188,8 @@ def ranked_documents(
 ) -> list[dict[str, int | float | str]]:
     """Documents by descending scores, as sentence-transformers' CrossEncoder lists them.
 
-    Args:
-        query: the first text of each pair.
-        documents: the second texts, any number.
-        tokenizer, reading, prompt: how the pairs are read.
-        scores_of: pairs -> float32 [pairs].
-        top_k: most documents that are listed; None for all.
-        return_documents: whether each has its ``text``.
-
-    Returns:
-        for each document ``corpus_id``, its place in ``documents``, ``score``, and ``text`` if asked for. Documents of
-        one score are in their order.
+    Each has ``corpus_id``, its place in `documents`, ``score``, and ``text`` if asked for; of one score they are in
+    their order. `scores_of` pairs are float32 [pairs]; a `top_k` of None lists all documents.
     """
     _check_query(query, tokenizer, reading, prompt=prompt)
     texts = checked_texts(documents, name="documents")

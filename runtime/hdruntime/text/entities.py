@@ -58,8 +58,7 @@ def entities(
     Args:
         logits: [tokens, labels], float32.
         labels: [labels], names; ``B-PER`` begins a PER, ``I-PER`` continues it.
-        text: the tokenised text.
-        encoding: its tokens.
+        text, encoding: the text and its tokens.
         aggregation: how tokens are grouped.
         tokenizer: a ``tokenizers.Tokenizer``, which tells words apart.
     """

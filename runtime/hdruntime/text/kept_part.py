@@ -51,14 +51,10 @@ class KeptParts:
         self._tokenizer = tokenizer
 
     def of(self, text: str, *, tokens: int, side: Side, in_pair: bool = False, most: int | None = None) -> str:
-        """A part of a text whose first tokens, or last ones, are the text's; the whole text where none is known.
+        """A part of a text whose first `tokens`, or last ones, are the text's; the whole text where none is known.
 
-        Args:
-            text: the text.
-            tokens: how many tokens must be the text's.
-            side: the side whose tokens are left out.
-            in_pair: whether the text is one of a pair.
-            most: characters that are read at once; None for any number.
+        `side` is the one whose tokens are left out, and `most` limits the characters that are read at once; None: any
+        number.
         """
         size = _CHARACTERS_PER_TOKEN * tokens + 2 * _SEEN_BEYOND
         is_large = most is not None and len(text) > most
