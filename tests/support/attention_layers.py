@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -227,12 +228,43 @@ Feeds = Mapping[str, np.ndarray]
 """Inputs of a node by name."""
 
 
+Cases = Iterable[tuple[tuple[object, ...], Feeds]]
+"""Names, and inputs of a node."""
+
+Wrong = tuple[Feeds, Sequence[tuple[Layer, Feeds, dict[str, Any]]]]
+"""Inputs of a node, and nodes, inputs and attributes whose answers must not pass for the node's."""
+
+
+def alternating(inputs_of: Callable[[Any, np.ndarray], Feeds], node: Layer, lengths: Iterable[int]) -> Cases:
+    """Cases of these lengths, whose paddings and batches alternate."""
+    for tokens, padding, batch in zip(lengths, itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3)), strict=False):
+        yield (tokens, padding, batch), inputs_of(node, token_kinds(padding, tokens, batch=batch))
+
+
+def filled_padding(inputs_of: Callable[[Any, np.ndarray], Any], node: Layer) -> tuple[Feeds, Feeds]:
+    """Inputs of texts with holes, and the same with other keys and values in them."""
+    kinds = token_kinds("holes", 297)
+    return inputs_of(node, kinds), filled(inputs_of(node, kinds), {"key": kinds == 0, "value": kinds == 0})
+
+
+def without_a_key(inputs: Any) -> Feeds:
+    """The inputs with a third text that has no real key, and must be 0."""
+    inputs["key_mask"][2] = False
+    return inputs  # type: ignore[no-any-return]
+
+
+def by_inputs(node: Any, inputs: Any, changed: Callable[[Any, Any], Iterable[Feeds]]) -> Wrong:
+    """Wrong by inputs that are changed, and by another scale."""
+    by_scale = (node, inputs, {"scale": 1.01 * node.head_dim**-0.5})
+    return inputs, [*((node, each, {}) for each in changed(node, inputs)), by_scale]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BodyDescription:
     """What tests of the bodies of an operator by distance ask of it; all inputs are made when they are asked for."""
 
-    lengths: Callable[[Any], Iterable[tuple[tuple[object, ...], Feeds]]]  # of a node, cases of every length by name
-    paddings: Callable[[Any], Iterable[tuple[tuple[object, ...], Feeds]]]  # of a node, cases of every padding
+    lengths: Callable[[Any], Cases]  # of a node, every length
+    paddings: Callable[[Any], Cases]  # of a node, every padding
     usual: Callable[[Any], Feeds]  # of a node, a text that is long enough to show the effect of rounding
     rounds_by_text: bool = False  # whether each text's own effect counts as well
     zero: Callable[[Feeds, int], np.ndarray]  # of inputs and tokens, [batch, tokens], whose answers are 0
@@ -240,8 +272,7 @@ class BodyDescription:
     large: tuple[Layer, Callable[[Any], Feeds], float] | None  # a node, large states, and the error that was measured
     # nodes of a chain, the inputs of the first, the bodies that they share, and the error that was measured
     chain: tuple[Sequence[Layer], Callable[[Any], Feeds], int, float]
-    # of a node, inputs, and nodes, inputs and attributes whose answers must not pass for the node's
-    wrong: Callable[[Any], tuple[Feeds, Sequence[tuple[Layer, Feeds, dict[str, Any]]]]]
+    wrong: Callable[[Any], Wrong]
     # a node, its inputs, and order -> mistakes in its body that change no answer, and the reason
     mistaken: tuple[Layer, Callable[[Any], Feeds], Mapping[BlockOrder, Mapping[str, str]]]
     counts: Callable[[Any, BlockOrder], Mapping[str, int]]  # nodes of a body by type; MatMul counts Gemm as well

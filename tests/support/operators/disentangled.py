@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,17 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.attention.operator import BlockOrder
-from support.attention_layers import PADDINGS, BodyDescription, Layer, filled, token_kinds
+from support.attention_layers import (
+    PADDINGS,
+    BodyDescription,
+    Cases,
+    Layer,
+    alternating,
+    by_inputs,
+    filled_padding,
+    token_kinds,
+    without_a_key,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,25 +113,19 @@ def inputs_of(node: Disentangled, kinds: np.ndarray) -> dict[str, np.ndarray]:
 _BLOCK = 128
 
 
-def _lengths(node: Disentangled) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+def _lengths(node: Disentangled) -> Cases:
     """Around each block, around the reach, and around the band of the keys within it."""
     edges = {node.reach, node.reach + _BLOCK, 2 * node.reach + _BLOCK}
     blocks = {1, 2, 5, _BLOCK - 1, _BLOCK, _BLOCK + 1, 211, 2 * _BLOCK + 1, 3 * _BLOCK + 7}
     lengths = sorted({*blocks, *(edge + shift for edge in edges for shift in (-1, 0, 1, 2))} - {0})
-    for tokens, padding, batch in zip(lengths, itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3)), strict=False):
-        yield (tokens, padding, batch), inputs_of(node, token_kinds(padding, tokens, batch=batch))
+    return alternating(inputs_of, node, lengths)
 
 
-def _paddings(node: Disentangled) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+def _paddings(node: Disentangled) -> Cases:
     """The first node has all pairs, others half of them."""
     pairs = list(itertools.product(PADDINGS, (1, 3)))
     for padding, batch in pairs if node == NODES[0] else pairs[1::2]:
         yield (padding, batch), inputs_of(node, token_kinds(padding, 131, batch=batch))
-
-
-def _unseen(node: Disentangled) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    kinds = token_kinds("holes", 297)
-    return inputs_of(node, kinds), filled(inputs_of(node, kinds), {"key": kinds == 0, "value": kinds == 0})
 
 
 def _large(node: Disentangled) -> dict[str, np.ndarray]:
@@ -131,29 +135,12 @@ def _large(node: Disentangled) -> dict[str, np.ndarray]:
     return inputs
 
 
-def _mistaken(node: Disentangled) -> dict[str, np.ndarray]:
-    inputs = inputs_of(node, token_kinds("right", 301))
-    # Without a single real key, the third text must be 0.
-    inputs["key_mask"][2] = False
-    return inputs
-
-
-def _wrong(
-    node: Disentangled,
-) -> tuple[dict[str, np.ndarray], list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]]]:
-    inputs = inputs_of(node, token_kinds("right", 301))
-    wrong: list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]] = [
-        (node, changed, {}) for changed in wrong_inputs(node, inputs)
-    ]
-    return inputs, [*wrong, (node, inputs, {"scale": 1.01 * node.head_dim**-0.5})]
-
-
 BODIES = BodyDescription(
     lengths=_lengths,
     paddings=_paddings,
     usual=lambda node: inputs_of(node, token_kinds("none", 211)),
     zero=lambda inputs, tokens: np.repeat(~inputs["key_mask"].any(axis=1, keepdims=True), tokens, axis=1),
-    unseen=(NODES[:1], _unseen),
+    unseen=(NODES[:1], lambda node: filled_padding(inputs_of, node)),
     large=(Disentangled(head_dim=64, dtype="float16"), _large, 1e-3),  # measured 4.7e-4, of weights and values
     chain=(
         (NODES[0], replace(NODES[0], reach=4), NODES[0]),
@@ -161,10 +148,10 @@ BODIES = BodyDescription(
         1,
         6e-6,
     ),
-    wrong=_wrong,
+    wrong=lambda node: by_inputs(node, inputs_of(node, token_kinds("right", 301)), wrong_inputs),
     mistaken=(
         NODES[0],
-        _mistaken,
+        lambda node: without_a_key(inputs_of(node, token_kinds("right", 301))),
         {
             BlockOrder.PARALLEL: {"Sub 0": "the number of blocks is rounded up further: a block of padding is dropped"},
             BlockOrder.SEQUENTIAL: {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,17 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.attention.operator import BlockOrder
-from support.attention_layers import PADDINGS, BodyDescription, Layer, filled, token_kinds
+from support.attention_layers import (
+    PADDINGS,
+    BodyDescription,
+    Cases,
+    Layer,
+    alternating,
+    by_inputs,
+    filled_padding,
+    token_kinds,
+    without_a_key,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,41 +164,20 @@ _BLOCK = 128
 _FAR = Clipped(by_query=True, values=True, reach=9)
 
 
-def _lengths(node: Clipped) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+def _lengths(node: Clipped) -> Cases:
     """Around the lengths from which distances are clipped, those of a band, and blocks: every second one for a node."""
     edges = {node.reach + 1, 2 * node.reach + 1, node.reach + _BLOCK, 2 * node.reach + _BLOCK}
     around = {edge + shift for edge in edges for shift in (-1, 0, 1)}
     blocks = (1, 2, 5, _BLOCK - 1, _BLOCK, _BLOCK + 1, 211, 2 * _BLOCK, 2 * _BLOCK + 1, 3 * _BLOCK + 7)
     lengths = sorted({*blocks[NODES.index(node) % 2 :: 2], *around} - {0})
-    for tokens, padding, batch in zip(lengths, itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3)), strict=False):
-        yield (tokens, padding, batch), inputs_of(node, token_kinds(padding, tokens, batch=batch))
+    return alternating(inputs_of, node, lengths)
 
 
-def _paddings(node: Clipped) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+def _paddings(node: Clipped) -> Cases:
     """Each node has half of the pairs."""
     for number, padding in enumerate(PADDINGS, NODES.index(node)):
         batch = (1, 3)[number % 2]
         yield (padding, batch), inputs_of(node, token_kinds(padding, 131, batch=batch))
-
-
-def _unseen(node: Clipped) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    kinds = token_kinds("holes", 297)
-    return inputs_of(node, kinds), filled(inputs_of(node, kinds), {"key": kinds == 0, "value": kinds == 0})
-
-
-def _mistaken(node: Clipped) -> dict[str, np.ndarray]:
-    inputs = inputs_of(node, token_kinds("right", 301))
-    # Without a single real key, the third text must be 0.
-    inputs["key_mask"][2] = False
-    return inputs
-
-
-def _wrong(node: Clipped) -> tuple[dict[str, np.ndarray], list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]]]:
-    inputs = inputs_of(node, token_kinds("right", 301))
-    wrong: list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]] = [
-        (node, changed, {}) for changed in wrong_inputs(node, inputs)
-    ]
-    return inputs, [*wrong, (node, inputs, {"scale": 1.01 * node.head_dim**-0.5})]
 
 
 BODIES = BodyDescription(
@@ -197,7 +185,7 @@ BODIES = BodyDescription(
     paddings=_paddings,
     usual=lambda node: inputs_of(node, token_kinds("none", 211)),
     zero=lambda inputs, tokens: np.repeat(~inputs["key_mask"].any(axis=1, keepdims=True), tokens, axis=1),
-    unseen=((NODES[0], _FAR), _unseen),
+    unseen=((NODES[0], _FAR), lambda node: filled_padding(inputs_of, node)),
     large=(
         # Measured 4.7e-4, the rounding of weights and values.
         Clipped(head_dim=64, dtype="float16"),
@@ -214,10 +202,10 @@ BODIES = BodyDescription(
         2,
         6e-6,
     ),
-    wrong=_wrong,
+    wrong=lambda node: by_inputs(node, inputs_of(node, token_kinds("right", 301)), wrong_inputs),
     mistaken=(
         _FAR,
-        _mistaken,
+        lambda node: without_a_key(inputs_of(node, token_kinds("right", 301))),
         {
             BlockOrder.PARALLEL: {"Sub 0": "the number of blocks is rounded up further: a block of padding is dropped"},
             BlockOrder.SEQUENTIAL: {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from hdplugins import OPERATORS
 from hdplugins.attention.local_global.reference import number_of_sides
 from hdplugins.attention.operator import BlockOrder
-from support.attention_layers import PADDINGS, BodyDescription, Layer, filled, token_kinds
+from support.attention_layers import PADDINGS, BodyDescription, Cases, Layer, Wrong, alternating, filled, token_kinds
 
 _SIDES = ("side_key", "side_value", "side_bias")
 
@@ -127,14 +127,7 @@ def inputs_of(node: LocalGlobal, mask: np.ndarray) -> dict[str, np.ndarray]:
     return {name: mask if name == "token_mask" else drawn[name].astype(node.dtype) for name in names}
 
 
-def _lengths(node: LocalGlobal) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
-    for tokens, padding, batch in zip(
-        node.lengths, itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3)), strict=False
-    ):
-        yield (tokens, padding, batch), inputs_of(node, token_kinds(padding, tokens, batch=batch))
-
-
-def _paddings(node: LocalGlobal) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+def _paddings(node: LocalGlobal) -> Cases:
     """Each node has half of the batches, and three nodes have several lengths."""
     lengths = (15, 131, 144) if node in (NODES[0], NODES[3], NODES[5]) else (131,)
     for number, (padding, tokens) in enumerate(itertools.product(PADDINGS, lengths), NODES.index(node)):
@@ -152,9 +145,7 @@ def _unseen(node: LocalGlobal) -> tuple[dict[str, np.ndarray], dict[str, np.ndar
     return inputs_of(node, mask), changed
 
 
-def _wrong(
-    node: LocalGlobal,
-) -> tuple[dict[str, np.ndarray], list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]]]:
+def _wrong(node: LocalGlobal) -> Wrong:
     inputs = inputs_of(node, token_kinds("right", 211))
     changes = [{"token_mask": np.maximum(inputs["token_mask"], 1)}]
     if node.radius:  # of a single key without sides, all scores are alike
@@ -176,7 +167,7 @@ def _wrong(
 _SIDED = LocalGlobal(side=16, reach=128)
 
 BODIES = BodyDescription(
-    lengths=_lengths,
+    lengths=lambda node: alternating(inputs_of, node, node.lengths),
     paddings=_paddings,
     usual=lambda node: inputs_of(node, token_kinds("none", 211)),
     rounds_by_text=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.attention.operator import BlockOrder
-from support.attention_layers import PADDINGS, BodyDescription, Layer, filled, token_kinds
+from support.attention_layers import PADDINGS, BodyDescription, Cases, Layer, Wrong, filled, token_kinds
 
 MEMORIES = (0, 1, 7, 512)
 """Sizes of a memory, in tokens."""
@@ -130,7 +130,7 @@ def inputs_of(node: Relative, kinds: np.ndarray, tokens: int, *, spare: int = 0)
 _BLOCK = 128
 
 
-def _lengths(node: Relative) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+def _lengths(node: Relative) -> Cases:
     """Memories and positions that are too many alternate as well."""
     paddings, batches, place = itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3)), NODES.index(node)
     for number, tokens in enumerate((1, 5, _BLOCK - 1, _BLOCK, _BLOCK + 1, 211, 2 * _BLOCK, 2 * _BLOCK + 1)):
@@ -140,7 +140,7 @@ def _lengths(node: Relative) -> Iterator[tuple[tuple[object, ...], dict[str, np.
             yield (tokens, memory, padding, batch), inputs_of(node, kinds, tokens, spare=number % 4)
 
 
-def _paddings(node: Relative) -> Iterator[tuple[tuple[object, ...], dict[str, np.ndarray]]]:
+def _paddings(node: Relative) -> Cases:
     """Each node has half of the batches."""
     for number, (padding, memory) in enumerate(itertools.product(PADDINGS, (0, 7)), NODES.index(node)):
         batch = (1, 3)[(number + number // 2) % 2]
@@ -160,7 +160,7 @@ def _large(node: Relative) -> dict[str, np.ndarray]:
     return inputs
 
 
-def _wrong(node: Relative) -> tuple[dict[str, np.ndarray], list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]]]:
+def _wrong(node: Relative) -> Wrong:
     inputs = inputs_of(node, key_kinds("right", 211, 7), 211, spare=211)
     changes = (
         {"positions": np.roll(inputs["positions"], 1, axis=1)},
