@@ -170,8 +170,9 @@ class _Model:
                     "It reads no weights behind a link, as in the cache of the Hugging Face Hub. Load files: "
                     f"hf download ORGANISATION/NAME --local-dir BUNDLE, or {copying}"
                 )
+            version = metadata.version("openvino")
             raise BackendError(
-                f"OpenVINO {_version()} cannot load {path} on {self._device}: {_said(error)}\n{remedy}"
+                f"OpenVINO {version} cannot load {path} on {self._device}: {_said(error)}\n{remedy}"
             ) from error
 
     def run(self, inputs: Inputs, outputs: Sequence[str], *, shape: tuple[int, int]) -> Outputs:
@@ -249,21 +250,13 @@ def _said(error: Exception) -> str:
     return " ".join(said) or type(error).__name__
 
 
-def _version() -> str:
-    return metadata.version("openvino")
-
-
 def _interface(ports: Sequence[Any]) -> Found:
-    return {port.any_name: (_type_name(port), [_axis(axis) for axis in port.partial_shape]) for port in ports}
-
-
-def _type_name(port: Any) -> str:
-    name: str = port.element_type.get_type_name()
-    return _NUMPY_NAME.get(name, name)
-
-
-def _axis(axis: Any) -> int | None:
-    return axis.get_length() if axis.is_static else None
+    found: dict[str, tuple[str, list[int | None]]] = {}
+    for port in ports:
+        name = port.element_type.get_type_name()
+        axes = [axis.get_length() if axis.is_static else None for axis in port.partial_shape]
+        found[port.any_name] = (_NUMPY_NAME.get(name, name), axes)
+    return found
 
 
 def release_mapped_files(paths: Iterable[Path]) -> int:
