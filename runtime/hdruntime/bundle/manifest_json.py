@@ -72,7 +72,10 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
     except UnknownChoiceError as error:
         # A later version may have added the choice without a new format.
-        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}\n{_IF_NEWER}") from None
+        elsewhere = (
+            "\nIf its task is of another package: install that." if str(error).startswith("manifest.task ") else ""
+        )
+        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}\n{_IF_NEWER}{elsewhere}") from None
     except JsonMismatchError as error:
         raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}") from None
     return manifest

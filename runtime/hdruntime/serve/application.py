@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Answer = Callable[["Request"], Awaitable["Response"]]
+Handler = Callable[["Request"], Awaitable["Response"]]
 
 _OPEN = ("/health", "/ready")
 """Routes that need no key."""
@@ -138,9 +138,9 @@ class _Server:
             self._running.cancel()
         self.queue.close()
 
-    def routes(self) -> list[tuple[str, str, Answer]]:
+    def routes(self) -> list[tuple[str, str, Handler]]:
         """Method, path and answer of the routes that fit the bundle's task."""
-        always: list[tuple[str, str, Answer]] = [
+        always: list[tuple[str, str, Handler]] = [
             ("GET", "/health", self._health),
             ("GET", "/ready", self._ready),
             ("GET", "/metrics", self._metrics),
@@ -148,14 +148,14 @@ class _Server:
         ]
         return [*always, *(("POST", route.path, self._answer_of(route)) for route in self._task.routes())]
 
-    def _answer_of(self, route: Route) -> Answer:
+    def _answer_of(self, route: Route) -> Handler:
         async def answer(request: Request) -> Response:
             body = await self._body(request, route.body)
             return self._json(await route.answer(_Call(self, request), body))
 
         return answer
 
-    def counted(self, path: str, answer: Answer) -> Answer:
+    def counted(self, path: str, answer: Handler) -> Handler:
         """The route's answer, counted, or its error in OpenAI's form."""
 
         async def checked(request: Request) -> Response:
@@ -337,7 +337,7 @@ class _Server:
         if not 1 <= texts <= self._options.max_texts:
             raise InputError(f"There are {texts} texts in the request; 1 to {self._options.max_texts} fit.")
 
-    async def _unless_gone(self, request: Request, answer: Answer) -> Response:
+    async def _unless_gone(self, request: Request, answer: Handler) -> Response:
         """The answer, unless the client goes, or the time is over; its texts leave the queue then."""
         working = asyncio.ensure_future(asyncio.wait_for(answer(request), self._options.timeout_s))
         try:

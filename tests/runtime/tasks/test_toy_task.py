@@ -138,4 +138,5 @@ def test_without_its_package_the_task_is_unknown(bundle: Path) -> None:
     assert done.returncode == 1
     assert "manifest.task should be one of 'feature-extraction', 'sentence-similarity'" in done.stderr
     assert 'not "loudest-token"' in done.stderr
+    assert "If its task is of another package: install that." in done.stderr
     assert "loudest-token" not in list(Task)
