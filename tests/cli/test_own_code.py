@@ -46,6 +46,13 @@ def test_a_build_without_trust_says_whose_answers_the_bundle_gives(built: Path) 
     assert "'theirs.Twice' (auto_map of config.json). It was not run: the answers are those of transformers' " in line
 
 
+def test_tuning_without_trust_says_what_was_not_run(built: Path, tmp_path: Path, hdexport: Command) -> None:
+    done = hdexport("tune", built / "model", "--texts", tmp_path / "missing", "-o", tmp_path / "tuned")
+    said, error = done.stderr.splitlines()[:2]
+    assert "'theirs.Twice' (auto_map of config.json). It was not run: " in said
+    assert "missing" in error
+
+
 @pytest.mark.parametrize("verify", ["none", "quick"])
 def test_a_build_with_trust_is_refused(built: Path, tmp_path: Path, refused: Refused, verify: str) -> None:
     options = ["--target", "onnx", "--trust-remote-code", "--verify", verify]

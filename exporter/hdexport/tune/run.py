@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import logging
 import platform
 import shlex
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import torch
 
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.declarations import unfollowed
 from hdexport.checkpoint.extended_files import (
     CHECKPOINT_DIRECTORY,
     Extension,
@@ -34,6 +36,8 @@ from hdruntime.bundle.staging import require_replaceable, staged_directory
 from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from hdruntime.jobs.identity import Identity
+
+logger = logging.getLogger(__name__)
 
 RECORD_FILE = "tuning.json"
 
@@ -86,6 +90,8 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
         progress.result(choice.remark)
     progress.result(f"Start: {choice.describe()}: {choice.reason}.")
     task = Task.FILL_MASK if loss is Loss.MLM else _encoder_task(checkpoint)
+    for line in unfollowed(checkpoint, task):
+        logger.warning("%s", line)
     progress.step("Reading the texts")
     corpus = _corpus(checkpoint, options)
     progress.result(
