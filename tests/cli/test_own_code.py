@@ -47,7 +47,8 @@ def test_a_build_without_trust_says_whose_answers_the_bundle_gives(built: Path) 
 
 
 def test_tuning_without_trust_says_what_was_not_run(built: Path, tmp_path: Path, hdexport: Command) -> None:
-    done = hdexport("tune", built / "model", "--texts", tmp_path / "missing", "-o", tmp_path / "tuned")
+    options = ["--texts", tmp_path / "missing", "--max-len", 100]
+    done = hdexport("tune", built / "model", *options, "-o", tmp_path / "tuned")
     said, error = done.stderr.splitlines()[:2]
     assert "'theirs.Twice' (auto_map of config.json). It was not run: " in said
     assert "missing" in error
