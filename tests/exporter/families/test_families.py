@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from hdexport import families
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
@@ -441,6 +443,16 @@ def test_the_registry_and_the_families_agree() -> None:
     assert not [name for name in SUPPORTED_MODEL_TYPES if name not in family_of(name).model_types]
     # "new" is of code that lies with its checkpoints.
     assert not [name for name in UNSUPPORTED if name not in (*CONFIG_MAPPING_NAMES, "new")]
+
+
+def test_every_file_with_a_family_is_found() -> None:
+    """Their model types are read, where the files are not imported: a tuple that is computed would not be seen."""
+    folder = Path(families.__file__).parent
+    files = {file for file in folder.rglob("*.py") if "\nFAMILY = " in file.read_text()}
+    assert len(files) > 20
+    parts = [file.relative_to(folder).with_suffix("").parts for file in files]
+    modules = [importlib.import_module(".".join(("hdexport.families", *names))) for names in parts]
+    assert sorted(name for module in modules for name in module.FAMILY.model_types) == list(SUPPORTED_MODEL_TYPES)
 
 
 def test_the_number_of_token_types_is_that_of_the_rows_of_their_table(tmp_path: Path) -> None:
