@@ -19,8 +19,7 @@ from hdexport.checkpoint.checkpoint import sample_path
 from hdexport.support.gpu_memory import GpuMemoryWatch
 from hdexport.verify.comparison import compare
 from hdruntime.backends.choice import why_unavailable
-from hdruntime.backends.registry import backend_named
-from hdruntime.backends.this_machine import this_machine
+from hdruntime.backends.registry import backend_named, this_machine
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, MissingDependencyError, OutOfMemoryError

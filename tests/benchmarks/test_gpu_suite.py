@@ -22,7 +22,7 @@ from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.repository_tests import gpu_tests
 from benchmarks.gpu.steps import Step
 from benchmarks.gpu.table import lines_of
-from hdruntime.backends.this_machine import this_machine
+from hdruntime.backends.registry import this_machine
 from hdruntime.bundle.reader import Bundle
 
 ROOT = Path(__file__).parents[2]

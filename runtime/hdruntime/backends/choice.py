@@ -9,11 +9,10 @@ import re
 from collections.abc import Sequence
 
 from hdruntime.backends import Runner
-from hdruntime.backends.entry import Asked, BackendEntry
+from hdruntime.backends.entry import Asked, BackendEntry, ThisMachine
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.rebuilding import advice, rebuilt_where_needed, ways
-from hdruntime.backends.registry import backend_named, backend_names, backends, computing_in
-from hdruntime.backends.this_machine import ThisMachine, this_machine
+from hdruntime.backends.registry import backend_named, backend_names, backends, computing_in, this_machine
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, HdexportError, InputError, MissingDependencyError

@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import abc
+import re
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.manifest import Backend
+from hdruntime.gpu.driver import Gpu, why_no_gpu
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import is_installed
 
 if TYPE_CHECKING:
     from hdruntime.backends import Runner
     from hdruntime.backends.findings import Finding, Probed
-    from hdruntime.backends.this_machine import ThisMachine
     from hdruntime.bundle.reader import Bundle
-    from hdruntime.gpu.driver import Gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThisMachine:
+    """What decides whether a backend on a GPU runs here; `gpu` is the one that is used.
+
+    Attributes:
+        driver: version of the NVIDIA driver, None without one.
+        versions: name of a backend on a GPU -> version of its package, where that is installed and reaches the GPU.
+        listed_gpus: names of the GPUs that the driver lists where CUDA offers none.
+    """
+
+    gpu: Gpu | None
+    driver: str | None
+    versions: Mapping[str, str]
+    listed_gpus: tuple[str, ...] = ()
+
+    @property
+    def why_no_gpu(self) -> str:
+        """Why there is no `gpu`."""
+        return why_no_gpu(self.listed_gpus)
 
 
 class Asked(NamedTuple):
@@ -188,3 +211,8 @@ class BackendEntry(abc.ABC):
     def rebuild_command(self, bundle: Bundle, machine: ThisMachine) -> list[str]:
         """The command that builds its engine on this machine."""
         return ["hdexport", "rebuild", str(bundle.path), "--target", self.target]
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, which compare as versions do."""
+    return tuple(map(int, re.findall(r"\d+", version)))

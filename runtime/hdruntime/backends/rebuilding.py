@@ -7,9 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from hdruntime.backends.entry import Asked, BackendEntry
+from hdruntime.backends.entry import Asked, BackendEntry, ThisMachine
 from hdruntime.backends.registry import backends
-from hdruntime.backends.this_machine import ThisMachine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, BackendUnavailableError
 

@@ -7,8 +7,9 @@ import importlib
 import pkgutil
 
 import hdruntime.backends
-from hdruntime.backends.entry import BackendEntry
+from hdruntime.backends.entry import BackendEntry, ThisMachine
 from hdruntime.backends.precision import Precision
+from hdruntime.gpu.driver import driver_version, gpus, listed_gpus
 from hdruntime.optional import made_by, registered_backends
 
 
@@ -47,3 +48,16 @@ def needs_gpu(name: str) -> bool:
 def computing_in(precision: Precision) -> list[BackendEntry]:
     """The backends that a CPU computes in a precision by."""
     return [entry for entry in backends() if not entry.needs_gpu and precision in entry.precisions]
+
+
+def this_machine(device: int = 0) -> ThisMachine:
+    """Look at the GPU of that number among CUDA's, and at the driver; with a GPU, ONNX Runtime is imported."""
+    offered = gpus()
+    found = offered[device:]
+    versions = {entry.name: entry.version(has_gpu=bool(found)) for entry in backends() if entry.needs_gpu}
+    return ThisMachine(
+        gpu=found[0] if found else None,
+        driver=driver_version(),
+        versions={name: version for name, version in versions.items() if version is not None},
+        listed_gpus=() if offered else listed_gpus(),
+    )

@@ -11,7 +11,7 @@ import pytest
 
 from hdexport.bench.run.plan import BenchOptions, Plan, default_lengths, parse_lengths, plan
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends.this_machine import ThisMachine
+from hdruntime.backends.entry import ThisMachine
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import OPENVINO_LOWERING

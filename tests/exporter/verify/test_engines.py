@@ -16,7 +16,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.support.bundle_writer import seal
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
-from hdruntime.backends.this_machine import ThisMachine
+from hdruntime.backends.entry import ThisMachine
 from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendUnavailableError

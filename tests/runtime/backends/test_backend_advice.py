@@ -14,9 +14,9 @@ import pytest
 from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdruntime.backends import choice
 from hdruntime.backends.choice import open_runner
+from hdruntime.backends.entry import ThisMachine
 from hdruntime.backends.registry import backend_named
 from hdruntime.backends.tensorrt.backend import RTX_ARCHITECTURES, RTX_ON_REQUEST
-from hdruntime.backends.this_machine import ThisMachine
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError

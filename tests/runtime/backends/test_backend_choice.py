@@ -18,9 +18,10 @@ from fakes import simulated_tensorrt
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends import choice, rebuilding
 from hdruntime.backends.choice import open_runner
+from hdruntime.backends.entry import ThisMachine
 from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
+from hdruntime.backends.registry import this_machine
 from hdruntime.backends.tensorrt import runner as tensorrt
-from hdruntime.backends.this_machine import ThisMachine, this_machine
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.bundle.reader import Bundle, open_bundle

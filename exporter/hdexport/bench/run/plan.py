@@ -16,10 +16,9 @@ from hdexport.checkpoint import path_of_source
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdruntime.backends.bundle_runner import has_graph
 from hdruntime.backends.choice import why_unavailable
-from hdruntime.backends.entry import BackendEntry
+from hdruntime.backends.entry import BackendEntry, ThisMachine
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
-from hdruntime.backends.registry import backend_named, backend_names, backends
-from hdruntime.backends.this_machine import ThisMachine, this_machine
+from hdruntime.backends.registry import backend_named, backend_names, backends, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
 from hdruntime.process_limits import chosen_threads

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import shlex
 from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar
 
-from hdruntime.backends.entry import Asked, BackendEntry, Refusal
+from hdruntime.backends.entry import Asked, BackendEntry, Refusal, ThisMachine, version_numbers
 from hdruntime.backends.findings import IMPORT, Finding, FindingStatus, Probed, is_there
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from hdruntime.backends import Runner
-    from hdruntime.backends.this_machine import ThisMachine
     from hdruntime.bundle.manifest import EngineFile
     from hdruntime.bundle.reader import Bundle
     from hdruntime.gpu.driver import Gpu
@@ -247,8 +245,3 @@ class TensorRtLeanBackend(EngineBackend):
 
 
 BACKENDS: tuple[EngineBackend, ...] = (TensorRtBackend(), TensorRtRtxBackend(), TensorRtLeanBackend())
-
-
-def version_numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version, which compare as versions do."""
-    return tuple(map(int, re.findall(r"\d+", version)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hdruntime.backends.tensorrt.backend import version_numbers
-from hdruntime.backends.this_machine import ThisMachine
+from hdruntime.backends.entry import ThisMachine, version_numbers
 from hdruntime.bundle.checked_json import from_json
 from hdruntime.bundle.manifest import EngineFile
 from hdruntime.bundle.reader import Bundle

@@ -11,9 +11,10 @@ import pytest
 
 from hdexport.support.bundle_writer import seal
 from hdplugins.tensorrt.link import provide_library_link
+from hdruntime.backends.entry import ThisMachine
+from hdruntime.backends.registry import this_machine
 from hdruntime.backends.tensorrt.backend import BACKENDS
 from hdruntime.backends.tensorrt.passport import older_driver, read_passport
-from hdruntime.backends.this_machine import ThisMachine, this_machine
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BundleCorruptError
