@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hdruntime.bundle.task_formats import Task
+from hdruntime.errors import ModelError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,11 @@ _HAS_HEAD = re.compile(r"For[A-Z]|LMHead|DoubleHeads")
 
 def model_task(task: Task) -> Task:
     """The task of `AUTO_CLASS_OF_TASK` whose model of transformers is run for a task."""
+    if task not in TASKS:
+        raise ModelError(
+            f"The task {task} is another package's, and what PyTorch computes for it is not known here.\n"
+            "hdexport run and hdexport serve run its bundles; build and verify them by that package."
+        )
     return TASKS[task].made_of or task
 
 

@@ -30,6 +30,7 @@ from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.tokenization import Overflow
 from support.commands import run_here, run_installed
 from support.tiny_bundle import TABLE, WORDS, make_bundle
+from support.tiny_models import save_tiny_model
 
 FOLDER = Path(__file__).with_name("toy_task")
 TEXTS = ["long documents are read", "whole", "read long documents " * 9]
@@ -131,6 +132,14 @@ def test_inspect_shows_it_and_what_a_bundle_lacks(bundle: Path) -> None:
     changed(bundle, hidden_size=1, outputs=[manifest["outputs"][0] | {"shape": ["batch", "tokens", 1]}])
     with pytest.raises(BundleCorruptError, match="hidden_size is 1, among which none is the largest"):
         open_bundle(bundle)
+
+
+@pytest.mark.usefixtures("toy_installed")
+def test_what_pytorch_computes_for_it_is_not_known_here(bundle: Path, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", "bert", Task.FEATURE_EXTRACTION)
+    refused = run_here("verify", bundle, "--model", tmp_path / "model")
+    assert refused.returncode == 1
+    assert "The task loudest-token is another package's" in refused.stderr
 
 
 def test_without_its_package_the_task_is_unknown(bundle: Path) -> None:
