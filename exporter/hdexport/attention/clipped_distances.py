@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, OperatorNode, Setup
-from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Manifest
 
@@ -17,13 +16,11 @@ class ClippedDistances(AttentionRecord):
     """Layers in which every query sees every real token.
 
     Attributes:
-        score_copies: of a layer's scores in PyTorch's own code.
         layers: how many.
         reach: the distance, in tokens, that all beyond it count as.
     """
 
     holds_scores: ClassVar = False
-    score_copies: ClassVar[int]
     kind: str
     layers: Size
     reach: Size
@@ -31,10 +28,6 @@ class ClippedDistances(AttentionRecord):
     def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
         """All tokens are keys."""
         return [tokens] * self.layers
-
-    def reference_copies(self, family: Family, heads: int) -> int:
-        """All scores of a layer, several times."""
-        return self.score_copies * heads
 
 
 class ClippedDistanceKind(AttentionKind):

@@ -242,9 +242,11 @@ class AttentionRecord:
 
     Attributes:
         holds_scores: whether the graph for a CPU has all scores of a layer in memory where a text is masked.
+        score_copies: arrays of a layer's scores that PyTorch's own code holds at once.
     """
 
     holds_scores: ClassVar[bool] = True
+    score_copies: ClassVar[int] = 0
 
     @property
     def peer_remark(self) -> str | None:
@@ -261,7 +263,7 @@ class AttentionRecord:
 
     def reference_copies(self, family: Family, heads: int) -> int:
         """Arrays [tokens, tokens] of float32 that PyTorch's side of a comparison takes at once, for one row."""
-        return 0
+        return self.score_copies * heads
 
 
 class AttentionKind:

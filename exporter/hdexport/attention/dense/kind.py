@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hdexport.attention.dense.lower import LOWERING
 from hdexport.attention.kind import AttentionKind, AttentionRecord, OperatorNode, Setup
 from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Manifest
-
-_SCORE_COPIES = 3
-"""Copies of a layer's scores in PyTorch's own code: scores with the mask, the softmax, and a copy made of either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +21,8 @@ class DenseAttention(AttentionRecord):
         layers: how many.
     """
 
+    score_copies: ClassVar = 3
+    """Scores with the mask, the softmax, and a copy made of either."""
     kind: Literal["dense"] = "dense"
     layers: Size
 
@@ -33,7 +32,7 @@ class DenseAttention(AttentionRecord):
 
     def reference_copies(self, family: Family, heads: int) -> int:
         """No copies where PyTorch's scaled_dot_product_attention slices the scores."""
-        return 0 if family.has_sdpa else _SCORE_COPIES * heads
+        return 0 if family.has_sdpa else super().reference_copies(family, heads)
 
 
 class DenseKind(AttentionKind):

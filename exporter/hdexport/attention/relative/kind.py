@@ -32,6 +32,8 @@ class RelativeAttention(AttentionRecord):
     """
 
     holds_scores: ClassVar = False
+    score_copies: ClassVar = 6
+    """Contents, positions, shifted positions, the sum, masked scores, weights."""
     kind: Literal["relative"] = "relative"
     layers: Size
     memory: TokenCount
@@ -45,18 +47,10 @@ class RelativeAttention(AttentionRecord):
         """The text's own tokens; the memory is another call's."""
         return [tokens] * self.layers
 
-    def reference_copies(self, family: Family, heads: int) -> int:
-        """All scores of a layer, several times."""
-        return _SCORE_COPIES * heads
-
     @property
     def peer_remark(self) -> str | None:
         """Peers run one text alone."""
         return "runs each text alone, as if nothing had been before it" if self.memory else None
-
-
-_SCORE_COPIES = 6
-"""Scores of a layer in PyTorch's own code: contents, positions, shifted positions, the sum, masked scores, weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
