@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
+from hdexport.bench.corpus import bench, encode_script
 from hdexport.bench.corpus.bench import (
     SAMPLES,
     CorpusBench,
@@ -21,10 +27,12 @@ from hdexport.bench.corpus.bench import (
     write_corpus_result,
 )
 from hdexport.bench.corpus.peers import python_of_optimum
+from hdexport.bench.measure.processes import ProcessOutcome, run_process
+from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions
 from hdruntime.bundle.checked_json import from_json
 from hdruntime.errors import InputError
-from support.commands import run_here, run_installed
+from support.commands import Command, run_here, run_installed
 
 TEXTS = [" ".join(f"w{(number * 7 + word) % 40 + 1}" for word in range(number % 9 + 1)) for number in range(24)]
 OURS, PEER, FASTEMBED = "bundle (onnxruntime)", "sentence-transformers, PyTorch, float32", "fastembed, float32"
@@ -37,20 +45,41 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def measured(bundle: Any, corpus: Path, folder: Path, sizes: str, **variables: str) -> tuple[CorpusResult, list[str]]:
-    """The figures, and the printed lines, of the installed command."""
+def measured(
+    command: Command, bundle: Any, corpus: Path, folder: Path, sizes: str, **variables: str
+) -> tuple[CorpusResult, list[str]]:
+    """The figures, and the printed lines, of the command."""
     options = ["--batch", sizes, "--rounds", "1", "--backends", "onnxruntime", "--precision", "auto"]
-    options += ["--model", bundle.checkpoint, "-o", folder / "out"]
-    done = run_installed("bench", bundle.path, "--corpus", corpus, *options, PATH="/usr/bin:/bin", **variables)
+    options += ["--threads", "1", "--model", bundle.checkpoint, "-o", folder / "out"]
+    done = command("bench", bundle.path, "--corpus", corpus, *options, **variables)
     assert done.returncode == 0, done.stderr
     return from_json(
         (folder / "out" / "corpus.json").read_text(), CorpusResult, name="corpus"
     ), done.stdout.splitlines()
 
 
+def run_first_of_each(
+    arguments: Sequence[str], *, python: str | None, time_limit_s: float, begun: set[str]
+) -> ProcessOutcome:
+    """The first run of each script in a process of its own, and the others in this one, which then has PyTorch."""
+    script, request = arguments
+    if script not in begun:
+        begun.add(script)
+        return run_process(arguments, python=python, time_limit_s=time_limit_s)
+    assert (script, python) == (encode_script.__file__, None)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        encode_script.main(request)
+    memory = psutil.Process().memory_info().rss
+    return ProcessOutcome(status=Status.OK, output=json.loads(printed.getvalue()), peak_rss_bytes=memory)
+
+
 @pytest.fixture(scope="module")
 def run(tiny_bundles: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[CorpusResult, list[str]]:
-    return measured(tiny_bundles("bert", "sentence-similarity"), corpus, tmp_path_factory.mktemp("run"), "2")
+    bundle, folder = tiny_bundles("bert", "sentence-similarity"), tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "/usr/bin:/bin")
+        patch.setattr(bench, "run_process", functools.partial(run_first_of_each, begun=set()))
+        return measured(run_here, bundle, corpus, folder, "2")
 
 
 def test_the_file_names_no_path_of_the_machine(tmp_path: Path) -> None:
@@ -105,7 +134,8 @@ def test_the_table_has_the_figures_and_why_others_have_none(run: tuple[CorpusRes
 def test_the_best_batch_size_is_one_of_those_that_are_asked_for(
     tiny_bundles: Any, corpus: Path, tmp_path: Path
 ) -> None:
-    result, _ = measured(tiny_bundles("bert", "sentence-similarity"), corpus, tmp_path, "1,4")
+    bundle = tiny_bundles("bert", "sentence-similarity")
+    result, _ = measured(run_installed, bundle, corpus, tmp_path, "1,4", PATH="/usr/bin:/bin")
     (best,) = [series for series in result.series if series.name == PEER and not series.is_default]
     assert best.batch_size in (1, 4)
 
@@ -118,7 +148,7 @@ def test_fastembed_embeds_the_same_texts_and_its_default_is_256(
     if not folder.is_dir():
         pytest.skip("no fastembed, which `make test-all` puts into a folder of its own")
     bundle = tiny_bundles("bert", "sentence-similarity")
-    result, _ = measured(bundle, corpus, tmp_path, "2", PYTHONPATH=str(folder))
+    result, _ = measured(run_installed, bundle, corpus, tmp_path, "2", PATH="/usr/bin:/bin", PYTHONPATH=str(folder))
     ours, *_ = [series for series in result.series if series.name == OURS]
     default, best = [series for series in result.series if series.name == FASTEMBED]
     assert [(series.batch_size, series.is_default) for series in (default, best)] == [(256, True), (2, False)]
@@ -162,17 +192,17 @@ def test_other_tasks_and_gpus_are_refused(tiny_bundles: Any, corpus: Path) -> No
         ("text-classification", None, "is a bundle of text-classification"),
         ("sentence-similarity", "cuda", "--corpus measures on the CPU"),
     ):
-        bench = BenchOptions(bundles=(tiny_bundles("bert", task).path,), device=device)
+        options = BenchOptions(bundles=(tiny_bundles("bert", task).path,), device=device)
         with pytest.raises(InputError, match=message):
-            CorpusBench(bench, str(corpus))
+            CorpusBench(options, str(corpus))
     bundle = tiny_bundles("bert", "sentence-similarity").path
-    for options, message in (
+    for words, message in (
         (["--lengths", "8"], "--lengths is about texts of one length"),
         (["--memory-budget", "1GB"], "--memory-budget is about texts of one length"),
         (["--png"], "--png draws charts across lengths"),
         (["--peers", "torch"], "--peers is all or none"),
     ):
-        done = run_here("bench", bundle, "--corpus", corpus, *options)
+        done = run_here("bench", bundle, "--corpus", corpus, *words)
         assert done.returncode == 1
         assert message in done.stderr
 
