@@ -17,8 +17,7 @@ from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.lowering.lowering import Lowering
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
-from hdruntime.bundle.manifest import Dtype
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Dtype, Task
 from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from support.commands import run_here
 from support.pages import ROOT, code_blocks, page

@@ -64,7 +64,7 @@ def write_plain_export(path: Path, tokens: int) -> None:
     """The sample model, extended as `torch_model` does it, exported as PyTorch's documentation shows."""
     from hdexport.bench.peers.onnx_plain import export_plainly
     from hdexport.model.graph_module import GraphModule, graph_inputs
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Task
 
     module = GraphModule(
         torch_model(tokens),
@@ -80,8 +80,7 @@ def torch_model(tokens: int) -> Any:
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.model.positions import DEFAULT_ALPHA
     from hdexport.model.surgery import extend_positions
-    from hdruntime.bundle.manifest import Scheme
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Scheme, Task
 
     checkpoint = find_checkpoint(default_model()[0])
     model = checkpoint.load(Task.FEATURE_EXTRACTION)

@@ -28,7 +28,7 @@ def save_checkpoint(models: Path, model_type: str, *, layers: int, changes: Mapp
 
     from hdexport.families import family_of
     from hdexport.model.model_classes import model_from_config
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Task
 
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)

@@ -146,7 +146,7 @@ def _windowed(model: str, sizes: Sizes) -> Any:
     from hdexport.attention.kind import Subject
     from hdexport.attention.window.kind import Window, WindowKind, WindowRequest
     from hdexport.families import family_of
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Task
 
     module = _as_published(model, sizes, attention="sdpa")
     family = family_of(module.config.model_type)

@@ -23,6 +23,9 @@ BACKENDS_GROUP = "hdexport.backends"
 
 TARGET = ".target"
 
+_TASKS_GROUP = "hdexport.tasks"
+"""Group of entry points: name of a task -> its class, a `hdruntime.tasks.task.TextTask`."""
+
 INSTALL_ONNXRUNTIME_CUDA = (
     "pip install 'hdexport[gpu]' && pip uninstall -y onnxruntime && "
     "pip install --force-reinstall --no-deps onnxruntime-gpu"
@@ -98,6 +101,12 @@ def entry_points_of(group: str) -> dict[str, EntryPoint]:
 def registered_backends() -> dict[str, EntryPoint]:
     """The backends of other packages, by name."""
     return {name: point for name, point in entry_points_of(BACKENDS_GROUP).items() if not name.endswith(TARGET)}
+
+
+@functools.cache
+def registered_tasks() -> dict[str, EntryPoint]:
+    """Where other packages have the classes of their tasks, by the tasks' names."""
+    return entry_points_of(_TASKS_GROUP)
 
 
 def made_by(point: EntryPoint, what: str) -> Any | None:

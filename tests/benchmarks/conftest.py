@@ -61,7 +61,7 @@ def rehearse(
 def tiny_sentence_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A BERT that sentence-transformers reads too, in the place of the sample model."""
     import hdexport.checkpoint
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Task
     from support.tiny_models import save_sentence_modules, save_tiny_model
 
     directory = tmp_path / "tiny"

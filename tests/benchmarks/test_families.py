@@ -13,7 +13,7 @@ from benchmarks.cpu.families import cases, recorded_families
 from benchmarks.cpu.family_shapes import base_config
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.model_classes import model_from_config
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.pages import ROOT, page
 
 GENERATOR = runpy.run_path(str(ROOT / "docs" / "generate_models.py"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.commands import Command, run_here, run_installed
 from support.made_once import made_once
 from support.tiny_models import save_tiny_model

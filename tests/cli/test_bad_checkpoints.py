@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import hdexport.cli
 from hdexport.checkpoint import find_checkpoint
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import HdexportError
 from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
 

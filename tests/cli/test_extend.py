@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
 import hdruntime
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.commands import Command, Refused
 from support.comparators import assert_close
 from support.full_disks import on_full_disks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.commands import Command, Refused
 from support.made_once import made_once
 from support.tiny_models import change_json, save_sentence_modules, save_tiny_model

@@ -16,7 +16,7 @@ import hdexport
 import hdplugins
 import hdruntime
 from hdexport.cli import COMMANDS
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.comparators import named_case
 from support.named_options import missing_options
 from support.tiny_models import save_tiny_model

@@ -15,10 +15,10 @@ import hdruntime
 from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers.peer import checkpoint_folder
 from hdexport.cli.build import own_length
-from hdruntime.bundle.manifest import Backend, Role
+from hdruntime.bundle.manifest import Backend, Role, Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
-from hdruntime.bundle.task_formats import Task, format_of
+from hdruntime.bundle.task_formats import format_of
 from hdruntime.errors import ModelError
 from support.commands import Command
 from support.made_once import made_once

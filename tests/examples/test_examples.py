@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 import hdruntime
 from hdexport.checkpoint import default_model
 from hdexport.extend import ExtendOptions, extend
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.jobs import portions
 from support.pages import ROOT, code_blocks, page
 from support.tiny_models import BASE, save_tiny_model

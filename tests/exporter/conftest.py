@@ -21,9 +21,8 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint.trust import Trust
 from hdexport.families import family_of
 from hdexport.rebuild import RebuildOptions, rebuild
-from hdruntime.bundle.manifest import AttentionScale, Manifest, Scheme
+from hdruntime.bundle.manifest import AttentionScale, Manifest, Scheme, Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.task_formats import Task
 from support.hugging_face import ALPHA, HuggingFace
 from support.made_once import made_once
 from support.tiny_models import save_sentence_modules, save_tiny_model

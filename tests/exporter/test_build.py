@@ -16,9 +16,8 @@ from hdexport.build import BuildOptions, build
 from hdexport.engines.build import EngineOptions
 from hdexport.pipeline import run
 from hdexport.support.progress import Progress
-from hdruntime.bundle.manifest import Backend, Manifest
+from hdruntime.bundle.manifest import Backend, Manifest, Task
 from hdruntime.bundle.reader import open_bundle, read_config
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import BundleCorruptError, ExportError, HdexportError, InputError, VerificationError
 from support.comparators import assert_close
 from support.grids import nightly_unless

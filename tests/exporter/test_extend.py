@@ -14,8 +14,7 @@ from hdexport.checkpoint.trust import Trust
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
 from hdexport.model.positions import extend_table
-from hdruntime.bundle.manifest import Scheme
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Scheme, Task
 from hdruntime.errors import ModelError
 from support.grids import EVERY_RUN_TYPES
 from support.hugging_face import AFTER_PADDING_ROW

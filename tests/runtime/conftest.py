@@ -84,7 +84,7 @@ def sample_bundle(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def reranker_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of 64 tokens that gives a pair one score."""
     from hdexport.build import BuildOptions, build
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Task
     from support.tiny_models import save_tiny_model
 
     def make(directory: Path) -> None:

@@ -19,7 +19,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdruntime import SentenceEncoder
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError, ModelError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 from support.comparators import assert_close

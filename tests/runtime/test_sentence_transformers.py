@@ -38,7 +38,7 @@ MODELS = ("prompted", "sentence-t5", "last token")
 
 
 def _save_base(path: Path, model_type: str) -> None:
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Task
     from support.tiny_models import save_tiny_model
 
     save_tiny_model(path, model_type, Task.FEATURE_EXTRACTION)

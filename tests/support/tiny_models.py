@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from hdexport.families import family_of
 from hdexport.model.model_classes import model_from_config
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 
 BASE = 64
 """Positions of every tiny checkpoint."""

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from hdexport.lowering.lowering import Lowering
 from hdexport.model.carried_states import CallStates
 from hdexport.model.family import Family
-from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule
+from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

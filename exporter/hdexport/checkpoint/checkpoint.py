@@ -28,7 +28,7 @@ from hdexport.model.positions import LONGEST
 from hdexport.model.task import ENCODER_TASKS, TASKS, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
 from hdruntime.bundle.hub import HubName, hub_name
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:

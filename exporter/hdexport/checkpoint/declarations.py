@@ -22,7 +22,7 @@ from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, code_of_tokeni
 from hdexport.model.model_classes import model_class
 from hdexport.model.task import model_task
 from hdexport.support.json_files import read_json, read_object, several, shown
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint

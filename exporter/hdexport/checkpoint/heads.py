@@ -26,7 +26,7 @@ from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import read_weights, weight_files
 from hdexport.model.graph_module import Head
 from hdexport.support.json_files import read_object, shown
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from hdexport.checkpoint.extended_files import rewrite_json
 from hdexport.checkpoint.sentence_modules import logit_score, module_folders, scored_labels, sentence_modules
 from hdexport.support.json_files import read_json, read_object
-from hdruntime.bundle.manifest import Manifest, Role
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Manifest, Role, Task
 
 if TYPE_CHECKING:
     from pathlib import Path

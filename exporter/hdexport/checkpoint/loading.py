@@ -20,7 +20,7 @@ from hdexport.families import Family
 from hdexport.model.model_classes import model_from_config
 from hdexport.support.json_files import several, shown
 from hdexport.support.memory import says_out_of_memory
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from hdexport.checkpoint.loading import free_of_reports
 from hdexport.model.model_classes import model_class
 from hdexport.model.task import AUTO_CLASS_OF_TASK, model_task
 from hdexport.support.json_files import shown
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

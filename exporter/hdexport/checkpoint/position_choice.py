@@ -12,8 +12,7 @@ from hdexport.checkpoint.config import HIERARCHICAL_KEY, hierarchical_alpha
 from hdexport.checkpoint.extended_files import Extension, read_extension
 from hdexport.model.positions import DEFAULT_ALPHA, check_options
 from hdexport.model.task import TASKS
-from hdruntime.bundle.manifest import AttentionScale, Scheme
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import AttentionScale, Scheme, Task
 from hdruntime.errors import InputError
 
 _EMBEDDING_ALPHA = 0.05

@@ -21,8 +21,8 @@ from hdexport.checkpoint.sentence_modules import (
 from hdexport.model.positions import LONGEST
 from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, Similarity
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -30,16 +30,15 @@ from hdexport.cli.process import outlive_readers, whole_or_nothing
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions
     from hdexport.cli.progress import TerminalProgress
-    from hdruntime.bundle.manifest import Dtype, Manifest
+    from hdruntime.bundle.manifest import Dtype, Manifest, Task
     from hdruntime.bundle.sentence_settings import SentenceSettings
-    from hdruntime.bundle.task_formats import Task
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from hdexport.graph.targets.registry import target_names, targets
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Task
 
     tasks = [str(task) for task in Task]
     parser.add_argument(
@@ -159,8 +158,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.graph.targets.registry import chosen_targets, flavours_of, graph_targets
     from hdexport.verify.grid import Grid
-    from hdruntime.bundle.manifest import Scheme
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Scheme, Task
 
     int8 = int8_options(options)
     model = options.model

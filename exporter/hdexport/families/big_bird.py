@@ -16,7 +16,7 @@ from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.interface import LayerMask
 from hdexport.families import rembert
 from hdexport.model.family import Family, OwnAttention
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hdexport.attention.interface import LayerMask
 from hdexport.families.big_bird import BigBirdAttention, block_sparse, forget_short_texts, own_blocks, run_layers
 from hdexport.families.led import encoder_of
 from hdexport.model.family import Family, OwnAttention
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
     from hdexport.attention.blocks.setup import BlockSetup

@@ -14,7 +14,7 @@ import torch
 
 from hdexport.model.family import Family
 from hdexport.model.rotary_tables import use_rotary_tables
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from hdexport.model.family import Family
 from hdexport.model.norms import use_root_mean_squares
 from hdexport.model.rotary_tables import use_rotary_tables
 from hdexport.model.task import ENCODER_TASKS
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,7 +16,7 @@ from hdexport.model.family import Family
 from hdexport.model.norms import use_root_mean_squares
 from hdexport.model.rotary_tables import use_rotary_tables
 from hdexport.model.wide_states import FromStates, InFloat32, IntoStates
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hdexport.model.family import Family
 from hdexport.model.rotary_tables import use_rotary_tables
 from hdexport.model.task import ENCODER_TASKS
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 
 FAMILY = Family(
     model_types=("gte",),

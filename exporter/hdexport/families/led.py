@@ -10,7 +10,7 @@ from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
 from hdexport.families.longformer import LongformerAttention, attention_windows, longformer_tokens
 from hdexport.model.family import Family, OwnAttention
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ from hdexport.families.t5 import Layer, check_buckets, run_layers, wide_states
 from hdexport.model.family import Family, OwnAttention
 from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.wide_states import IntoStates
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

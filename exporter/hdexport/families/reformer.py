@@ -17,7 +17,7 @@ from transformers.models.reformer.modeling_reformer import (
 from hdexport.attention.lsh.kind import Chunks, LshAttention
 from hdexport.attention.lsh.model import chunk_node, lsh_node
 from hdexport.model.family import Family, OwnAttention
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hdexport.attention.distance.model import attend_by_distance
 from hdexport.model.family import Family
 from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.wide_states import IntoStates
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hdexport.attention.relative.kind import RelativeAttention
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
 from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
 from hdexport.model.family import Family, OwnAttention
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.model.carried_states import CallStates
-from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
-from hdruntime.bundle.task_formats import Task, format_of
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, Task
+from hdruntime.bundle.task_formats import format_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

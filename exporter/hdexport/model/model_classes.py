@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from hdexport.model.task import AUTO_CLASS_OF_TASK, model_task
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

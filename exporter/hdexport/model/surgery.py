@@ -10,8 +10,7 @@ from hdexport.model.carried_states import POSITION, CallStates
 from hdexport.model.family import Family
 from hdexport.model.positions import FactoredTable, choose_form, extend_table, factor_table
 from hdexport.model.task import model_task
-from hdruntime.bundle.manifest import PositionForm, Positions, Scheme
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import PositionForm, Positions, Scheme, Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

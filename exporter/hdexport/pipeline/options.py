@@ -13,8 +13,7 @@ from hdexport.engines.build import EngineOptions
 from hdexport.model.positions import LONGEST
 from hdexport.quantize.options import Int8Options
 from hdexport.verify.grid import Grid
-from hdruntime.bundle.manifest import AttentionScale, Dtype, Scheme
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import AttentionScale, Dtype, Scheme, Task
 from hdruntime.errors import InputError
 
 

@@ -17,8 +17,7 @@ from hdexport.families import convertible_model_types
 from hdexport.model.carried_states import counts_tokens
 from hdexport.pipeline.options import BuildOptions
 from hdexport.support.progress import Progress
-from hdruntime.bundle.manifest import Positions
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Positions, Task
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from hdexport.tune.objectives import Contrast, Distill, MaskedTokens, Objective
 from hdexport.tune.options import Loss, Trained, TuneOptions
 from hdexport.tune.student import Student, make_student, make_teacher, training_device
 from hdexport.tune.training import Outcome, opened_tune_folder, train
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.staging import require_replaceable, staged_directory
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from hdruntime.jobs.identity import Identity
 

@@ -26,8 +26,7 @@ from hdexport.model.positions import extend_table
 from hdexport.model.surgery import extend_positions
 from hdexport.support.progress import Progress
 from hdexport.tune.options import Trained, TuneOptions
-from hdruntime.bundle.manifest import Positions
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Positions, Task
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:

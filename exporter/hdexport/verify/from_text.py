@@ -26,9 +26,8 @@ from hdexport.verify.grid import Case, Grid
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend, Manifest
+from hdruntime.bundle.manifest import Backend, Manifest, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.bundle_model import BundleModel
 from hdruntime.errors import BackendUnavailableError, InputError, NonFiniteOutputError
 from hdruntime.tasks.of_bundle import class_of

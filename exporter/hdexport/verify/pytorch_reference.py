@@ -21,9 +21,8 @@ from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.verify.grid import Case
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.graph_interface import state_at_start
-from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Role, Scheme
+from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Role, Scheme, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

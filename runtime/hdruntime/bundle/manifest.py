@@ -11,8 +11,7 @@ from msgspec import Meta
 
 from hdruntime.bundle.checked_json import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings
-from hdruntime.bundle.task_formats import Task
-from hdruntime.optional import registered_backends
+from hdruntime.optional import registered_backends, registered_tasks
 
 # Types of values. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
 
@@ -41,6 +40,34 @@ class Backend(str, Enum):
         made = str.__new__(cls, str(value))
         made._name_, made._value_ = str(value).upper(), str(value)
         return made
+
+
+class Task(Choice):
+    """The task of a bundle, by the name in Hugging Face optimum, where it has one.
+
+    The tasks of other packages are members, too, which `Task(name)` finds; they are not among those that are listed.
+    """
+
+    FEATURE_EXTRACTION = "feature-extraction"
+    SENTENCE_SIMILARITY = "sentence-similarity"
+    SPARSE_SIMILARITY = "sparse-similarity"
+    """A weight for each token of the vocabulary, pooled of the logits of a text's tokens, as SPLADE has it."""
+    TOKEN_SIMILARITY = "token-similarity"
+    """A vector for each token, as ColBERT has it."""
+    FILL_MASK = "fill-mask"
+    TEXT_CLASSIFICATION = "text-classification"
+    TOKEN_CLASSIFICATION = "token-classification"
+    QUESTION_ANSWERING = "question-answering"
+    TEXT_SCORING = "text-scoring"
+    """The log-probability of each token after the tokens before it."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Task | None:
+        if not isinstance(value, str) or value not in registered_tasks():
+            return None
+        member = str.__new__(cls, value)
+        member._name_ = member._value_ = value
+        return member
 
 
 class Scheme(Choice):

@@ -1,52 +1,15 @@
-"""The tasks' names, and what their bundles contain, as the class of each task says."""
+"""What the bundles of a task contain, as the task's class says."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from hdruntime.bundle.checked_json import Choice
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.sentence_settings import Kind
 from hdruntime.errors import BundleError
-from hdruntime.optional import entry_points_of
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-    from hdruntime.bundle.manifest import Manifest
-
-_ENTRY_POINTS = "hdexport.tasks"
-"""Group in which other packages register the classes of theirs, by the tasks' names."""
-
-
-class Task(Choice):
-    """The task of a bundle, by the name in Hugging Face optimum, where it has one.
-
-    The tasks of other packages are members, too, which `Task(name)` finds; they are not among those that are listed.
-    """
-
-    FEATURE_EXTRACTION = "feature-extraction"
-    SENTENCE_SIMILARITY = "sentence-similarity"
-    SPARSE_SIMILARITY = "sparse-similarity"
-    """A weight for each token of the vocabulary, pooled of the logits of a text's tokens, as SPLADE has it."""
-    TOKEN_SIMILARITY = "token-similarity"
-    """A vector for each token, as ColBERT has it."""
-    FILL_MASK = "fill-mask"
-    TEXT_CLASSIFICATION = "text-classification"
-    TOKEN_CLASSIFICATION = "token-classification"
-    QUESTION_ANSWERING = "question-answering"
-    TEXT_SCORING = "text-scoring"
-    """The log-probability of each token after the tokens before it."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> Task | None:
-        if not isinstance(value, str) or value not in registered():
-            return None
-        member = str.__new__(cls, value)
-        member._name_ = member._value_ = value
-        return member
+from hdruntime.optional import registered_tasks
 
 
 class TaskFormat:
@@ -80,7 +43,7 @@ def format_of(task: Task) -> type[TaskFormat]:
 
     It is loaded here and not imported, because it reads manifests, which lie below it.
     """
-    point = registered().get(task)
+    point = None if task in list(Task) else registered_tasks()[task]
     if point is None:
         module = importlib.import_module(f"hdruntime.tasks.{task.replace('-', '_')}")
         return module.TASK
@@ -91,9 +54,3 @@ def format_of(task: Task) -> type[TaskFormat]:
             f"The task {task} ({point.value}) cannot be loaded: {type(error).__name__}: {error}.\n"
             "Update the package that it comes from, or install it again."
         ) from error
-
-
-@functools.cache
-def registered() -> dict[str, EntryPoint]:
-    """The tasks of other packages: name -> where their class is."""
-    return {name: point for name, point in entry_points_of(_ENTRY_POINTS).items() if name not in list(Task)}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.task import Encoder
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from hdruntime.arrays import FloatArray
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.logits import shortest, softmax

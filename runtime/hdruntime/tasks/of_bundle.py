@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task, format_of
+from hdruntime.bundle.task_formats import format_of
 from hdruntime.errors import InputError
 from hdruntime.tasks.embedding import ChunkEmbeddings, column_of_spans
 from hdruntime.tasks.task import Pairs, TaskOptions, TextTask

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.tasks.task import Outputs, Pairs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.answers import Answer, AnswerOptions, best_answers
 from hdruntime.text.splitting import PiecePooling, SplitEncoding

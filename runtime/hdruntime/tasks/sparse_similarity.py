@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Call, Encoder, Outputs, Route, TaskOptions, Text, TextsBody, TextTask, Values
 from hdruntime.text.splitting import SUM, SplitPooling

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle, read_config
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.requests import Body

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.text.logits import shortest
 from hdruntime.text.tokenization import Encoding

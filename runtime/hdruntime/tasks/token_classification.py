@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.entities import Aggregation, Entity, entities
 from hdruntime.text.logits import labels_of

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer

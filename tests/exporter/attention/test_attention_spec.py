@@ -14,7 +14,7 @@ from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kinds
 from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, Window, WindowKind, WindowRequest
 from hdexport.families import convertible_model_types, family_of
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError, ModelError
 from support.comparators import named_case
 

@@ -17,8 +17,7 @@ from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
 from hdexport.model.surgery import extend_positions
 from hdexport.model.weight_type import cast_model
-from hdruntime.bundle.manifest import PaddingRule, Scheme
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import PaddingRule, Scheme, Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, distance, inputs_of
 from support.attention_records import recorded

@@ -17,9 +17,8 @@ from hdexport.attention.kinds import attention_from_spec
 from hdexport.families import convertible_model_types, family_of
 from hdexport.model.family import Family
 from hdexport.model.surgery import extend_positions
-from hdruntime.bundle.manifest import PaddingRule, Scheme
+from hdruntime.bundle.manifest import PaddingRule, Scheme, Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from support.attention_records import recorded
 from support.comparators import named_case

@@ -27,9 +27,8 @@ from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.bundle.graph_interface import state_at_start
-from hdruntime.bundle.manifest import Backend, Manifest, Scheme
+from hdruntime.bundle.manifest import Backend, Manifest, Scheme, Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from support.answers import ATOL, distance
 from support.commands import run_here

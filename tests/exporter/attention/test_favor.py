@@ -18,9 +18,8 @@ from hdexport.families import family_of
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdplugins.attention.favor.reference import draw_projection
-from hdruntime.bundle.manifest import PaddingRule
+from hdruntime.bundle.manifest import PaddingRule, Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from support.commands import run_here
 from support.comparators import assert_close

@@ -15,8 +15,7 @@ from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
-from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, Task
 from hdruntime.errors import InputError, ModelError
 from support.answers import ATOL, assert_answers
 from support.attention_records import recorded

@@ -24,8 +24,7 @@ from hdexport.extend import ExtendOptions, extend
 from hdexport.families import convertible_model_types, family_of
 from hdexport.model.surgery import extend_positions
 from hdplugins.attention.lsh.reference import draw_rotations
-from hdruntime.bundle.manifest import PaddingRule, Scheme
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import PaddingRule, Scheme, Task
 from hdruntime.errors import InputError, ModelError
 from support.comparators import named_case
 from support.tiny_models import BASE, save_tiny_model

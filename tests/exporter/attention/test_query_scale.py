@@ -34,9 +34,8 @@ from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
-from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.manifest import Backend, Task
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError
 from support.answers import ATOL, assert_answers, distance, inputs_of
 from support.commands import run_here

@@ -10,7 +10,7 @@ import pytest
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.verify import Grid
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.attention_records import recorded

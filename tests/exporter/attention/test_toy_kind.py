@@ -21,7 +21,7 @@ import pytest
 
 import hdruntime
 from hdexport.attention.kinds import kinds
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.commands import run_here, run_installed
 from support.kind_checks import assert_kinds_conform
 from support.needs import needs_rtx

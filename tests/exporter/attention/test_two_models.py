@@ -14,7 +14,7 @@ from hdexport.attention.interface import use_operators
 from hdexport.attention.kind import Setup, Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups, kind_named
 from hdexport.families import convertible_model_types, family_of
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.tiny_models import BASE, VOCAB_SIZE, save_tiny_model
 
 FAMILY = family_of("bert")

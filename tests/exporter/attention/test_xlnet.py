@@ -16,7 +16,8 @@ import torch
 
 import hdruntime
 from hdexport.checkpoint import find_checkpoint
-from hdruntime.bundle.task_formats import Task, format_of
+from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.task_formats import format_of
 from hdruntime.errors import InputError, ModelError
 from support.attention_records import recorded
 from support.comparators import assert_close, named_case

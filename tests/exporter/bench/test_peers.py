@@ -23,9 +23,8 @@ from hdexport.bench.peers import PEERS, openvino
 from hdexport.bench.run.worker import open_case
 from hdexport.support.bundle_writer import write_manifest
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import BackendUnavailableError
 from support.comparators import assert_close
 from support.tiny_models import save_tiny_model

@@ -18,7 +18,7 @@ from hdexport.bench.measure.roofline import Work, roofline, work_of
 from hdexport.bench.results.result import Ceilings
 from hdexport.model.task import AUTO_CLASS_OF_TASK
 from hdexport.support.bundle_writer import seal
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ExportError
 from support.grids import nightly_unless
 

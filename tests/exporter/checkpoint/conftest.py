@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.tiny_models import save_tiny_model
 
 

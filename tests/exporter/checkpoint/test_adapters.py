@@ -23,8 +23,8 @@ from hdexport.support.progress import Progress
 from hdexport.verify import verify_bundle
 from hdexport.verify.grid import Grid
 from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from hdruntime.jobs.identity import identity_of_bundle
 from support.commands import run_here

@@ -15,7 +15,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.trust import Trust
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.task import ENCODER_TASKS
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.grids import nightly_unless
 from support.tiny_models import change_json, pickle_weights, save_tiny_model

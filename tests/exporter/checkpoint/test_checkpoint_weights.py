@@ -15,7 +15,7 @@ import hdexport.checkpoint.agreement
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.grids import nightly_unless
 from support.tiny_models import change_json, pickle_weights, save_tiny_model

@@ -12,7 +12,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.declarations import unfollowed
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.chat_rerankers import save_chat_reranker
 from support.colbert_models import MODELS, save_colbert

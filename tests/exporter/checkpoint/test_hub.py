@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import hdexport.cli
 from hdexport.checkpoint import find_checkpoint, is_hub_source, path_of_source
 from hdexport.checkpoint.trust import Trust
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from support.hub_server import HubServer, served_hub
 from support.tiny_models import change_json, pickle_weights, save_tiny_model

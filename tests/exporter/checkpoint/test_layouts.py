@@ -17,7 +17,7 @@ from hdexport.checkpoint.heads import task_head
 from hdexport.checkpoint.source import path_of_source
 from hdexport.checkpoint.trust import Trust
 from hdexport.extend import ExtendOptions, extend
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.tiny_models import VOCAB_SIZE, change_json, pickle_weights, save_tiny_model

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 import hdruntime
 from hdexport.build import BuildOptions, build
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.comparators import assert_close
 from support.tiny_models import BASE, change_json, save_tiny_model
 

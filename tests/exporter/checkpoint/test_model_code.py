@@ -11,7 +11,7 @@ import pytest
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.declarations import unfollowed
 from hdexport.checkpoint.trust import Trust
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.chat_rerankers import save_chat_reranker
 from support.tiny_models import change_json, save_tiny_model

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.heads import task_head
 from hdexport.checkpoint.sentence_settings import sentence_settings
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.colbert_models import MODELS, save_colbert
 from support.made_once import made_once

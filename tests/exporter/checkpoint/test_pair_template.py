@@ -14,8 +14,8 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extended_files import is_copied
 from hdexport.checkpoint.pair_template import pair_template
 from hdexport.checkpoint.sentence_settings import sentence_settings
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import PairTemplate, TemplatePart
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.chat_rerankers import DIGRESSING, INSTRUCTED, NO_SYSTEM
 from support.tiny_models import BASE, VOCAB_SIZE, change_json, save_tiny_model

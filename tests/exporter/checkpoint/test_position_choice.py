@@ -13,8 +13,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extended_files import EXTENSION_KEY
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.extend import ExtendOptions, extend
-from hdruntime.bundle.manifest import Scheme
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Scheme, Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from support.tiny_models import BASE, save_tiny_model
 

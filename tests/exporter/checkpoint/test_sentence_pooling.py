@@ -17,7 +17,7 @@ from hdexport.checkpoint.heads import sentence_vectors, token_layers
 from hdexport.checkpoint.sentence_modules import pooling_settings
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.trust import Trust
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.tiny_models import change_json, pickle_weights, save_sentence_modules

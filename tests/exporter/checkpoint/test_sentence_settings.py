@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.tiny_models import BASE, change_json, save_sentence_modules, save_tiny_model
 

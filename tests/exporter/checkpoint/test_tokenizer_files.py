@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BertTokenizer, EsmTokenizer
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.tokenizer_files import as_tokenizer_file, read_tokenizer, write_tokenizer
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.tiny_models import VOCAB_SIZE, change_json, save_tiny_model
 

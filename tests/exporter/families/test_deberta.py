@@ -12,7 +12,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families.deberta import rows_of_distances
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.tiny_models import change_json, save_tiny_model
 

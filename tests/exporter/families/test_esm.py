@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, inputs_of
 from support.comparators import assert_close

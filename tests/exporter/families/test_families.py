@@ -22,7 +22,7 @@ from hdexport.extend import ExtendOptions, extend
 from hdexport.families import SUPPORTED_MODEL_TYPES, Family, family_of
 from hdexport.families.unsupported import UNSUPPORTED
 from hdexport.model.surgery import number_of_token_types
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.comparators import assert_close, named_case

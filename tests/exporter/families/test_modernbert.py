@@ -26,8 +26,7 @@ from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_gra
 from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 from hdexport.pipeline import run
-from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Backend, Task
 from support.answers import ATOL, assert_answers, assert_as_hugging_face
 from support.comparators import assert_close
 from support.grids import nightly_unless

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hdexport.checkpoint import find_checkpoint
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.comparators import assert_close
 
 DATA = Path(__file__).parents[2] / "data" / "nezha"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from hdexport.checkpoint import find_checkpoint
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.tiny_models import BASE, change_json, save_tiny_model
 

@@ -20,8 +20,8 @@ from hdexport.checkpoint.trust import Trust
 from hdexport.extend import ExtendOptions, extend
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError, ModelError
 from support.answers import ATOL
 from support.comparators import assert_close

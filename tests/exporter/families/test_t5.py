@@ -19,8 +19,7 @@ from hdexport.families import family_of, t5
 from hdexport.model.activations import fuse_gelu
 from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.weight_type import cast_model
-from hdruntime.bundle.manifest import Dtype
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Dtype, Task
 from hdruntime.errors import ModelError
 from support.answers import assert_as_hugging_face
 from support.comparators import assert_close, assert_same_directions

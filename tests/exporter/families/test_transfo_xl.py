@@ -22,8 +22,8 @@ from hdexport.families import family_of
 from hdexport.families.transfo_xl.adaptive import AdaptiveSoftmax
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdruntime.bundle.graph_interface import state_at_start
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 from hdruntime.jobs import JobOptions, plan_job
 from hdruntime.jobs.rows import Columns

@@ -14,7 +14,7 @@ import torch
 
 import hdruntime
 from hdexport.build import BuildOptions, build
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_as_hugging_face, inputs_of
 from support.attention_records import recorded

@@ -12,7 +12,7 @@ import transformers
 from hdexport.build import BuildOptions
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError, ModelError
 from support.answers import ATOL
 from support.comparators import assert_close

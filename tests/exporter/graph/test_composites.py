@@ -18,7 +18,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.graph.tracing import trace
 from hdexport.model.graph_module import GraphModule, graph_inputs
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from support.graph_fingerprints import fingerprint
 from support.hugging_face import ALPHA
 from support.tiny_models import VOCAB_SIZE

@@ -20,7 +20,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.graph.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT, repeat_layers
 from hdexport.graph.repeated_layers import layers_traced_once
 from hdexport.model.graph_module import GraphModule, graph_inputs
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ExportError
 from support.graph_fingerprints import fingerprint
 from support.tiny_models import save_tiny_model

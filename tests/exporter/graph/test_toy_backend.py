@@ -23,8 +23,8 @@ from hdexport.bench.run.plan import BenchOptions, plan
 from hdexport.graph.targets.registry import targets
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.registry import backends
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.manifest_json import manifest_from_json
-from hdruntime.bundle.task_formats import Task
 from hdruntime.optional import registered_backends
 from support.commands import run_here, run_installed
 from support.tiny_models import save_tiny_model

@@ -8,8 +8,7 @@ import torch
 from hdexport.attention.interface import use_operators
 from hdexport.graph.tracing import trace
 from hdexport.model.graph_module import GraphModule, graph_inputs
-from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, Task
 from hdruntime.errors import ExportError
 from support.grids import TASKS_OF_EVERY_RUN, nightly_unless
 from support.tiny_models import LABELS, VOCAB_SIZE, save_tiny_model

@@ -8,7 +8,7 @@ import transformers
 
 from hdexport.model.family import Family, ModelClasses
 from hdexport.model.model_classes import model_from_config
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 

@@ -11,9 +11,8 @@ from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.surgery import extend_positions
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
-from hdruntime.bundle.manifest import Scheme
+from hdruntime.bundle.manifest import Scheme, Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.task_formats import Task
 from support.answers import assert_answers, inputs_of
 from support.comparators import assert_close
 from support.grids import nightly_unless

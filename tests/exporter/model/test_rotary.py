@@ -14,8 +14,8 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.model.rotary import stretch_rotary, use_stretched_rotary
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import ModelError
 from support.answers import assert_answers, inputs_of
 from support.commands import run_here

@@ -16,8 +16,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.surgery import extend_positions
-from hdruntime.bundle.manifest import Scheme
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Scheme, Task
 from hdruntime.errors import InputError
 from support.answers import assert_as_hugging_face
 from support.comparators import assert_close, named_case

@@ -12,7 +12,8 @@ from transformers.models.auto.modeling_auto import (
 from hdexport.checkpoint import heads, sentence_settings
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.task import AUTO_CLASS_OF_TASK, TASKS, infer_task, model_task, unread_head
-from hdruntime.bundle.task_formats import Task, format_of
+from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.task_formats import format_of
 from hdruntime.tasks.of_bundle import class_of
 
 

@@ -31,8 +31,7 @@ from hdexport.tune.options import Loss, Trained, TuneOptions
 from hdexport.tune.run import RECORD_FILE, Tuned, tune
 from hdexport.tune.student import make_student
 from hdexport.tune.training import kept_steps
-from hdruntime.bundle.manifest import Scheme
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Scheme, Task
 from hdruntime.errors import HdexportError, InputError, ModelError, NonFiniteOutputError
 from support.grids import nightly_unless
 from support.tiny_models import BASE, save_sentence_modules, save_tiny_model

@@ -16,8 +16,8 @@ from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.support.bundle_writer import seal
 from hdexport.verify import Check, Grid, Verification, with_texts
 from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.task_formats import Task
 from support.grids import nightly_unless
 from support.tiny_models import change_json
 

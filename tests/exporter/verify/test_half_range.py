@@ -17,8 +17,8 @@ from hdexport.build import BuildOptions, build
 from hdexport.cli import main
 from hdexport.verify.half_range import RangeCheck, check_half_range
 from hdexport.verify.single_texts import sample_ids
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import VerificationError
 from support.tampered_bundles import tampered
 from support.tiny_models import BASE, save_tiny_model

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 import hdruntime
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.task_formats import Task, registered
 from hdruntime.errors import BundleCorruptError, InputError
+from hdruntime.optional import registered_tasks
 from hdruntime.serve import ServeOptions, application
 from hdruntime.serve.triton_model import tensors_of
 from hdruntime.tasks.of_bundle import task_of_bundle
@@ -41,9 +42,9 @@ def toy_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The package with the toy is there, as it is for every process that starts from here."""
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    registered.cache_clear()
+    registered_tasks.cache_clear()
     yield
-    registered.cache_clear()
+    registered_tasks.cache_clear()
 
 
 @pytest.fixture

@@ -27,9 +27,8 @@ from hdexport.attention.window.lower import LOWERING
 from hdexport.model.carried_states import MASK, POSITION, CallStates, carried_input
 from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Length, TokenCount
-from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import Task
 from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from hdexport.families.nezha.model import (
 )
 from hdexport.families.rembert import query_projections
 from hdexport.model.family import Family, ModelClasses
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

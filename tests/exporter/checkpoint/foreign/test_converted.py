@@ -18,7 +18,7 @@ from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.foreign.keras_file import google_variables, read_keras_file
 from hdexport.model.task import AUTO_CLASS_OF_TASK
-from hdruntime.bundle.task_formats import Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.tensor_bundles import BERT4KERAS, copied_checkpoint, rewritten, write_checkpoint

@@ -45,7 +45,7 @@ def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: p
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
-    from hdruntime.bundle.task_formats import Task
+    from hdruntime.bundle.manifest import Task
     from support.tiny_models import save_tiny_model
 
     folder = tmp_path_factory.mktemp(flavour.value)
