@@ -144,7 +144,8 @@ def _windowed(model: str, sizes: Sizes) -> Any:
     """The same weights with our operator as attention, by its definition until `_attend_by`."""
     from hdexport.attention.interface import use_operators
     from hdexport.attention.kind import Subject
-    from hdexport.attention.window.kind import Window, WindowKind, WindowRequest
+    from hdexport.attention.window import Window
+    from hdexport.attention.window.kind import WindowKind, WindowRequest
     from hdexport.families import family_of
     from hdruntime.bundle.manifest import Task
 

@@ -11,7 +11,7 @@ import pytest
 
 import hdruntime
 from hdexport.attention.kinds import kinds
-from hdexport.attention.window.kind import Window, WindowAttention
+from hdexport.attention.window import Window, WindowAttention
 from support.attention_records import recorded
 from support.commands import Command, Refused
 

@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.query_scale import LogScale
-from hdexport.attention.window.kind import Window
+from hdexport.attention.window import Window
 from hdexport.attention.window.model import WindowMask, window_mask
 
 if TYPE_CHECKING:

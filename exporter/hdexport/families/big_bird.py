@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
+from hdexport.attention.blocks import BlockSparse
 from hdexport.attention.blocks.model import LISTED_BLOCKS, BlockMask, through_blocks
-from hdexport.attention.blocks.record import BlockSparse
 from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.interface import LayerMask

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from hdexport.attention.blocks.record import BlockSparse
+from hdexport.attention.blocks import BlockSparse
 from hdexport.attention.interface import LayerMask
 from hdexport.families.big_bird import BigBirdAttention, block_sparse, forget_short_texts, own_blocks, run_layers
 from hdexport.families.led import encoder_of

@@ -14,7 +14,7 @@ from transformers.models.reformer.modeling_reformer import (
     ReformerModelOutput,
 )
 
-from hdexport.attention.lsh.kind import Chunks, LshAttention
+from hdexport.attention.lsh import Chunks, LshAttention
 from hdexport.attention.lsh.model import chunk_node, lsh_node
 from hdexport.model.family import Family, OwnAttention
 from hdruntime.bundle.manifest import Task

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from hdexport.attention.blocks.record import BlockRequest, LastBlock, Mode, Pattern
+from hdexport.attention.blocks import BlockRequest, LastBlock, Mode, Pattern
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kinds
-from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, Window, WindowKind, WindowRequest
+from hdexport.attention.window import Window
+from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, WindowKind, WindowRequest
 from hdexport.families import convertible_model_types, family_of
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError, ModelError

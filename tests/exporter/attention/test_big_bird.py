@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.blocks import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint

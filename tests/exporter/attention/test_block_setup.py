@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.blocks import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.blocks.setup import BlockSetup, block_setup, read_setup
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 
-from hdexport.attention.favor.kind import FavorAttention
+from hdexport.attention.favor import FavorAttention
 from hdexport.attention.favor.model import attend_by_features
 from hdexport.attention.kinds import kind_named
 from hdexport.checkpoint import find_checkpoint

@@ -16,8 +16,9 @@ from transformers.models.reformer.modeling_reformer import AxialPositionEmbeddin
 
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kind_named
+from hdexport.attention.lsh import Chunks, Hashes, LshAttention
 from hdexport.attention.lsh.decisions import HashDecisions
-from hdexport.attention.lsh.kind import Chunks, Hashes, LshAttention, LshSetup, buckets_for
+from hdexport.attention.lsh.kind import LshSetup, buckets_for
 from hdexport.attention.lsh.model import recall, use_hashes
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend

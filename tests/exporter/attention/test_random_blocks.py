@@ -14,8 +14,8 @@ import transformers
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
+from hdexport.attention.blocks import Mode
 from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
-from hdexport.attention.blocks.record import Mode
 from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.families import family_of
 from hdruntime.errors import InputError

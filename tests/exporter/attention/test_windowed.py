@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hdexport.attention.window.kind import Window, WindowAttention
+from hdexport.attention.window import Window, WindowAttention
 from hdexport.verify import Grid
 from hdruntime.bundle.reader import open_bundle
 from support.answers import ATOL, assert_answers, distance, inputs_of

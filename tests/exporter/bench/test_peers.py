@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch._inductor.config
 
-from hdexport.attention.blocks.record import Mode
+from hdexport.attention.blocks import Mode
 from hdexport.attention.blocks.setup import bigbird
-from hdexport.attention.window.kind import Window, WindowAttention
+from hdexport.attention.window import Window, WindowAttention
 from hdexport.bench.peers import PEERS, openvino
 from hdexport.bench.run.worker import open_case
 from hdexport.support.bundle_writer import write_manifest

@@ -7,7 +7,8 @@ import pytest
 from hdexport.attention.blocks.kind import BlocksKind
 from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.kind import Boundaries
-from hdexport.attention.window.kind import Window, WindowAttention, WindowKind
+from hdexport.attention.window import Window, WindowAttention
+from hdexport.attention.window.kind import WindowKind
 from hdexport.verify.grid import Case, Grid, cases, grid_lengths
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hdexport.attention.blocks.setup import bigbird
-from hdexport.attention.window.kind import Window, WindowAttention
+from hdexport.attention.window import Window, WindowAttention
 from hdexport.checkpoint import find_checkpoint
 from hdexport.verify import Grid, Verification, verification, verify_bundle
 from hdexport.verify.case_memory import arrays_bytes

@@ -9,14 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.blocks.lower import LOWERING
-from hdexport.attention.blocks.record import (
+from hdexport.attention.blocks import (
     BlockRequest,
     BlockSparse,
     LastBlock,
     Mode,
     Pattern,
 )
+from hdexport.attention.blocks.lower import LOWERING
 from hdexport.attention.kind import AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
 from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
@@ -130,7 +130,13 @@ class BlocksKind(AttentionKind):
         if not setup.is_own:
             from hdexport.attention.blocks.model import use_block_masks
 
-            use_block_masks(model, setup)
+            use_block_masks(
+                model,
+                setup.record,
+                ordinary_keys=setup.ordinary_keys,
+                tables=setup.tables,
+                global_embeddings=setup.global_embeddings,
+            )
         elif setup.listed_blocks is not None:
             # Hugging Face has tables in training only: the operator's definition in PyTorch, which tests hold to that.
             setup.adapt(model, family)

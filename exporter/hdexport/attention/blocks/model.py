@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.blocks import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.model_parts import Layers, attention_modules, wrap_layers
 from hdexport.attention.pair_counts import PairCounts, use_pair_counts
 from hdexport.attention.query_scale import LogScale, scaled
@@ -23,7 +25,8 @@ from hdplugins.attention.blocks.reference import block_sparse_attention
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.blocks.setup import BlockSetup
+Tables = Callable[[int], list[torch.Tensor | None]]
+"""The number of layers -> the table of each."""
 
 LISTED_BLOCKS = "listed_blocks"
 """Buffer of a layer's attention: the operator's table, or None."""
@@ -258,23 +261,35 @@ class _Pairs(PairCounts):
         return torch.tensor([text.keys for text in self.texts])[:, None, None, None]
 
 
-def give_tables(model: PreTrainedModel, setup: BlockSetup) -> None:
+def give_tables(model: PreTrainedModel, tables: Tables) -> None:
     """Give each attention that the library's attention interface reaches its table, as the buffer `LISTED_BLOCKS`."""
     modules = attention_modules(model)
-    for module, table in zip(modules, setup.tables(len(modules)), strict=True):
+    for module, table in zip(modules, tables(len(modules)), strict=True):
         module.register_buffer(LISTED_BLOCKS, table, persistent=False)
 
 
-def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
-    """Make a model's own attention, which the library's attention interface reaches, block-sparse, in place."""
-    give_tables(model, setup)
-    rows = None if setup.global_embeddings is None else torch.from_numpy(setup.global_embeddings)
+def use_block_masks(
+    model: PreTrainedModel,
+    spec: BlockSparse,
+    *,
+    ordinary_keys: int,
+    tables: Tables,
+    global_embeddings: npt.NDArray[np.float32] | None,
+) -> None:
+    """Make a model's own attention, which the library's attention interface reaches, block-sparse, in place.
+
+    Args:
+        ordinary_keys: tokens that a query of an ordinary block sees at most.
+        global_embeddings: [global_tokens, hidden_size], the layers' inputs for global tokens; None for none.
+    """
+    give_tables(model, tables)
+    rows = None if global_embeddings is None else torch.from_numpy(global_embeddings)
 
     def around(hidden_states: torch.Tensor, attention_mask: torch.Tensor, layers: Layers) -> torch.Tensor:
         extra = 0 if rows is None else len(rows)
         if rows is not None:
             hidden_states = torch.cat([rows.expand(len(hidden_states), -1, -1), hidden_states], dim=1)
-        texts = [_text(setup.record, real, extra, setup.ordinary_keys) for real in attention_mask.bool()]
+        texts = [_text(spec, real, extra, ordinary_keys) for real in attention_mask.bool()]
         return layers(hidden_states, _Pairs(texts))[:, extra:]
 
     use_pair_counts(model)

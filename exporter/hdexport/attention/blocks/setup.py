@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
-from hdexport.attention.blocks.record import (
+from hdexport.attention.blocks import (
     GLOBAL_EMBEDDINGS_FILE,
     LISTED_BLOCKS_FILE,
     BlockRequest,
@@ -22,6 +21,7 @@ from hdexport.attention.blocks.record import (
     Mode,
     Pattern,
 )
+from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
 from hdexport.attention.kind import NOT_TRAINED, Setup, Subject
 from hdexport.model.family import Family
 from hdexport.support.array_files import load_arrays, reading
@@ -215,7 +215,7 @@ def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
     from hdexport.attention.blocks.model import BlockMask, block_query_factors, give_tables, through_blocks
     from hdexport.attention.model_parts import Layers, wrap_layers
 
-    give_tables(model, setup)
+    give_tables(model, setup.tables)
     spec, query_scale, global_embeddings = setup.record, setup.query_scale, None
     if setup.global_embeddings is not None:
         # A parameter of the model, so that it is a weight of the graph.

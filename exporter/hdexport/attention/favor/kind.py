@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
+from hdexport.attention.favor import FavorAttention
 from hdexport.attention.kind import (
-    DENSE_PEER,
     NOT_TRAINED,
     AttentionKind,
-    AttentionRecord,
     Boundaries,
     Form,
     ReferenceFacts,
@@ -21,7 +20,6 @@ from hdexport.attention.kind import (
 )
 from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
-from hdruntime.bundle.checked_json import Count, Length
 from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
@@ -29,41 +27,6 @@ from hdruntime.errors import InputError
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class FavorAttention(AttentionRecord):
-    """Layers whose weights are products of positive random features.
-
-    Attributes:
-        layers: how many.
-        features: of a query or key.
-        seed: of the features' directions, one for all layers; None where the checkpoint has them, for each layer.
-        epsilon: least feature.
-        compat: whether padding counts as keys whose values are 0; then it changes answers.
-    """
-
-    holds_scores: ClassVar = False
-    kind: Literal["favor"] = "favor"
-    layers: Length
-    features: Length
-    seed: Count | None
-    epsilon: float
-    compat: bool = False
-
-    @property
-    def converted(self) -> bool:
-        """Whether the kind took the place of dense attention."""
-        return self.seed is not None
-
-    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
-        """As many keys as a query and a key have features."""
-        return [min(tokens, 2 * self.features)] * self.layers
-
-    @property
-    def peer_remark(self) -> str | None:
-        """PyTorch's model is dense where features took that place."""
-        return DENSE_PEER.format("random features") if self.converted else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from hdexport.attention.symbolic import operator_node
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.favor.kind import FavorAttention
+    from hdexport.attention.favor import FavorAttention
 
 
 def favor_node(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import onnx_ir
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-    from hdexport.attention.lsh.kind import LshAttention
+    from hdexport.attention.lsh import LshAttention
 
 _SORTED_BY = "sorting"
 """Name of the buckets in every body of LSHAttention, in it or in its loop."""

@@ -28,7 +28,7 @@ from hdplugins.attention.lsh.reference import hash_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.lsh.kind import Chunks, LshAttention
+    from hdexport.attention.lsh import Chunks, LshAttention
     from hdruntime.bundle.manifest import Dtype
 
 

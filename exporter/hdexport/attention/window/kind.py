@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.kind import (
-    DENSE_PEER,
     NOT_TRAINED,
     AttentionKind,
-    AttentionRecord,
     Boundaries,
     Form,
     OperatorNode,
@@ -23,10 +21,10 @@ from hdexport.attention.kind import (
     Subject,
 )
 from hdexport.attention.spec import SpecReader
+from hdexport.attention.window import Window, WindowAttention
 from hdexport.attention.window.lower import LOWERING
 from hdexport.model.carried_states import MASK, POSITION, CallStates, carried_input
 from hdexport.model.family import Family
-from hdruntime.bundle.checked_json import Length, TokenCount
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, ModelError
@@ -35,70 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """Windowed attention in place of a model's dense one, as ``--attention window:...`` asks for it.
-
-    Attributes:
-        tokens: tokens that a query sees before it, in units of the dilation, and after it unless `right` says
-            otherwise; Longformer's ``attention_window`` counts both sides.
-        global_tokens: the first real tokens of a text, which see all others and are seen by all; 0 for none.
-        dilation: tokens per step of the window: one value per head, or a single one for all heads.
-        right: tokens that a query sees after it; None for as many as before it.
-    """
-
-    tokens: Length
-    global_tokens: TokenCount
-    dilation: tuple[Length, ...]
-    right: TokenCount | None = None
-
-    @property
-    def after(self) -> int:
-        """Tokens that a query sees after it, in units of the dilation."""
-        return self.tokens if self.right is None else self.right
-
-    @property
-    def most_keys(self) -> int:
-        """Keys that the query of a local token sees, at most."""
-        return self.tokens + 1 + self.after + self.global_tokens
-
-    def describe(self) -> str:
-        """The window's two sides: "256 tokens on each side", "256 tokens before and 0 after"."""
-        equal = self.tokens == self.after
-        return f"{self.tokens} tokens {'on each side' if equal else f'before and {self.after} after'}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowAttention(AttentionRecord):
-    """Layers in which a query sees the tokens around it.
-
-    Attributes:
-        layers: tokens before a query in the window of each such layer, in graph order; as many after it, unless
-            `converted` says otherwise.
-        converted: the windows that took the place of dense attention; None where the model was trained with them.
-    """
-
-    holds_scores: ClassVar = False
-    kind: Literal["window"] = "window"
-    layers: tuple[TokenCount, ...]
-    converted: Window | None = None
-
-    def sides(self) -> Iterator[tuple[int, int]]:
-        """Tokens before and after a query, in each layer."""
-        right = None if self.converted is None else self.converted.right
-        for left in self.layers:
-            yield left, left if right is None else right
-
-    def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
-        """A block of a window's queries meets the window and about a quarter of it more."""
-        return [min(tokens, (left + right) * 3 // 2) for left, right in self.sides()]
-
-    @property
-    def peer_remark(self) -> str | None:
-        """PyTorch's model is dense where windows took that place."""
-        return None if self.converted is None else DENSE_PEER.format("windows")
 
 
 _FORM = Form(

@@ -23,7 +23,7 @@ from hdexport.model.carried_states import MASK, CallStates, remembered, text_end
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.window.kind import Window
+    from hdexport.attention.window import Window
 
 
 @dataclass(frozen=True)

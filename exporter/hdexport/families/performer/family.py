@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.favor.kind import FavorAttention
+from hdexport.attention.favor import FavorAttention
 from hdexport.families.performer.config import PerformerConfig
 from hdexport.families.performer.model import EPSILON, PerformerForMaskedLM, PerformerModel
 from hdexport.model.family import Family, ModelClasses, OwnAttention

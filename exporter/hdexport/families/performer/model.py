@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
-from hdexport.attention.favor.kind import FavorAttention
+from hdexport.attention.favor import FavorAttention
 from hdexport.attention.favor.model import favor_node
 from hdexport.families.performer.config import PerformerConfig
 from hdplugins.attention.favor.reference import draw_projection
