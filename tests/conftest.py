@@ -108,7 +108,7 @@ def _variables_of_the_environment():
 _MODEL_TYPE = re.compile(rf"[\[-]({'|'.join(sorted(SUPPORTED_MODEL_TYPES, key=len, reverse=True))})\b")
 
 _SHARED_PROCESS = re.compile(
-    r"tests/plugins/\w+/test_\w+_(kernel|plugin)\.py|tests/cli/test_(?:build|extend|run_survival)\.py"
+    r"tests/plugins/\w+/test_\w+_(kernel|plugin)\.py|tests/cli/test_(?:build|extend|process|run_survival)\.py"
 )
 """Files that share a process: one in which Triton interprets kernels, or one that forks commands."""
 

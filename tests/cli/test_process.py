@@ -16,6 +16,7 @@ import pytest
 from hdexport.cli import process
 from hdexport.cli.process import want_of_memory
 from support.commands import HDEXPORT, Command
+from support.forks import Fork, run_command
 from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
@@ -171,40 +172,26 @@ def test_only_the_error_of_a_page_of_advice_on_installations_is_shown() -> None:
 
 
 @contextlib.contextmanager
-def building(checkpoint: Path, output: Path, *ignored: signal.Signals) -> Iterator[subprocess.Popen[str]]:
+def building(checkpoint: Path, output: Path, *ignored: signal.Signals) -> Iterator[Fork]:
     """`hdexport build`, whose temporary directory is there."""
-
-    def ignore() -> None:
-        # What runs the tests may ignore some: the command is to find all as a terminal leaves them.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
-
-    command = [HDEXPORT, "build", str(checkpoint), "--force", "--target", "onnx", "-o", str(output)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=ignore,
-        env=OFFLINE,
-    )
+    words = ["build", str(checkpoint), "--force", "--target", "onnx", "-o", str(output)]
+    build = Fork(run_command, words, ignored)
     try:
-        wait_until(lambda: any(output.parent.glob(f".{output.name}.partial-*")) or process.poll() is not None)
-        assert process.poll() is None, process.communicate()
-        yield process
+        wait_until(lambda: any(output.parent.glob(f".{output.name}.partial-*")) or build.poll() is not None)
+        assert build.poll() is None, build.errors()
+        yield build
     finally:
-        process.kill()
-        process.communicate()
+        build.kill()
 
 
 def test_a_build_that_is_stopped_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
     """By SIGHUP; the tests beneath stop one by SIGINT and by SIGTERM."""
     with building(checkpoint, tmp_path / "deep" / "out") as process:
         process.send_signal(signal.SIGHUP)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 129, errors
-    assert errors.endswith("interrupted: nothing was kept\n")
-    assert "Traceback" not in errors
+        stopped = process.finished(timeout=60)
+    assert stopped.returncode == 129, stopped.stderr
+    assert stopped.stderr.endswith("interrupted: nothing was kept\n")
+    assert "Traceback" not in stopped.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -259,9 +246,9 @@ def test_a_stopped_build_says_that_what_it_would_have_replaced_is_as_it_was(
     shutil.copytree(bundle, tmp_path / "out")
     with building(checkpoint, tmp_path / "out") as process:
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert errors.endswith(f"interrupted: {tmp_path}/out is unchanged\n")
+        stopped = process.finished(timeout=60)
+    assert stopped.returncode == 130, stopped.stderr
+    assert stopped.stderr.endswith(f"interrupted: {tmp_path}/out is unchanged\n")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -287,10 +274,10 @@ def test_what_was_ignored_stays_ignored(checkpoint: Path, tmp_path: Path) -> Non
             assert ignored & 1 << (number - 1)
             process.send_signal(number)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143, errors
+        stopped = process.finished(timeout=60)
+    assert stopped.returncode == 143, stopped.stderr
     assert not list(tmp_path.iterdir())
 
 
-def status_of(process: subprocess.Popen[str]) -> list[str]:
+def status_of(process: Fork) -> list[str]:
     return Path(f"/proc/{process.pid}/status").read_text().splitlines()

@@ -42,7 +42,10 @@ KEY = "a secret key"
 
 @contextlib.contextmanager
 def served(bundle: Path, **options: Any) -> Iterator[tuple[httpx2.Client, hdruntime.Session]]:
-    """A client of a server in this process, and the server's session."""
+    """A client of a server in this process, and the server's session.
+
+    Clients of plain HTTP read no certificates, which takes as long as ten answers.
+    """
     with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
         app = application(open_bundle(bundle), session, ServeOptions(**options))
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
@@ -52,7 +55,7 @@ def served(bundle: Path, **options: Any) -> Iterator[tuple[httpx2.Client, hdrunt
             while not server.started:
                 time.sleep(0.01)
             port = server.servers[0].sockets[0].getsockname()[1]
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, verify=False) as client:
                 yield client, session
         finally:
             server.should_exit = True
@@ -260,11 +263,11 @@ def test_a_key_is_asked_for_where_there_is_one(sample_bundle: Path) -> None:
 def test_clients_beside_each_other_get_the_answers_that_they_get_alone(embedder: Any) -> None:
     client, session = embedder
     choose = random.Random(7)
-    texts = ["w " * choose.randint(1, session.max_len - 2) for _ in range(60)]
+    texts = ["w " * choose.randint(1, session.max_len // 4) for _ in range(60)]
     expected = session.embed(texts)
 
     def ask(text: str) -> Any:
-        with httpx2.Client(base_url=client.base_url, timeout=60) as own:
+        with httpx2.Client(base_url=client.base_url, timeout=60, verify=False) as own:
             return own.post("/v1/embeddings", json={"input": text}).json()["data"][0]["embedding"]
 
     with ThreadPoolExecutor(16) as pool:

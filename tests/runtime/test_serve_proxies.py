@@ -46,7 +46,7 @@ def command(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, uvicor
                 assert thread.is_alive()
                 time.sleep(0.01)
             port = servers[0].servers[0].sockets[0].getsockname()[1]
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, verify=False) as client:
                 yield client, servers[0].config
         finally:
             if servers:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing.connection import Connection
+
+from hdexport.cli import main
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -85,6 +88,18 @@ class Fork:
         assert code is not None, f"it did not end: {self.errors()}"
         printed = os.pread(self._stdout.fileno(), 2**20, 0).decode()
         return subprocess.CompletedProcess([], code, printed, self.errors())
+
+
+def run_command(arguments: list[str], ignored: Collection[signal.Signals] = ()) -> int:
+    """The command line, which finds signals as a terminal leaves them, but for those that are ignored."""
+    for number, handler in {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }.items():
+        signal.signal(number, signal.SIG_IGN if number in ignored else handler)
+    sys.argv = ["hdexport", *arguments]
+    return main(arguments)
 
 
 def _run(
