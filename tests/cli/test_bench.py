@@ -36,12 +36,18 @@ EVERYWHERE = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
 WITHOUT_CEILINGS = """
 import sys
-from hdexport.bench.run.preparation import Preparation
+from hdexport.bench.measure.processes import ProcessOutcome
+from hdexport.bench.results.result import Status
+from hdexport.bench.page import html
+from hdexport.bench.run import preparation
 from hdexport.cli import main
-Preparation.measure_ceilings = lambda preparation: None
+html._script = str  # a page that draws nothing
+preparation.Preparation.measure_ceilings = lambda preparation: None
+preparation.run_function = lambda call, *, time_limit_s: (ProcessOutcome(status=Status.OK), call())
 sys.exit(main(sys.argv[1:]))
 """
-"""The command without the limits of the machine, most of the work of a run that measures next to nothing."""
+"""The command without the limits of the machine, processes that prepare, and the libraries of a page, most of the work
+of a run that measures next to nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +95,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rounds, "largest_batch", functools.partial(rounds.largest_batch, most_texts=2))
     patch.setattr(Preparation, "measure_ceilings", take_limits)
     patch.setattr("hdexport.bench.page.charts.write_pngs", draw)
+    patch.setattr("hdexport.bench.page.html._script", str)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +238,9 @@ def test_killed_it_leaves_no_process_and_the_next_run_removes_the_rest_and_a_tim
     assert psutil.wait_procs(children, timeout=30)[1] == []
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".")
-    monkeypatch.setattr(Preparation, "measure_ceilings", lambda preparation: None)  # of no interest either
+    # Of no interest either.
+    monkeypatch.setattr(Preparation, "measure_ceilings", lambda preparation: None)
+    monkeypatch.setattr("hdexport.bench.page.html._script", str)
     done = hdexport(*arguments, "--time-limit", "0.05")
     assert done.returncode == 1, done.stderr  # nothing at all was measured
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
