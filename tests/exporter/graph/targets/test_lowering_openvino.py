@@ -103,6 +103,16 @@ def feeds_of(kinds: np.ndarray, *layers: Layer) -> dict[str, np.ndarray]:
     return states | {name: mask for name, mask in masks.items() if name in names}
 
 
+@functools.lru_cache(maxsize=256)
+def question_of(
+    layers: tuple[Layer, ...], padding: str, tokens: int, globals_: str, batch: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The feeds and the answer: worked out once for both precisions."""
+    kinds = token_kinds(padding, tokens, globals_=globals_, bound=layers[0].bound, batch=batch)
+    feeds = feeds_of(kinds, *layers)
+    return feeds, answer_by_definition(layers, feeds)
+
+
 def assert_right(got: np.ndarray, expected: np.ndarray, precision: str) -> None:
     """In bfloat16, the heads of a token have the right directions, and zeros are zeros."""
     if precision == "f32":
@@ -121,11 +131,9 @@ def test_every_operator_matches_its_definition(layers: Sequence[Layer], lengths:
     for number, tokens in enumerate(lengths):
         for turn, padding in enumerate(("none", *PADDINGS[1 + number % 4 :][:1])):
             batch, globals_ = (3, 1)[(number + turn) % 2], GLOBALS[(number + turn) % 4]
-            kinds = token_kinds(padding, tokens, globals_=globals_, bound=layers[0].bound, batch=batch)
-            feeds = feeds_of(kinds, *layers)
+            feeds, expected = question_of(tuple(layers), padding, tokens, globals_, batch)
             with named_case(tokens, padding, globals_, batch):
-                got = run(lowered(*layers, precision=precision), feeds)
-                assert_right(got, answer_by_definition(layers, feeds), precision)
+                assert_right(run(lowered(*layers, precision=precision), feeds), expected, precision)
 
 
 @pytest.mark.parametrize("chain", ["dense", "window", "causal", "grouped"])
@@ -156,9 +164,7 @@ def test_unseen_tokens_see_their_window_and_nothing_beyond_it(chain: str, precis
     layer = layers[0]
     for number, tokens in enumerate((4, *lengths[1:])):
         for globals_ in ("none", "scattered") if layer.bound else ("none",):
-            kinds = token_kinds("unseen", tokens, globals_=globals_, bound=layer.bound, batch=3 - 2 * (number % 2))
-            feeds = feeds_of(kinds, *layers)
-            expected = answer_by_definition(layers, feeds)
+            feeds, expected = question_of(tuple(layers), "unseen", tokens, globals_, 3 - 2 * (number % 2))
             got = run(lowered(*layers, precision=precision), feeds)
             with named_case(tokens, globals_):
                 assert_right(got, expected, precision)
