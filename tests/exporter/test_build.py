@@ -22,6 +22,7 @@ from hdruntime.errors import BundleCorruptError, ExportError, HdexportError, Inp
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.hugging_face import ALPHA
+from support.stored_builds import take_stored_graph
 from support.tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
 
 PHASES = {
@@ -60,6 +61,19 @@ def options_for(checkpoint: Path, output: Path, **changes) -> BuildOptions:
     return BuildOptions(model=checkpoint, output=output, max_len=100, **changes)
 
 
+@pytest.fixture(scope="module")
+def whole_build(checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    """A verified bundle of the checkpoint, and the manifest that its build returned. Not to be changed."""
+    output = tmp_path_factory.mktemp("whole") / "bundle"
+    return output, build(options_for(checkpoint, output, command="hdexport build tiny-bert"))
+
+
+@pytest.fixture
+def stored_graph(whole_build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of the checkpoint take that bundle's graph."""
+    take_stored_graph(monkeypatch, whole_build[0])
+
+
 # An error of lowering is that of the next test.
 @pytest.mark.parametrize("phase", [nightly_unless(phase != "lowering", phase) for phase in PHASES])
 def test_an_error_in_any_phase_leaves_nothing(checkpoint, tmp_path, monkeypatch, phase: str) -> None:
@@ -69,6 +83,7 @@ def test_an_error_in_any_phase_leaves_nothing(checkpoint, tmp_path, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("stored_graph")
 def test_the_old_bundle_survives_a_failed_build(checkpoint, tiny_bundles, tmp_path, monkeypatch) -> None:
     output = tmp_path / "bundle"
     shutil.copytree(tiny_bundles("bert").path, output)
@@ -80,6 +95,7 @@ def test_the_old_bundle_survives_a_failed_build(checkpoint, tiny_bundles, tmp_pa
     assert list(tmp_path.iterdir()) == [output]
 
 
+@pytest.mark.usefixtures("stored_graph")
 def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path, monkeypatch) -> None:
     lowering = importlib.import_module("hdexport.graph.targets.onnxruntime.cpu")
     lower = lowering.lower_for_onnxruntime_cpu
@@ -101,6 +117,7 @@ def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path,
     assert not any("model.onnx" in line and "FAILED" in line for line in lines)
 
 
+@pytest.mark.usefixtures("stored_graph")
 def test_a_bundle_that_nothing_can_open_is_not_published(checkpoint, tmp_path, monkeypatch) -> None:
     seal = run.seal
 
@@ -138,8 +155,8 @@ def test_an_engine_that_cannot_be_built_here_is_reported_first(checkpoint, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
-    manifest = build(options_for(checkpoint, tmp_path / "bundle", command="hdexport build tiny-bert"))
+def test_the_manifest_describes_the_bundle(whole_build) -> None:
+    path, manifest = whole_build
     assert (manifest.name, manifest.model_type, manifest.task) == ("tiny-bert", "bert", "feature-extraction")
     assert (manifest.max_len, manifest.dtype, manifest.vocab_size) == (100, "float32", VOCAB_SIZE)
     assert (manifest.hidden_size, manifest.num_layers, manifest.num_heads) == (32, 2, 4)
@@ -147,7 +164,7 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
     assert (positions.scheme, positions.alpha, positions.attention_scale) == ("hierarchical", 0.05, "logn")
     assert (positions.base, positions.rows, positions.trained) == (64, 100, 64)
     # Other tools cut texts there.
-    assert read_config(open_bundle(tmp_path / "bundle"))["max_position_embeddings"] == positions.first_row + 100
+    assert read_config(open_bundle(path))["max_position_embeddings"] == positions.first_row + 100
     assert manifest.operators == {"hdexport::DenseAttention": 2}
     assert [spec.name for spec in manifest.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
     assert [(spec.name, spec.shape) for spec in manifest.outputs] == [("last_hidden_state", ("batch", "tokens", 32))]
@@ -168,9 +185,9 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
         "special_tokens_map.json",
         "config.json",
     }
-    assert open_bundle(tmp_path / "bundle").manifest == manifest
-    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
-    assert {path.name for path in (tmp_path / "bundle").iterdir()} == {*manifest.files, "manifest.json"}
+    assert open_bundle(path).manifest == manifest
+    assert [each.name for each in path.parent.iterdir()] == ["bundle"]
+    assert {each.name for each in path.iterdir()} == {*manifest.files, "manifest.json"}
 
 
 def test_labels_are_in_the_order_of_the_logits(tiny_bundles) -> None:
