@@ -26,6 +26,7 @@ import hdruntime
 from hdexport.build import BuildOptions, build
 from hdruntime.bundle.manifest import Task
 from support.comparators import assert_close
+from support.stored_builds import take_stored_graph
 from support.tiny_models import BASE, change_json, save_tiny_model
 
 LONGEST = 2 * BASE
@@ -105,14 +106,20 @@ def built(path: Path, checkpoint: Path, **options: Any) -> Path:
     return path / "bundle"
 
 
-@pytest.mark.parametrize("text_length", [LONGEST, None])
 @pytest.mark.parametrize("modules", [_mean, _with_layers])
 @pytest.mark.usefixtures("optimum")
 def test_sentence_transformers_gives_the_vectors_of_a_bundle(
-    modules: Any, text_length: int | None, tmp_path: Path
+    modules: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With positions past the checkpoint's, the library's own modules, prompts and cuts."""
-    bundle = built(tmp_path, saved(tmp_path, modules), text_length=text_length)
+    checkpoint = saved(tmp_path, modules)
+    for text_length in (LONGEST, None):
+        bundle = built(tmp_path / str(text_length), checkpoint, text_length=text_length)
+        assert_the_same_vectors(bundle, text_length)
+        take_stored_graph(monkeypatch, bundle)  # cuts of texts are not in it
+
+
+def assert_the_same_vectors(bundle: Path, text_length: int | None) -> None:
     theirs = sentence_transformers.SentenceTransformer(str(bundle), backend="onnx", device="cpu")
     assert isinstance(theirs[0].model, OrtModel)
     assert theirs[0].model.path.name == "model.onnx"
@@ -163,7 +170,7 @@ def test_a_graph_that_the_library_would_run_wrongly_has_none_of_its_files(module
     assert {"config.json", "tokenizer_config.json"} <= names
 
 
-def test_transformers_reads_the_limits_of_a_bundle(tmp_path: Path) -> None:
+def test_transformers_reads_the_limits_of_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = saved(tmp_path, _mean)
     (checkpoint / "LICENSE").write_text("Apache-2.0\n")
     (checkpoint / "trainer_state.json").write_text("{}")
@@ -180,6 +187,7 @@ def test_transformers_reads_the_limits_of_a_bundle(tmp_path: Path) -> None:
     assert (bundle / "LICENSE").read_text() == "Apache-2.0\n"
     assert not (bundle / "trainer_state.json").exists()
     assert not [path for path in bundle.rglob("*") if path.suffix in (".safetensors", ".bin")], "no weights twice"
+    take_stored_graph(monkeypatch, bundle)
     without = built(tmp_path / "ids", checkpoint, tokenizer=False)
     assert not (without / "tokenizer_config.json").exists()
     assert not (without / "modules.json").exists()
