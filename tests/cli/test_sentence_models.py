@@ -168,7 +168,7 @@ def test_code_of_a_checkpoint_runs_where_it_is_trusted_and_not_otherwise(hdexpor
     chain = json.loads((checkpoint / "modules.json").read_text())
     chain[1]["type"] = "attentive.Attentive"
     (checkpoint / "modules.json").write_text(json.dumps(chain))
-    build = ("build", checkpoint, "-o", tmp_path / "bundle", "--max-len", 64, "--no-verify")
+    build = ("build", checkpoint, "-o", tmp_path / "bundle", "--max-len", 64, "--target", "onnx", "--no-verify")
     refused = hdexport(*build)
     assert refused.returncode == 1
     assert "'attentive.Attentive', which is not sentence-transformers' own" in refused.stderr
@@ -185,5 +185,6 @@ def test_code_of_a_checkpoint_runs_where_it_is_trusted_and_not_otherwise(hdexpor
         checkpoint_folder(MeasuredModel(bundle=tmp_path / "bundle", checkpoint=str(checkpoint)), tmp_path)
     longer = tmp_path / "longer"
     assert hdexport("extend", checkpoint, "--max-len", 100, "-o", longer).returncode == 0
-    again = hdexport("build", longer, "-o", tmp_path / "again", "--no-verify", "--trust-remote-code")
+    options = ("--target", "onnx", "--no-verify", "--trust-remote-code")
+    again = hdexport("build", longer, "-o", tmp_path / "again", *options)
     assert again.returncode == 0, again.stderr
