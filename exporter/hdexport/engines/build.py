@@ -35,8 +35,8 @@ class EngineOptions:
     Attributes:
         flavours: flavours of TensorRT to build an engine for; empty for no engine.
         attention_impl: which code computes attention that has a plugin: the plugin, or TensorRT itself.
-        profiles: optimisation profiles of every engine, whose sizes of memories come from the bundle; empty for those
-            of `default_profiles`.
+        profiles: optimisation profiles of every engine, whose sizes of carried states come from the bundle; empty for
+            those of `default_profiles`.
         architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; empty for its default.
         version_compatible: build TensorRT engines that later versions and the lean runtime also run.
     """

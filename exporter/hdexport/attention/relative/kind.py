@@ -91,7 +91,7 @@ class RelativeKind(AttentionKind):
         return _setup(record, bundle.manifest.memories, bundle.manifest.max_len)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
-        """The library's own model, or its replacement where the library dropped it, and its memories."""
+        """The library's own model, or its replacement where the library dropped it, and what it carries."""
         assert isinstance(setup, RelativeSetup)
         assert family.own is not None
         if setup.carried is not None:

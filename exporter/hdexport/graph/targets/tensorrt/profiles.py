@@ -22,7 +22,7 @@ _MOST_TOKENS = 2**31 - 1
 """Elements in one TensorRT tensor; activations have several per token and reach it sooner, which TensorRT reports."""
 
 _INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
-"""Graph inputs whose shapes options may give; all are [batch, tokens]. Sizes of memories are the bundle's."""
+"""Graph inputs whose shapes options may give; all are [batch, tokens]. Sizes of carried states are the bundle's."""
 
 _Shape = tuple[int, int]
 
