@@ -89,7 +89,11 @@ def _sessions_of_one_thread():
 
 @pytest.fixture(autouse=True)
 def _levels_of_our_loggers():
-    """Every test begins with them as Python has them, whatever command another has run in this process."""
+    """Every test leaves them as Python has them, whatever command it has run in this process.
+
+    At its end: what the next module shares is made before that module's first test begins.
+    """
+    yield
     for package in ("hdexport", "hdruntime", "hdplugins"):
         if logging.getLogger(package).level != logging.NOTSET:
             logging.getLogger(package).setLevel(logging.NOTSET)
