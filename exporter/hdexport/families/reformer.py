@@ -126,7 +126,7 @@ def _prepare(model: PreTrainedModel) -> None:
 
 
 def _attention(config: Any) -> LshAttention:
-    """A Reformer's attention, but for its hashes, which a build freezes; a ModelError says that there is none."""
+    """The record of a Reformer's layers without hashes, which a build adds; a ModelError if layers are invalid."""
     layers = tuple(config.attn_layers)
     if not layers or not set(layers) <= {"lsh", "local"}:
         raise ModelError(

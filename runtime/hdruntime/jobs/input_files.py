@@ -104,7 +104,7 @@ class InputFile:
             yield stream
 
     def version_now(self) -> Version:
-        """The version of the file that is there now; InputError if there is none."""
+        """The version of the file as it is now; an InputError if the file is missing."""
         with read_errors_explained(self.name):
             return self.place.version()
 

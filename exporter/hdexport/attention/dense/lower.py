@@ -154,7 +154,7 @@ _HEAD_DIM_MULTIPLE = 8
 """The sizes of a head that ``GroupQueryAttention`` takes are multiples of it."""
 
 _OUTPUTS = 3
-"""Of ``GroupQueryAttention``: attended values, and keys and values for a cache, which the flash attention reads."""
+"""``GroupQueryAttention`` has three outputs: attended values, and the cache's keys and values."""
 
 
 class CausalMask:

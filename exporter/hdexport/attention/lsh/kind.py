@@ -93,7 +93,7 @@ _FORM = Form(
 _RANGES = {"chunk": (1, 2**15), "rounds": (1, 64), "before": (0, 64), "after": (0, 64), "seed": (0, 2**31 - 1)}
 
 _MOST_FACTOR = 2**12
-"""Of the number of buckets."""
+"""The largest factor of the number of buckets."""
 
 _DEFAULT_CHUNK, _DEFAULT_ROUNDS, _DEFAULT_SEED = 64, 4, 0
 

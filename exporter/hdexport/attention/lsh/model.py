@@ -139,7 +139,7 @@ def _to_float(_: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def use_hashes(model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, dtype: Dtype) -> HashDecisions:
-    """Replace a model's dense attention, in place, by that of the library's Reformer; see `use_own_hashes`."""
+    """Replace a model's dense attention, in place, by transformers' Reformer attention; see `use_own_hashes`."""
     decisions = HashDecisions(record, rotations, dtype)
     attention = _library_attention(record, *rotations.shape[:2])
     decisions.use(attention)

@@ -90,10 +90,10 @@ def works_of(bundle_path: Path, shapes: Sequence[tuple[int, int]]) -> dict[tuple
 
 
 def _decisive(node: onnx_ir.Node, tokens: int, memory: int, *, marked: bool) -> dict[str, Any]:
-    """What decides which queries and keys of an attention see each other: attributes, tokens and a table.
+    """The attributes, numbers of tokens and table from which an operator counts the pairs of queries and keys.
 
-    Of windows that took the place of dense attention the first tokens are global, as many as the node has place for.
-    Where callers mark them instead (`marked`), by default one is.
+    Windows that took the place of dense attention have as many global tokens as the node has place for. Where callers
+    mark global tokens (`marked`), one token is global.
     """
     import onnx_ir as ir
 
@@ -157,7 +157,7 @@ def _flops_of_product(node: onnx_ir.Node) -> int:
 def _flops_of_attention(
     output: onnx_ir.Value, operator: Operator, decisive: dict[str, Any], *, dense: bool = False
 ) -> int:
-    """Of pairs that see each other, or, if dense, of all: what decides the pairs is as `_decisive` gives it."""
+    """Operations for the pairs of queries and keys that see each other, by `_decisive`; for all pairs if dense."""
     batch, heads, tokens, head_dim = _sizes(output)
     if dense and operator.as_dense is None:
         pairs = heads * tokens * tokens

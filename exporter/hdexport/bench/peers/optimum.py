@@ -57,7 +57,7 @@ def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: st
 
 
 def _remark(path: Path, manifest: Manifest) -> str | None:
-    """What the graph lacks of the bundle's computation, inputs and outputs."""
+    """A sentence on the inputs, outputs and computations that the bundle has and the peer's graph lacks."""
     import onnx
 
     positions = manifest.positions
