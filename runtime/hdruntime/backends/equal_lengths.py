@@ -6,13 +6,14 @@ import abc
 import ctypes
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import AnyArray, IntArray
-from hdruntime.backends.bundle_runner import BundleRunner, Inputs, Outputs
+from hdruntime.backends.bundle_runner import BundleRunner, HostStates, Inputs, Outputs
 
 _Group = tuple[npt.NDArray[np.intp], int | None]
 """Indices of rows, and their length; None for rows that run with their mask."""
@@ -52,6 +53,19 @@ class EqualLengthRunner(BundleRunner):
                 shape = (batch, tokens, *values.shape[2:])
                 whole.setdefault(name, np.zeros(shape, values.dtype))[rows, :length] = values
         return whole
+
+    def open_states(self, rows: int) -> HostStates:
+        """Arrays in the memory of the CPU; see :class:`hdruntime.backends.Runner`."""
+        return HostStates(self, rows)
+
+    def run_bound(
+        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
+    ) -> Outputs:
+        """Run a batch as given, on carried states that are arrays."""
+        found = self._run_as_given({**inputs, **carried}, list(dict.fromkeys((*outputs, *left))))
+        for name, array in left.items():
+            array[...] = found[name]
+        return {name: found[name] for name in outputs}
 
     def _part(self, name: str, array: AnyArray, rows: npt.NDArray[np.intp], length: int | None) -> AnyArray:
         return np.ascontiguousarray(array[rows, :length] if self._has_tokens_axis[name] else array[rows])

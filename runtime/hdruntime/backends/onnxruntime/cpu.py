@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hdruntime.arrays import AnyArray, FloatArray
-from hdruntime.backends.bundle_runner import HostStates, Inputs, Outputs, chosen_graph
+from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
@@ -36,7 +36,7 @@ and the reuse a session keeps the memory of its largest batch. CPU time of the f
 1024 tokens, 0.98 at 2048, 1.01 at 4096."""
 
 
-class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
+class OnnxRuntimeRunner(GraphRunner, EqualLengthRunner):
     """A bundle's graph for the CPU, else its portable one, in a session on the CPU, also where the package has GPU
     providers.
 
@@ -72,10 +72,6 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
         super().__init__(bundle, session)
         self._shrinking, self._was_large = _shrinking_options(), False
         logger.info("onnxruntime runs %s on the CPU, %s", graph.file, chosen_threads(threads)[1])
-
-    def open_states(self, rows: int) -> HostStates:
-        """Arrays in the memory of the CPU; see :class:`hdruntime.backends.Runner`."""
-        return HostStates(self, rows)
 
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         with self._open_session(inputs) as session:

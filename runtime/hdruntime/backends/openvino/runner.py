@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.backends.bundle_runner import HostStates, Inputs, Outputs, chosen_graph, out_of_memory
+from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph, out_of_memory
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork, start_threads
 from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_precision, needs_float32, new_core
@@ -94,19 +94,6 @@ class OpenVinoRunner(EqualLengthRunner):
         self._unpadded.compile()
         where = f"{found.name} ({found.model})" + (f", {chosen_threads(threads)[1]}" if found.name == CPU else "")
         logger.info("openvino runs %s in %s on %s", unpadded.file, self.precision.value, where)
-
-    def open_states(self, rows: int) -> HostStates:
-        """Arrays in the memory of the CPU; see :class:`hdruntime.backends.Runner`."""
-        return HostStates(self, rows)
-
-    def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
-    ) -> Outputs:
-        """Run a batch as given, on carried states that are arrays."""
-        found = self._run_as_given({**inputs, **carried}, list(dict.fromkeys((*outputs, *left))))
-        for name, array in left.items():
-            array[...] = found[name]
-        return {name: found[name] for name in outputs}
 
     def close(self) -> None:
         """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""

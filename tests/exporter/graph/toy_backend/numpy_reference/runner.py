@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
 from onnx.reference import ReferenceEvaluator
 
 import hdruntime
-from hdruntime.backends.bundle_runner import HostStates, Inputs, Outputs, chosen_graph
+from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph
 from hdruntime.backends.equal_lengths import EqualLengthRunner
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError
@@ -26,19 +26,6 @@ class ToyRunner(EqualLengthRunner):
         super().__init__(bundle)
         graph = chosen_graph(bundle, ("toy",), where="the toy")
         self._interpreter: Any = ReferenceEvaluator(onnx.load(bundle.file(graph.file)))
-
-    def open_states(self, rows: int) -> HostStates:
-        """Arrays."""
-        return HostStates(self, rows)
-
-    def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
-    ) -> Outputs:
-        """Copy what a call leaves."""
-        found = self._run_as_given({**inputs, **carried}, list(dict.fromkeys((*outputs, *left))))
-        for name, array in left.items():
-            array[...] = found[name]
-        return {name: found[name] for name in outputs}
 
     def close(self) -> None:
         """Forget the graph."""
