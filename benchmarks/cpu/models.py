@@ -27,7 +27,7 @@ def save_checkpoint(models: Path, model_type: str, *, layers: int, changes: Mapp
     import transformers
 
     from hdexport.families import family_of
-    from hdexport.model.model_classes import model_from_config
+    from hdexport.model.task import model_from_config
     from hdruntime.bundle.manifest import Task
 
     transformers.utils.logging.disable_progress_bar()

@@ -151,7 +151,7 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
     source, _ = default_model()
     int8: dict[str, Any] = {}
     if any(precision == "int8" and model in models for model, (_, _, precision) in BUNDLES.items()):
-        from hdexport.quantize.options import Int8Options
+        from hdexport.quantize import Int8Options
 
         int8 = {"int8": Int8Options()}
     for precision in ("float32", "bfloat16"):

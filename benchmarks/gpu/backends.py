@@ -16,7 +16,7 @@ from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from hdexport.bench.measure.calls import latency_of, time_runs, warm_up
 from hdexport.bench.peers.inputs import Texts
 from hdexport.checkpoint.checkpoint import sample_path
-from hdexport.support.gpu_memory import GpuMemoryWatch
+from hdexport.support.memory import GpuMemoryWatch
 from hdexport.verify.comparison import compare
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.backends.registry import backend_named, this_machine

@@ -14,8 +14,7 @@ from benchmarks.gpu.kernels import LENGTHS
 from benchmarks.gpu.models import Sizes, expected, prepare, sizes_of
 from hdexport.bench.measure.calls import latency_of, time_runs
 from hdexport.bench.measure.ceilings import times_ms
-from hdexport.support.gpu_memory import GpuMemoryWatch
-from hdexport.support.memory import says_out_of_memory
+from hdexport.support.memory import GpuMemoryWatch, says_out_of_memory
 from hdexport.verify.comparison import Comparison, compare
 
 _BATCHES = (1, 8)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.quality.ranking import Mean, mean_of, reciprocal_ranks
+from hdexport.quality.measurement import Mean, mean_of, reciprocal_ranks
 
 BASELINE = "truncated"
 PRECISIONS_RUNNER = "openvino"

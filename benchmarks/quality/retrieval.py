@@ -41,8 +41,8 @@ from benchmarks.texts import tokenizer_of
 from hdexport.bench.measure.calls import environment
 from hdexport.cli.progress import StatusLine
 from hdexport.quality.encoding import Way, similarities_of_ways, vectors_of
+from hdexport.quality.measurement import CUTOFF, ranks_of
 from hdexport.quality.queries import Collection, collection_of, unread_from
-from hdexport.quality.ranking import CUTOFF, ranks_of
 from hdexport.support.published import published
 from hdruntime.arrays import FloatingArray
 from hdruntime.text.similarity import similarities
@@ -207,7 +207,7 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: 
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.checkpoint.extended_files import read_extension
-    from hdexport.quantize.options import Int8Options
+    from hdexport.quantize import Int8Options
     from hdruntime.bundle.manifest import Scheme
 
     # One bundle has all precisions.

@@ -14,7 +14,7 @@ from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.registry import targets_named
 from hdexport.graph.targets.target import GraphRequest
-from hdexport.quantize.options import Int8Options
+from hdexport.quantize import Int8Options
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
 from hdruntime.bundle.checked_json import from_values

@@ -12,7 +12,7 @@ import torch
 from benchmarks.cpu.families import cases, recorded_families
 from benchmarks.cpu.family_shapes import base_config
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.model_classes import model_from_config
+from hdexport.model.task import model_from_config
 from hdruntime.bundle.manifest import Task
 from support.pages import ROOT, page
 

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from hdexport.cli.job_report import PlainLines, job_report
-from hdexport.support.gpu_memory import GpuMemory
+from hdexport.support.memory import GpuMemory
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts, Saved
 from hdruntime.jobs.rows import Columns, Position

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.cli import main
-from hdexport.quantize.options import Int8Options
+from hdexport.quantize import Int8Options
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.support.bundle_writer import write_manifest
 from hdruntime.bundle.reader import open_bundle

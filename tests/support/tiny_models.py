@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from hdexport.families import family_of
-from hdexport.model.model_classes import model_from_config
+from hdexport.model.task import model_from_config
 from hdruntime.bundle.manifest import Task
 
 BASE = 64

@@ -1,14 +1,17 @@
-"""The parts of a model that windows and blocks act on, found by running it: its attentions, and its stack of layers."""
+"""What the models of all kinds of attention share: a model's attentions and its stack of layers, found by running it,
+and the nodes of our operators."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, OPERATORS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,3 +111,21 @@ def _forward(
 def _run(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
     with torch.inference_mode():
         model.base_model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
+
+
+def operator_node(name: str, inputs: Sequence[torch.Tensor], attributes: Mapping[str, Any]) -> torch.Tensor:
+    """One node of the operator of that name while a graph is exported, the operator's definition otherwise.
+
+    The result has the shape and type of the first input.
+    """
+    if not torch.compiler.is_exporting():
+        defined: torch.Tensor = OPERATORS[name].definition(*inputs, **attributes)
+        return defined
+    return torch.onnx.ops.symbolic(
+        f"{ONNX_DOMAIN}::{name}",
+        inputs,
+        attrs=dict(attributes),
+        dtype=inputs[0].dtype,
+        shape=inputs[0].shape,
+        version=ONNX_DOMAIN_VERSION,
+    )

@@ -19,8 +19,7 @@ from hdexport.checkpoint.config import HIERARCHICAL_KEY
 from hdexport.checkpoint.extended_files import EXTENSION_KEY
 from hdexport.checkpoint.poolings import MODULES_OF_MODELS, SPLADE_KEYS
 from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, code_of_tokenizer
-from hdexport.model.model_classes import model_class
-from hdexport.model.task import model_task
+from hdexport.model.task import model_class, model_task
 from hdexport.support.json_files import read_json, read_object, several, shown
 from hdruntime.bundle.manifest import Task
 

@@ -17,7 +17,7 @@ from hdexport.checkpoint.agreement import Agreement, check_layers
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import StoredWeight, read_weights, stored_weights
 from hdexport.families import Family
-from hdexport.model.model_classes import model_from_config
+from hdexport.model.task import model_from_config
 from hdexport.support.json_files import several, shown
 from hdexport.support.memory import says_out_of_memory
 from hdruntime.bundle.manifest import Task

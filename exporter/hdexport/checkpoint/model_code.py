@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hdexport.checkpoint.loading import free_of_reports
-from hdexport.model.model_classes import model_class
-from hdexport.model.task import AUTO_CLASS_OF_TASK, model_task
+from hdexport.model.task import AUTO_CLASS_OF_TASK, model_class, model_task
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError

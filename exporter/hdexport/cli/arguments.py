@@ -19,7 +19,7 @@ from hdruntime.errors import InputError
 if TYPE_CHECKING:
     from hdexport.checkpoint.trust import Trust
     from hdexport.engines.build import EngineOptions
-    from hdexport.quantize.options import Int8Options
+    from hdexport.quantize import Int8Options
 
 PRECISIONS = tuple(precision.value for precision in Precision)
 """Names of the precisions that a CPU computes in."""
@@ -156,7 +156,7 @@ def add_int8_arguments(parser: argparse.ArgumentParser) -> None:
 
 def int8_options(options: argparse.Namespace) -> Int8Options | None:
     """The options of int8 graphs; None for no int8 graphs, where there must be nothing to calibrate with."""
-    from hdexport.quantize.options import Int8Options
+    from hdexport.quantize import Int8Options
 
     if options.calibrate is not None and not options.int8:
         raise InputError("--calibrate is for int8 graphs, which are built with --int8.\nAdd --int8, or leave it out.")

@@ -14,7 +14,7 @@ from rich.text import Text
 from hdexport.bench.corpus.bench import SAMPLES, CorpusResult, CorpusSeries
 from hdexport.bench.results.result import BenchResult, CaseResult, Status
 from hdexport.bench.results.words import LATENCIES, bytes_text, case_state, columns_of, error_text, findings, ms_text
-from hdexport.bench.run.watcher import Watcher
+from hdexport.bench.run.preparation import Watcher
 from hdexport.cli.progress import StatusLine
 
 _PIPE_COLUMNS = 160

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from hdexport.cli.process import complain
 from hdexport.cli.progress import StatusLine, duration_text
-from hdexport.support.gpu_memory import GpuMemory, gpu_memory
+from hdexport.support.memory import GpuMemory, gpu_memory
 from hdruntime.errors import InputError
 from hdruntime.jobs.progress import JobProgress
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.model.family import Family
-from hdexport.model.rotary_tables import use_rotary_tables
+from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 

@@ -6,7 +6,7 @@ Source: Zhang et al., "mGTE: Generalized Long-Context Text Representation and Re
 from __future__ import annotations
 
 from hdexport.model.family import Family
-from hdexport.model.rotary_tables import use_rotary_tables
+from hdexport.model.rotary import use_rotary_tables
 from hdexport.model.task import ENCODER_TASKS
 from hdruntime.bundle.manifest import Task
 

@@ -11,7 +11,7 @@ import torch
 
 from hdexport.model.family import Family
 from hdexport.model.norms import RootMeanSquareNorm
-from hdexport.model.rotary_tables import use_rotary_tables
+from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:

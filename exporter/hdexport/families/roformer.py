@@ -12,7 +12,7 @@ import torch
 from hdexport.attention.dense.model import DenseMask
 from hdexport.families.rembert import WHY_NOT_CONVERTED, query_projections
 from hdexport.model.family import Family
-from hdexport.model.rotary_tables import RotaryTable, turned
+from hdexport.model.rotary import RotaryTable, turned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -84,7 +84,7 @@ def leave_layers_out_of_graph(model: onnx_ir.Model, results: LayerResults) -> bo
 def layers_left_out_of_pytorch(module: torch.nn.Module, repeated: Collection[int]) -> Iterator[Callable[[], int]]:
     """While this holds, the calls of a module's layers with these numbers, from 0, return the result of the call before
     them. Gives a function that says how many calls there were."""
-    from hdexport.graph.layer_calls import intercepted_layers, layers_of
+    from hdexport.graph.repeated_layers import intercepted_layers, layers_of
 
     number, last = 0, None
 

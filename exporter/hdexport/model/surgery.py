@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.activations import FastGELUActivation, NewGELUActivation
 
 from hdexport.model.carried_states import POSITION, CallStates
 from hdexport.model.family import Family
@@ -273,3 +274,14 @@ def fold_token_types(model: PreTrainedModel, family: Family) -> bool:
         return False
     embeddings.token_type_embeddings = _ConstantTokenType(embeddings.token_type_embeddings)
     return True
+
+
+def fuse_gelu(model: torch.nn.Module) -> None:
+    """Make the GELU of a tanh, which the library writes out in powers and products, ONNX's ``Gelu``, in place.
+
+    The library's code takes eight passes over the widest states, between the layers; ``Gelu`` takes one.
+    """
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, (FastGELUActivation, NewGELUActivation)):
+                setattr(module, name, torch.nn.GELU(approximate="tanh"))

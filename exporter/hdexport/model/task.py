@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from hdexport.model.family import Family
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +123,27 @@ def unread_head(architectures: list[str]) -> str | None:
     if any(architecture.endswith(tuple(read)) for architecture in architectures):
         return None
     return next((name for name in architectures if _HAS_HEAD.search(name)), None)
+
+
+def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, **options: Any) -> PreTrainedModel:
+    """A model with random weights, of the class that loads checkpoints of a family for a task.
+
+    The options are ``dtype`` and ``attn_implementation``, as ``AutoModel.from_config`` takes them.
+    """
+    # Classes of encoders change the configuration that they are given to an encoder's.
+    config = copy.deepcopy(config)
+    # A method that an Auto class calls of the class that it finds.
+    model: PreTrainedModel = model_class(config, family=family, task=task)._from_config(config, **options)
+    return model
+
+
+def model_class(config: PreTrainedConfig, *, family: Family, task: Task) -> Any:
+    """The class of transformers, or of ours, that loads a family's checkpoints for a task."""
+    import transformers
+    from transformers.models.auto.auto_factory import _get_model_class
+
+    task = model_task(task)
+    alone = family.encoder_classes.get(config.model_type) if task is Task.FEATURE_EXTRACTION else None
+    if alone is not None:
+        return getattr(transformers, alone)
+    return _get_model_class(config, getattr(transformers, AUTO_CLASS_OF_TASK[task])._model_mapping)

@@ -11,7 +11,7 @@ from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.engines.build import EngineOptions
 from hdexport.model.positions import LONGEST
-from hdexport.quantize.options import Int8Options
+from hdexport.quantize import Int8Options
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import AttentionScale, Dtype, Scheme, Task
 from hdruntime.errors import InputError

@@ -120,10 +120,15 @@ def graph_module(
     """
     from hdexport.attention.interface import use_operators
     from hdexport.checkpoint.heads import task_head
-    from hdexport.model.activations import fuse_gelu
     from hdexport.model.graph_module import GraphModule, graph_inputs
-    from hdexport.model.surgery import continue_positions, fold_positions, fold_token_types, number_of_token_types
-    from hdexport.model.weight_type import cast_model
+    from hdexport.model.half_precision import cast_model
+    from hdexport.model.surgery import (
+        continue_positions,
+        fold_positions,
+        fold_token_types,
+        fuse_gelu,
+        number_of_token_types,
+    )
 
     family, run_as = checkpoint.family, checkpoint.run_as(task)
     carried = next((setup.carried for setup in setups.values() if setup.carried is not None), None)

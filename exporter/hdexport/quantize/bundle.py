@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.targets.registry import targets
+from hdexport.quantize import Int8Options
 from hdexport.quantize.calibration import CalibratedProduct, calibrate
 from hdexport.quantize.insert import quantize_products
-from hdexport.quantize.options import Int8Options
 from hdexport.quantize.selection import float_graph, kept_float
 from hdexport.quantize.texts import calibration_texts
 from hdexport.support.bundle_writer import seal

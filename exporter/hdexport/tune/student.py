@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups, kind_named
 from hdexport.attention.query_scale import LogScale
-from hdexport.attention.query_scale_reference import use_query_scale
+from hdexport.attention.reference_attention import use_query_scale
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.heads import ModuleChain, sentence_vectors
 from hdexport.checkpoint.poolings import SENTENCE, PoolingModule

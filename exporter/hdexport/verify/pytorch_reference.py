@@ -302,7 +302,7 @@ def compared_tokens(spec: InputSpec, expected: Outputs) -> npt.NDArray[np.bool_]
 def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> ReferenceFacts:
     """Makes the model attend as the bundle's was made to, without our operators, in place."""
     from hdexport.attention.query_scale import LogScale
-    from hdexport.attention.query_scale_reference import use_query_scale
+    from hdexport.attention.reference_attention import use_query_scale
 
     found = [
         item.kind.use_reference(item.kind.read(item.record, bundle), model, family)

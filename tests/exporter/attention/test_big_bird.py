@@ -15,8 +15,8 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
+from hdexport.model.half_precision import cast_model
 from hdexport.model.surgery import extend_positions
-from hdexport.model.weight_type import cast_model
 from hdruntime.bundle.manifest import PaddingRule, Scheme, Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, distance, inputs_of

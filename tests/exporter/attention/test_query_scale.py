@@ -22,7 +22,7 @@ import hdruntime
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.attention.query_scale import LogScale
-from hdexport.attention.query_scale_reference import use_query_scale
+from hdexport.attention.reference_attention import use_query_scale
 from hdexport.attention.window import Window
 from hdexport.attention.window.model import window_mask
 from hdexport.build import BuildOptions, build

@@ -17,8 +17,14 @@ from hdexport.bench.peers.peer import checkpoint_folder
 from hdexport.bench.results.result import Status
 from hdexport.bench.run import preparation
 from hdexport.bench.run.plan import BenchOptions, plan
-from hdexport.bench.run.preparation import Preparation, expected_path, inputs_path, write_expected, write_inputs
-from hdexport.bench.run.watcher import Watcher
+from hdexport.bench.run.preparation import (
+    Preparation,
+    Watcher,
+    expected_path,
+    inputs_path,
+    write_expected,
+    write_inputs,
+)
 from support.comparators import assert_close
 from support.hugging_face import HuggingFace, extended_rows
 

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 from safetensors.numpy import load_file
+from transformers.activations import ACT2FN
 
 import hdexport.model.positions
 import hdruntime
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.surgery import extend_positions
+from hdexport.model.surgery import extend_positions, fuse_gelu
 from hdruntime.bundle.manifest import Scheme, Task
 from hdruntime.errors import InputError
 from support.answers import assert_as_hugging_face
@@ -195,3 +197,25 @@ def test_a_length_that_does_not_fit_leaves_the_model_as_it_was(tmp_path: Path) -
         extend_positions(model, family_of("bert"), max_len=BASE * BASE + 1, scheme=Scheme.HIERARCHICAL, alpha=ALPHA)
     assert model.embeddings.position_embeddings is before
     assert model.config.max_position_embeddings == BASE
+
+
+VALUES = torch.linspace(-8, 8, 4001)
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_fast"])
+def test_the_gelu_of_a_tanh_is_one_operator_that_computes_the_same(name: str) -> None:
+    model = torch.nn.ModuleDict({"inner": torch.nn.Sequential(ACT2FN[name])})
+    expected = model["inner"](VALUES)
+    fuse_gelu(model)
+    assert type(model["inner"][0]) is torch.nn.GELU
+    assert_close(model["inner"](VALUES).numpy(), expected.numpy(), atol=1e-6)
+    # GELU by the normal distribution is another function.
+    assert (torch.nn.functional.gelu(VALUES) - expected).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["gelu", "quick_gelu"])
+def test_other_activations_stay_what_they_are(name: str) -> None:
+    model = torch.nn.Sequential(ACT2FN[name])
+    before = model[0]
+    fuse_gelu(model)
+    assert model[0] is before

@@ -13,7 +13,7 @@ import pytest
 import hdexport.cli
 import hdruntime
 from hdexport.bench.results.files import write_result
-from hdexport.publish.card import model_card
+from hdexport.publish.push import model_card
 from hdruntime.bundle.hub import HubName
 from hdruntime.bundle.manifest import FileRecord
 from hdruntime.bundle.reader import open_bundle

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 import hdruntime
+from hdexport.quantize import Int8Options
 from hdexport.quantize.bundle import quantize_bundle
-from hdexport.quantize.options import Int8Options
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError, InputError
 from support.needs import needs_openvino

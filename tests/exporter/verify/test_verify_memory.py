@@ -215,7 +215,7 @@ def test_the_reference_of_sparse_attention_never_holds_all_pairs(tiny_bundles, m
     manifest = dataclasses.replace(dense.manifest, attention=(msgspec.to_builtins(SPARSE[attention]),))
     reference = reference_of(Bundle(dense.path, manifest), find_checkpoint(dense.checkpoint))
     whole = reference.unpadded(0, 300)["last_hidden_state"]
-    monkeypatch.setattr("hdexport.attention.pair_counts._SLICE_VALUES", 2**15)
+    monkeypatch.setattr("hdexport.attention.reference_attention._SLICE_VALUES", 2**15)
     with LargestTensor() as largest:
         sliced = reference.unpadded(0, 300)["last_hidden_state"]
     np.testing.assert_allclose(sliced, whole, atol=2e-6)

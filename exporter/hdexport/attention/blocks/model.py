@@ -16,10 +16,9 @@ import numpy.typing as npt
 import torch
 
 from hdexport.attention.blocks import BlockSparse, LastBlock, Mode, Pattern
-from hdexport.attention.model_parts import Layers, attention_modules, wrap_layers
-from hdexport.attention.pair_counts import PairCounts, use_pair_counts
+from hdexport.attention.model_parts import Layers, attention_modules, operator_node, wrap_layers
 from hdexport.attention.query_scale import LogScale, scaled
-from hdexport.attention.symbolic import operator_node
+from hdexport.attention.reference_attention import PairCounts, use_pair_counts
 from hdplugins.attention.blocks.reference import block_sparse_attention
 
 if TYPE_CHECKING:

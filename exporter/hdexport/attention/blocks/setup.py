@@ -21,10 +21,9 @@ from hdexport.attention.blocks import (
     Mode,
     Pattern,
 )
-from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
+from hdexport.attention.blocks.random_tables import load_arrays, random_table, read_block_lists, read_table, reading
 from hdexport.attention.kind import NOT_TRAINED, Setup, Subject
 from hdexport.model.family import Family
-from hdexport.support.array_files import load_arrays, reading
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError, InputError, ModelError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hdexport.attention.model_parts import operator_node
 from hdexport.attention.query_scale import scaled
-from hdexport.attention.symbolic import operator_node
 
 
 @dataclass(frozen=True)

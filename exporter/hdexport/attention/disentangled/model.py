@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hdexport.attention.dense.model import DenseMask
+from hdexport.attention.model_parts import operator_node
 from hdexport.attention.query_scale import scaled
-from hdexport.attention.symbolic import operator_node
 
 
 def attend_disentangled(

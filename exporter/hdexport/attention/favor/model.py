@@ -14,8 +14,8 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hdexport.attention.model_parts import operator_node
 from hdexport.attention.query_scale import scaled
-from hdexport.attention.symbolic import operator_node
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hdexport.attention.symbolic import operator_node
+from hdexport.attention.model_parts import operator_node
 from hdplugins.attention.local_global.reference import number_of_sides, whole_sides
 
 

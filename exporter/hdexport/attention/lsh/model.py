@@ -19,8 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from hdexport.attention.lsh.decisions import HashDecisions
-from hdexport.attention.model_parts import wrap_layers
-from hdexport.attention.symbolic import operator_node
+from hdexport.attention.model_parts import operator_node, wrap_layers
 from hdplugins.attention.chunks.operator import padded_tokens
 from hdplugins.attention.chunks.reference import neighbours
 from hdplugins.attention.lsh.reference import hash_tokens

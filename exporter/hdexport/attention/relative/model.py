@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hdexport.attention.model_parts import operator_node
 from hdexport.attention.relative.kind import RelativeAttention
-from hdexport.attention.symbolic import operator_node
 
 
 def relative_node(

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from hdexport.attention.model_parts import wrap_layers
-from hdexport.attention.pair_counts import PairCounts, use_pair_counts
+from hdexport.attention.model_parts import operator_node, wrap_layers
 from hdexport.attention.query_scale import LogScale, scaled
-from hdexport.attention.symbolic import operator_node
+from hdexport.attention.reference_attention import PairCounts, use_pair_counts
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
 from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
 

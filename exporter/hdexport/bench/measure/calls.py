@@ -17,8 +17,7 @@ import numpy as np
 
 import hdexport
 from hdexport.bench.results.result import Latency
-from hdexport.support.gpu_memory import first_gpu
-from hdexport.support.memory import peak_resident_bytes, reset_peak, resident_bytes
+from hdexport.support.memory import first_gpu, peak_resident_bytes, reset_peak, resident_bytes
 from hdruntime.backends.registry import backends
 from hdruntime.process_limits import cpu_quota, usable_cpus
 

@@ -73,7 +73,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
 def scale_queries(model: PreTrainedModel, family: Family, manifest: Manifest) -> None:
     """Makes the library's model scale its queries where the bundle does, in place."""
     from hdexport.attention.query_scale import LogScale
-    from hdexport.attention.query_scale_reference import use_query_scale
+    from hdexport.attention.reference_attention import use_query_scale
 
     query_scale = LogScale.of_positions(manifest.positions)
     if query_scale is not None:

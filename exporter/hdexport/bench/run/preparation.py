@@ -20,9 +20,8 @@ from hdexport.bench.measure.roofline import Work, works_of
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.peer import Prepared
-from hdexport.bench.results.result import Ceilings, Status
+from hdexport.bench.results.result import CaseResult, Ceilings, Status
 from hdexport.bench.run.plan import Plan, PlannedSeries
-from hdexport.bench.run.watcher import Watcher
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError
@@ -30,6 +29,26 @@ from hdruntime.whole_files import whole_file
 
 if TYPE_CHECKING:
     from hdexport.verify.pytorch_reference import Reference
+
+
+class Watcher:
+    """Silent; the base of classes that show something."""
+
+    def step(self, title: str) -> None:
+        """A step of the preparation begins."""
+
+    def note(self, text: str) -> None:
+        """A note of the result."""
+
+    def planned(self, cases: Sequence[tuple[str, int, int]], rounds: int) -> None:
+        """The rounds begin; each case is the name of its series, batch and tokens."""
+
+    def begin(self, series: str, batch: int, tokens: int, number: int) -> None:
+        """Round `number`, from 1, of a case begins."""
+
+    def finish(self, case: CaseResult) -> None:
+        """A round of a case ended; `case` is its result so far."""
+
 
 _TIME_LIMIT_S = 3600.0
 """Time limit of one step: exports of large models take minutes."""

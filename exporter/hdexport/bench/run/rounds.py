@@ -29,8 +29,7 @@ from hdexport.bench.results.result import (
 )
 from hdexport.bench.run.budget import Probe, largest_batch, probe_case
 from hdexport.bench.run.plan import BenchOptions, PlannedSeries, plan
-from hdexport.bench.run.preparation import Preparation
-from hdexport.bench.run.watcher import Watcher
+from hdexport.bench.run.preparation import Preparation, Watcher
 from hdexport.bench.run.worker import measured
 
 _LEAST_RUNS = 10

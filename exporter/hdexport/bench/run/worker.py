@@ -14,8 +14,7 @@ from hdexport.bench.measure.case import CaseFigures, CaseSpec
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError, PeakMemory
-from hdexport.support.gpu_memory import GpuMemoryWatch
-from hdexport.support.memory import peak_resident_bytes
+from hdexport.support.memory import GpuMemoryWatch, peak_resident_bytes
 from hdexport.verify.comparison import Comparison, compare_output, joined
 from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision

@@ -80,7 +80,7 @@ class EveryKthKind(AttentionKind):
     def use_reference(self, setup, model, family):
         from every_kth.masks import StepCounts
         from hdexport.attention.model_parts import wrap_layers
-        from hdexport.attention.pair_counts import use_pair_counts
+        from hdexport.attention.reference_attention import use_pair_counts
 
         use_pair_counts(model)
         wrap_layers(model, lambda states, mask, layers: layers(states, StepCounts(setup.step, mask.bool())))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hdexport.attention.pair_counts import PairCounts
+from hdexport.attention.reference_attention import PairCounts
 
 
 @dataclass(frozen=True)

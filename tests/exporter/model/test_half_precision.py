@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from hdexport.model.weight_type import cast_model
+from hdexport.model.half_precision import cast_model
 from hdruntime.bundle.manifest import Dtype
 from hdruntime.errors import ExportError
 from support.function_bodies import nodes_within
