@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.cpu.models import build_bundle, load_bundle, run_of_torch
 from benchmarks.cpu.targets import Figure, Run, Target, figures_of, run_cases
-from hdexport.bench.peers.inputs import Texts
+from hdexport.bench.peers.peer import Texts
 from hdruntime.bundle.reader import open_bundle
 
 CASES = ("torch-sdpa", "plain-export", "bundle-float32", "bundle-float16")

@@ -125,8 +125,8 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     from hdexport.attention.kinds import attention_from_spec
-    from hdexport.bench.measure.case import MeasuredModel
     from hdexport.bench.peers import PEERS
+    from hdexport.bench.peers.peer import MeasuredModel
     from hdexport.checkpoint import default_model
 
     source, _ = default_model()

@@ -144,8 +144,8 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
-    from hdexport.bench.measure.case import MeasuredModel
     from hdexport.bench.peers import PEERS
+    from hdexport.bench.peers.peer import MeasuredModel
     from hdexport.checkpoint import default_model
 
     source, _ = default_model()
@@ -170,7 +170,7 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
 
 def _write_texts(folder: Path, lengths: Sequence[int]) -> None:
     """The timed texts, and the texts whose vectors are compared, with PyTorch's vectors."""
-    from hdexport.bench.peers.inputs import Texts
+    from hdexport.bench.peers.peer import Texts
     from hdruntime.bundle.reader import open_bundle
 
     bundle = open_bundle(folder / "float32")

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from hdexport.bench.measure.calls import latency_of, time_runs, warm_up
-from hdexport.bench.peers.inputs import Texts
+from hdexport.bench.peers.peer import Texts
 from hdexport.checkpoint.checkpoint import sample_path
 from hdexport.support.memory import GpuMemoryWatch
 from hdexport.verify.comparison import compare

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.bench.measure.case import MeasuredModel
-from hdexport.bench.peers.peer import checkpoint_folder
+from hdexport.bench.peers.peer import MeasuredModel, checkpoint_folder
 from hdexport.cli.build import own_length
 from hdruntime.bundle.manifest import Backend, Role, Task
 from hdruntime.bundle.reader import open_bundle

@@ -13,7 +13,7 @@ import torch
 
 from hdexport.families.modernbert import mean
 from hdexport.model.family import Family
-from hdexport.model.norms import use_root_mean_squares
+from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 from hdexport.model.task import ENCODER_TASKS
 from hdruntime.bundle.manifest import Task

@@ -13,8 +13,7 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from hdexport.model.family import Family
-from hdexport.model.half_precision import FromStates, InFloat32, IntoStates
-from hdexport.model.norms import use_root_mean_squares
+from hdexport.model.half_precision import FromStates, InFloat32, IntoStates, use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError

@@ -12,8 +12,7 @@ from hdexport.attention.local_global.kind import LocalGlobalAttention
 from hdexport.attention.local_global.model import LocalTokens, local_global_node
 from hdexport.families.t5 import Layer, check_buckets, run_layers, wide_states
 from hdexport.model.family import Family, OwnAttention
-from hdexport.model.half_precision import IntoStates
-from hdexport.model.norms import RootMeanSquareNorm
+from hdexport.model.half_precision import IntoStates, RootMeanSquareNorm
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 

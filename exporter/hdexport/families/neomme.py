@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.model.family import Family
-from hdexport.model.norms import RootMeanSquareNorm
+from hdexport.model.half_precision import RootMeanSquareNorm
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.model.family import Family
-from hdexport.model.norms import use_root_mean_squares
+from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError

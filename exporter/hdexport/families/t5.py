@@ -12,8 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.distance.model import attend_by_distance
 from hdexport.model.family import Family
-from hdexport.model.half_precision import IntoStates
-from hdexport.model.norms import RootMeanSquareNorm
+from hdexport.model.half_precision import IntoStates, RootMeanSquareNorm
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.families.modernbert import classify
 from hdexport.model.family import Family
-from hdexport.model.norms import use_root_mean_squares
+from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench.measure.case import CaseSpec, MeasuredModel
 from hdexport.bench.peers import PEERS
-from hdexport.bench.peers.peer import Prepared
+from hdexport.bench.peers.peer import CaseSpec, MeasuredModel, Prepared
 from hdexport.bench.results.result import OutputError
 from hdexport.bench.run.preparation import expected_path, inputs_path, write_expected, write_inputs
 from hdexport.bench.run.worker import open_case, wrong_by

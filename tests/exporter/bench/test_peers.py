@@ -9,25 +9,30 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import torch._inductor.config
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from hdexport.attention.blocks import Mode
 from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.window import Window, WindowAttention
 from hdexport.bench.peers import PEERS, openvino
+from hdexport.bench.peers.peer import Texts
 from hdexport.bench.run.worker import open_case
 from hdexport.support.bundle_writer import write_manifest
+from hdexport.verify import single_texts
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest, Task
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError
 from support.comparators import assert_close
-from support.tiny_models import save_tiny_model
+from support.tiny_models import SEPARATOR_ID, VOCAB_SIZE, save_tiny_model
 
 SHAPES = [(1, 1), (3, 65), (3, 300)]
 """Batch and tokens; the checkpoints have 64 positions, the bundles 300."""
@@ -257,3 +262,84 @@ def test_asking_the_peers_imports_none_of_them(workshop: Any) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+CLS = 0
+HELP = "\n".join(list(topics.values())[:8])
+
+
+@pytest.fixture(autouse=True)
+def less_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of Python's help takes long where every character is a token."""
+    monkeypatch.setattr(single_texts, "english_texts", lambda: [HELP])
+
+
+@pytest.fixture
+def bert(tiny_bundles: Any) -> Bundle:
+    """A bundle whose tokenizer knows no English word."""
+    return open_bundle(tiny_bundles("bert").path)
+
+
+@pytest.fixture
+def longformer(tiny_bundles: Any) -> Bundle:
+    """A bundle with global tokens, whose tokenizer knows no English word either."""
+    return open_bundle(tiny_bundles("longformer").path)
+
+
+def spelling(bundle: Bundle, directory: Path) -> tuple[Bundle, Tokenizer]:
+    """The bundle with a tokenizer of one token per character, special tokens around the text; and that tokenizer."""
+    characters = sorted(set(HELP))[: VOCAB_SIZE - 5]
+    words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", *characters]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", CLS), ("[SEP]", SEPARATOR_ID)],
+    )
+    path = Path(shutil.copytree(bundle.path, directory / "spelling"))
+    tokenizer.save(str(path / "tokenizer.json"))
+    return Bundle(path, bundle.manifest), tokenizer
+
+
+def spelt(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    return "".join(tokenizer.id_to_token(token) for token in ids)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 65, 300])
+def test_texts_are_pythons_help_between_special_tokens(bert: Bundle, tmp_path: Path, tokens: int) -> None:
+    bundle, tokenizer = spelling(bert, tmp_path)
+    rows = Texts(bundle).batch(3, tokens)["input_ids"]
+    assert rows.shape == (3, tokens)
+    assert (rows[:, -1] == SEPARATOR_ID).all()
+    if tokens > 1:
+        assert (rows[:, 0] == CLS).all()
+    for row in rows:
+        assert spelt(tokenizer, row[1:-1]) in HELP
+    if tokens > 64:
+        assert len({row.tobytes() for row in rows}) == 3
+    np.testing.assert_array_equal(Texts(bundle).batch(3, tokens)["input_ids"], rows)
+
+
+def test_every_input_of_the_manifest_is_there(bert: Bundle, longformer: Bundle) -> None:
+    of_bert, of_longformer = Texts(bert).batch(2, 50), Texts(longformer).batch(2, 50)
+    assert list(of_bert) == ["input_ids", "attention_mask", "token_type_ids"]
+    assert list(of_longformer) == ["input_ids", "attention_mask", "global_attention_mask"]
+    for arrays in (of_bert, of_longformer):
+        assert all(values.shape == (2, 50) and values.dtype == np.int64 for values in arrays.values())
+        assert arrays["attention_mask"].all()
+    assert not of_bert["token_type_ids"].any()
+    assert not of_longformer["global_attention_mask"].any(), "as in transformers, where nobody marks a token"
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_ids_are_random_and_no_special_ones_without_a_tokenizer_that_knows_the_words(
+    bert: Bundle, has_tokenizer: bool
+) -> None:
+    manifest = bert.manifest if has_tokenizer else dataclasses.replace(bert.manifest, tokenizer=None)
+    for tokens in (1, 2, 300):
+        rows, again = (Texts(Bundle(bert.path, manifest)).batch(4, tokens)["input_ids"] for _ in range(2))
+        assert rows.shape == (4, tokens)
+        assert not set(rows.ravel().tolist()) & {0, 1, 2, 3}
+        np.testing.assert_array_equal(rows, again)
+    assert len({row.tobytes() for row in rows}) == 4

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
-from hdexport.bench.peers.peer import checkpoint_folder
+from hdexport.bench.peers.peer import MeasuredModel, checkpoint_folder
 from hdexport.bench.results.result import Status
 from hdexport.bench.run import preparation
 from hdexport.bench.run.plan import BenchOptions, plan

@@ -17,10 +17,9 @@ import pytest
 
 import hdruntime
 from fakes.recording_runner import RecordingRunner
-from hdexport.bench.measure.case import CaseFigures, CaseSpec
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
 from hdexport.bench.peers.openvino import default_type
-from hdexport.bench.peers.peer import OpenCase
+from hdexport.bench.peers.peer import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.results.result import OutputError, Status
 from hdexport.bench.run import worker
 from hdexport.bench.run.preparation import write_rows

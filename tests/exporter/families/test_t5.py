@@ -16,8 +16,7 @@ from hdexport.attention.interface import use_operators
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of, t5
-from hdexport.model.half_precision import cast_model
-from hdexport.model.norms import RootMeanSquareNorm
+from hdexport.model.half_precision import RootMeanSquareNorm, cast_model
 from hdexport.model.surgery import fuse_gelu
 from hdruntime.bundle.manifest import Dtype, Task
 from hdruntime.errors import ModelError

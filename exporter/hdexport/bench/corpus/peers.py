@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers.onnx_plain import OnnxPlain
-from hdexport.bench.peers.peer import checkpoint_folder, not_installed
+from hdexport.bench.peers.peer import MeasuredModel, checkpoint_folder, not_installed
 from hdruntime.backends.openvino.backend import has_bfloat16
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle

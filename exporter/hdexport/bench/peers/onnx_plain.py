@@ -12,22 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.case import CaseSpec, MeasuredModel
-from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.peer import (
+    CaseSpec,
     Inputs,
+    MeasuredModel,
     OpenCase,
     Peer,
     Prepared,
-    checkpoint_folder,
     first_cause,
     not_installed,
     runs_in_half,
     staged_artefact,
 )
-from hdexport.bench.peers.torch_model import load_module
+from hdexport.bench.peers.torch_model import module_and_example
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import CUDA_PROVIDER
 from hdruntime.errors import BackendUnavailableError, ExportError
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
@@ -86,11 +84,8 @@ class OnnxPlain(OnnxPeer):
     def prepare(self, subject: MeasuredModel, folder: Path, *, device: str) -> Prepared:
         """Exports the model; the remark says if that took PyTorch's older exporter."""
         check_provider(device)
-        bundle = open_bundle(subject.bundle, check_files=False)
-        half_precision = runs_in_half(device, bundle.manifest)
-        module = load_module(checkpoint_folder(subject, folder), bundle.manifest, half_precision=half_precision)
-        texts, tokens = _EXAMPLE
-        example = Texts(bundle).batch(texts, min(tokens, bundle.manifest.max_len))
+        batch, tokens = _EXAMPLE
+        module, example = module_and_example(subject, folder, device=device, batch=batch, tokens=tokens)
         output = folder / self.name
         with staged_artefact(output, MODEL_FILE) as directory:
             remark = export_plainly(module, directory / MODEL_FILE, example)

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.case import CaseSpec, MeasuredModel
-from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.peer import (
+    CaseSpec,
     Inputs,
+    MeasuredModel,
     OpenCase,
     Peer,
     Prepared,
-    checkpoint_folder,
+    Texts,
     first_cause,
     not_installed,
     staged_artefact,
 )
-from hdexport.bench.peers.torch_model import load_module
+from hdexport.bench.peers.torch_model import module_and_example
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -136,10 +136,8 @@ def _converted_model(subject: MeasuredModel, folder: Path) -> Path:
     """The model in float32, with the bundle's positions, as a file of OpenVINO; made once per folder."""
     output = folder / OpenVino.name
     if not output.exists():
-        bundle = open_bundle(subject.bundle, check_files=False)
-        module = load_module(checkpoint_folder(subject, folder), bundle.manifest, half_precision=False)
-        texts, tokens = _EXAMPLE
-        example = Texts(bundle).batch(texts, min(tokens, bundle.manifest.max_len))
+        batch, tokens = _EXAMPLE
+        module, example = module_and_example(subject, folder, device="cpu", batch=batch, tokens=tokens)
         with staged_artefact(output, MODEL_FILE) as directory:
             _write_converted(module, directory / MODEL_FILE, example)
     return output / MODEL_FILE

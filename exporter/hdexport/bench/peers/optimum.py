@@ -6,9 +6,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers.onnx_plain import MODEL_FILE, OnnxPeer, check_provider
-from hdexport.bench.peers.peer import Prepared, checkpoint_folder, not_installed, runs_in_half, staged_artefact
+from hdexport.bench.peers.peer import (
+    MeasuredModel,
+    Prepared,
+    checkpoint_folder,
+    not_installed,
+    runs_in_half,
+    staged_artefact,
+)
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError

@@ -1,10 +1,12 @@
-"""A peer: another library's way to run a bundle's model, and the checkpoint's folder that it loads."""
+"""A peer: another library's way to run a bundle's model; the cases that it opens, their texts, and the folder of the
+checkpoint that it loads."""
 
 from __future__ import annotations
 
+import functools
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.attention.kinds import attention_of
-from hdexport.bench.measure.case import CaseSpec, MeasuredModel
+from hdexport.bench.results.result import OutputError, PeakMemory
+from hdexport.checkpoint.trust import UNTRUSTED, Trust
+from hdexport.verify.single_texts import ENGLISH, sample_ids
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
+from hdruntime.inference.inputs import checked_inputs
 from hdruntime.optional import is_installed
 
 if TYPE_CHECKING:
@@ -27,6 +32,72 @@ if TYPE_CHECKING:
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 _FOLDER = "checkpoint"
+
+_STREAM_TOKENS = 16_381
+"""Tokens that texts are cut from; a prime number, so that no two rows of a batch begin at the same place."""
+
+_QUESTION_TOKENS = 8
+"""Tokens before the separator, if a bundle marks the tokens of questions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredModel:
+    """One PyTorch model; bundles of other precisions and backends may share it.
+
+    Attributes:
+        bundle: gives the task, positions and attention; of several bundles the one with the longest texts.
+        checkpoint: a directory, or ``organisation/name`` on the Hugging Face hub; None where it is not here, which
+            leaves out PyTorch's answers and the peers.
+    """
+
+    bundle: Path
+    checkpoint: str | None
+    trust: Trust = UNTRUSTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseSpec:
+    """The description of a case, for its process.
+
+    Attributes:
+        runner: a backend of the runtime or a peer, as in `Series.runner`.
+        bundle: the bundle that is run, or whose model a peer runs.
+        artefact: the folder or file that the peer prepared; None for backends.
+        inputs: an ``.npz`` of the inputs of the bundle's manifest, int64 [batch, tokens] each.
+        expected: a folder of PyTorch's outputs in float32, one ``.npy`` file each; None measures without comparing.
+        device: ``cpu`` or ``cuda``.
+        precision: the precision that a bundle is asked to compute in; peers have their own.
+        least_seconds: least duration of the timed runs together; 0 is a probe of memory, which is not warmed up.
+    """
+
+    runner: str
+    bundle: Path
+    inputs: Path
+    artefact: Path | None = None
+    expected: Path | None = None
+    device: str = "cpu"
+    precision: Precision = Precision.AUTO
+    threads: int = 1
+    least_runs: int = 1
+    least_seconds: float = 0.0
+
+
+class CaseFigures(NamedTuple):
+    """The figures of one process.
+
+    Attributes:
+        latencies_ms: of each timed run, in order.
+        is_stable: whether the latency no longer changed at the end of the warm-up.
+        memory: its peaks.
+        error: None where nothing was compared.
+        precision: the precision that it computed in; ``auto`` on a GPU.
+    """
+
+    latencies_ms: tuple[float, ...]
+    is_stable: bool
+    memory: PeakMemory
+    error: OutputError | None
+    precision: Precision = Precision.AUTO
 
 
 @dataclass(frozen=True)
@@ -170,3 +241,41 @@ def _lasting(checkpoint: Checkpoint, output: Path) -> Path:
     if not output.exists():
         shutil.copytree(checkpoint.path, output)
     return output
+
+
+class Texts:
+    """Batches of texts of any length for a bundle, the same ones in every process. There is no padding, and every
+    English text begins and ends with the tokenizer's special tokens."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+
+    def batch(self, batch: int, tokens: int) -> dict[str, npt.NDArray[Any]]:
+        """Every input of the bundle's manifest, name -> [batch, tokens]; `tokens` includes special tokens."""
+        return self._inputs(np.stack([self._text(row, tokens) for row in range(batch)]))
+
+    def alone(self, lengths: Sequence[int]) -> list[dict[str, npt.NDArray[Any]]]:
+        """Different texts, each by itself: every input of the manifest, name -> [1, tokens], per text."""
+        return [self._inputs(self._text(row, tokens)[np.newaxis]) for row, tokens in enumerate(lengths)]
+
+    def _inputs(self, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        tokens = rows.shape[1]
+        # The runtime fills in the other inputs: masks of ones, token types of zeros, its default of global tokens.
+        manifest = self._bundle.manifest
+        marks = manifest.input_of(Role.MARKS)
+        if marks is not None and marks.default.token_id is not None:
+            rows[:, min(_QUESTION_TOKENS, marks.bound or _QUESTION_TOKENS, tokens - 1)] = marks.default.token_id
+        # Peers run texts alone.
+        return checked_inputs({manifest.ids: rows}, manifest, memory=manifest.least_memory)
+
+    def _text(self, row: int, tokens: int) -> npt.NDArray[np.int64]:
+        before, content, after = self._frame
+        length = max(0, tokens - len(before) - len(after))
+        places = (row * (length + 1) + np.arange(length)) % len(content)
+        return np.concatenate([before, content[places], after])[-tokens:]
+
+    @functools.cached_property
+    def _frame(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """The ids at the beginning of every text, the ids that its middle is cut from, and those at its end."""
+        (ids,), kind = sample_ids(self._bundle, [_STREAM_TOKENS])
+        return (ids[:1], ids[1:-1], ids[-1:]) if kind == ENGLISH else (ids[:0], ids, ids[:0])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, not_installed, runs_in_half
+from hdexport.bench.peers.peer import CaseSpec, Inputs, OpenCase, Peer, not_installed, runs_in_half
 from hdexport.bench.peers.torch_model import open_module, scale_queries
 from hdexport.families import family_of
 from hdruntime.bundle.manifest import Manifest, Role

@@ -5,16 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, first_cause, not_installed, runs_in_half
+from hdexport.bench.peers.peer import (
+    CaseSpec,
+    Inputs,
+    MeasuredModel,
+    OpenCase,
+    Peer,
+    Texts,
+    checkpoint_folder,
+    first_cause,
+    not_installed,
+    runs_in_half,
+)
 from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError
 
 if TYPE_CHECKING:
@@ -30,6 +41,7 @@ _COMPILER = "g++"
 
 class TorchEager(Peer):
     name = "torch"
+    is_compiled: ClassVar[bool] = False
 
     def unavailable(self, manifest: Manifest) -> str | None:
         return not_installed("torch", "transformers", "safetensors", install="pip install 'hdexport[export]'")
@@ -38,8 +50,15 @@ class TorchEager(Peer):
         assert spec.artefact is not None
         half_precision = runs_in_half(spec.device, manifest)
         module = load_module(spec.artefact, manifest, half_precision=half_precision).to(spec.device)
-        names = [output.name for output in manifest.answers]
-        return open_module(lambda **tensors: dict(zip(names, module(**tensors), strict=True)), spec, manifest, inputs)
+        names, run = [output.name for output in manifest.answers], self._prepared(module)
+
+        def named(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            return dict(zip(names, run(**tensors), strict=True))
+
+        return open_module(named, spec, manifest, inputs, is_compiled=self.is_compiled)
+
+    def _prepared(self, module: GraphModule) -> Callable[..., Sequence[torch.Tensor]]:
+        return module
 
 
 def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> GraphModule:
@@ -68,6 +87,16 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
         inputs=[spec for spec in manifest.inputs if spec.role is not Role.MEMORY],
         head=task_head(checkpoint, task),
     ).eval()
+
+
+def module_and_example(
+    subject: MeasuredModel, folder: Path, *, device: str, batch: int, tokens: int
+) -> tuple[GraphModule, dict[str, npt.NDArray[np.int64]]]:
+    """A subject's module, and inputs to export it with, name -> [batch, tokens], fewer if the bundle takes fewer."""
+    bundle = open_bundle(subject.bundle, check_files=False)
+    half_precision = runs_in_half(device, bundle.manifest)
+    module = load_module(checkpoint_folder(subject, folder), bundle.manifest, half_precision=half_precision)
+    return module, Texts(bundle).batch(batch, min(tokens, bundle.manifest.max_len))
 
 
 def scale_queries(model: PreTrainedModel, family: Family, manifest: Manifest) -> None:
@@ -114,6 +143,7 @@ def open_module(
 
 class TorchCompile(TorchEager):
     name = "torch-compile"
+    is_compiled = True
 
     def unavailable(self, manifest: Manifest) -> str | None:
         missing = super().unavailable(manifest)
@@ -124,22 +154,19 @@ class TorchCompile(TorchEager):
             return "torch.compile needs the headers of Python: apt-get install python3-dev"
         return missing
 
-    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Loads the model; the first call compiles it for the shape of the case alone."""
+    def _prepared(self, module: GraphModule) -> Callable[..., Sequence[torch.Tensor]]:
+        """The first call compiles the model for the shape of the case alone."""
         import torch
         from torch._dynamo.exc import TorchDynamoException
         from torch._inductor.exc import InductorError
 
-        assert spec.artefact is not None
-        half_precision = runs_in_half(spec.device, manifest)
-        module = load_module(spec.artefact, manifest, half_precision=half_precision).to(spec.device)
         compiled = torch.compile(module, dynamic=False)
-        names = [output.name for output in manifest.answers]
 
-        def run(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        def run(**tensors: torch.Tensor) -> Sequence[torch.Tensor]:
             try:
-                return dict(zip(names, compiled(**tensors), strict=True))
+                made: Sequence[torch.Tensor] = compiled(**tensors)
             except (TorchDynamoException, InductorError) as error:
                 raise BackendError(f"torch.compile failed: {first_cause(error)}") from error
+            return made
 
-        return open_module(run, spec, manifest, inputs, is_compiled=True)
+        return run

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.measure.processes import run_function
+from hdexport.bench.peers.peer import CaseSpec
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.worker import measured
 from hdruntime.errors import InputError

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.peers import PEERS
+from hdexport.bench.peers.peer import MeasuredModel
 from hdexport.bench.results.result import Series
 from hdexport.checkpoint import path_of_source
 from hdexport.checkpoint.trust import UNTRUSTED, Trust

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.case import MeasuredModel
 from hdexport.bench.measure.ceilings import measured_ceilings
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
 from hdexport.bench.measure.roofline import Work, works_of
 from hdexport.bench.peers import PEERS
-from hdexport.bench.peers.inputs import Texts
-from hdexport.bench.peers.peer import Prepared
+from hdexport.bench.peers.peer import MeasuredModel, Prepared, Texts
 from hdexport.bench.results.result import CaseResult, Ceilings, Status
 from hdexport.bench.run.plan import Plan, PlannedSeries
 from hdruntime.arrays import FloatArray

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.bench.measure.calls import environment, latency_of
-from hdexport.bench.measure.case import CaseFigures, CaseSpec
 from hdexport.bench.measure.processes import run_function
 from hdexport.bench.measure.roofline import Work, roofline
+from hdexport.bench.peers.peer import CaseFigures, CaseSpec
 from hdexport.bench.results.result import (
     SCHEMA_VERSION,
     BenchResult,

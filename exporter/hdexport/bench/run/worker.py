@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.bench.measure.calls import time_runs, warm_up, with_growth
-from hdexport.bench.measure.case import CaseFigures, CaseSpec
 from hdexport.bench.peers import PEERS
-from hdexport.bench.peers.peer import OpenCase
+from hdexport.bench.peers.peer import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.results.result import OutputError, PeakMemory
 from hdexport.support.memory import GpuMemoryWatch, peak_resident_bytes
 from hdexport.verify.comparison import Comparison, compare_output, joined
