@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import hdruntime
 import hdruntime.errors
+from hdruntime.bundle.manifest import Task
 from support.comparators import named_case
+from support.tiny_bundle import make_bundle
 
 
 def run(code: str) -> str:
@@ -24,6 +27,21 @@ hdruntime.load, hdruntime.open_bundle
 print(*{name.partition(".")[0] for name in sys.modules})
 """
     assert not slow & set(run(code).split())
+
+
+def test_reading_a_manifest_loads_nothing_that_runs_it(tmp_path: Path) -> None:
+    """No array, tokenizer or task's class is needed to look at a bundle, of whatever task."""
+    code = f"""
+import sys
+import hdruntime
+from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.task_formats import format_of
+hdruntime.open_bundle({str(make_bundle(tmp_path / "bundle"))!r})
+print(*{{format_of(task).name for task in Task}}, *sys.modules)
+"""
+    loaded = set(run(code).split())
+    assert {*Task} <= loaded
+    assert not {"numpy", "tokenizers", "hdruntime.tasks"} & loaded
 
 
 def test_every_exported_name_exists() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DeviceRunner", "Memories", "Runner"]
+__all__ = ["CarriedStates", "DeviceRunner", "Runner"]
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable

@@ -1,8 +1,7 @@
-"""What the bundles of a task contain, as the task's class says."""
+"""What the bundles of each task contain, which a manifest is checked against."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -13,7 +12,9 @@ from hdruntime.optional import registered_tasks
 
 
 class TaskFormat:
-    """The content of a task's bundles; every task's class, a `hdruntime.tasks.task.TextTask`, is one.
+    """The content of a task's bundles; every task's class, a `hdruntime.tasks.task.TextTask`, is one, too.
+
+    A built-in task has a subclass here, of which its class is made: reading a manifest must not load what runs it.
 
     Attributes:
         name: in the manifest.
@@ -38,15 +39,73 @@ class TaskFormat:
         yield from ()
 
 
-def format_of(task: Task) -> type[TaskFormat]:
-    """The class of a task: `TASK` of the file of ``hdruntime/tasks`` with its name, or another package's entry point.
+class FeatureExtractionFormat(TaskFormat):
+    name = Task.FEATURE_EXTRACTION
+    output_axes: ClassVar = {"last_hidden_state": ("batch", "tokens", "hidden_size")}
 
-    It is loaded here and not imported, because it reads manifests, which lie below it.
-    """
-    point = None if task in list(Task) else registered_tasks()[task]
-    if point is None:
-        module = importlib.import_module(f"hdruntime.tasks.{task.replace('-', '_')}")
-        return module.TASK
+
+class SentenceSimilarityFormat(TaskFormat):
+    name = Task.SENTENCE_SIMILARITY
+    output_axes: ClassVar = {
+        "last_hidden_state": ("batch", "tokens", "width"),
+        "sentence_embedding": ("batch", "embedding_size"),
+    }
+
+
+class SparseSimilarityFormat(TaskFormat):
+    name = Task.SPARSE_SIMILARITY
+    output_axes: ClassVar = {"sparse_embedding": ("batch", "vocab_size")}
+    settings_kind = "sparse-encoder"
+
+    @classmethod
+    def problems(cls, manifest: Manifest) -> Iterator[str]:
+        output = next(spec for spec in manifest.outputs if spec.name in cls.output_axes)
+        if output.shape[-1] != manifest.vocab_size:
+            yield f"outputs: float32 [batch, {output.shape[-1]}] is not of the vocab_size {manifest.vocab_size}"
+
+
+class TokenSimilarityFormat(TaskFormat):
+    name = Task.TOKEN_SIMILARITY
+    output_axes: ClassVar = {"token_embeddings": ("batch", "tokens", "embedding_size")}
+    settings_kind = "multi-vector-encoder"
+    needs_settings = True
+    instead_of_embeddings = "A text has a vector for each token: hdruntime.MultiVectorEncoder gives them."
+
+
+class FillMaskFormat(TaskFormat):
+    name = Task.FILL_MASK
+    output_axes: ClassVar = {"logits": ("batch", "tokens", "vocab_size")}
+
+
+class TextClassificationFormat(TaskFormat):
+    name = Task.TEXT_CLASSIFICATION
+    output_axes: ClassVar = {"logits": ("batch", "labels")}
+    settings_kind = "cross-encoder"
+
+
+class TokenClassificationFormat(TaskFormat):
+    name = Task.TOKEN_CLASSIFICATION
+    output_axes: ClassVar = {"logits": ("batch", "tokens", "labels")}
+
+
+class QuestionAnsweringFormat(TaskFormat):
+    name = Task.QUESTION_ANSWERING
+    output_axes: ClassVar = {"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")}
+
+
+class TextScoringFormat(TaskFormat):
+    name = Task.TEXT_SCORING
+    output_axes: ClassVar = {"log_probabilities": ("batch", "tokens")}
+
+
+_FORMATS = {kind.name: kind for kind in TaskFormat.__subclasses__()}
+
+
+def format_of(task: Task) -> type[TaskFormat]:
+    """The format of a task: one of those above, or the class that another package registers."""
+    if task in _FORMATS:
+        return _FORMATS[task]
+    point = registered_tasks()[task]
     try:
         return point.load()
     except Exception as error:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from hdruntime.bundle.manifest import Manifest, Task
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.task_formats import FeatureExtractionFormat
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.task import Encoder
 
 
-class FeatureExtraction(Embedding):
+class FeatureExtraction(Embedding, FeatureExtractionFormat):
     """The vector of a text, the mean of its tokens' vectors unless another pooling is asked for."""
 
-    name = Task.FEATURE_EXTRACTION
     encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", "max_seq_length", None)
-    output_axes: ClassVar = {"last_hidden_state": ("batch", "tokens", "hidden_size")}
 
     @classmethod
     def vectors_as(cls, manifest: Manifest) -> tuple[tuple[str, ...], bool] | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import FillMaskFormat
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.logits import shortest, softmax
@@ -30,11 +30,9 @@ class Filling(NamedTuple):
     score: float
 
 
-class MaskFillings(TextTask):
+class MaskFillings(TextTask, FillMaskFormat):
     """The best tokens for each mask of a text; a bundle whose tokenizer has no mask is refused."""
 
-    name = Task.FILL_MASK
-    output_axes: ClassVar = {"logits": ("batch", "tokens", "vocab_size")}
     # Logits for the whole vocabulary at every token of a long text would fill the memory.
     splits = streams = False
 

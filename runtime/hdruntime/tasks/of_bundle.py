@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import cast
 
 from hdruntime.bundle.manifest import Task
@@ -13,7 +14,10 @@ from hdruntime.tasks.task import Pairs, TaskOptions, TextTask
 
 
 def class_of(task: Task) -> type[TextTask]:
-    """The class of a task; see `format_of`."""
+    """The class of a task: `TASK` of the file of this folder with its name, or what another package registers."""
+    if task in list(Task):
+        module = importlib.import_module(f"hdruntime.tasks.{task.replace('-', '_')}")
+        return cast(type[TextTask], module.TASK)
     return cast(type[TextTask], format_of(task))
 
 

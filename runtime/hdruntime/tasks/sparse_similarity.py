@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.task_formats import SparseSimilarityFormat
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Call, Encoder, Outputs, Route, TaskOptions, Text, TextsBody, TextTask, Values
 from hdruntime.text.splitting import SUM, SplitPooling
@@ -49,13 +50,10 @@ class SparseVector:
         return whole
 
 
-class SparseVectors(TextTask):
+class SparseVectors(TextTask, SparseSimilarityFormat):
     """The sparse vector of a text, with `max_active_dims` values or, for None, as many as the model keeps."""
 
-    name = Task.SPARSE_SIMILARITY
     encoder = Encoder("SparseEncoder", "SparseEncoder", "texts", "max_seq_length", "encode(texts)")
-    output_axes: ClassVar = {_OUTPUT: ("batch", "vocab_size")}
-    settings_kind = "sparse-encoder"
     job_options: ClassVar = {"max_active_dims": "--max-active-dims is"}
     streams = False
     prompts = True
@@ -70,12 +68,6 @@ class SparseVectors(TextTask):
     @classmethod
     def of_job(cls, bundle: Bundle, options: TaskOptions) -> SparseVectors:
         return cls(bundle.manifest, options.max_active_dims)
-
-    @classmethod
-    def problems(cls, manifest: Manifest) -> Iterator[str]:
-        output = next(spec for spec in manifest.outputs if spec.name == _OUTPUT)
-        if output.shape[-1] != manifest.vocab_size:
-            yield f"outputs: float32 [batch, {output.shape[-1]}] is not of the vocab_size {manifest.vocab_size}"
 
     @classmethod
     def pipeline(cls) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import Manifest, Task
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle, read_config
+from hdruntime.bundle.task_formats import TextClassificationFormat
 from hdruntime.errors import InputError
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.requests import Body
@@ -55,7 +56,7 @@ class RerankBody(Body, kw_only=True):
     max_tokens_per_query: int | None = None
 
 
-class TextClassification(TextTask):
+class TextClassification(TextTask, TextClassificationFormat):
     """The logits of a text or a pair, float32 [labels]; a job writes their class and scores.
 
     Attributes:
@@ -63,10 +64,7 @@ class TextClassification(TextTask):
         activation: how scores come from logits.
     """
 
-    name = Task.TEXT_CLASSIFICATION
     encoder = Encoder("CrossEncoder", "CrossEncoder", "pairs", "max_length", 'predict([("query", "document")])')
-    output_axes: ClassVar = {"logits": ("batch", "labels")}
-    settings_kind = "cross-encoder"
     prompts = True
     texts = "which its cross-encoder compares"
     columns = ("query", "document")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.task_formats import TextScoringFormat
 from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.text.logits import shortest
 from hdruntime.text.tokenization import Encoding
@@ -27,11 +27,9 @@ class TextScore(NamedTuple):
     log_probabilities: list[float]
 
 
-class TextScores(TextTask):
+class TextScores(TextTask, TextScoringFormat):
     """The log-probability of a text and of each token."""
 
-    name = Task.TEXT_SCORING
-    output_axes: ClassVar = {"log_probabilities": ("batch", "tokens")}
     # The first token of a piece that is run by itself would have no score.
     splits = False
 

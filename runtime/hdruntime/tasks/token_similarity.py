@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
+from hdruntime.bundle.task_formats import TokenSimilarityFormat
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
@@ -70,7 +71,7 @@ class TextSide:
         return ~np.isin(np.asarray(encoding.input_ids, np.int64), self._skipped)
 
 
-class TokenVectors(TextTask):
+class TokenVectors(TextTask, TokenSimilarityFormat):
     """The vectors of a text's tokens, float32 [vectors, dimensions].
 
     Args:
@@ -83,14 +84,9 @@ class TokenVectors(TextTask):
         dimensions: of a vector.
     """
 
-    name = Task.TOKEN_SIMILARITY
     encoder = Encoder(
         "MultiVectorEncoder", "MultiVectorEncoder", "documents", "document_length", "encode_document(texts)"
     )
-    output_axes: ClassVar = {_OUTPUT: ("batch", "tokens", "embedding_size")}
-    settings_kind = "multi-vector-encoder"
-    needs_settings = True
-    instead_of_embeddings = "A text has a vector for each token: hdruntime.MultiVectorEncoder gives them."
     streams = False
     prompts = True
     default_prompt_name = Side.DOCUMENT.value
