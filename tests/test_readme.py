@@ -14,11 +14,12 @@ import pytest
 
 from hdexport.attention.kinds import kinds
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdexport.lowering.lowering import Lowering
+from hdexport.lowering.lowering import ENGINES, Lowering
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
+from hdruntime.backends.onnxruntime import CPU_LOWERING
+from hdruntime.backends.openvino import OPENVINO_LOWERING
 from hdruntime.bundle.manifest import Dtype, Task
-from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from support.commands import run_here
 from support.pages import ROOT, code_blocks, page
 from support.sample_model import environment, save_sample_model
@@ -44,7 +45,7 @@ def support_table() -> str:
         cpu = f"fused in {', '.join(fused)}" if fused else "linear function"
         cpu += ", fused for short texts" * lowering.fuses_short_texts
         is_plugin = operator.has_face("plugin")
-        in_engines = face_of(operator).DTYPES if is_plugin else lowering.fused.get("tensorrt")
+        in_engines = face_of(operator).DTYPES if is_plugin else lowering.fused.get(ENGINES)
         kind = "plugin" if is_plugin else "fused"
         engine = f"{kind} in {', '.join(in_engines)}; function otherwise" if in_engines else "function"
         in_openvino = "fused" if OPENVINO_LOWERING in lowering.fused else "function"

@@ -16,22 +16,6 @@ CONFIG_FILE = "config.json"
 PORTABLE_LOWERING: Final = "portable"
 """``GraphFile.lowering`` of the graph that any ONNX runtime runs."""
 
-CPU_LOWERING: Final = "onnxruntime_cpu"
-"""``GraphFile.lowering`` of the graph made for ONNX Runtime on a CPU."""
-
-CUDA_LOWERING: Final = "onnxruntime_cuda"
-"""``GraphFile.lowering`` of the graph made for ONNX Runtime on an NVIDIA GPU; not every bundle has it."""
-
-OPENVINO_LOWERING: Final = "openvino"
-"""``GraphFile.lowering`` of the graph made for OpenVINO; a bundle has it if it was built for that target."""
-
-OPENVINO_UNPADDED_LOWERING: Final = "openvino_unpadded"
-"""``GraphFile.lowering`` of the graph for OpenVINO that takes no padding: its attention has no mask, and is faster.
-Only bundles whose attention is so have it, beside `OPENVINO_LOWERING`."""
-
-CUDA_PROVIDER = "CUDAExecutionProvider"
-"""ONNX Runtime's execution provider for NVIDIA GPUs."""
-
 RUNTIME_CACHE_SUFFIX = ".runtime_cache"
 """Suffix of files that the runtime leaves in a bundle; they are not part of it and may be deleted."""
 

@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 
 from hdexport.support.bundle_writer import seal
+from hdruntime.backends.openvino import OPENVINO_LOWERING
 from hdruntime.bundle.manifest import Default, Fill, GraphFile, InputSpec, Manifest, Role, TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.constants import OPENVINO_LOWERING
 from support.onnx_models import parsed_model
 from support.tiny_bundle import HIDDEN_SIZE, TABLE, make_bundle
 

@@ -12,6 +12,9 @@ from hdexport.lowering.nodes import sequential_node
 if TYPE_CHECKING:
     import onnx_ir
 
+ENGINES = "tensorrt"
+"""In `Lowering.fused`, the engines of both flavours of TensorRT."""
+
 _Part = TypeVar("_Part")
 
 
@@ -43,13 +46,13 @@ class Lowering:
     """The forms that backends get in the place of an operator's nodes; a subclass answers where its
     operator differs.
 
-    By default, ONNX Runtime runs the operator's sequential body on a CPU, and the parallel body on a GPU; OpenVINO gets
-    the parallel body inlined, and an engine our plugin or the parallel body.
+    By default, ONNX Runtime runs the operator's sequential body on a CPU, and the parallel body on a GPU; an engine has
+    our plugin or the parallel body, and other backends the parallel body.
 
     Attributes:
         operator: the name of the operator.
-        fused: backend -> the dtypes in which a fused kernel of the backend computes the operator. The backends are
-            named as manifests name lowerings; TensorRT is ``tensorrt``.
+        fused: the lowering of a backend's graphs, as manifests name it, or `ENGINES` -> the dtypes in which a fused
+            kernel of the backend computes the operator.
         fuses_short_texts: whether ONNX Runtime's fused kernel computes short texts on a CPU.
     """
 
@@ -70,10 +73,3 @@ class Lowering:
         insertion = Insertion(node)
         sequential = insertion.insert(sequential_node(parts.model, node, states_tokens_first(insertion, node)))
         replace_by_merged(insertion, node, merge_heads(insertion, sequential))
-
-    def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
-        """Replace a node of a float32 graph, in place; the body of a node that stays is inlined.
-
-        It returns whether the graph differs where batches have no padding.
-        """
-        return False

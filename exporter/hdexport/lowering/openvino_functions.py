@@ -1,7 +1,9 @@
-"""Functions of standard operators, written as `hdplugins.attention.body_maker` has them, and inlined in the end."""
+"""Forms of attention for OpenVINO, by functions of standard operators, which are written as
+`hdplugins.attention.body_maker` has them and inlined in the end."""
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -21,6 +23,15 @@ OPSET = 24
 
 Body = Callable[..., Any]
 """Takes `op`, inputs, and Python's numbers by name; returns a value or a tuple of values."""
+
+
+class OpenVinoForm(abc.ABC):
+    """A second base of an attention's `Lowering` where OpenVINO has something faster than the inlined body."""
+
+    @abc.abstractmethod
+    def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
+        """Replace a node of a float32 graph, in place; returns whether the graph differs where batches have no
+        padding."""
 
 
 def call_function(

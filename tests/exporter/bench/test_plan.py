@@ -12,9 +12,9 @@ import pytest
 from hdexport.bench.run.plan import BenchOptions, Plan, default_lengths, parse_lengths, plan
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.entry import ThisMachine
+from hdruntime.backends.openvino import OPENVINO_LOWERING
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.constants import OPENVINO_LOWERING
 from hdruntime.errors import BundleNotFoundError, InputError
 from hdruntime.gpu.driver import Gpu
 from support.tiny_bundle import engine_file

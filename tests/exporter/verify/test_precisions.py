@@ -15,11 +15,11 @@ from hdexport.verify.checks import compare_case
 from hdexport.verify.graph_sets import GraphSet, check_precision
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
-from hdruntime.backends.openvino import devices
+from hdruntime.backends.onnxruntime import CPU_LOWERING
+from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING, devices
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest, TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
 from support.grids import nightly_unless
 from support.tampered_bundles import tampered

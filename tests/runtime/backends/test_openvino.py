@@ -20,12 +20,11 @@ import hdruntime
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends import choice, entry
 from hdruntime.backends.entry import Asked
-from hdruntime.backends.openvino import backend, devices, runner
+from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING, backend, devices, runner
 from hdruntime.backends.openvino.devices import OpenVinoDevice
 from hdruntime.backends.openvino.runner import OpenVinoRunner
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import (
     BackendError,
     BackendUnavailableError,

@@ -25,9 +25,9 @@ from hdexport.lowering.multi_head_attention import (
     states_tokens_first,
 )
 from hdexport.lowering.nodes import attributes_of, sequential_node
-from hdexport.lowering.openvino_functions import call_function, call_once
+from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
 from hdexport.lowering.short_texts import are_dense
-from hdruntime.constants import OPENVINO_LOWERING
+from hdruntime.backends.openvino import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -36,7 +36,7 @@ _STATES = 3
 """Inputs before the mask, [batch, tokens], and the table of listed blocks."""
 
 
-class _BlocksLowering(Lowering):
+class _BlocksLowering(Lowering, OpenVinoForm):
     """Sequential bodies, or all keys at once where every query sees every key; groups of blocks in OpenVINO."""
 
     operator = "BlockSparseAttention"

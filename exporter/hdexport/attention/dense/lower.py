@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from hdexport.lowering.lowering import Lowering, SharedParts
+from hdexport.lowering.lowering import ENGINES, Lowering, SharedParts
 from hdexport.lowering.multi_head_attention import (
     CONTRIB_DOMAIN,
     Insertion,
@@ -41,8 +41,10 @@ from hdexport.lowering.multi_head_attention import (
     states_tokens_first,
 )
 from hdexport.lowering.nodes import is_causal, token_mask_of
+from hdexport.lowering.openvino_functions import OpenVinoForm
 from hdexport.lowering.packed_tokens import PackedTokens
-from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, OPENVINO_LOWERING
+from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING
+from hdruntime.backends.openvino import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -51,7 +53,7 @@ _MASKED_SCORE = -1.0e30
 """Added to masked scores; exp() of it is exactly 0 beside any real score."""
 
 
-class _DenseLowering(Lowering):
+class _DenseLowering(Lowering, OpenVinoForm):
     """A fused kernel of each backend; ONNX Runtime and OpenVINO widen half precision on a CPU."""
 
     operator = "DenseAttention"
@@ -59,7 +61,7 @@ class _DenseLowering(Lowering):
         CPU_LOWERING: ("float32",),
         CUDA_LOWERING: ("float32", "float16", "bfloat16"),
         OPENVINO_LOWERING: ("float32",),
-        "tensorrt": ("float16", "bfloat16"),
+        ENGINES: ("float16", "bfloat16"),
     }
 
     def is_dense(self, node: onnx_ir.Node) -> bool:

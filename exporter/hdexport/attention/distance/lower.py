@@ -25,7 +25,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.bias_by_distance import SCORES, bias_by_distance, has_shared_numbers
-from hdexport.lowering.lowering import Lowering, SharedParts
+from hdexport.lowering.lowering import ENGINES, Lowering, SharedParts
 from hdexport.lowering.multi_head_attention import (
     Insertion,
     KeyMask,
@@ -49,7 +49,7 @@ class _DistanceLowering(Lowering):
     """Sequential bodies; short texts are fused where all texts and queries share the numbers of distances."""
 
     operator = "ClippedDistanceAttention"
-    fused: ClassVar = {"tensorrt": ("float16", "bfloat16")}
+    fused: ClassVar = {ENGINES: ("float16", "bfloat16")}
     fuses_short_texts = True
 
     def is_dense(self, node: onnx_ir.Node) -> bool:

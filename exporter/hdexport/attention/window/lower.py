@@ -33,16 +33,16 @@ from hdexport.lowering.multi_head_attention import (
     states_tokens_first,
 )
 from hdexport.lowering.nodes import attributes_of, body_of, group_of, token_mask_of
-from hdexport.lowering.openvino_functions import call_function, call_once
+from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
 from hdexport.lowering.short_texts import fuse_short_texts
 from hdplugins.attention.operator import BlockOrder
-from hdruntime.constants import OPENVINO_LOWERING
+from hdruntime.backends.openvino import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
 
 
-class _WindowLowering(Lowering):
+class _WindowLowering(Lowering, OpenVinoForm):
     """Sequential bodies, or all keys at once where a window covers the text; blocks against spans in OpenVINO."""
 
     operator = "SlidingWindowAttention"

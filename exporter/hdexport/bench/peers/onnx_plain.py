@@ -25,8 +25,8 @@ from hdexport.bench.peers.peer import (
     staged_artefact,
 )
 from hdexport.bench.peers.torch_model import module_and_example
+from hdruntime.backends.onnxruntime import CUDA_PROVIDER
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.constants import CUDA_PROVIDER
 from hdruntime.errors import BackendUnavailableError, ExportError
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from hdruntime.backends.entry import Asked, BackendEntry, Refusal
 from hdruntime.backends.findings import Finding, FindingStatus, Probed, is_there
+from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING, CUDA_PROVIDER
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
-from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, CUDA_PROVIDER, PORTABLE_LOWERING
+from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
@@ -40,7 +41,7 @@ class OnnxRuntimeBackend(BackendEntry):
     probe = f"""
 import json
 import onnxruntime
-from hdruntime.constants import CUDA_PROVIDER
+from hdruntime.backends.onnxruntime import CUDA_PROVIDER
 from hdruntime.gpu.driver import gpus
 facts = dict(providers=onnxruntime.get_available_providers())
 if CUDA_PROVIDER in facts["providers"] and gpus():

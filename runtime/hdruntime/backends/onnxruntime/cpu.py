@@ -11,12 +11,13 @@ from hdruntime.arrays import AnyArray, FloatArray
 from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork
+from hdruntime.backends.onnxruntime import CPU_LOWERING
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import computing_in
 from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import Bundle
-from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
+from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.process_limits import chosen_threads
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from hdruntime.arrays import IntArray
 from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph
+from hdruntime.backends.onnxruntime import CUDA_LOWERING, CUDA_PROVIDER
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.constants import CUDA_LOWERING, CUDA_PROVIDER, PORTABLE_LOWERING
+from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, capsule_of, contiguous_strides
 from hdruntime.gpu.options import GpuOptions

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from hdruntime.backends.entry import Asked, BackendEntry, Refusal
 from hdruntime.backends.findings import Finding, FindingStatus, Probed
 from hdruntime.backends.forking import threads_are_lost
+from hdruntime.backends.openvino import OPENVINO_LOWERING
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
-from hdruntime.constants import OPENVINO_LOWERING
 from hdruntime.errors import BackendUnavailableError
 
 if TYPE_CHECKING:

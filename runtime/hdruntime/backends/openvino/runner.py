@@ -21,12 +21,12 @@ import numpy as np
 from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph, out_of_memory
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork, start_threads
+from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_precision, needs_float32, new_core
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest, Role
 from hdruntime.bundle.reader import Bundle
-from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.process_limits import chosen_threads, cpu_quota
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.graph.targets.target import Changes, GraphRequest, Target
+from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
-from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, PORTABLE_LOWERING
+from hdruntime.constants import PORTABLE_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
