@@ -32,13 +32,12 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     import re
 
-    import numpy as np
-    import numpy.typing as npt
     import onnx_ir
     import torch
     from transformers import PreTrainedModel
 
     from hdexport.attention.query_scale import LogScale
+    from hdruntime.arrays import IntArray
 
 logger = logging.getLogger(__name__)
 
@@ -198,9 +197,7 @@ class Decisions(Protocol):
     inlined: re.Pattern[str]
     """Names of the values that decide, in a graph whose bodies are inlined."""
 
-    def follow(
-        self, decisions: Sequence[npt.NDArray[np.int64]], *, row: int, tokens: slice
-    ) -> AbstractContextManager[None]:
+    def follow(self, decisions: Sequence[IntArray], *, row: int, tokens: slice) -> AbstractContextManager[None]:
         """While this holds, PyTorch's model decides about one text as the graph did.
 
         Args:

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.quantize.products import WeightProduct, constant_array, weight_products
-from hdexport.quantize.rounding import (
-    ActivationScale,
-    Int8Weight,
-    Statistics,
-    activation_scale,
-    round_weight,
-)
+from hdexport.quantize.rounding import ActivationScale, Int8Weight, Statistics, activation_scale, round_weight
 from hdexport.quantize.splitting import Split, chosen_split, widening
 from hdexport.quantize.texts import CalibrationTexts
 from hdexport.verify.single_texts import single_text_runner
@@ -81,7 +74,7 @@ class _Group:
     """
 
     sources: Sequence[onnx_ir.Value]
-    weights: dict[str, npt.NDArray[np.float32]]
+    weights: dict[str, FloatArray]
     may_split: bool
     split: Split | None = None
 
@@ -181,7 +174,7 @@ def _rows(activation: FloatArray, padding: int, tokens: int) -> list[FloatArray]
 def _choose_splits(
     groups: Sequence[_Group],
     numbers: Mapping[str, int],
-    seen: Sequence[tuple[Mapping[str, npt.NDArray[np.float32]], float]],
+    seen: Sequence[tuple[Mapping[str, FloatArray], float]],
 ) -> None:
     for number, group in enumerate(groups):
         if group.may_split:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.quantize.products import WeightProduct, constant_array, weight_products
 from hdexport.quantize.splitting import widening
+from hdruntime.arrays import FloatArray
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -104,7 +104,7 @@ class _Insertion:
         levels = self._op(node, "QuantizeLinear", [shifted, self._one, self._zero])
         return self._like(source, self._op(node, "DequantizeLinear", [levels, self._one, self._zero]))
 
-    def _add_bias(self, node: onnx_ir.Node, name: str, bias: npt.NDArray[np.float32]) -> None:
+    def _add_bias(self, node: onnx_ir.Node, name: str, bias: FloatArray) -> None:
         """Changes the bias that is added to a product, or adds one."""
         import onnx_ir as ir
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+
+from hdruntime.arrays import AnyArray, FloatArray
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -49,13 +50,13 @@ def weight_products(model: onnx_ir.Model) -> list[WeightProduct]:
     return found
 
 
-def constant_array(value: onnx_ir.Value | None) -> npt.NDArray[np.float32] | None:
+def constant_array(value: onnx_ir.Value | None) -> FloatArray | None:
     """The numbers of an initializer in float32, also of one in half precision that is cast; None for other values."""
     stored = initializer_of(value)
     if stored is None:
         return None
     assert stored.const_value is not None
-    array: npt.NDArray[Any] = stored.const_value.numpy()
+    array: AnyArray = stored.const_value.numpy()
     return array.astype(np.float32)
 
 

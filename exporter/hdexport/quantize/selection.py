@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
@@ -17,7 +16,7 @@ from hdexport.quantize.texts import tokens_in_memory
 from hdexport.support.progress import Progress
 from hdexport.verify.comparison import SCORES, compare_output
 from hdexport.verify.single_texts import single_text_runner
-from hdruntime.arrays import FloatArray, IntArray
+from hdruntime.arrays import FloatArray, IntArray, WideArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import Bundle
 
@@ -175,10 +174,10 @@ def _by_loss(
     return sorted(losses, key=lambda name: losses[name], reverse=True)
 
 
-def _losses(found: FloatArray, exact: FloatArray) -> npt.NDArray[np.float64]:
+def _losses(found: FloatArray, exact: FloatArray) -> WideArray:
     """[vectors], over all axes but the last: the difference's square by the exact vector's square."""
     squares = np.maximum((exact.astype(np.float64) ** 2).sum(-1), np.finfo(np.float32).tiny)
-    losses: npt.NDArray[np.float64] = np.ravel(((found - exact) ** 2).sum(-1) / squares)
+    losses: WideArray = np.ravel(((found - exact) ** 2).sum(-1) / squares)
     return losses
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from hdruntime.arrays import WideArray
+from hdruntime.arrays import FloatingArray, WideArray
 from hdruntime.backends.precision import Precision
 
 FLOAT32_ATOL = 1e-4
@@ -126,11 +125,7 @@ NOT_FINITE = Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=Fals
 
 
 def compare(
-    actual: npt.NDArray[np.floating],
-    expected: npt.NDArray[np.floating],
-    *,
-    half_precision: bool,
-    may_be_sums: bool = False,
+    actual: FloatingArray, expected: FloatingArray, *, half_precision: bool, may_be_sums: bool = False
 ) -> Comparison:
     """Compares one output's real values, [..., features] each, in slices: the memory for it does not grow with the
     output. In half precision, it compares directions and lengths of vectors instead of values; `may_be_sums` is about
@@ -146,8 +141,8 @@ def compare(
 
 def compare_output(
     name: str,
-    actual: npt.NDArray[np.floating],
-    expected: npt.NDArray[np.floating],
+    actual: FloatingArray,
+    expected: FloatingArray,
     *,
     half_precision: bool,
     precision: Precision,
@@ -170,7 +165,7 @@ def compare_output(
 
 
 def compare_vectors(
-    actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating], *, rounding: Rounding, of_tokens: bool
+    actual: FloatingArray, expected: FloatingArray, *, rounding: Rounding, of_tokens: bool
 ) -> Comparison:
     """Compares directions and lengths of vectors, [..., features], as `compare` does; a single feature, a score, by its
     value. For the tokens of texts (`of_tokens`), lengths are compared on average, too."""
@@ -178,9 +173,7 @@ def compare_vectors(
     return _compare_slices(actual, expected, compare_slice)
 
 
-def compare_scores(
-    actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating], *, rounding: Rounding
-) -> Comparison:
+def compare_scores(actual: FloatingArray, expected: FloatingArray, *, rounding: Rounding) -> Comparison:
     """Compares scores, [..., classes or tokens], that are read against each other, such as logits of classes, or of the
     tokens of a text.
 
@@ -193,9 +186,7 @@ def compare_scores(
 
 
 def _compare_slices(
-    actual: npt.NDArray[np.floating],
-    expected: npt.NDArray[np.floating],
-    compare_slice: Callable[[WideArray, WideArray], Comparison],
+    actual: FloatingArray, expected: FloatingArray, compare_slice: Callable[[WideArray, WideArray], Comparison]
 ) -> Comparison:
     if actual.shape != expected.shape:
         raise ValueError(f"The shapes {actual.shape} and {expected.shape} differ.")
@@ -289,7 +280,7 @@ def _finite(got: WideArray, want: WideArray) -> bool:
     return bool(np.isfinite(got).all() and np.isfinite(want).all())
 
 
-def _min_cosine(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> float:
+def _min_cosine(got: WideArray, want: WideArray) -> float:
     norms = np.linalg.norm(got, axis=-1) * np.linalg.norm(want, axis=-1)
     products = (got * want).sum(axis=-1)
     both_zero = (np.abs(got).max(axis=-1) == 0) & (np.abs(want).max(axis=-1) == 0)
@@ -297,12 +288,12 @@ def _min_cosine(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> 
     return float(cosines.min(initial=1.0))
 
 
-def _length_errors(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _length_errors(got: WideArray, want: WideArray) -> WideArray:
     """[rows], by how much lengths differ, in the units of `HALF_LENGTH`; of one feature, by how much the value does."""
     if got.shape[-1] == 1:
         errors, lengths = np.abs(got - want)[..., 0], np.abs(want)[..., 0]
     else:
         lengths = np.linalg.norm(want, axis=-1)
         errors = np.linalg.norm(got, axis=-1) - lengths
-    relative: npt.NDArray[np.float64] = errors / np.maximum(lengths, 1.0)
+    relative: WideArray = errors / np.maximum(lengths, 1.0)
     return relative

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +11,14 @@ import numpy.typing as npt
 from hdexport.graph.vocabulary_head import HEAD_INPUT
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference
-from hdruntime.arrays import FloatArray, IntArray
+from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared besides those at boundaries."""
 
 
-def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]]:
+def padded_batch(case: Case, reference: Reference) -> dict[str, AnyArray]:
     """The inputs, [batch, tokens] each, and the carried states. Padding on the right holds ordinary ids, because they
     must not matter; on the left it holds the padding id, from which models of RoBERTa's kind number their positions."""
     filler = (

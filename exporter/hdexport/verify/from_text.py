@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 import hdruntime
 from hdexport.model.task import TASKS
@@ -24,7 +23,7 @@ from hdexport.verify.checks import Check, Verification
 from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output
 from hdexport.verify.grid import Case, Grid
 from hdexport.verify.pytorch_reference import Reference
-from hdruntime.arrays import FloatArray
+from hdruntime.arrays import AnyArray, FloatArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest, Task
 from hdruntime.bundle.reader import Bundle
@@ -54,8 +53,8 @@ class _Answers(NamedTuple):
 
     text: str
     tokens: int
-    wanted: Mapping[str, npt.NDArray[Any]]
-    got: Mapping[str, npt.NDArray[Any]] | None
+    wanted: Mapping[str, AnyArray]
+    got: Mapping[str, AnyArray] | None
 
 
 def with_texts(
@@ -143,7 +142,7 @@ def _check(name: str, found: _Answers, manifest: Manifest) -> Check:
     return Check(graph=name, precision=Precision.FLOAT32, case=case, outputs=outputs, text=found.text)
 
 
-def _same(got: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Comparison:
+def _same(got: AnyArray, wanted: AnyArray) -> Comparison:
     """Whether whole numbers, ids or lengths, or shapes are the same."""
     is_same = np.array_equal(got, wanted)
     error, cosine = (0.0, 1.0) if is_same else (float("inf"), -1.0)

@@ -19,7 +19,7 @@ from hdexport.graph.left_out_layers import layers_left_out_of_pytorch
 from hdexport.model.carried_states import MASK, carried_name, left_name
 from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.verify.grid import Case
-from hdruntime.arrays import FloatArray, IntArray
+from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Role, Scheme, Task
 from hdruntime.bundle.reader import Bundle
@@ -88,7 +88,7 @@ class Reference:
         """Whether PyTorch can compute a text as if padding were before it."""
         return "position_ids" in inspect.signature(self._module.model.forward).parameters
 
-    def named(self, of_role: Mapping[Role, IntArray], carried: Mapping[str, FloatArray]) -> dict[str, npt.NDArray[Any]]:
+    def named(self, of_role: Mapping[Role, IntArray], carried: Mapping[str, FloatArray]) -> dict[str, AnyArray]:
         """The model's inputs by name: from each role's values, 0 where there are none, and the carried states."""
         shape = of_role[Role.IDS].shape
         return {
@@ -168,9 +168,7 @@ class Reference:
             inputs["position_ids"] = np.arange(shift, shift + length)[None]
         return {name: values[0] for name, values in self.batch(inputs, samples=samples).items()}
 
-    def batch(
-        self, inputs: Mapping[str, npt.NDArray[Any]], *, samples: IntArray | None = None
-    ) -> dict[str, FloatArray]:
+    def batch(self, inputs: Mapping[str, AnyArray], *, samples: IntArray | None = None) -> dict[str, FloatArray]:
         """The outputs for a batch of all the model's inputs: name -> array. `samples`, [samples], are the tokens whose
         logits are computed where not all of them fit in memory; the outputs then hold the head's input for every token,
         too, by the name `HEAD_INPUT`."""

@@ -4,12 +4,11 @@ text at a time."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from hdruntime.arrays import IntArray
+from hdruntime.arrays import AnyArray, IntArray
 from hdruntime.backends.onnxruntime.sessions import session_options
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Manifest, Role
@@ -61,7 +60,7 @@ def english_texts() -> list[str]:
     return list(topics.values())
 
 
-def single_text_runner(bundle: Bundle, graph: onnx_ir.Model) -> Callable[..., dict[str, npt.NDArray[Any]]]:
+def single_text_runner(bundle: Bundle, graph: onnx_ir.Model) -> Callable[..., dict[str, AnyArray]]:
     """A function from names of outputs, a text's ids, [tokens], and inputs of this graph's own, to the outputs' values.
     The graph's weights are in the bundle's files. `padding` is the number of tokens of padding before the text, which
     are in outputs as well."""
@@ -80,10 +79,10 @@ def single_text_runner(bundle: Bundle, graph: onnx_ir.Model) -> Callable[..., di
     def run(
         outputs: Sequence[str],
         text: IntArray,
-        more: Mapping[str, npt.NDArray[Any]] | None = None,
+        more: Mapping[str, AnyArray] | None = None,
         *,
         padding: int = 0,
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> dict[str, AnyArray]:
         tokenizer = bundle.manifest.tokenizer
         pad = tokenizer.pad_token_id if tokenizer is not None else 0
         places = np.arange(padding + len(text))[np.newaxis]

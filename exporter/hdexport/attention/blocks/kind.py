@@ -9,13 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.blocks import (
-    BlockRequest,
-    BlockSparse,
-    LastBlock,
-    Mode,
-    Pattern,
-)
+from hdexport.attention.blocks import BlockRequest, BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.blocks.lower import LOWERING
 from hdexport.attention.kind import AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
 from hdexport.attention.spec import NotUnderstoodError, SpecReader

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from hdexport.attention.blocks import BlockSparse, LastBlock, Mode, Pattern
@@ -20,6 +18,7 @@ from hdexport.attention.model_parts import Layers, attention_modules, operator_n
 from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.reference_attention import PairCounts, use_pair_counts
 from hdplugins.attention.blocks.reference import block_sparse_attention
+from hdruntime.arrays import FloatArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -273,7 +272,7 @@ def use_block_masks(
     *,
     ordinary_keys: int,
     tables: Tables,
-    global_embeddings: npt.NDArray[np.float32] | None,
+    global_embeddings: FloatArray | None,
 ) -> None:
     """Make a model's own attention, which the library's attention interface reaches, block-sparse, in place.
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
 
 
@@ -43,7 +44,7 @@ _SAVE_TABLE = "numpy.save(file, table)"
 _SAVE_LISTS = f"numpy.savez(file, {_COUNTS}=..., {_INDICES}=...)"
 
 Blocks = npt.NDArray[np.int32]
-Integers = npt.NDArray[Any]
+Integers = AnyArray
 
 
 def random_table(*, heads: int, max_tokens: int, block_size: int, random_blocks: int, seed: int) -> Blocks:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from hdexport.attention.blocks import (
 from hdexport.attention.blocks.random_tables import load_arrays, random_table, read_block_lists, read_table, reading
 from hdexport.attention.kind import NOT_TRAINED, Setup, Subject
 from hdexport.model.family import Family
+from hdruntime.arrays import AnyArray, FloatArray
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError, InputError, ModelError
@@ -49,7 +50,7 @@ class BlockSetup(Setup):
 
     record: BlockSparse
     listed_blocks: npt.NDArray[np.int32] | None = None
-    global_embeddings: npt.NDArray[np.float32] | None = None
+    global_embeddings: FloatArray | None = None
 
     @property
     def ordinary_keys(self) -> int:
@@ -136,9 +137,7 @@ def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | 
     return setup
 
 
-def _setup(
-    spec: BlockSparse, tables: npt.NDArray[np.int32] | None, embeddings: npt.NDArray[np.float32] | None
-) -> BlockSetup:
+def _setup(spec: BlockSparse, tables: npt.NDArray[np.int32] | None, embeddings: FloatArray | None) -> BlockSetup:
     padding = remark = None
     if spec.last_block is LastBlock.PADDED:
         # The end of a text's last block stays the last; in a dense text that block is as any other.
@@ -234,7 +233,7 @@ def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
     wrap_layers(model, around)
 
 
-def _array_of_bundle(bundle: Bundle, name: str, dtype: str, *, axes: int) -> npt.NDArray[Any]:
+def _array_of_bundle(bundle: Bundle, name: str, dtype: str, *, axes: int) -> AnyArray:
     path = bundle.file(name)
     try:
         # A copy of mapped arrays: see `load_arrays`.
@@ -355,7 +354,7 @@ def _tables(
 
 def _global_embeddings(
     request: BlockRequest, model: PreTrainedModel, first_special_id: Callable[[], int | None]
-) -> npt.NDArray[np.float32]:
+) -> FloatArray:
     """[global tokens, width]: a file's, or the model's own embeddings of ids at positions 0, 1, ..."""
     import torch
 
@@ -377,7 +376,7 @@ def _global_embeddings(
             f"--attention has the id {max(given)}; the vocabulary has {model.config.vocab_size} ids, from 0.\n"
             "Name ids of the model's own tokenizer."
         )
-    embedded: npt.NDArray[np.float32] = states_before_layers(model, torch.tensor(given * (count // len(given)))).numpy()
+    embedded: FloatArray = states_before_layers(model, torch.tensor(given * (count // len(given)))).numpy()
     if not np.isfinite(embedded).all():
         # An ESM divides by the tokens that are no masks.
         raise InputError(
@@ -387,7 +386,7 @@ def _global_embeddings(
     return embedded
 
 
-def _read_embeddings(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def _read_embeddings(file: Path, shape: tuple[int, ...]) -> FloatArray:
     with reading(file, "numpy.save(file, rows)", option="--global-embeddings "):
         values = load_arrays(file)
     if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind != "f":

@@ -9,15 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.favor import FavorAttention
-from hdexport.attention.kind import (
-    NOT_TRAINED,
-    AttentionKind,
-    Boundaries,
-    Form,
-    ReferenceFacts,
-    Setup,
-    Subject,
-)
+from hdexport.attention.kind import NOT_TRAINED, AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
 from hdexport.attention.spec import NotUnderstoodError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest, PaddingRule

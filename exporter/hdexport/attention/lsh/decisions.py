@@ -13,13 +13,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from hdexport.attention.kind import DECISION
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.lsh.operator import OPERATOR
+from hdruntime.arrays import IntArray
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -69,7 +68,7 @@ class HashDecisions:
             model.graph.outputs.append(node.outputs[1])
 
     @contextlib.contextmanager
-    def follow(self, decisions: Sequence[npt.NDArray[np.int64]], *, row: int, tokens: slice) -> Iterator[None]:
+    def follow(self, decisions: Sequence[IntArray], *, row: int, tokens: slice) -> Iterator[None]:
         """See `Decisions`."""
         heads, rounds = self._rotations.shape[0], self._hashes.rounds
         by_row = (torch.from_numpy(found.reshape(-1, heads, rounds, found.shape[-1]))[row] for found in decisions)

@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.kind import (
-    NOT_TRAINED,
-    AttentionKind,
-    Boundaries,
-    Form,
-    ReferenceFacts,
-    Setup,
-    Subject,
-)
+from hdexport.attention.kind import NOT_TRAINED, AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
 from hdexport.attention.lsh import Chunks, Hashes, LayerType, LshAttention
 from hdexport.attention.spec import SpecReader
 from hdexport.model.family import Family

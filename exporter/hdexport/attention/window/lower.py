@@ -26,12 +26,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.lowering import Lowering, SharedParts
-from hdexport.lowering.multi_head_attention import (
-    Insertion,
-    merge_heads,
-    replace_by_merged,
-    states_tokens_first,
-)
+from hdexport.lowering.multi_head_attention import Insertion, merge_heads, replace_by_merged, states_tokens_first
 from hdexport.lowering.nodes import attributes_of, body_of, group_of, token_mask_of
 from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
 from hdexport.lowering.short_texts import fuse_short_texts

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.bench.peers.peer import (
     CaseSpec,
@@ -25,6 +24,7 @@ from hdexport.bench.peers.peer import (
     staged_artefact,
 )
 from hdexport.bench.peers.torch_model import module_and_example
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.onnxruntime import CUDA_PROVIDER
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendUnavailableError, ExportError
@@ -66,7 +66,7 @@ class OnnxPeer(Peer):
         feeds = _feeds(session, inputs)
         names = _outputs(session, manifest)
 
-        def call() -> dict[str, npt.NDArray[np.float32]]:
+        def call() -> dict[str, FloatArray]:
             arrays = session.run(list(names.values()), feeds)
             return {name: array.astype(np.float32, copy=False) for name, array in zip(names, arrays, strict=True)}
 
@@ -92,7 +92,7 @@ class OnnxPlain(OnnxPeer):
         return Prepared(artefact=output / MODEL_FILE, remark=remark)
 
 
-def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.NDArray[np.int64]]) -> str | None:
+def export_plainly(module: GraphModule, path: Path, example: Mapping[str, IntArray]) -> str | None:
     """Exports a model with dynamic batch and tokens, as PyTorch's documentation shows. Where the exporter of
     torch.export fails, that of TorchScript records the steps for one short text, unchecked for others; a text then says
     so and why.
@@ -161,7 +161,7 @@ def _dynamic(axes: Sequence[str | int]) -> dict[int, str]:
     return {index: str(axis) for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
 
 
-def _feeds(session: Any, inputs: Inputs) -> dict[str, npt.NDArray[np.int64]]:
+def _feeds(session: Any, inputs: Inputs) -> dict[str, IntArray]:
     known = {"token_type_ids": np.zeros_like(inputs["input_ids"]), **inputs}
     wanted = [value.name for value in session.get_inputs()]
     unknown = [name for name in wanted if name not in known]

@@ -9,9 +9,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from hdexport.bench.peers.peer import (
     CaseSpec,
     Inputs,
@@ -25,6 +22,7 @@ from hdexport.bench.peers.peer import (
     staged_artefact,
 )
 from hdexport.bench.peers.torch_model import module_and_example
+from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -77,7 +75,7 @@ class OpenVino(Peer):
         feeds = {value.any_name: inputs[value.any_name] for value in compiled.inputs}
         outputs = {value.any_name: value for value in compiled.outputs}
 
-        def call() -> dict[str, npt.NDArray[np.float32]]:
+        def call() -> dict[str, FloatArray]:
             found = request.infer(feeds, share_inputs=True, share_outputs=True)
             return {output.name: found[outputs[output.name]] for output in manifest.answers}
 

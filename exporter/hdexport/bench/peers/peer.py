@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.attention.kinds import attention_of
 from hdexport.bench.results.result import OutputError, PeakMemory
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.verify.single_texts import ENGLISH, sample_ids
+from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -29,7 +29,7 @@ from hdruntime.optional import is_installed
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
 
-Inputs = Mapping[str, npt.NDArray[Any]]
+Inputs = Mapping[str, AnyArray]
 
 _FOLDER = "checkpoint"
 
@@ -113,7 +113,7 @@ class OpenCase:
             elsewhere.
     """
 
-    call: Callable[[], dict[str, npt.NDArray[np.float32]]]
+    call: Callable[[], dict[str, FloatArray]]
     half_precision: bool
     precision: Precision = Precision.FLOAT32
     allocator_bytes: Callable[[], int | None] = lambda: None
@@ -250,15 +250,15 @@ class Texts:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
 
-    def batch(self, batch: int, tokens: int) -> dict[str, npt.NDArray[Any]]:
+    def batch(self, batch: int, tokens: int) -> dict[str, AnyArray]:
         """Every input of the bundle's manifest, name -> [batch, tokens]; `tokens` includes special tokens."""
         return self._inputs(np.stack([self._text(row, tokens) for row in range(batch)]))
 
-    def alone(self, lengths: Sequence[int]) -> list[dict[str, npt.NDArray[Any]]]:
+    def alone(self, lengths: Sequence[int]) -> list[dict[str, AnyArray]]:
         """Different texts, each by itself: every input of the manifest, name -> [1, tokens], per text."""
         return [self._inputs(self._text(row, tokens)[np.newaxis]) for row, tokens in enumerate(lengths)]
 
-    def _inputs(self, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    def _inputs(self, rows: IntArray) -> dict[str, AnyArray]:
         tokens = rows.shape[1]
         # The runtime fills in the other inputs: masks of ones, token types of zeros, its default of global tokens.
         manifest = self._bundle.manifest
@@ -268,14 +268,14 @@ class Texts:
         # Peers run texts alone.
         return checked_inputs({manifest.ids: rows}, manifest, memory=manifest.least_memory)
 
-    def _text(self, row: int, tokens: int) -> npt.NDArray[np.int64]:
+    def _text(self, row: int, tokens: int) -> IntArray:
         before, content, after = self._frame
         length = max(0, tokens - len(before) - len(after))
         places = (row * (length + 1) + np.arange(length)) % len(content)
         return np.concatenate([before, content[places], after])[-tokens:]
 
     @functools.cached_property
-    def _frame(self) -> tuple[npt.NDArray[np.int64], ...]:
+    def _frame(self) -> tuple[IntArray, ...]:
         """The ids at the beginning of every text, the ids that its middle is cut from, and those at its end."""
         (ids,), kind = sample_ids(self._bundle, [_STREAM_TOKENS])
         return (ids[:1], ids[1:-1], ids[-1:]) if kind == ENGLISH else (ids[:0], ids, ids[:0])

@@ -9,9 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from hdexport.bench.peers.peer import (
     CaseSpec,
     Inputs,
@@ -24,6 +21,7 @@ from hdexport.bench.peers.peer import (
     not_installed,
     runs_in_half,
 )
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError
@@ -91,7 +89,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
 
 def module_and_example(
     subject: MeasuredModel, folder: Path, *, device: str, batch: int, tokens: int
-) -> tuple[GraphModule, dict[str, npt.NDArray[np.int64]]]:
+) -> tuple[GraphModule, dict[str, IntArray]]:
     """A subject's module, and inputs to export it with, name -> [batch, tokens], fewer if the bundle takes fewer."""
     bundle = open_bundle(subject.bundle, check_files=False)
     half_precision = runs_in_half(device, bundle.manifest)
@@ -127,7 +125,7 @@ def open_module(
 
     torch.set_num_threads(spec.threads)
 
-    def call() -> dict[str, npt.NDArray[np.float32]]:
+    def call() -> dict[str, FloatArray]:
         with without_gradients():
             outputs = run(**{name: torch.from_numpy(ids).to(spec.device) for name, ids in inputs.items()})
         # The copy to the host waits for the GPU.

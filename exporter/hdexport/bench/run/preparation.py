@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.bench.measure.ceilings import measured_ceilings
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
@@ -20,7 +19,7 @@ from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.peer import MeasuredModel, Prepared, Texts
 from hdexport.bench.results.result import CaseResult, Ceilings, Status
 from hdexport.bench.run.plan import Plan, PlannedSeries
-from hdruntime.arrays import FloatArray
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError
 from hdruntime.whole_files import whole_file
@@ -248,9 +247,7 @@ def _device_and_dtype(planned: PlannedSeries) -> tuple[str, str]:
     return (planned.device, planned.bundle.manifest.dtype) if planned.device == "cuda" else ("cpu", "float32")
 
 
-def _answers(
-    reference: Reference, inputs: Mapping[str, npt.NDArray[np.int64]], batch: int
-) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
+def _answers(reference: Reference, inputs: Mapping[str, IntArray], batch: int) -> Iterator[dict[str, FloatArray]]:
     # All rows have one length and no padding, so each answers alone as in the batch, whatever the attention.
     for row in range(batch):
         outputs = reference.batch({name: ids[row : row + 1] for name, ids in inputs.items()})

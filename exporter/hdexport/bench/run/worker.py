@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from hdexport.bench.measure.calls import time_runs, warm_up, with_growth
 from hdexport.bench.peers import PEERS
@@ -15,7 +14,7 @@ from hdexport.bench.peers.peer import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.results.result import OutputError, PeakMemory
 from hdexport.support.memory import GpuMemoryWatch, peak_resident_bytes
 from hdexport.verify.comparison import Comparison, compare_output, joined
-from hdruntime.arrays import FloatArray
+from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, OutOfMemoryError
@@ -98,7 +97,7 @@ def _vram_bytes(watch: GpuMemoryWatch | None) -> int | None:
     return watch.peak_bytes
 
 
-def _open_backend(spec: CaseSpec, inputs: Mapping[str, npt.NDArray[np.int64]]) -> OpenCase:
+def _open_backend(spec: CaseSpec, inputs: Mapping[str, IntArray]) -> OpenCase:
     import hdruntime
 
     session = hdruntime.load(spec.bundle, spec.runner, threads=spec.threads, precision=spec.precision)

@@ -21,14 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.running_softmax import (
-    add_values,
-    load_rows,
-    load_tail,
-    nothing_seen,
-    store_shares,
-    weigh_keys,
-)
+from hdplugins.kernels.running_softmax import add_values, load_rows, load_tail, nothing_seen, store_shares, weigh_keys
 
 _NOT_SPECIALIZED = ("table_batch", "table_head", "table_query", "tokens", "reach")
 """Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
