@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hdexport.lowering.multi_head_attention import Insertion, choice
-from hdexport.lowering.nodes import token_mask_of
+from hdexport.lowering.nodes import add_function, token_mask_of
 from hdplugins import ONNX_DOMAIN
 
 if TYPE_CHECKING:
@@ -65,14 +65,11 @@ def bias_by_distance(
 
 
 def _add_function(model: onnx_ir.Model, body: Callable[..., Value]) -> None:
-    import onnx_ir as ir
-
     from hdplugins.attention.body_maker import function_of_body
 
     # Its operators mean the same from opset 18 on, and onnx refuses a function of another opset than the graph's.
     proto = function_of_body(body, domain=ONNX_DOMAIN, name=_NAME, opset=model.graph.opset_imports[""])
-    function = ir.serde.deserialize_function(proto)
-    model.functions[function.identifier()] = function
+    add_function(model, proto)
 
 
 def _copied(op: Op, scores_by_distance: Value, key_mask: Value) -> Value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.lowering.nodes import operator_of
+from hdexport.lowering.nodes import heads_of, operator_of, shape_of
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -72,13 +72,11 @@ def fused_attention(
     """
     import onnx_ir as ir
 
-    assert node.inputs[0] is not None
-    assert node.inputs[0].shape is not None
     return ir.node(
         "MultiHeadAttention",
         [*states, None, key_mask, bias],
         attributes={
-            "num_heads": int(node.inputs[0].shape[1]),
+            "num_heads": heads_of(node.inputs[0]),
             "scale": node.attributes["scale"].as_float() if scale is None else scale,
             "mask_filter_value": _MASKED_SCORE,
             **({"unidirectional": 1} if causal else {}),
@@ -133,14 +131,10 @@ def repeat_key_heads(insertion: Insertion, node: onnx_ir.Node) -> None:
     """Give each head of a node's queries a head of keys and values of its own, where several share one."""
     import onnx_ir as ir
 
-    query = node.inputs[0]
-    assert query is not None
-    assert query.shape is not None
-    heads = int(query.shape[1])
+    heads = heads_of(node.inputs[0])
     for index, state in enumerate(node.inputs[1:3], start=1):
         assert state is not None
-        assert state.shape is not None
-        batch, kv_heads, tokens, head_dim = state.shape
+        batch, kv_heads, tokens, head_dim = shape_of(state)
         if kv_heads == heads:
             continue
         column = insertion.op("Unsqueeze", [state, insertion.integers([2])])

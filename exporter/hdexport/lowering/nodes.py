@@ -55,10 +55,18 @@ def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequ
     import onnx_ir as ir
 
     body = body_of(node, BlockOrder.SEQUENTIAL)
-    function = ir.serde.deserialize_function(body)
-    model.functions[function.identifier()] = function
+    add_function(model, body)
     inputs = [*tokens_first, *node.inputs[len(tokens_first) :]]
     return ir.node(body.name, inputs, attributes=node.attributes, domain=node.domain)
+
+
+def add_function(model: onnx_ir.Model, proto: onnx.FunctionProto) -> onnx_ir.Function:
+    """Give a model a function, in the place of one of the same name."""
+    import onnx_ir as ir
+
+    function = ir.serde.deserialize_function(proto)
+    model.functions[function.identifier()] = function
+    return function
 
 
 def token_mask_of(node: onnx_ir.Node) -> onnx_ir.Value:
@@ -68,14 +76,22 @@ def token_mask_of(node: onnx_ir.Node) -> onnx_ir.Value:
     return mask
 
 
+def heads_of(state: onnx_ir.Value | None) -> int:
+    """The number of heads of a node's state, [batch, heads, tokens, head_dim]."""
+    return int(shape_of(state)[1])
+
+
+def shape_of(value: onnx_ir.Value | None) -> onnx_ir.Shape:
+    """The shape of an input that a node must have, such as the state of an operator's node."""
+    assert value is not None
+    assert value.shape is not None
+    return value.shape
+
+
 def group_of(node: onnx_ir.Node) -> int:
     """How many heads of queries share one of keys, by the shapes of a node's first state and its last one."""
     first, last = node.inputs[0], node.inputs[operator_of(node).states - 1]
-    assert first is not None
-    assert first.shape is not None
-    assert last is not None
-    assert last.shape is not None
-    return int(first.shape[1]) // int(last.shape[1])
+    return heads_of(first) // heads_of(last)
 
 
 def is_causal(node: onnx_ir.Node) -> bool:

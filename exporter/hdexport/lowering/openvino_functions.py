@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hdexport.lowering.nodes import add_function
+
 if TYPE_CHECKING:
     import onnx_ir
 
@@ -59,8 +61,6 @@ def call_once(
 
 
 def _add_function(parts: SharedParts, body: Body, inputs: int, numbers: dict[str, Any]) -> onnx_ir.Function:
-    import onnx_ir as ir
-
     from hdplugins.attention.body_maker import function_of_body
 
     _, *names = inspect.signature(body).parameters
@@ -71,6 +71,4 @@ def _add_function(parts: SharedParts, body: Body, inputs: int, numbers: dict[str
         inputs=names[:inputs],
         opset=OPSET,
     )
-    function = ir.serde.deserialize_function(proto)
-    parts.model.functions[function.identifier()] = function
-    return function
+    return add_function(parts.model, proto)

@@ -14,7 +14,7 @@ from hdexport.lowering.multi_head_attention import (
     fused_attention,
     replace_by_merged,
 )
-from hdexport.lowering.nodes import group_of, token_mask_of
+from hdexport.lowering.nodes import group_of, heads_of, shape_of, token_mask_of
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -35,8 +35,7 @@ def fuse_short_texts(node: onnx_ir.Node, parts: SharedParts, *, longest: int, na
     insertion = Insertion(node)
     is_dense = are_dense(insertion, node, parts, longest)
     query, key, value = (state for state in node.inputs[:3] if state is not None)
-    assert query.shape is not None
-    to_hidden, to_heads = insertion.integers([0, 0, -1]), insertion.integers([0, 0, int(query.shape[1]), -1])
+    to_hidden, to_heads = insertion.integers([0, 0, -1]), insertion.integers([0, 0, heads_of(query), -1])
     tokens_first = ir.node("Transpose", [query], {"perm": SWAP_HEADS_AND_TOKENS})
     merged_query = ir.node("Reshape", [tokens_first.outputs[0], to_hidden])
     of_keys, of_values = (_heads_of_queries(insertion, node, state) for state in (key, value))
@@ -91,8 +90,7 @@ def _heads_of_queries(insertion: Insertion, node: onnx_ir.Node, state: onnx_ir.V
     group = group_of(node)
     if group == 1:
         return []
-    assert state.shape is not None
-    _, kv_heads, _, head_dim = state.shape
+    _, kv_heads, _, head_dim = shape_of(state)
     column = ir.node("Unsqueeze", [state, insertion.integers([2])])
     repeated = ir.node("Expand", [column.outputs[0], insertion.integers([1, 1, group, 1, 1])])
     split = insertion.integers([0, group * int(kv_heads), -1, int(head_dim)])

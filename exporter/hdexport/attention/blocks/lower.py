@@ -24,7 +24,7 @@ from hdexport.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import attributes_of, sequential_node
+from hdexport.lowering.nodes import attributes_of, heads_of, sequential_node
 from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
 from hdexport.lowering.short_texts import are_dense
 from hdruntime.backends.openvino import OPENVINO_LOWERING
@@ -66,8 +66,6 @@ class _BlocksLowering(Lowering, OpenVinoForm):
         attributes = attributes_of(node)
         token_mask, *listed = (value for value in node.inputs[_STATES:] if value is not None)
         states = states_tokens_first(insertion, node)
-        assert node.inputs[0] is not None
-        assert node.inputs[0].shape is not None
         table = call_once(
             insertion,
             parts,
@@ -78,7 +76,7 @@ class _BlocksLowering(Lowering, OpenVinoForm):
             first=attributes["first_global"],
             repeats=attributes["first_repeats"],
             longest_dense=longest_dense(attributes, listed=bool(listed)),
-            heads=int(node.inputs[0].shape[1]),
+            heads=heads_of(node.inputs[0]),
         )
         (attended,) = call_function(insertion, parts, attend_in_groups, [*states, *table], scale=attributes["scale"])
         replace_by_merged(insertion, node, merge_heads(insertion, attended))
@@ -100,10 +98,8 @@ def _choice(
     """A node that gives [batch, tokens, heads, head_dim], by the fused attention where every query sees every key."""
     import onnx_ir as ir
 
-    assert node.inputs[0] is not None
-    assert node.inputs[0].shape is not None
     fused = fused_attention(node, [merge_heads(insertion, state) for state in states])
     # A branch that ends with a Reshape copies what it returns: here the one of short texts.
-    to_heads = insertion.integers([0, 0, int(node.inputs[0].shape[1]), -1])
+    to_heads = insertion.integers([0, 0, heads_of(node.inputs[0]), -1])
     split = ir.node("Reshape", [fused.outputs[0], to_heads])
     return choice(is_dense, then=[fused, split], otherwise=[sparse], name=name, dtype=ir.DataType.FLOAT)

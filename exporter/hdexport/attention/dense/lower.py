@@ -40,7 +40,7 @@ from hdexport.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import is_causal, token_mask_of
+from hdexport.lowering.nodes import heads_of, is_causal, shape_of, token_mask_of
 from hdexport.lowering.openvino_functions import OpenVinoForm
 from hdexport.lowering.packed_tokens import PackedTokens
 from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING
@@ -208,9 +208,7 @@ def causal_choice(insertion: Insertion, node: onnx_ir.Node, mask: CausalMask, *,
 
 
 def _takes_heads_of(node: onnx_ir.Node) -> bool:
-    assert node.inputs[0] is not None
-    assert node.inputs[0].shape is not None
-    return int(node.inputs[0].shape[3]) % _HEAD_DIM_MULTIPLE == 0
+    return int(shape_of(node.inputs[0])[3]) % _HEAD_DIM_MULTIPLE == 0
 
 
 def _attention(node: onnx_ir.Node, states: Sequence[onnx_ir.Value], mask: CausalMask) -> onnx_ir.Node:
@@ -218,9 +216,7 @@ def _attention(node: onnx_ir.Node, states: Sequence[onnx_ir.Value], mask: Causal
 
     if not _takes_heads_of(node):
         return fused_attention(node, states, causal=True)
-    heads, kv_heads = (
-        int(state.shape[1]) for state in node.inputs[:2] if state is not None and state.shape is not None
-    )
+    heads, kv_heads = map(heads_of, node.inputs[:2])
     return ir.node(
         "GroupQueryAttention",
         [*states, None, None, mask.last_tokens, mask.tokens],

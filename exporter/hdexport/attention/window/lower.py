@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.lowering import Lowering, SharedParts
 from hdexport.lowering.multi_head_attention import Insertion, merge_heads, replace_by_merged, states_tokens_first
-from hdexport.lowering.nodes import attributes_of, body_of, group_of, token_mask_of
+from hdexport.lowering.nodes import add_function, attributes_of, body_of, group_of, heads_of, token_mask_of
 from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
 from hdexport.lowering.short_texts import fuse_short_texts
 from hdplugins.attention.operator import BlockOrder
@@ -45,11 +45,8 @@ class _WindowLowering(Lowering, OpenVinoForm):
     fuses_short_texts = True
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
-        import onnx_ir as ir
-
-        function = ir.serde.deserialize_function(body_of(node, BlockOrder.SEQUENTIAL))
+        function = add_function(parts.model, body_of(node, BlockOrder.SEQUENTIAL))
         assert function.identifier() == node.op_identifier()
-        parts.model.functions[function.identifier()] = function
         attributes, name = attributes_of(node), parts.new_name("window")
         # However short the text, a dilated head does not see all of it.
         if max(attributes["dilation"]) == 1:
@@ -62,9 +59,7 @@ class _WindowLowering(Lowering, OpenVinoForm):
         insertion = Insertion(node)
         # 0 for padding, 1 for local tokens, 2 for global ones, -1 for unseen ones
         attributes, token_kind = attributes_of(node), token_mask_of(node)
-        assert node.inputs[0] is not None
-        assert node.inputs[0].shape is not None
-        heads = int(node.inputs[0].shape[1])
+        heads = heads_of(node.inputs[0])
         dilation = list(attributes["dilation"])
         steps = dilation * (heads // len(dilation))
         states, group = states_tokens_first(insertion, node), group_of(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdexport.lowering.nodes import body_of, operator_nodes
+from hdexport.lowering.nodes import add_function, body_of, operator_nodes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
 from hdruntime.errors import ExportError
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 def attach_functions(model: onnx_ir.Model) -> int:
     """Attach the bodies of the operators that a graph uses, in place; nodes take the names of their bodies. Returns the
     number of nodes of the domain ``hdexport``."""
-    import onnx_ir as ir
-
     nodes = operator_nodes(model)
     bodies: dict[str, onnx.FunctionProto] = {}
     for node in nodes:
@@ -30,7 +28,6 @@ def attach_functions(model: onnx_ir.Model) -> int:
             )
         node.op_type = body.name
     for body in bodies.values():
-        function = ir.serde.deserialize_function(body)
-        model.functions[function.identifier()] = function
+        add_function(model, body)
     model.graph.opset_imports[ONNX_DOMAIN] = ONNX_DOMAIN_VERSION
     return len(nodes)

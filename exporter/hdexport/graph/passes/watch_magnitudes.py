@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hdexport.attention.kinds import lowering_of
 from hdexport.graph.passes.module_names import module_names
 from hdexport.lowering.lowering import SharedParts
-from hdexport.lowering.nodes import operator_nodes, operator_of
+from hdexport.lowering.nodes import add_function, operator_nodes, operator_of
 from hdplugins import ONNX_DOMAIN
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     graph.outputs[:] = [*(value for value, _ in magnitudes), *sums]
     widen_to_float32(model)
     body = function_of_body(_largest_score, domain=_SCORES_DOMAIN, name=_SCORES, attributes=["scale"])
-    scores = ir.serde.deserialize_function(body)
-    model.functions[scores.identifier()] = scores
+    add_function(model, body)
     parts = SharedParts(model)
     for node in operator_nodes(model, _DENSE):
         lowering_of(node).for_onnxruntime_cpu(node, parts)
