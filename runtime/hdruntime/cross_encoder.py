@@ -23,12 +23,12 @@ import numpy as np
 
 from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import BundleModel, Length, also_named, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text

@@ -22,12 +22,12 @@ from typing import Any
 
 from hdruntime.arrays import AnyArray
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import Length, TwoSidedModel, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
 from hdruntime.tasks.token_similarity import Side, TokenVectors, settings_of
 from hdruntime.text.checks import checked_choice, checked_texts

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import Length, TwoSidedModel, also_named, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
 from hdruntime.tasks.embedding import Embedding, TokenStates
 from hdruntime.text.checks import checked_choice, checked_texts

@@ -12,11 +12,11 @@ from hdruntime.arrays import FloatArray
 from hdruntime.backends.choice import open_runner
 from hdruntime.backends.precision import Precision
 from hdruntime.batch_session import BatchSession
-from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.hub import opened_bundle
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
 from hdruntime.tasks.question_answering import QuestionAnswers
 from hdruntime.tasks.reading import Reading
@@ -51,7 +51,7 @@ def load(
 
     Args:
         bundle: its directory; ``organisation/name[@revision]`` on the Hugging Face Hub, of which only the backend's
-            files are downloaded, see `hdruntime.bundle.hub`; or the result of :func:`open_bundle`.
+            files are downloaded, see `hdruntime.hub`; or the result of :func:`open_bundle`.
         backend: one of :class:`Backend`, which runs or raises; ``auto`` takes the first that can run here, engines
             first, then ONNX Runtime on the GPU, then on the CPU OpenVINO where it was measured to be faster, else ONNX
             Runtime; the log has the choice and the reason. An unused GPU causes a warning.

@@ -24,12 +24,12 @@ import numpy as np
 
 from hdruntime.arrays import AnyArray
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import Length, TwoSidedModel, also_named
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
 from hdruntime.tasks.sparse_similarity import (
     SparseVector,

@@ -27,9 +27,9 @@ from hdexport.families import Family, family_of, generator_model_types
 from hdexport.model.positions import LONGEST
 from hdexport.model.task import ENCODER_TASKS, TASKS, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
-from hdruntime.bundle.hub import HubName, hub_name
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError, ModelError
+from hdruntime.hub import HubName, hub_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -9,8 +9,8 @@ from hdexport.checkpoint.sentence_modules import encoder_folder, sentence_module
 from hdexport.checkpoint.trust import Trust
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.support.json_files import shown
-from hdruntime.bundle.hub import HubName
 from hdruntime.errors import ModelError
+from hdruntime.hub import HubName
 from hdruntime.optional import require
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

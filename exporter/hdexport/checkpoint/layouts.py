@@ -13,8 +13,8 @@ from hdexport.checkpoint.hub import local_snapshot
 from hdexport.checkpoint.sentence_modules import encoder_folder
 from hdexport.checkpoint.temporary_directory import Converted, written
 from hdexport.support.json_files import read_json, read_object, shown
-from hdruntime.bundle.hub import HubName
 from hdruntime.errors import ModelError
+from hdruntime.hub import HubName
 
 _CONFIG, _MODULES = "config.json", "modules.json"
 _OF_THE_WHOLE = ("config_sentence_transformers", "LICENSE", "NOTICE")

@@ -8,7 +8,7 @@ from pathlib import Path
 from hdexport.checkpoint.foreign import is_foreign
 from hdexport.checkpoint.hub import cached_snapshot
 from hdexport.checkpoint.layouts import is_checkpoint
-from hdruntime.bundle.hub import hub_name
+from hdruntime.hub import hub_name
 
 SAMPLE_MODEL = "all-MiniLM-L6-v2"
 """The model that is built when none is named: a BERT of 6 layers and 512 positions."""

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from hdexport.cli.inspect import summary
     from hdexport.publish import PushOptions, push
-    from hdruntime.bundle.hub import hub_name
     from hdruntime.bundle.reader import open_bundle
+    from hdruntime.hub import hub_name
 
     outlive_readers()
     name = hub_name(options.name)

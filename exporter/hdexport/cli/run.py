@@ -256,7 +256,7 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from hdexport.cli.job_report import job_report
-    from hdruntime.bundle.hub import opened_bundle
+    from hdruntime.hub import opened_bundle
     from hdruntime.jobs import plan_job, run_job
     from hdruntime.jobs.output import STDOUT
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from hdexport.bench.results.files import read_result
 from hdexport.bench.results.words import bytes_text, error_text, ms_text
 from hdexport.support.published import published
-from hdruntime.bundle.hub import HubName, hub_name
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import MANIFEST_FILE
 from hdruntime.errors import HdexportError, OutputExistsError
+from hdruntime.hub import HubName, hub_name
 from hdruntime.optional import require
 from hdruntime.tasks.of_bundle import class_of
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import HdexportError, InputError
+from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
 from hdruntime.serve.application import application
 from hdruntime.serve.options import ServeOptions

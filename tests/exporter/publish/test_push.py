@@ -14,9 +14,9 @@ import hdexport.cli
 import hdruntime
 from hdexport.bench.results.files import write_result
 from hdexport.publish.push import model_card
-from hdruntime.bundle.hub import HubName
 from hdruntime.bundle.manifest import FileRecord
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.hub import HubName
 from support.hub_server import HubServer, served_hub
 from support.sample_results import sample_result
 from support.tiny_bundle import make_bundle

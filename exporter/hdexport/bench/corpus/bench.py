@@ -18,7 +18,7 @@ from types import ModuleType
 import numpy as np
 
 from hdexport.bench.corpus import embed_script, encode_script
-from hdexport.bench.corpus.peers import CorpusPeer, corpus_peers
+from hdexport.bench.corpus.peers import CORPUS_PEERS, CorpusPeer, corpus_peers
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
@@ -336,9 +336,7 @@ def _checked_plan(options: BenchOptions) -> Plan:
     if len({planned.subject.checkpoint for planned in found.series}) > 1:
         raise InputError("--corpus compares bundles of one checkpoint.\nMeasure the others in a run of their own.")
     if options.peers:
-        raise InputError(
-            "With --corpus, --peers is all or none: sentence-transformers in PyTorch and OpenVINO, and fastembed."
-        )
+        raise InputError(f"With --corpus, --peers is all or none: {CORPUS_PEERS}.")
     if found.series[0].device != "cpu" or options.device == "cuda":
         raise InputError(
             "--corpus measures on the CPU.\nLeave out --device, or name backends of a CPU with --backends."

@@ -21,6 +21,9 @@ from hdruntime.errors import ExportError
 _INSTALL = "pipx install 'optimum-intel[openvino]' && pipx inject optimum-intel sentence-transformers 'fastembed>=0.9'"
 """optimum-intel needs an older transformers than hdexport, and fastembed an older huggingface-hub."""
 
+CORPUS_PEERS = "sentence-transformers in PyTorch and OpenVINO, and fastembed"
+"""Those of `corpus_peers`, in words."""
+
 _READ_BY_FASTEMBED = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 _DIFFERS = "vectors of texts past the trained positions differ"

@@ -87,7 +87,7 @@ def _memory_texts(memory: PeakMemory) -> dict[str, str]:
     figures = {
         "GPU memory": memory.vram_bytes,
         "torch's allocator": memory.allocator_bytes,
-        "TensorRT": memory.engine_bytes,
+        "engine": memory.engine_bytes,
         "resident": memory.rss_bytes,
         "added by the batch": memory.growth_bytes,
     }

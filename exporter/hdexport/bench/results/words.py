@@ -22,7 +22,7 @@ LATENCIES = ("p50", "p95", "p99", "mean", "sd")
 _MEMORY = {
     "GPU": "vram_bytes",
     "allocator": "allocator_bytes",
-    "TensorRT": "engine_bytes",
+    "engine": "engine_bytes",
     "resident": "rss_bytes",
     "added": "growth_bytes",
 }

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from hdruntime.backends.registry import backend_named
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle, read_manifest
 from hdruntime.constants import KERNELS_FOLDER, MANIFEST_FILE
@@ -18,9 +19,6 @@ _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.][
 
 _AUTO = "auto"
 _INT8 = "int8"
-
-_FLAVOURS = {"tensorrt": "tensorrt", "tensorrt_lean": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
-"""Backend for engines -> flavour of the engines that it runs."""
 
 _OF_LIBRARIES = (".safetensors", ".bin")
 """Endings of weights that only sentence-transformers reads."""
@@ -77,7 +75,8 @@ def opened_bundle(bundle: Path | str | Bundle, backend: Backend | str = _AUTO, p
 
 def _needed(manifest: Manifest, backend: str, precision: str) -> set[str]:
     """The files that a backend reads."""
-    flavour = _FLAVOURS.get(backend)
+    entry = backend_named(backend)
+    flavour = None if entry is None else entry.flavour
     has_engine = {engine.file: engine.flavour for engine in manifest.engines}
     flavours = set(has_engine.values()) if backend == _AUTO and gpus() else {flavour}
 

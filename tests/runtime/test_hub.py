@@ -19,12 +19,12 @@ import pytest
 
 import hdexport.cli
 import hdruntime
-import hdruntime.bundle.hub
+import hdruntime.hub
 from hdexport.support.bundle_writer import seal
-from hdruntime.bundle.hub import opened_bundle
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError, BundleError, BundleNotFoundError
+from hdruntime.hub import opened_bundle
 from support.hub_server import HubServer, served_hub
 from support.tiny_bundle import engine_file, make_bundle
 
@@ -103,7 +103,7 @@ def test_only_the_files_of_the_backend_are_downloaded(
     wanted: set[str],
 ) -> None:
     hub.push(NAME, pushed)
-    monkeypatch.setattr(hdruntime.bundle.hub, "gpus", lambda: [None] * gpus)
+    monkeypatch.setattr(hdruntime.hub, "gpus", lambda: [None] * gpus)
     bundle = opened_bundle(NAME, hdruntime.Backend(backend) if backend != "auto" else backend, precision)
     assert names(hub) == sorted(OF_ALL | PASSPORTS | wanted)
     assert bundle.manifest == open_bundle(pushed).manifest
