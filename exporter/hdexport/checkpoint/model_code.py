@@ -31,6 +31,9 @@ logger = logging.getLogger(__package__)
 
 _CONFIG_CLASS = "AutoConfig"
 
+_SMALL_BYTES = 64 << 20
+"""Weights of a model that may stay for a while if it refers to itself: a search for such takes a third of a second."""
+
 _OUTPUTS = {
     Task.FEATURE_EXTRACTION: ("last_hidden_state",),
     Task.QUESTION_ANSWERING: ("start_logits", "end_logits"),
@@ -104,6 +107,7 @@ class ModelCode:
         class, this is None, with a warning. `task` is one of `AUTO_CLASS_OF_TASK`."""
         settings = checkpoint.settings()
         free_of_reports()
+        model = None
         try:
             model = _loaded(checkpoint, task)
             return _answers(model, checkpoint, settings, task)
@@ -117,8 +121,10 @@ class ModelCode:
                 return None
             raise ModelError(f"{failure}\nInstall what it needs. {self._remedy}") from error
         finally:
+            is_small = model is not None and sum(weight.nbytes for weight in model.parameters()) < _SMALL_BYTES
             model = None
-            gc.collect()
+            if not is_small:
+                gc.collect()
 
     def compare(self, answers: CodeAnswers, model: PreTrainedModel, checkpoint: Checkpoint, task: Task) -> str:
         """Compares the code's answers with those of the model that a bundle is made of, and refuses a difference; the

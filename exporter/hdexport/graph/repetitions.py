@@ -15,7 +15,8 @@ import torch
 import torch.fx.config
 from onnxscript import TracedOnnxFunction
 from onnxscript.rewriter import RewriteRule
-from torch.fx import Interpreter, Node
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental import proxy_tensor
 
 try:
     from torch.onnx._internal.fx.passes import type_promotion
@@ -36,6 +37,10 @@ def repetitions_left_out() -> Iterator[None]:
         (TracedOnnxFunction, "function_ir", property(_Signature)),
         (getattr(type_promotion, "_TypePromotionInterpreter", None), "run_node", _run_node),
         (RewriteRule, "try_rewrite", _try_rewrite),
+        (GraphModule, "recompile", _recompile),
+        (GraphModule, "code", property(_code)),
+        # Strides and memory format of every value, beside the value itself, which all steps of an export read.
+        (proxy_tensor, "_extract_tensor_metadata", lambda *_: None),
     ]
     with contextlib.ExitStack() as stack:
         # Nearly every operator of a graph with dynamic axes is new to the cache, and a new entry is computed twice.
@@ -54,6 +59,28 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+_recompiled = GraphModule.recompile
+
+
+def _recompile(module: GraphModule) -> None:
+    """Put off a module's Python code until it is called: an export changes its graph eight times and calls none."""
+    trees = getattr(module.graph._codegen, "pytree_info", None)
+    if trees is not None:
+        module._in_spec, module._out_spec = trees.in_spec, trees.out_spec
+    type(module).forward = _compiled_forward
+    module._recompile_submodules()
+
+
+def _compiled_forward(module: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    _recompiled(module)
+    return type(module).forward(module, *args, **kwargs)
+
+
+def _code(module: GraphModule) -> str:
+    _recompiled(module)
+    return module._code
 
 
 _parsed_signature = TracedOnnxFunction.function_ir.fget
