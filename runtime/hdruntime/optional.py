@@ -65,14 +65,8 @@ Where the second is missing, the first works without it; no setting switches it 
 
 
 def require(package: str) -> ModuleType:
-    """Import an optional package, its telemetry switched off unless the process has imported that already.
-
-    Args:
-        package: import name of a package that an extra of hdexport installs, or one that needs such a package.
-
-    Raises:
-        MissingDependencyError: the package is not installed; the message has the command that installs it.
-    """
+    """Import an optional package, or one that needs such a package, by its import name; its telemetry is switched off
+    unless the process has imported that already. The error of a missing one has the command that installs it."""
     telemetry = _TELEMETRY_OF_PACKAGE.get(package.partition(".")[0])
     if telemetry is not None:
         # None makes its import fail, as if it were not installed.
@@ -120,11 +114,7 @@ def made_by(point: EntryPoint, what: str) -> Any | None:
 
 
 def missing_dependency(error: ModuleNotFoundError) -> MissingDependencyError | None:
-    """Our error for a failed import; None if the missing package is not an optional one.
-
-    Args:
-        error: from the import of the package, or of a module that needs it.
-    """
+    """Our error for a failed import of a package, or of a module that needs it; None if the package is not optional."""
     extra = _EXTRA_OF_PACKAGE.get((error.name or "").partition(".")[0])
     if extra is None:
         return None

@@ -14,14 +14,8 @@ _PARTIAL = ".partial-"
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write; it replaces the one at `path` when the block ends, and is removed if the block raises.
-
-    Args:
-        path: its folder has to be there.
-
-    Raises:
-        OSError: the file cannot be written; the file of before stays.
-    """
+    """A file to write in a folder that is there; it replaces the one at `path` when the block ends, and is removed if
+    the block raises. An OSError says that it cannot be written; the file of before stays."""
     # A unique name: two processes may write at the same time.
     partial = path.with_name(f".{path.name}{_PARTIAL}{secrets.token_hex(4)}")
     try:
@@ -35,15 +29,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file that is the old one or the new one, whenever the process stops.
-
-    Args:
-        path: the file; its folder has to be there.
-        content: bytes, or text, which is written as UTF-8.
-
-    Raises:
-        OSError: the file cannot be written; the file of before stays.
-    """
+    """Write a file, text as UTF-8, that is the old one or the new one whenever the process stops; as `whole_file`."""
     with whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdexport.support.published import published_argument
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Scheme
 from hdruntime.errors import InputError
@@ -57,6 +56,8 @@ class _ShowForms(argparse.Action):
 
 def command_line(arguments: Sequence[str]) -> str:
     """The command of these words for the record, as others may see it: bundles go to other machines."""
+    from hdexport.support.published import published_argument
+
     return shlex.join(["hdexport", *map(published_argument, arguments)])
 
 

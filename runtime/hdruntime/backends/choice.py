@@ -39,15 +39,10 @@ def open_runner(
     gpu: GpuOptions | None = None,
     machine: ThisMachine | None = None,
 ) -> tuple[Bundle, Runner, str]:
-    """Load a bundle's graph or engine with a backend; other arguments are those of `hdruntime.load`.
+    """Load a bundle's graph or engine with a backend; arguments and errors are those of `hdruntime.load`.
 
     Returns the bundle, opened again if it was rebuilt, its runner, and the reason for the choice, which is also logged:
     as a warning if a GPU stays unused.
-
-    Raises:
-        InputError: the backend is unknown.
-        BackendUnavailableError: the requested backend cannot run here, or cannot run this bundle.
-        BackendError: the backend could not load the bundle, or a rebuild failed.
     """
     chosen = None if backend == _AUTO else _backend_of_name(backend)
     gpu = gpu or GpuOptions()

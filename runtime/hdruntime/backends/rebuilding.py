@@ -28,12 +28,7 @@ _ERROR_LINES = 20
 
 
 def rebuilt_where_needed(bundle: Bundle, entries: Sequence[BackendEntry], asked: Asked) -> Bundle:
-    """The bundle with an engine that one of the backends runs on this machine's GPU, built if needed.
-
-    Raises:
-        BackendUnavailableError: nothing here builds one.
-        BackendError: the build failed.
-    """
+    """The bundle with an engine that one of the backends runs on this machine's GPU, built if needed."""
     if _runs_on_any(bundle, entries, asked):
         return bundle
     gpu = asked.on.gpu

@@ -91,10 +91,8 @@ def json_from_dataclass(value: Any) -> str:
     """The text of a dataclass: indented, keys in the order of its fields, enums as their values.
 
     The text is valid UTF-8, also where a string is not: Python keeps bytes of the command line and of paths that the
-    locale cannot decode as lone surrogates, and most of the time they are UTF-8.
-
-    Raises:
-        ValueError: a number is NaN or infinite, which JSON cannot hold.
+    locale cannot decode as lone surrogates, and most of the time they are UTF-8. A number that is NaN or infinite,
+    which JSON cannot hold, is a ValueError.
     """
     text = json.dumps(dataclasses.asdict(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return _OTHER_SURROGATES.sub("\ufffd", text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -195,7 +195,10 @@ def _path_inside(directory: Path, relative: str) -> Path:
     parts = PurePosixPath(relative)
     plain = relative and "\0" not in relative and "\\" not in relative
     if not plain or parts.is_absolute() or ".." in parts.parts:
-        raise _leaves(directory, relative)
+        raise BundleCorruptError(
+            f"The bundle {directory} lists {relative!r}, which is outside the bundle.\n"
+            "Every file must lie below the bundle's directory; do not use this bundle."
+        )
     path = directory / parts
     try:
         target, own = path.resolve(), directory.resolve()
@@ -203,24 +206,13 @@ def _path_inside(directory: Path, relative: str) -> Path:
     except (OSError, RuntimeError):  # links that go in circles; RuntimeError before Python 3.13
         stays = False
     if not stays:
-        raise _links_outside(directory, relative)
+        raise BundleCorruptError(
+            f"The bundle {directory} lists {relative!r}, which is outside the bundle: it is a link, or below one.\n"
+            "Copy the bundle with the files that its links name: cp -rL BUNDLE COPY"
+        )
     return path
 
 
 def _blobs_of_snapshot(directory: Path) -> list[Path]:
     """The files of a bundle in the cache of the Hugging Face Hub, where a snapshot links to blobs."""
     return [parent.parent / "blobs" for parent in directory.parents if parent.name == "snapshots"]
-
-
-def _links_outside(directory: Path, relative: str) -> BundleCorruptError:
-    return BundleCorruptError(
-        f"The bundle {directory} lists {relative!r}, which is outside the bundle: it is a link, or below one.\n"
-        "Copy the bundle with the files that its links name: cp -rL BUNDLE COPY"
-    )
-
-
-def _leaves(directory: Path, relative: str) -> BundleCorruptError:
-    return BundleCorruptError(
-        f"The bundle {directory} lists {relative!r}, which is outside the bundle.\n"
-        "Every file must lie below the bundle's directory; do not use this bundle."
-    )

@@ -66,7 +66,9 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
             with _full_disk_explained(destination, kind), locked_directory(partial, wait=False):
                 yield partial
                 assert (partial / kind.marker).is_file(), f"the staged directory has no {kind.marker}"
-                _sync(partial)
+                # A power cut cannot leave empty files.
+                for path in (*partial.rglob("*"), partial):
+                    _sync_path(path)
                 _move_into_place(partial, destination, kind, force=force)
                 # A rename is durable once its directory is.
                 _sync_path(destination.parent)
@@ -222,12 +224,6 @@ def _replace_in_two_steps(partial: Path, destination: Path) -> None:
         replaced.rename(destination)
         raise
     _remove(replaced)
-
-
-def _sync(directory: Path) -> None:
-    """Bring every file and directory below to the disk, so that a power cut cannot leave empty files."""
-    for path in (*directory.rglob("*"), directory):
-        _sync_path(path)
 
 
 def _sync_path(path: Path) -> None:

@@ -58,12 +58,8 @@ class Device:
             ) from error
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the driver: its results after the error code, None, a value, or a tuple of values.
-
-        Raises:
-            OutOfMemoryError: the GPU has too little memory.
-            BackendError: the driver refused the call, or reports that earlier work failed.
-        """
+        """Call a function of the driver: its results after the error code, None, a value, or a tuple of values. An
+        error may be that of earlier work."""
         code, *values = getattr(self.driver, name)(*arguments)
         if code:
             raise self._error(code, name)

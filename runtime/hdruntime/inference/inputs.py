@@ -265,14 +265,8 @@ def _check_shape(spec: InputSpec, array: AnyArray, ids: IntArray, ids_name: str)
 
 
 def _check_document(name: str, before: AnyArray, mask: IntArray, most: int) -> None:
-    """Refuse texts that go on behind the last position.
-
-    Args:
-        name: of the input `before`.
-        before: [batch, 1], float32, tokens of each document in earlier calls.
-        mask: [batch, tokens].
-        most: tokens of a document.
-    """
+    """Refuse documents of more than `most` tokens: the input `name`, float32 [batch, 1], has those `before` this call,
+    and the mask, [batch, tokens], those of this call."""
     documents = before[:, 0] + mask.sum(axis=1)
     if documents.max() > most or before.min() < 0:
         row = int(documents.argmax() if documents.max() > most else before[:, 0].argmin())

@@ -138,11 +138,7 @@ class RayPool:
         self._exits.close()
 
     def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
-        """Run every portion; see `hdruntime.jobs.portions.JobPool`.
-
-        Raises:
-            BackendError: a backend is broken, or workers die repeatedly.
-        """
+        """Run every portion; see `hdruntime.jobs.portions.JobPool`. Workers that die repeatedly are a BackendError."""
         held: deque[_Piece] = deque()
         more = True
         while held or more:

@@ -44,11 +44,7 @@ class Reading:
         batch_tokens: int | None = None,
         batch_size: int | None = None,
     ) -> Reading:
-        """The arguments of a session's or an encoder's method.
-
-        Raises:
-            InputError: an argument is unknown, or does not fit another.
-        """
+        """From the arguments of a session's or an encoder's method, which may be unknown or not fit each other."""
         overflow = checked_choice(Overflow, overflow, option="overflow")
         if split_pooling is not None:
             split_pooling = checked_choice(SplitPooling, split_pooling, option="split_pooling")

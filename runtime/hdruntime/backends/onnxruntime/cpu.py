@@ -101,11 +101,7 @@ class OnnxRuntimeRunner(GraphRunner, EqualLengthRunner):
 
 
 def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
-    """The bundle's graph that computes in a precision on the CPU.
-
-    Raises:
-        BackendUnavailableError: ONNX Runtime does not compute in it, or the bundle has no such graph.
-    """
+    """The bundle's graph that computes in a precision on the CPU; a BackendUnavailableError says why there is none."""
     if precision is Precision.BFLOAT16:
         others = computing_in(precision)
         raise BackendUnavailableError(

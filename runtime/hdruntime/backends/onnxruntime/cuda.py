@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from hdruntime.arrays import IntArray
-from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph
+from hdruntime.backends.bundle_runner import HostStates, Inputs, Outputs, chosen_graph
 from hdruntime.backends.onnxruntime import CUDA_LOWERING, CUDA_PROVIDER
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
-from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
@@ -87,28 +86,20 @@ class OnnxRuntimeCudaRunner(GraphRunner):
         return results
 
 
-class DeviceStates:
-    """The carried states of some rows as ONNX Runtime's values on its device; see
-    `hdruntime.backends.CarriedStates`."""
+class DeviceStates(HostStates):
+    """The carried states of some rows as ONNX Runtime's values on its device."""
 
     def __init__(self, runner: GraphRunner, rows: int) -> None:
-        self._runner, manifest = runner, runner.manifest
-        starts = {spec.name: state_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories}
-        # A copy each, also where the device is the CPU.
-        self._read, self._written = (
-            {name: runner.on_device(np.repeat(start, rows, axis=0)) for name, start in starts.items()} for _ in range(2)
-        )
-        self._starts = {name: runner.on_device(start) for name, start in starts.items()}
-        self._fed_from = {spec.name: str(spec.fed_from) for spec in manifest.memories}
+        super().__init__(runner, rows)
+        self._device_number = runner.device[1]
+        for states in (self._starts, self._read, self._written):
+            states.update({name: runner.on_device(array) for name, array in states.items()})
         self._fresh = True
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run one segment of each row; see `hdruntime.backends.CarriedStates.run`."""
+        """Run one segment of each row, padding included; see `hdruntime.backends.CarriedStates.run`."""
         self._fresh = False
-        left = {self._fed_from[name]: value for name, value in self._written.items()}
-        results = self._runner.run_bound(inputs, outputs, self._read, left)
-        self._read, self._written = self._written, self._read
-        return results
+        return self._run_whole(inputs, outputs)
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
         """See `hdruntime.backends.CarriedStates.computed_tokens`."""
@@ -120,7 +111,7 @@ class DeviceStates:
             return
         for name, start in self._starts.items():
             for row in rows:
-                _row(self._read[name], row, self._runner.device[1]).update_inplace(start)
+                _row(self._read[name], row, self._device_number).update_inplace(start)
 
 
 def _providers(gpu: GpuOptions) -> list[tuple[str, dict[str, str]]]:

@@ -130,17 +130,8 @@ def open_session(
     providers: Sequence[tuple[str, Mapping[str, str]]],
     disabled_optimizers: Sequence[str] = (),
 ) -> Any:
-    """An ``InferenceSession`` that never falls back to other providers when a run fails.
-
-    Args:
-        providers: name and options of each, best first.
-        disabled_optimizers: ONNX Runtime's optimizers to leave out.
-
-    Raises:
-        BackendError: ONNX Runtime cannot load the graph.
-        OutOfMemoryError: there is too little memory for the session.
-        BundleCorruptError: the graph differs from its manifest.
-    """
+    """An ``InferenceSession`` that never falls back to other providers when a run fails. A graph that differs from its
+    manifest is refused; `providers` are names with options, best first."""
     import onnxruntime
 
     path = bundle.file(graph.file)
