@@ -92,7 +92,7 @@ class PluginFace(ABC):
     DTYPES: ClassVar[tuple[str, ...]] = tuple(TRITON_TYPE)
     INPUT_DTYPES: ClassVar[tuple[str | None, ...]]
     OUTPUT: ClassVar[str] = "out"
-    SCRATCH: ClassVar[Mapping[str, str]]
+    SCRATCH: ClassVar[Mapping[str, str]] = {}
     PLANNED_BY: ClassVar[tuple[str, ...]] = ()
     POINTERS: ClassVar[Mapping[str, tuple[str, ...]]]
     SCALARS: ClassVar[Mapping[str, tuple[str, ...]]]
@@ -128,58 +128,37 @@ class PluginFace(ABC):
 
     @abstractmethod
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        """The tiles of `attend` for GPUs of a compute capability; sm_90 is 90.
+        """The tiles of `attend` for GPUs of a compute capability, sm_90 is 90; a ValueError says that there is no
+        kernel for the GPU, a size or the dtype."""
 
-        Raises:
-            ValueError: there is no kernel for the GPU, a size or the dtype.
-        """
-
-    @abstractmethod
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
     ) -> Mapping[str, Mapping[str, Constant]]:
-        """Kernel -> the constants that it is compiled with."""
+        """Kernel -> the constants that it is compiled with; by default, of one kernel that needs no others."""
+        return {"attend": tiles.constants(shapes[0][3])}
 
-    @abstractmethod
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
         """Scratch buffer -> bytes, which need not be set; at most as many for smaller shapes."""
+        return {}
 
     @abstractmethod
     def launches(
         self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Launch, ...]:
-        """The kernels to start for one call on contiguous tensors, in order.
-
-        Args:
-            shapes: of the call.
-            attributes: of the node.
-            constants: kernel -> its constants when it was compiled.
-
-        Raises:
-            ValueError: a size or an attribute is out of range.
-        """
+        """The kernels to start for one call on contiguous tensors, in order; a ValueError says that a size or an
+        attribute is out of range. `constants` are each kernel's when it was compiled."""
 
     def check(self, shapes: Shapes, attributes: Attributes) -> None:
-        """Refuse what has no kernel.
-
-        Args:
-            shapes: axes that vary are 1.
-            attributes: of the node.
-
-        Raises:
-            ValueError: it says what fits.
-        """
+        """Refuse what has no kernel, by a ValueError that says what fits; axes of the shapes that vary are 1."""
         self.check_shapes(shapes)
         constants = self.constants(shapes, attributes, dtype=self.DTYPES[0], tiles=_NOMINAL)
         self.launches(shapes, attributes, constants=constants)
 
     def check_shapes(self, shapes: Shapes) -> None:
-        """Refuse shapes that do not belong together: here of states that are alike, and of a mask of their tokens.
+        """Refuse shapes that do not belong together, by a ValueError that says what fits: here of states that are
+        alike, and of a mask of their tokens.
 
         Where the operator groups heads, those after the first may have fewer.
-
-        Raises:
-            ValueError: it says what fits.
         """
         operator, given = self.OPERATOR, [list(shape) for shape in shapes]
         states, mask = given[: operator.states], given[operator.states]
@@ -205,17 +184,9 @@ class PluginFace(ABC):
         architectures: Sequence[int],
         tiles: Tiles | None = None,
     ) -> tuple[KernelSource, ...]:
-        """What must be compiled for GPUs of these compute capabilities; sm_90 is 90.
-
-        Args:
-            shapes: axes that vary are 1.
-            attributes: of the node.
-            dtype: one of `DTYPES`.
-            architectures: those that run the same machine code are one.
-            tiles: instead of the table's.
-
-        Raises:
-            ValueError: one of them has no kernel.
+        """What must be compiled for GPUs of these compute capabilities, of which those that run the same machine code
+        are one; sm_90 is 90. A ValueError says that one has no kernel. Axes of the shapes that vary are 1, and `tiles`
+        take the place of the table's.
         """
         self.check_shapes(shapes)
         absent = dict.fromkeys(self.OPERATOR.inputs[len(shapes) :])
@@ -265,10 +236,12 @@ class PluginFace(ABC):
         }
 
 
-def face_of(operator: Operator) -> PluginFace:
-    """The face of an operator's module `plugin`.
+def strides(shape: Sequence[int]) -> dict[str, int]:
+    """The strides of contiguous states, [batch, heads, tokens, head_dim], as the kernels' arguments name them."""
+    _, heads, tokens, head_dim = shape
+    return {"stride_batch": heads * tokens * head_dim, "stride_head": tokens * head_dim, "stride_token": head_dim}
 
-    Raises:
-        ModuleNotFoundError: it has none.
-    """
+
+def face_of(operator: Operator) -> PluginFace:
+    """The face of an operator's module `plugin`; a ModuleNotFoundError says that it has none."""
     return cast(PluginFace, operator.face(PLUGIN_FACE).FACE)

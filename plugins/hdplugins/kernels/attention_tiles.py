@@ -54,6 +54,15 @@ class Tiles:
     head: int
     programs: int = 1
 
+    def constants(self, head_dim: int) -> dict[str, int]:
+        """The constants that every `attend` is compiled with."""
+        return {
+            "head": self.head,
+            "tail": head_dim - self.head,
+            "block_queries": self.block_queries,
+            "block_keys": self.block_keys,
+        }
+
     @property
     def most_registers(self) -> int | None:
         """The most registers that a thread may have, so that all programs fit; None for any number of registers."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hdplugins.attention.blocks.operator import OPERATOR
-from hdplugins.attention.plugin_face import Attributes, FieldType, PlanSize, PluginFace, Shapes
+from hdplugins.attention.plugin_face import Attributes, FieldType, PlanSize, PluginFace, Shapes, strides
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
 from hdplugins.kernels.cuda_launch import Launch
@@ -139,7 +139,7 @@ class _Face(PluginFace):
         return {
             "count_tokens": {"block_size": block_size, "lanes": lanes, "chunk": max(1, _TOKENS_COUNTED // lanes)},
             "list_blocks": {"block_size": block_size, "chunk": _BLOCKS_LISTED, "entries": _ENTRIES_READ},
-            "attend": {**head, "block_queries": tiles.block_queries, "block_keys": tiles.block_keys},
+            "attend": {"block_size": block_size, **tiles.constants(shapes[0][3])},
             "combine": {**head, "rows": _ROWS_COMBINED, "most_splits": _MOST_SPLITS},
         }
 
@@ -214,7 +214,7 @@ def _most_listed(shapes: Shapes, attributes: Attributes) -> int:
 
 def _scalars(shapes: Shapes, attributes: Attributes, *, block_keys: int = 1) -> dict[str, Any]:
     """Every scalar argument of any kernel. More blocks than there are is as many, and cannot overflow."""
-    _, heads, tokens, head_dim = shapes[0]
+    tokens = shapes[0][2]
     table_heads, table_rows, table_listed = _table(shapes) or (1, 0, 0)
     block_size, window, dense_tokens = (int(attributes[name]) for name in ("block_size", "window", "dense_tokens"))
     blocks = ceil_div(tokens, block_size)
@@ -225,9 +225,7 @@ def _scalars(shapes: Shapes, attributes: Attributes, *, block_keys: int = 1) -> 
     # Texts that end with the batch are all short or none is.
     is_any_long = bool(attributes["ends_by_row"]) or tokens > dense_tokens
     return {
-        "stride_batch": heads * tokens * head_dim,
-        "stride_head": tokens * head_dim,
-        "stride_token": head_dim,
+        **strides(shapes[0]),
         "tokens": tokens,
         "blocks": blocks,
         "plan_ints": HEADER_INTS + 2 * blocks + 2 + 3 * blocks + table_heads * blocks * list_ints,

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hdplugins.attention.chunks.operator import OPERATOR, padded_tokens
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
-from hdplugins.kernels.aot import Constant
+from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, strides
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
 from hdplugins.kernels.cuda_launch import Launch
 
@@ -49,7 +48,6 @@ class _Face(PluginFace):
     OPERATOR = OPERATOR
     FIELDS: ClassVar = {**dict.fromkeys(OPERATOR.attributes, FieldType.INT), "scale": FieldType.FLOAT}
     INPUT_DTYPES = (None, None, None, "int32")
-    SCRATCH: ClassVar = {}
     POINTERS: ClassVar = {"attend": ("query", "key", "value", "token_mask", "out")}
     SCALARS: ClassVar = {
         "attend": (
@@ -66,15 +64,6 @@ class _Face(PluginFace):
         side = next((side for side in tiles if chunk <= side), max(tiles))
         return otherwise.get((listed_architecture(architecture), head_dim, side)) or Tiles(*tiles[side], head=head)
 
-    def constants(
-        self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
-    ) -> Mapping[str, Mapping[str, Constant]]:
-        head = {"head": tiles.head, "tail": shapes[0][3] - tiles.head}
-        return {"attend": {**head, "block_queries": tiles.block_queries, "block_keys": tiles.block_keys}}
-
-    def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
-        return {}
-
     def launches(
         self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Launch, ...]:
@@ -86,9 +75,7 @@ class _Face(PluginFace):
         check_circle(tokens, attributes)
         tiles = ceil_div(min(chunk, tokens), constants["attend"]["block_queries"])
         scalars = {
-            "stride_batch": heads * tokens * head_dim,
-            "stride_head": tokens * head_dim,
-            "stride_token": head_dim,
+            **strides(shapes[0]),
             "tokens": tokens,
             "chunk": chunk,
             "chunks": padded_tokens(tokens, multiple) // chunk,

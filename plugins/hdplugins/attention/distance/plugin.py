@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hdplugins.attention.distance.operator import OPERATOR
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
-from hdplugins.kernels.aot import Constant
+from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, strides
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
 from hdplugins.kernels.cuda_launch import Launch
 
@@ -106,7 +105,6 @@ class _Face(PluginFace):
     OPERATOR = OPERATOR
     FIELDS: ClassVar = {"reach": FieldType.INT, "scale": FieldType.FLOAT}
     INPUT_DTYPES = (None, None, None, "bool", None, None)
-    SCRATCH: ClassVar = {}
     POINTERS: ClassVar = {"attend": (*OPERATOR.inputs, "out")}
     SCALARS: ClassVar = {
         "attend": (
@@ -120,15 +118,6 @@ class _Face(PluginFace):
         tiles_for(architecture, head_dim, dtype)  # refuses what no attention kernel is for
         tiles, otherwise = _TABLES[dtype == "float32", has_values]
         return otherwise.get((listed_architecture(architecture), head_dim), tiles[head_dim])
-
-    def constants(
-        self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
-    ) -> Mapping[str, Mapping[str, Constant]]:
-        head = {"head": tiles.head, "tail": shapes[0][3] - tiles.head}
-        return {"attend": {**head, "block_queries": tiles.block_queries, "block_keys": tiles.block_keys}}
-
-    def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
-        return {}
 
     def check_shapes(self, shapes: Shapes) -> None:
         most, given = len(OPERATOR.inputs), [list(shape) for shape in shapes]
@@ -161,9 +150,7 @@ class _Face(PluginFace):
                 f"{_MOST_INT32} values, as have values_by_distance."
             )
         scalars = {
-            "stride_batch": heads * tokens * head_dim,
-            "stride_head": tokens * head_dim,
-            "stride_token": head_dim,
+            **strides(shapes[0]),
             "table_batch": heads * queries * rows if batches > 1 else 0,
             "table_head": queries * rows,
             "table_query": rows if queries > 1 else 0,

@@ -12,7 +12,7 @@ from hdplugins.attention.chunks.operator import padded_tokens
 from hdplugins.attention.chunks.plugin import FACE as CHUNKS
 from hdplugins.attention.chunks.plugin import check_circle
 from hdplugins.attention.lsh.operator import OPERATOR, check_rotations
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
+from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, strides
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import INNER_LOOP, LOG2_E, Tiles, ceil_div, check_sizes
 from hdplugins.kernels.cuda_launch import Launch
@@ -81,12 +81,7 @@ class _Face(PluginFace):
             "count": {"lanes": _TOKENS_SORTED},
             "scan": {"lanes": _COUNTS_SCANNED},
             "place": {"lanes": _TOKENS_SORTED},
-            "attend": {
-                "head": tiles.head,
-                "tail": shapes[0][3] - tiles.head,
-                "block_queries": tiles.block_queries,
-                "block_keys": tiles.block_keys,
-            },
+            "attend": tiles.constants(shapes[0][3]),
         }  # fmt: skip
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
@@ -122,9 +117,7 @@ class _Face(PluginFace):
         span_tokens = ceil_div(ceil_div(tokens, _TOKENS_SORTED), spans) * _TOKENS_SORTED
         known = {
             **{name: attributes[name] for name in ("multiple", "before", "after", "causal", "ends_by_row")},
-            "stride_batch": heads * tokens * head_dim,
-            "stride_head": tokens * head_dim,
-            "stride_token": head_dim,
+            **strides(shapes[0]),
             "tokens": tokens,
             "rounds": rounds,
             "directions": sum(factors) // 2,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes
+from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, strides
 from hdplugins.attention.relative.operator import OPERATOR
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
@@ -56,7 +56,6 @@ class _Face(PluginFace):
     OPERATOR = OPERATOR
     FIELDS: ClassVar = {**dict.fromkeys(OPERATOR.attributes, FieldType.INT), "scale": FieldType.FLOAT}
     INPUT_DTYPES = (None, None, None, "int32", None, None, None, None)
-    SCRATCH: ClassVar = {}
     POINTERS: ClassVar = {"attend": (*OPERATOR.inputs, "out")}
     SCALARS: ClassVar = {
         "attend": (
@@ -78,11 +77,7 @@ class _Face(PluginFace):
         head_dim = shapes[0][3]
         # A power of two that divides the head.
         columns = min(head_dim & -head_dim, _MOST_COLUMNS[dtype])
-        head = {"head": tiles.head, "tail": head_dim - tiles.head, "columns": columns}
-        return {"attend": {**head, "block_queries": tiles.block_queries, "block_keys": tiles.block_keys}}
-
-    def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
-        return {}
+        return {"attend": {**tiles.constants(head_dim), "columns": columns}}
 
     def check_shapes(self, shapes: Shapes) -> None:
         most, given = len(OPERATOR.inputs), [list(shape) for shape in shapes]
@@ -119,12 +114,10 @@ class _Face(PluginFace):
         if distances < needed:
             raise ValueError(f"positions has {distances} distances; {needed} are needed.")
         scalars = {
-            "stride_batch": heads * tokens * head_dim,
-            "stride_head": tokens * head_dim,
+            **strides(shapes[0]),
             "stride_key_batch": heads * keys * head_dim,
             "stride_key_head": keys * head_dim,
             "stride_position_head": distances * head_dim,
-            "stride_token": head_dim,
             "tokens": tokens,
             "keys": keys,
             "distances": distances,

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from hdplugins.attention.plugin_face import Attributes, FieldType, PlanSize, PluginFace, Shapes
+from hdplugins.attention.plugin_face import Attributes, FieldType, PlanSize, PluginFace, Shapes, strides
 from hdplugins.attention.window.operator import OPERATOR
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import (
@@ -102,10 +102,7 @@ class _Face(PluginFace):
             "plan_keys": {"summary_ints": SUMMARY_INTS, "chunk": PLAN_CHUNK},
             "attend": {
                 "summary_ints": SUMMARY_INTS,
-                "head": tiles.head,
-                "tail": shapes[0][3] - tiles.head,
-                "block_queries": tiles.block_queries,
-                "block_keys": tiles.block_keys,
+                **tiles.constants(shapes[0][3]),
                 "block_globals": _BLOCK_GLOBALS[dtype],
             },
         }
@@ -146,10 +143,8 @@ class _Face(PluginFace):
                 # Each of the `step` residue classes has blocks of its own.
                 grid=(step * ceil_div(ceil_div(tokens, step), constants["attend"]["block_queries"]), count, batch),
                 scalars={
-                    "stride_batch": heads * tokens * head_dim,
+                    **strides(shapes[0]),
                     "stride_key_batch": kv_heads * tokens * head_dim,
-                    "stride_head": tokens * head_dim,
-                    "stride_token": head_dim,
                     "tokens": tokens,
                     # Wider than the text is as wide as the text, and cannot overflow.
                     "left": min(left, tokens),
