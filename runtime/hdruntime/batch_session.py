@@ -352,7 +352,7 @@ class BatchSession:
         """
         lengths = [len(encoding) for encoding in encodings]
         check_text_lengths(lengths, self._max_len)
-        check_texts_for_marks([encoding.input_ids for encoding in encodings], self.manifest)
+        check_texts_for_marks(encodings, self.manifest)
         return self._scheduler.run(
             lengths,
             lambda rows: inputs_of_texts(

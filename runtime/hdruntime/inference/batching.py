@@ -8,9 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
-from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError
 
@@ -77,14 +74,6 @@ def grouped(sizes: Sequence[int], *, most: int, most_in_all: int) -> Iterator[sl
         size += of_item
     if sizes:
         yield slice(first, len(sizes))
-
-
-def padded(rows: Sequence[Sequence[int]], *, value: int) -> IntArray:
-    """Rows of ids as one array, int64 [batch, tokens of the longest row], shorter rows filled up on the right."""
-    array = np.full((len(rows), max(map(len, rows))), value, dtype=np.int64)
-    for row, ids in zip(array, rows, strict=True):
-        row[: len(ids)] = ids
-    return array
 
 
 def tokens_with_room(manifest: Manifest, *, free_bytes: int | None) -> int:

@@ -10,7 +10,6 @@ from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
 from hdruntime.errors import InputError
-from hdruntime.inference.batching import padded
 from hdruntime.text.checks import length_error
 from hdruntime.text.tokenization import Encoding
 
@@ -78,23 +77,37 @@ def inputs_of_texts(encodings: Sequence[Encoding], manifest: Manifest, *, memory
         memory: size of the axis ``memory``; carried states hold their defaults.
     """
     pad_id = manifest.tokenizer.pad_token_id if manifest.tokenizer else 0
-    try:
-        values = {
-            Role.IDS: padded([encoding.input_ids for encoding in encodings], value=pad_id),
-            Role.MASK: padded([[1] * len(encoding) for encoding in encodings], value=0),
-            Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
-            Role.POOLED: padded([_pooled_tokens(encoding) for encoding in encodings], value=0),
-            Role.ATTENDED: padded([_attended_tokens(encoding) for encoding in encodings], value=0),
-        }
-    except OverflowError:
-        # An integer that no array holds; encodings of callers have any.
-        for encoding in encodings:
-            check_text(encoding, manifest)
-        raise
-    if not _reads_types_of_texts(manifest):
-        del values[Role.TOKEN_TYPES]
-    given = {spec.name: values[spec.role] for spec in manifest.inputs if spec.role in values}
+    lengths = np.array([[len(encoding)] for encoding in encodings])
+    place = np.arange(lengths.max())
+    is_token = place < lengths
+    given: dict[str, AnyArray] = {}
+    for spec in manifest.inputs:
+        if spec.role is Role.MASK:
+            given[spec.name] = is_token.astype(np.int64)
+        elif spec.role is Role.POOLED:
+            prompts = np.array([[encoding.prompt_tokens] for encoding in encodings])
+            given[spec.name] = (is_token & (place >= prompts)).astype(np.int64)
+        elif spec.role is Role.ATTENDED:
+            unattended = np.array([[encoding.unattended_tokens] for encoding in encodings])
+            given[spec.name] = (place < lengths - unattended).astype(np.int64)
+        elif spec.role is Role.IDS or (spec.role is Role.TOKEN_TYPES and _reads_types_of_texts(manifest)):
+            given[spec.name] = np.full(is_token.shape, pad_id if spec.role is Role.IDS else 0, np.int64)
+            given[spec.name][is_token] = _joined(encodings, spec.role, manifest)
     return _filled_inputs(given, manifest, memory=memory)
+
+
+def surely_fit(encodings: Sequence[Encoding], manifest: Manifest) -> bool:
+    """Whether :func:`check_text` refuses none of these texts, by the quickest look; False where it may."""
+    marks = manifest.input_of(Role.MARKS)
+    if marks is not None and marks.default.fill is Fill.UNTIL_TOKEN:
+        return False
+    for role in (Role.IDS, Role.TOKEN_TYPES) if _reads_types_of_texts(manifest) else (Role.IDS,):
+        spec = manifest.input_of(role)
+        number = None if spec is None else manifest.number_of_values(spec)
+        # Negative values are huge as unsigned numbers.
+        if number and _joined(encodings, role, manifest).view(np.uint64).max(initial=0) >= number:
+            return False
+    return True
 
 
 def check_text(encoding: Encoding, manifest: Manifest) -> None:
@@ -108,17 +121,17 @@ def check_text(encoding: Encoding, manifest: Manifest) -> None:
         # As lists: arrays of so few tokens cost more. No tokenizer gives a negative type.
         if given and number and (max(given) >= number or (spec.role is Role.IDS and min(given) < 0)):
             _check_values(spec, _integers([given], spec.name), manifest)
-    check_texts_for_marks([encoding.input_ids], manifest)
+    check_texts_for_marks([encoding], manifest)
 
 
-def check_texts_for_marks(texts: Sequence[Sequence[int]], manifest: Manifest) -> None:
-    """Refuse texts, given as ids, without default marks: their question is not found, or is too long."""
+def check_texts_for_marks(texts: Sequence[Encoding], manifest: Manifest) -> None:
+    """Refuse texts without default marks: their question is not found, or is too long."""
     spec = manifest.input_of(Role.MARKS)
     if spec is None or spec.default.fill is not Fill.UNTIL_TOKEN:
         return
-    for index, ids in enumerate(texts):
+    for index, text in enumerate(texts):
         what = "the text" if len(texts) == 1 else f"text {index}"
-        separator_id = spec.default.token_id
+        separator_id, ids = spec.default.token_id, text.input_ids
         _check_question(what, ids.index(separator_id) if separator_id in ids else None, spec)
 
 
@@ -144,12 +157,15 @@ def _filled_inputs(given: Mapping[str, AnyArray], manifest: Manifest, *, memory:
     return filled
 
 
-def _pooled_tokens(encoding: Encoding) -> list[int]:
-    return [0] * encoding.prompt_tokens + [1] * (len(encoding) - encoding.prompt_tokens)
-
-
-def _attended_tokens(encoding: Encoding) -> list[int]:
-    return [1] * (len(encoding) - encoding.unattended_tokens) + [0] * encoding.unattended_tokens
+def _joined(encodings: Sequence[Encoding], role: Role, manifest: Manifest) -> IntArray:
+    """The ids of all texts, one after the other, or their token types."""
+    try:
+        return np.concatenate([encoding.ids if role is Role.IDS else encoding.types for encoding in encodings])
+    except OverflowError:
+        # An integer that no array holds; encodings of callers have any.
+        for encoding in encodings:
+            check_text(encoding, manifest)
+        raise
 
 
 def _unknown_input(name: str, manifest: Manifest) -> InputError:

@@ -233,7 +233,7 @@ def columns_of(document: Encoding | Sequence[int], manifest: Manifest) -> Column
     if not isinstance(document, Encoding):
         document = Encoding.of_ids(_ids(document))
     check_document_length(len(document), manifest)
-    check_texts_for_marks([document.input_ids], manifest)
+    check_texts_for_marks([document], manifest)
     inputs = inputs_of_texts([document], manifest, memory=0)
     return {spec.name: inputs[spec.name][0] for spec in manifest.inputs if spec.role is not Role.MEMORY}
 

@@ -102,6 +102,7 @@ class EmbedBody(TextsBody, kw_only=True):
 class Embedding(TextTask):
     """The vector of a text, float32 [dimensions]; `pooling` is of tokens' vectors, by default their mean."""
 
+    reads_offsets = False
     pools_streams = True
     pairs = Pairs.ALLOWED
     prompts = True
@@ -184,6 +185,7 @@ class Embedding(TextTask):
 class TokenStates(TextTask):
     """The vectors of a text's tokens, special tokens and prompt included: float32 [tokens, hidden_size]."""
 
+    reads_offsets = False
     prompts = True
 
     def __init__(self, manifest: Manifest) -> None:

@@ -33,6 +33,7 @@ class Filling(NamedTuple):
 class MaskFillings(TextTask, FillMaskFormat):
     """The best tokens for each mask of a text; a bundle whose tokenizer has no mask is refused."""
 
+    reads_offsets = False
     # Logits for the whole vocabulary at every token of a long text would fill the memory.
     splits = streams = False
 
@@ -75,7 +76,7 @@ def fillings(
 
     `logits` are float32 [tokens, vocab_size], and `spelling` says how the token of an id is written.
     """
-    masks = np.flatnonzero(np.asarray(encoding.input_ids) == mask_token_id)
+    masks = np.flatnonzero(encoding.ids == mask_token_id)
     if not len(masks):
         raise InputError(f"The text has no mask to fill.\nWrite {spelling(mask_token_id)} in place of a word.")
     return [_best_tokens(softmax(logits[mask]), spelling) for mask in masks]

@@ -186,6 +186,7 @@ class TextTask(TaskFormat):
         encoder: its class with the interface of sentence-transformers; None without one.
         job_options: names of the `TaskOptions` that it alone has -> how each is given, as the begin of a sentence.
         needs_text: whether its answers are places in a text, which rows of ids do not show.
+        reads_offsets: whether it reads `offsets` or `sequence_ids` of encodings, which take the tokenizer's time.
         outputs: names of the outputs that are read; all of `output_axes` unless it says otherwise.
         pairs: whether a text has a second text.
         splits: whether pieces that are run by themselves give a text's answer, small enough to combine.
@@ -203,6 +204,7 @@ class TextTask(TaskFormat):
     encoder: ClassVar[Encoder | None] = None
     job_options: ClassVar[Mapping[str, str]] = {}
     needs_text: ClassVar[bool] = False
+    reads_offsets: ClassVar[bool] = True
 
     outputs: tuple[str, ...]
     pairs: Pairs = Pairs.REFUSED
@@ -302,7 +304,9 @@ class TextTask(TaskFormat):
         prompt: str,
     ) -> list[Encoding]:
         """The tokens of texts, or pairs; see :meth:`TextTokenizer.encode`."""
-        return tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt)
+        # A split needs to know which tokens are a text's own.
+        offsets = self.reads_offsets or overflow is Overflow.SPLIT
+        return tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt, offsets=offsets)
 
     def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> PendingText:
         """Begin a text, whose pieces' outputs a `pooling` combines, or by default the task's own."""

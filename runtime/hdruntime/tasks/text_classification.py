@@ -64,6 +64,7 @@ class TextClassification(TextTask, TextClassificationFormat):
         activation: how scores come from logits.
     """
 
+    reads_offsets = False
     encoder = Encoder("CrossEncoder", "CrossEncoder", "pairs", "max_length", 'predict([("query", "document")])')
     prompts = True
     texts = "which its cross-encoder compares"

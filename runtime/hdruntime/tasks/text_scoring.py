@@ -30,6 +30,7 @@ class TextScore(NamedTuple):
 class TextScores(TextTask, TextScoringFormat):
     """The log-probability of a text and of each token."""
 
+    reads_offsets = False
     # The first token of a piece that is run by itself would have no score.
     splits = False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -57,13 +56,12 @@ class TextSide:
         missing = 0 if expansion is None else expansion.length - len(encoding)
         if expansion is None or missing <= 0:
             return encoding
-        return dataclasses.replace(
-            encoding,
-            input_ids=[*encoding.input_ids, *[expansion.token_id] * missing],
-            token_type_ids=[*encoding.token_type_ids, *[0] * missing],
-            offsets=[*encoding.offsets, *[(0, 0)] * missing],
-            sequence_ids=[*encoding.sequence_ids, *[None] * missing],
+        return Encoding.of_arrays(
+            np.append(encoding.ids, np.full(missing, expansion.token_id)),
+            np.append(encoding.types, np.zeros(missing, np.int64)),
+            prompt_tokens=encoding.prompt_tokens,
             unattended_tokens=0 if expansion.attend else missing,
+            is_cut=encoding.is_cut,
         )
 
     def has_vector(self, encoding: Encoding) -> npt.NDArray[np.bool_]:
@@ -84,6 +82,7 @@ class TokenVectors(TextTask, TokenSimilarityFormat):
         dimensions: of a vector.
     """
 
+    reads_offsets = False
     encoder = Encoder(
         "MultiVectorEncoder", "MultiVectorEncoder", "documents", "document_length", "encode_document(texts)"
     )
@@ -153,7 +152,7 @@ class TokenVectors(TextTask, TokenSimilarityFormat):
             # Kept: a tokenizer that cuts takes long to make.
             self._cutting = self._cutting or tokenizer.limited(most)
             tokenizer = self._cutting
-        encodings = tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt)
+        encodings = super().encode(tokenizer, texts, pairs, overflow=overflow, prompt=prompt)
         longest = max(map(len, encodings))
         if longest > most and overflow is Overflow.ERROR:
             raise InputError(

@@ -15,12 +15,24 @@ Choice = TypeVar("Choice", bound=Enum)
 _REMEDY = "Cut it (--overflow truncate), run it in pieces (--overflow split)"
 
 
+class RefusedTextsError(InputError):
+    """Some of several texts do not fit; the message is about the first of them.
+
+    Attributes:
+        texts: their indices.
+    """
+
+    def __init__(self, message: str, texts: Sequence[int] = (0,)) -> None:
+        super().__init__(message)
+        self.texts = texts
+
+
 def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
     """Refuse texts without tokens, and texts of more tokens than `max_len`; the error names the first."""
-    for index, tokens in enumerate(lengths):
-        if not 1 <= tokens <= max_len:
-            what = "The text" if len(lengths) == 1 else f"Text {index}"
-            raise length_error(what, tokens, max_len, _REMEDY)
+    if lengths and (min(lengths) < 1 or max(lengths) > max_len):
+        refused = [index for index, tokens in enumerate(lengths) if not 1 <= tokens <= max_len]
+        what = "The text" if len(lengths) == 1 else f"Text {refused[0]}"
+        raise RefusedTextsError(str(length_error(what, lengths[refused[0]], max_len, _REMEDY)), refused)
 
 
 def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> list[str]:

@@ -13,13 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import Side
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import PairTemplate, WrittenPair
 from hdruntime.errors import BundleCorruptError, InputError
-from hdruntime.text.checks import check_text_lengths, checked_choice, checked_texts, unread_length_error
+from hdruntime.text.checks import (
+    RefusedTextsError,
+    check_text_lengths,
+    checked_choice,
+    checked_texts,
+    unread_length_error,
+)
 from hdruntime.text.kept_part import KeptParts
 
 
@@ -50,6 +59,7 @@ class Encoding:
         prompt_tokens: how many of the first tokens are the prompt's, a special token before it included.
         unattended_tokens: how many of the last tokens no token attends to.
         is_cut: whether tokens of the text were cut off.
+        ids, types: int64 [tokens], `input_ids` and `token_type_ids` as arrays.
     """
 
     input_ids: list[int]
@@ -65,9 +75,40 @@ class Encoding:
         """An encoding of ids alone: one text, without places in it."""
         return cls(ids, [0] * len(ids), [(0, 0)] * len(ids), [0] * len(ids))
 
+    @classmethod
+    def of_arrays(
+        cls, ids: IntArray, types: IntArray, *, prompt_tokens: int = 0, unattended_tokens: int = 0, is_cut: bool = False
+    ) -> Encoding:
+        """An encoding without `offsets` and `sequence_ids`; its other lists are made when they are asked for."""
+        made = object.__new__(cls)
+        vars(made).update(
+            ids=ids,
+            types=types,
+            prompt_tokens=prompt_tokens,
+            unattended_tokens=unattended_tokens,
+            is_cut=is_cut,
+        )
+        return made
+
+    @functools.cached_property
+    def ids(self) -> IntArray:
+        return np.array(self.input_ids, np.int64)
+
+    @functools.cached_property
+    def types(self) -> IntArray:
+        return np.array(self.token_type_ids, np.int64)
+
+    if not TYPE_CHECKING:  # which sees the fields of a dataclass
+
+        def __getattr__(self, name: str) -> Any:
+            array = {"input_ids": "ids", "token_type_ids": "types"}.get(name)
+            if array in vars(self):
+                return vars(self).setdefault(name, vars(self)[array].tolist())
+            raise AttributeError(f"The encoding has no {name}: its text was encoded without offsets.")
+
     def __len__(self) -> int:
         """Number of tokens."""
-        return len(self.input_ids)
+        return len(vars(self).get("input_ids") or self.ids)
 
 
 class TextTokenizer:
@@ -152,6 +193,11 @@ class TextTokenizer:
         return ""
 
     @functools.cached_property
+    def _types_texts(self) -> bool:
+        """Whether single texts have types other than 0, as XLNet's last token."""
+        return any(self.whole.encode(self.sample).type_ids)
+
+    @functools.cached_property
     def special_ids(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after the tokens of every text, each empty where there are none."""
         encoded = self.whole.encode(self.sample)
@@ -207,6 +253,7 @@ class TextTokenizer:
         *,
         overflow: Overflow | str = Overflow.ERROR,
         prompt: str = "",
+        offsets: bool = True,
     ) -> list[Encoding]:
         """Encode texts, or pairs of texts, with their special tokens and without padding.
 
@@ -217,6 +264,8 @@ class TextTokenizer:
                 tokens; in a pair in a template, the part before the template's end. ``split`` and ``recur`` give the
                 whole text, however long it is.
             prompt: the text before every text, or before the first text of every pair, or where the template has it.
+            offsets: whether the encodings have `offsets` and `sequence_ids`; it is faster without, and pairs in a
+                template have them in any case.
 
         Of a long text that is cut or refused, only the part that decides is tokenized.
 
@@ -244,27 +293,53 @@ class TextTokenizer:
         if self._template is not None:
             encodings = self._encode_written(self._template, texts, pairs, tokenizer, choice, prompt)
         else:
-            encodings = self._encode_bare(texts, pairs, tokenizer, choice, prompt)
-        if self._side == "left":
+            encodings = self._encode_bare(texts, pairs, tokenizer, choice, prompt, offsets=offsets)
+        if self._side == "left" and offsets:
             encodings = _placed(encodings, whole, (texts, pairs))
         return encodings
 
     def _encode_bare(
-        self, texts: Sequence[str], pairs: Sequence[str] | None, tokenizer: Any, choice: Overflow, prompt: str
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        tokenizer: Any,
+        choice: Overflow,
+        prompt: str,
+        *,
+        offsets: bool,
     ) -> list[Encoding]:
         """Encode texts that begin with the prompt already, or pairs whose first texts do, without a template."""
-        encoded = self._encoded(tokenizer, list(texts if pairs is None else zip(texts, pairs, strict=True)), choice)
+        batch = list(texts if pairs is None else zip(texts, pairs, strict=True))
+        encoded = self._encoded(tokenizer, batch, choice, offsets=offsets)
         in_prompt = _tokens_of_prompt(tokenizer, prompt)
+        if offsets:
+            return [
+                Encoding(
+                    item.ids,
+                    item.type_ids,
+                    item.offsets,
+                    item.sequence_ids,
+                    min(in_prompt, len(item)),
+                    is_cut=bool(item.overflowing),
+                )
+                for item in encoded
+            ]
+        ends = list(itertools.accumulate(map(len, encoded)))
+        # One array of all texts, of which each has a part: an array of its own for every short text costs more.
+        ids = np.fromiter(
+            itertools.chain.from_iterable(item.ids for item in encoded), np.int64, ends[-1] if ends else 0
+        )
+        types = np.zeros_like(ids)
+        if pairs is not None or self._types_texts:
+            types[:] = np.fromiter(itertools.chain.from_iterable(item.type_ids for item in encoded), np.int64)
         return [
-            Encoding(
-                item.ids,
-                item.type_ids,
-                item.offsets,
-                item.sequence_ids,
-                min(in_prompt, len(item)),
+            Encoding.of_arrays(
+                ids[start:end],
+                types[start:end],
+                prompt_tokens=min(in_prompt, end - start),
                 is_cut=bool(item.overflowing),
             )
-            for item in encoded
+            for item, start, end in zip(encoded, [0, *ends], ends, strict=False)
         ]
 
     def _kept(
@@ -282,11 +357,12 @@ class TextTokenizer:
         else:
             kept = [self._kept_pair(text, pair) for text, pair in zip(texts, pairs, strict=True)]
         if choice is Overflow.ERROR:
-            for index, parts in enumerate(kept):
-                given = (texts[index],) if pairs is None else (texts[index], pairs[index])
-                if parts != given:
-                    what = "The text" if len(texts) == 1 else f"Text {index}"
-                    raise unread_length_error(what, sum(map(len, given)), self.max_len)
+            given = [(text,) for text in texts] if pairs is None else list(zip(texts, pairs, strict=True))
+            refused = [index for index, parts in enumerate(kept) if parts != given[index]]
+            if refused:
+                what = "The text" if len(texts) == 1 else f"Text {refused[0]}"
+                error = unread_length_error(what, sum(map(len, given[refused[0]])), self.max_len)
+                raise RefusedTextsError(str(error), refused)
         return [parts[0] for parts in kept], None if pairs is None else [parts[-1] for parts in kept]
 
     def _kept_part(self, text: str, tokens: int, *, in_pair: bool = False) -> str:
@@ -349,7 +425,7 @@ class TextTokenizer:
             for item, each in zip(encoded, written, strict=True)
         ]
 
-    def _encoded(self, tokenizer: Any, batch: list[Any], choice: Overflow) -> Any:
+    def _encoded(self, tokenizer: Any, batch: list[Any], choice: Overflow, *, offsets: bool = True) -> Any:
         """The ``tokenizers.Encoding`` of each text or pair, their lengths checked."""
         special = self._template is None
         try:
@@ -359,7 +435,8 @@ class TextTokenizer:
                 of_item = (item,) if isinstance(item, str) else item
                 encoded = [tokenizer.encode(*of_item, add_special_tokens=special)]
             else:
-                encoded = tokenizer.encode_batch(batch, add_special_tokens=special)
+                encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
+                encoded = encode(batch, add_special_tokens=special)
         except Exception as error:
             if type(error) is not Exception:  # tokenizers raises nothing more specific
                 raise
@@ -462,17 +539,19 @@ def _ending(tokenizer: Any, template: PairTemplate, prompt: str) -> list[int]:
 
 
 def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputError:
-    """The error of the first text of a batch that the tokenizer cannot encode."""
-    what = "The batch"
+    """The error of the texts of a batch that the tokenizer cannot encode."""
+    errors = {}
     for index, item in enumerate(batch):
         try:
             tokenizer.encode_batch([item])
         except Exception as alone:
-            what, error = "The text" if len(batch) == 1 else f"Text {index}", alone
-            break
-    return InputError(
-        f"{what} cannot be encoded by the bundle's tokenizer: {error}.\n"
-        "Leave it out, or build the bundle again of a checkpoint whose tokenizer knows an unknown token."
+            errors[index] = alone
+    first = next(iter(errors), None)
+    what = "The batch" if first is None else "The text" if len(batch) == 1 else f"Text {first}"
+    return RefusedTextsError(
+        f"{what} cannot be encoded by the bundle's tokenizer: {error if first is None else errors[first]}.\n"
+        "Leave it out, or build the bundle again of a checkpoint whose tokenizer knows an unknown token.",
+        list(errors) or range(len(batch)),
     )
 
 
@@ -480,7 +559,7 @@ def _unicode_texts(inputs: object, name: str) -> list[str]:
     texts = checked_texts(inputs, name=name)
     for index, text in enumerate(texts):
         try:
-            text.encode()
+            _ = text.isascii() or text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"{name}[{index}] is not valid Unicode: {error}.") from None
     return texts

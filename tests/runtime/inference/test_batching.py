@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hdruntime.backends.equal_lengths import equal_length_groups, right_padded_rows
 from hdruntime.errors import InputError
-from hdruntime.inference.batching import grouped, pack_by_tokens, padded
+from hdruntime.inference.batching import grouped, pack_by_tokens
 
 LENGTHS = st.lists(st.integers(1, 70), max_size=60)
 BUDGETS = st.integers(1, 400)
@@ -53,15 +53,6 @@ def test_batches_are_full_within_every_limit_and_the_longest_rows_come_first(
 def test_an_impossible_budget_is_refused() -> None:
     with pytest.raises(InputError, match="batch_tokens is 0; it must be 1 or more"):
         pack_by_tokens([1], batch_tokens=0)
-
-
-@given(rows=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=5))
-def test_padding_is_on_the_right_and_has_its_value(rows: list[list[int]]) -> None:
-    array = padded(rows, value=-7)
-    assert array.dtype == np.int64
-    assert array.shape == (len(rows), max(map(len, rows)))
-    for row, ids in zip(array.tolist(), rows, strict=True):
-        assert row == ids + [-7] * (len(row) - len(ids))
 
 
 @given(

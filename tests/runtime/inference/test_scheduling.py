@@ -22,7 +22,7 @@ from fakes.recording_runner import BROKEN_ID, NAN_ID, RecordingRunner, answer
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError, OutOfMemoryError
-from hdruntime.inference.batching import MemoryLimits, padded
+from hdruntime.inference.batching import MemoryLimits
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.session import Session
 from hdruntime.text.tokenization import Encoding
@@ -46,11 +46,16 @@ def scheduler(runner: RecordingRunner) -> Scheduler:
     )
 
 
+def padded(rows: list[list[int]]) -> np.ndarray:
+    most = max(map(len, rows))
+    return np.array([[*row, *[0] * (most - len(row))] for row in rows], np.int64)
+
+
 def run(over: Scheduler | RecordingRunner, ids: Ids, batch_tokens: int | None = None) -> Iterator[BatchResult]:
     def inputs_of(rows: list[int]) -> dict[str, np.ndarray]:
         return {
-            "input_ids": padded([ids[row] for row in rows], value=0),
-            "attention_mask": padded([[1] * len(ids[row]) for row in rows], value=0),
+            "input_ids": padded([ids[row] for row in rows]),
+            "attention_mask": padded([[1] * len(ids[row]) for row in rows]),
         }
 
     over = over if isinstance(over, Scheduler) else scheduler(over)

@@ -222,6 +222,15 @@ def test_texts_and_pairs_are_cut_as_the_library_cuts_them_whole(
             pair = None if second is None else texts[second]
             (found,) = tokenizer.encode([texts[first]], None if pair is None else [pair], overflow="truncate")
             assert found == whole_encodings(tokenizer, texts[first], pair), (max_len, first, second)
+            # Without offsets, alone and several at once; BERT's pairs have a second type.
+            given = [texts[first]] * 2, None if pair is None else [pair] * 2
+            alone = tokenizer.encode(*(each and each[:1] for each in given), overflow="truncate", offsets=False)
+            for bare in (*alone, *tokenizer.encode(*given, overflow="truncate", offsets=False)):
+                assert bare.input_ids == found.input_ids == bare.ids.tolist()
+                assert bare.token_type_ids == found.token_type_ids == bare.types.tolist()
+                assert (bare.is_cut, len(bare)) == (found.is_cut, len(found))
+                with pytest.raises(AttributeError, match="no offsets: its text was encoded without"):
+                    _ = bare.offsets
 
 
 @pytest.mark.parametrize("overflow", ["truncate", "error"])
