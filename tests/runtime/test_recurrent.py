@@ -12,23 +12,19 @@ import pytest
 
 import hdruntime
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends import Runner
 from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
-from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
-from hdruntime.backends.openvino.runner import OpenVinoRunner
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BundleCorruptError, InputError, OutOfMemoryError
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.session import Session
+from support.backend_sessions import BACKENDS, session_in
 from support.comparators import assert_close, named_case
-from support.needs import needs_openvino
 from support.recurrent_bundle import (
     MEMORY,
     NEW_MEMORY,
     RecurrentAnswer,
     make_recurrent_bundle,
     recurrent_states,
-    with_graph_for_openvino,
     with_memory_of,
 )
 from support.tiny_bundle import NAN_ID
@@ -46,21 +42,9 @@ def bundle(recurrent_path: Path) -> Bundle:
     return open_bundle(recurrent_path)
 
 
-RUNNERS: dict[str, Callable[[Bundle], Runner]] = {
-    "onnxruntime": OnnxRuntimeRunner,
-    "onnxruntime_cuda": OnnxRuntimeCudaRunner,
-    "openvino": OpenVinoRunner,
-}
-
-
-@pytest.fixture(params=["onnxruntime", "onnxruntime_cuda", pytest.param("openvino", marks=needs_openvino)])
+@pytest.fixture(params=BACKENDS)
 def session(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Session]:
-    """On the CPU; one with the code for a GPU."""
-    if request.param == "onnxruntime_cuda":
-        request.getfixturevalue("cuda_on_cpu")
-    if request.param == "openvino":
-        bundle = with_graph_for_openvino(bundle)
-    with Session(bundle, RUNNERS[request.param](bundle)) as opened:
+    with session_in(request.param, bundle, request) as opened:
         yield opened
 
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime.backends import Runner
-from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
-from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
-from hdruntime.backends.openvino.runner import OpenVinoRunner
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.session import Session
+from support.backend_sessions import BACKENDS, session_in
 from support.comparators import assert_close, named_case
-from support.needs import needs_openvino
 from support.recurrent_bundle import (
     REMEMBERED,
     TokensAnswer,
     make_streaming_bundle,
     tokens_answer,
-    with_graph_for_openvino,
 )
 from support.tiny_bundle import HIDDEN_SIZE, NAN_ID, TABLE
 
@@ -32,22 +27,10 @@ HIDDEN = "last_hidden_state"
 LEFT = ("new_mems.0", "new_mems.mask")
 
 
-RUNNERS: dict[str, Callable[[Bundle], Runner]] = {
-    "onnxruntime": OnnxRuntimeRunner,
-    "onnxruntime_cuda": OnnxRuntimeCudaRunner,
-    "openvino": OpenVinoRunner,
-}
-
-
-@pytest.fixture(params=["onnxruntime", "onnxruntime_cuda", pytest.param("openvino", marks=needs_openvino)])
+@pytest.fixture(params=BACKENDS)
 def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
-    """On the CPU; one with the code for a GPU."""
-    if request.param == "onnxruntime_cuda":
-        request.getfixturevalue("cuda_on_cpu")
     bundle = open_bundle(make_streaming_bundle(tmp_path / "bundle"))
-    if request.param == "openvino":
-        bundle = with_graph_for_openvino(bundle)
-    with Session(bundle, RUNNERS[request.param](bundle)) as opened:
+    with session_in(request.param, bundle, request) as opened:
         yield opened
 
 

@@ -14,9 +14,8 @@ import numpy as np
 import onnx
 
 from hdexport.support.bundle_writer import seal
-from hdruntime.backends.openvino import OPENVINO_LOWERING
-from hdruntime.bundle.manifest import Default, Fill, GraphFile, InputSpec, Manifest, Role, TensorSpec
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, TensorSpec
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from support.onnx_models import parsed_model
 from support.tiny_bundle import HIDDEN_SIZE, TABLE, make_bundle
@@ -175,13 +174,6 @@ def make_streaming_bundle(
     )
     seal(directory, changed)
     return directory
-
-
-def with_graph_for_openvino(bundle: Bundle) -> Bundle:
-    """The bundle, whose portable graph is listed as one for OpenVINO, too."""
-    also = GraphFile(file="model.onnx", lowering=OPENVINO_LOWERING, dtype="float32")
-    graphs = (*bundle.manifest.graphs, also)
-    return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, graphs=graphs))
 
 
 def with_memory_of(manifest: Manifest, *sizes: int) -> Manifest:

@@ -7,12 +7,11 @@ hdexport.attention. It is CONTRIBUTING's recipe for a kind of attention.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ import hdruntime
 from hdexport.attention.kinds import kinds
 from hdruntime.bundle.manifest import Task
 from support.commands import run_here, run_installed
+from support.installed import package_installed
 from support.kind_checks import assert_kinds_conform
 from support.needs import needs_rtx
 from support.tiny_models import save_tiny_model
@@ -30,18 +30,7 @@ from support.tiny_models import save_tiny_model
 FOLDER = Path(__file__).with_name("toy_kind")
 
 
-@contextlib.contextmanager
-def toy_installed() -> Iterator[None]:
-    """The package with the toy is there, as it is for every process that starts from here."""
-    path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
-    kinds.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        patch.setenv("PYTHONPATH", path)
-        try:
-            yield
-        finally:
-            kinds.cache_clear()
+toy_installed = functools.partial(package_installed, FOLDER, kinds)
 
 
 def hdexport(*words: object, installed: bool = True) -> subprocess.CompletedProcess[str]:

@@ -7,11 +7,10 @@ hdexport.backends. It is CONTRIBUTING's recipe for a backend.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,28 +26,13 @@ from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.optional import registered_backends
 from support.commands import run_here, run_installed
+from support.installed import package_installed
 from support.tiny_models import save_tiny_model
 
 FOLDER = Path(__file__).with_name("toy_backend")
 
 
-def forget() -> None:
-    for found in (registered_backends, backends, targets):
-        found.cache_clear()
-
-
-@contextlib.contextmanager
-def toy_installed() -> Iterator[None]:
-    """The package with the toy is there, as it is for every process that starts from here."""
-    path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
-    forget()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        patch.setenv("PYTHONPATH", path)
-        try:
-            yield
-        finally:
-            forget()
+toy_installed = functools.partial(package_installed, FOLDER, registered_backends, backends, targets)
 
 
 def hdexport(*words: object, installed: bool = True) -> subprocess.CompletedProcess[str]:

@@ -14,18 +14,17 @@ import pytest
 import hdruntime
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
-from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
-from hdruntime.backends.openvino.runner import OpenVinoRunner
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns
 from hdruntime.session import Session
 from hdruntime.text.tokenization import Encoding
+from support.backend_sessions import BACKENDS, session_in
 from support.comparators import named_case
 from support.job_runs import read, run
 from support.needs import needs_openvino
-from support.recurrent_bundle import make_streaming_bundle, with_graph_for_openvino
+from support.recurrent_bundle import make_streaming_bundle
 from support.tiny_bundle import INPUTS
 from tests.runtime.backends.tensorrt.conftest import new_machine  # noqa: F401 fixture
 
@@ -48,16 +47,10 @@ def session_of(backend: str, request: pytest.FixtureRequest) -> Session:
     if backend == "tensorrt":
         return request.getfixturevalue("new_machine")(token_types=True).session()  # type: ignore[no-any-return]
     bundle = open_bundle(request.getfixturevalue("new_bundle")(token_types=True))
-    if backend == "openvino":
-        bundle = with_graph_for_openvino(bundle)
-        return Session(bundle, OpenVinoRunner(bundle))
-    if backend == "onnxruntime_cuda":
-        request.getfixturevalue("cuda_on_cpu")
-        return Session(bundle, OnnxRuntimeCudaRunner(bundle))
-    return Session(bundle, OnnxRuntimeRunner(bundle))
+    return session_in(backend, bundle, request)
 
 
-@pytest.fixture(params=["onnxruntime", "onnxruntime_cuda", pytest.param("openvino", marks=needs_openvino), "tensorrt"])
+@pytest.fixture(params=[*BACKENDS, "tensorrt"])
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     """Of each backend; those for a GPU are simulated."""
     with session_of(request.param, request) as opened:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from hdruntime.tasks.task import Text
 from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.tokenization import Overflow
 from support.commands import run_here, run_installed
+from support.installed import package_installed
 from support.tiny_bundle import TABLE, WORDS, make_bundle
 from support.tiny_models import save_tiny_model
 
@@ -38,13 +38,9 @@ TEXTS = ["long documents are read", "whole", "read long documents " * 9]
 
 
 @pytest.fixture
-def toy_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The package with the toy is there, as it is for every process that starts from here."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    registered_tasks.cache_clear()
-    yield
-    registered_tasks.cache_clear()
+def toy_installed() -> Iterator[None]:
+    with package_installed(FOLDER, registered_tasks):
+        yield
 
 
 @pytest.fixture
