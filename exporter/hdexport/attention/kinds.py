@@ -14,7 +14,7 @@ import hdexport.attention
 from hdexport.attention.kind import AttentionKind, AttentionRecord, Form, OperatorNode, Setup, Subject
 from hdexport.attention.spec import NotUnderstoodError
 from hdexport.lowering.lowering import Lowering
-from hdexport.lowering.nodes import operator_of
+from hdexport.lowering.nodes import operator_nodes, operator_of
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BundleCorruptError, InputError, ModelError
@@ -61,6 +61,11 @@ def lowering_of(node: onnx_ir.Node) -> Lowering:
     operator = operator_of(node).name
     found = (lowering for kind in kinds() for lowering in kind.lowerings if lowering.operator == operator)
     return next(found, _BODIES)
+
+
+def lowerings_of(model: onnx_ir.Model) -> list[tuple[onnx_ir.Node, Lowering]]:
+    """The nodes of our operators in a graph, in its order, each with what backends get in its place."""
+    return [(node, lowering_of(node)) for node in operator_nodes(model)]
 
 
 def attention_from_spec(spec: str | None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -160,6 +160,11 @@ def merge_heads(insertion: Insertion, tokens_first: onnx_ir.Value) -> onnx_ir.Va
     return insertion.op("Reshape", [tokens_first, insertion.integers([0, 0, -1])])
 
 
+def merged_states(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
+    """A node's states as [batch, tokens, hidden]."""
+    return [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
+
+
 def choice(
     condition: onnx_ir.Value,
     *,

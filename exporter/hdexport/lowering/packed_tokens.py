@@ -7,7 +7,7 @@ scores with one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hdexport.lowering.multi_head_attention import Insertion
@@ -44,6 +44,19 @@ class PackedTokens:
         everywhere = op("Add", [op("Mul", [numbers, zero]), positions])
         order = op("ScatterElements", [everywhere, places, everywhere], {"axis": 1})
         self._places, self._order = (op("Unsqueeze", [indices, last]) for indices in (places, order))
+
+    def around(
+        self,
+        states: Sequence[onnx_ir.Value],
+        attend: Callable[[Sequence[onnx_ir.Value]], onnx_ir.Node],
+        zero: onnx_ir.Value,
+    ) -> list[onnx_ir.Node]:
+        """Nodes, in no graph yet, by which a node of attention, which `attend` makes, sees packed texts; the last gives
+        [batch, tokens, hidden], 0 at padding.
+        """
+        packs = self.pack(states)
+        attended = attend([pack.outputs[0] for pack in packs])
+        return [*packs, attended, *self.unpack(attended.outputs[0], zero)]
 
     def pack(self, states: Sequence[onnx_ir.Value]) -> list[onnx_ir.Node]:
         """Nodes, in no graph yet, that give states, [batch, tokens, hidden], in the order of packed texts."""

@@ -24,6 +24,7 @@ it, 64 MB for a text of 4096 tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -35,10 +36,9 @@ from hdexport.lowering.multi_head_attention import (
     choice,
     fused_attention,
     masked_choice,
-    merge_heads,
+    merged_states,
     repeat_key_heads,
     replace_by_merged,
-    states_tokens_first,
 )
 from hdexport.lowering.nodes import heads_of, is_causal, shape_of, token_mask_of
 from hdexport.lowering.openvino_functions import OpenVinoForm
@@ -75,8 +75,7 @@ class _DenseLowering(Lowering, OpenVinoForm):
         else:
             mask = parts.once((KeyMask, key_mask), lambda: KeyMask(insertion, key_mask))
             repeat_key_heads(insertion, node)
-            states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
-            attended = masked_choice(node, states, mask, name=name)
+            attended = masked_choice(node, merged_states(insertion, node), mask, name=name)
         replace_by_merged(insertion, node, insertion.insert(attended))
 
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
@@ -193,18 +192,10 @@ def causal_choice(insertion: Insertion, node: onnx_ir.Node, mask: CausalMask, *,
 
     if not _takes_heads_of(node):
         repeat_key_heads(insertion, node)
-    states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
-    free = _attention(node, states, mask)
-    packs = mask.packed.pack(states)
-    packed = _attention(node, [pack.outputs[0] for pack in packs], mask)
-    unpacks = mask.packed.unpack(packed.outputs[0], mask.zero)
-    return choice(
-        mask.packed.unmasked,
-        then=[free],
-        otherwise=[*packs, packed, *unpacks],
-        name=name,
-        dtype=ir.DataType.FLOAT,
-    )
+    states = merged_states(insertion, node)
+    attend = functools.partial(_attention, node, mask=mask)
+    otherwise = mask.packed.around(states, attend, mask.zero)
+    return choice(mask.packed.unmasked, then=[attend(states)], otherwise=otherwise, name=name, dtype=ir.DataType.FLOAT)
 
 
 def _takes_heads_of(node: onnx_ir.Node) -> bool:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdexport.attention.kinds import lowering_of
+from hdexport.attention.kinds import lowerings_of
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN
-from hdexport.lowering.nodes import operator_nodes
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -26,8 +25,8 @@ def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
     pool_in_blocks(model)
     widen_to_float32(model)
     parts = SharedParts(model)
-    for node in operator_nodes(model):
-        lowering_of(node).for_onnxruntime_cpu(node, parts)
+    for node, lowering in lowerings_of(model):
+        lowering.for_onnxruntime_cpu(node, parts)
     model.graph.opset_imports[CONTRIB_DOMAIN] = 1
     RemoveUnusedNodesPass()(model)
     RemoveUnusedFunctionsPass()(model)

@@ -30,11 +30,13 @@ head of keys that several heads of queries share is repeated.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.attention.kinds import lowering_of
+from hdexport.attention.kinds import lowerings_of
 from hdexport.graph.passes.narrow_norms import narrow_norms
+from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import (
@@ -43,12 +45,11 @@ from hdexport.lowering.multi_head_attention import (
     Insertion,
     choice,
     fused_attention,
-    merge_heads,
+    merged_states,
     repeat_key_heads,
     replace_by_merged,
-    states_tokens_first,
 )
-from hdexport.lowering.nodes import is_causal, operator_nodes, token_mask_of
+from hdexport.lowering.nodes import is_causal, token_mask_of
 from hdexport.lowering.packed_tokens import PackedTokens
 
 if TYPE_CHECKING:
@@ -65,13 +66,12 @@ _LEAST_FLOAT32_TOKENS = 256
 
 
 def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
-    """Lower a portable graph, in place; returns how many attentions are fused and normalisations narrowed. With none
-    the graph is the portable one still."""
+    """Lower a portable graph, in place; returns how many pools are in blocks, normalisations narrowed and attentions
+    fused. With none the graph is the portable one still."""
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
-    narrowed = narrow_norms(model)
-    lowerings = [(node, lowering_of(node)) for node in operator_nodes(model)]
-    dense = [(node, lowering) for node, lowering in lowerings if lowering.is_dense(node)]
+    pooled, narrowed = pool_in_blocks(model), narrow_norms(model)
+    dense = [(node, lowering) for node, lowering in lowerings_of(model) if lowering.is_dense(node)]
     parts = SharedParts(model)
     for node, lowering in dense:
         fusion = _Fusion(node, parts)
@@ -82,7 +82,7 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     if dense or narrowed:
         RemoveUnusedNodesPass()(model)
         RemoveUnusedFunctionsPass()(model)
-    return len(dense) + narrowed
+    return pooled + narrowed + len(dense)
 
 
 class _Fusion:
@@ -105,16 +105,13 @@ class _Fusion:
         if is_causal(node):
             return self._causal(parts.once((PackedTokens, key_mask), lambda: PackedTokens(self.insertion, key_mask)))
         mask = parts.once((_Mask, key_mask), lambda: _Mask(self.insertion, key_mask, self._dtype))
-        states = self._states()
+        states = merged_states(self.insertion, node)
         if not has_bias:
             return self._fused(states, mask, name=self._name)
         bias = bias_by_distance(self.insertion, node, parts, by_rows=False, is_short=mask.is_short)
         if bias.dtype != self._dtype:
             bias = self.insertion.op("Cast", [bias], {"to": int(self._dtype)})
         return self._or_body(self._fused(states, mask, bias=bias, name=f"{self._name}_fused"), mask.is_short)
-
-    def _states(self) -> list[onnx_ir.Value]:
-        return [merge_heads(self.insertion, state) for state in states_tokens_first(self.insertion, self._node)]
 
     def _fused(
         self, states: Sequence[onnx_ir.Value], mask: _Mask, *, bias: onnx_ir.Value | None = None, name: str
@@ -142,13 +139,10 @@ class _Fusion:
         """The attention of each token to those before it, which packs no texts where no token is padding."""
         zero = self.insertion.op("Constant", [], {"value_float": 0.0})
         zero = self.insertion.op("Cast", [zero], {"to": int(self._dtype)})
-        states = self._states()
-        packs = packed.pack(states)
-        attended = fused_attention(self._node, [pack.outputs[0] for pack in packs], causal=True)
-        unpacks = packed.unpack(attended.outputs[0], zero)
-        free = fused_attention(self._node, states, causal=True)
-        otherwise = [*packs, attended, *unpacks]
-        return choice(packed.unmasked, then=[free], otherwise=otherwise, name=self._name, dtype=self._dtype)
+        states = merged_states(self.insertion, self._node)
+        attend = functools.partial(fused_attention, self._node, causal=True)
+        otherwise = packed.around(states, attend, zero)
+        return choice(packed.unmasked, then=[attend(states)], otherwise=otherwise, name=self._name, dtype=self._dtype)
 
     def _or_body(self, fused: onnx_ir.Node, is_short: onnx_ir.Value) -> onnx_ir.Node:
         """The fused attention for short texts, else the node's body."""

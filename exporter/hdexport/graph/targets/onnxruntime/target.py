@@ -39,7 +39,6 @@ class OnnxTarget(Target):
         import onnx_ir as ir
 
         from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
-        from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
         from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
         from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 
@@ -48,8 +47,7 @@ class OnnxTarget(Target):
             chunked = chunk_feed_forward(for_gpu, tokens=request.ffn_chunk, layers=request.layers)
         for_cpu = GraphFile(file=f"{CPU_LOWERING}.onnx", lowering=CPU_LOWERING, dtype="float32")
         ir.save(lower_for_onnxruntime_cpu(for_gpu.clone()), directory / for_cpu.file)
-        pooled = pool_in_blocks(for_gpu)
-        if not (lower_for_onnxruntime_cuda(for_gpu) or chunked or pooled):
+        if not (lower_for_onnxruntime_cuda(for_gpu) or chunked):
             return [for_cpu]
         graph = GraphFile(file=f"{CUDA_LOWERING}.onnx", lowering=CUDA_LOWERING, dtype=request.dtype)
         ir.save(for_gpu, directory / graph.file)

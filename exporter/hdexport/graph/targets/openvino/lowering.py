@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdexport.attention.kinds import lowering_of
+from hdexport.attention.kinds import lowerings_of
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.lowering import SharedParts
@@ -34,8 +34,8 @@ def lower_for_openvino(model: onnx_ir.Model, *, padded: bool) -> bool:
     pool_in_blocks(model)
     widen_to_float32(model)
     parts = SharedParts(model, padded=padded)
-    lowerings = [(node, lowering_of(node)) for node in operator_nodes(model)]
-    differs = [form.for_openvino(node, parts) for node, form in lowerings if isinstance(form, OpenVinoForm)]
+    forms = [(node, form) for node, form in lowerings_of(model) if isinstance(form, OpenVinoForm)]
+    differs = [form.for_openvino(node, parts) for node, form in forms]
     # The bodies' operators mean the same in each opset from theirs on, and a graph has one.
     for function in model.functions.values():
         function.opset_imports[""] = OPSET
