@@ -7,13 +7,13 @@ import os
 import platform
 import subprocess
 import sys
-from importlib import metadata
 
 from hdruntime import __version__
 from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.findings import Finding, FindingStatus, Probed
 from hdruntime.backends.registry import backends
 from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, why_no_gpu
+from hdruntime.optional import installed_version
 from hdruntime.process_limits import chosen_threads, free_bytes, memory_limit_bytes
 
 _EXPORT_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors")
@@ -108,12 +108,5 @@ def _gpu(found: tuple[Gpu, ...]) -> Finding:
 
 
 def _package(name: str, missing: str, fix: str, status: FindingStatus = FindingStatus.MISSING) -> Finding:
-    version = _version(name)
+    version = installed_version(name)
     return Finding(name, status, missing, fix) if version is None else Finding(name, FindingStatus.OK, version)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

@@ -84,6 +84,17 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution, whether or not its package loads; None where it is not installed."""
+    # Imported here, as below: it takes 20 ms, and not every command asks.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
 def entry_points_of(group: str) -> dict[str, EntryPoint]:
     """The entry points that packages register in a group, by name; none of them is imported."""
     from importlib.metadata import entry_points

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from importlib import metadata
 from typing import Any, NamedTuple
 
 
@@ -47,12 +46,3 @@ import importlib, json, sys
 print(json.dumps({"version": importlib.import_module(sys.argv[1]).__version__}))
 """
 """A probe that imports the package and prints its version."""
-
-
-def is_there(distribution: str) -> bool:
-    """Whether a distribution is installed, whether or not its package loads."""
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

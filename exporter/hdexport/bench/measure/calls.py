@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import statistics
@@ -19,6 +18,7 @@ import hdexport
 from hdexport.bench.results.result import Latency
 from hdexport.support.memory import first_gpu, peak_resident_bytes, reset_peak, resident_bytes
 from hdruntime.backends.registry import backends
+from hdruntime.optional import installed_version
 from hdruntime.process_limits import cpu_quota, usable_cpus
 
 STABLE_RUNS = 3
@@ -172,8 +172,9 @@ def _clocks(nvml: Any, handle: Any) -> Iterator[tuple[str, str]]:
 def _versions() -> Iterator[tuple[str, str]]:
     of_backends = (name for entry in backends() for name in entry.distributions)
     for name in dict.fromkeys((*_PACKAGES, *of_backends)):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield name, importlib.metadata.version(name)
+        version = installed_version(name)
+        if version is not None:
+            yield name, version
 
 
 def _commit(file: Path) -> str | None:

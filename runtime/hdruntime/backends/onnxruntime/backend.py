@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hdruntime.backends.entry import Asked, BackendEntry, Refusal
-from hdruntime.backends.findings import Finding, FindingStatus, Probed, is_there
+from hdruntime.backends.findings import Finding, FindingStatus, Probed
 from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING, CUDA_PROVIDER
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError
-from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA, installed_version
 
 if TYPE_CHECKING:
     from hdruntime.backends import Runner
@@ -88,7 +88,7 @@ print(json.dumps(dict(version=onnxruntime.__version__, facts=facts)))
             )
         detail = f"{loaded.version}: {', '.join(loaded.facts['providers'])}"
         on_gpu = CUDA_PROVIDER in loaded.facts["providers"]
-        if not on_gpu and is_there("onnxruntime") and is_there("onnxruntime-gpu"):
+        if not on_gpu and all(map(installed_version, self.distributions)):
             return Finding(
                 self.library,
                 FindingStatus.BROKEN,

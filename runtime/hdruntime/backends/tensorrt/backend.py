@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shlex
-from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar
 
 from hdruntime.backends.entry import Asked, BackendEntry, Refusal, ThisMachine, version_numbers
-from hdruntime.backends.findings import IMPORT, Finding, FindingStatus, Probed, is_there
+from hdruntime.backends.findings import IMPORT, Finding, FindingStatus, Probed
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import BackendUnavailableError
+from hdruntime.optional import installed_version
 
 if TYPE_CHECKING:
     from hdruntime.backends import Runner
@@ -83,13 +83,8 @@ class EngineBackend(BackendEntry):
 
     def version(self, *, has_gpu: bool) -> str | None:
         """By the distributions; each comes with ``..._bindings``, which may be alone."""
-        for name in self.distributions:
-            for distribution in (name, f"{name}-bindings"):
-                try:
-                    return metadata.version(distribution)
-                except metadata.PackageNotFoundError:
-                    continue
-        return None
+        asked = (distribution for name in self.distributions for distribution in (name, f"{name}-bindings"))
+        return next(filter(None, map(installed_version, asked)), None)
 
     def builds_for(self, architecture: str) -> bool:
         """TensorRT for Turing and all since."""
@@ -121,7 +116,7 @@ class EngineBackend(BackendEntry):
             limit = None
         if loaded is None or loaded.error is not None:
             return super().finding(loaded, gpu)
-        if self.builds and not is_there("polygraphy"):
+        if self.builds and installed_version("polygraphy") is None:
             detail = f"{loaded.version}; building engines needs polygraphy"
             return Finding(self.library, FindingStatus.MISSING, detail, self.install)
         if limit is not None:
