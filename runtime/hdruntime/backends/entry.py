@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.manifest import Backend
-from hdruntime.gpu.driver import Gpu, why_no_gpu
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import is_installed
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from hdruntime.backends import Runner
     from hdruntime.backends.findings import Finding, Probed
     from hdruntime.bundle.reader import Bundle
+    from hdruntime.gpu.driver import Gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,8 @@ class ThisMachine:
     @property
     def why_no_gpu(self) -> str:
         """Why there is no `gpu`."""
+        from hdruntime.gpu.driver import why_no_gpu
+
         return why_no_gpu(self.listed_gpus)
 
 

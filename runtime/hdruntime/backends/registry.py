@@ -9,7 +9,6 @@ import pkgutil
 import hdruntime.backends
 from hdruntime.backends.entry import BackendEntry, ThisMachine
 from hdruntime.backends.precision import Precision
-from hdruntime.gpu.driver import driver_version, gpus, listed_gpus
 from hdruntime.optional import made_by, registered_backends
 
 
@@ -52,6 +51,8 @@ def computing_in(precision: Precision) -> list[BackendEntry]:
 
 def this_machine(device: int = 0) -> ThisMachine:
     """Look at the GPU of that number among CUDA's, and at the driver; with a GPU, ONNX Runtime is imported."""
+    from hdruntime.gpu.driver import driver_version, gpus, listed_gpus
+
     offered = gpus()
     found = offered[device:]
     versions = {entry.name: entry.version(has_gpu=bool(found)) for entry in backends() if entry.needs_gpu}
