@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -18,6 +19,7 @@ from hdexport.cli import main
 from hdruntime.errors import InputError
 from hdruntime.serve import ServeOptions, serve
 from hdruntime.serve.queue import TextQueue
+from hdruntime.serve.server import bound_sockets
 
 ORIGIN = "https://pages.example"
 
@@ -52,6 +54,25 @@ def command(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, uvicor
             if servers:
                 servers[0].should_exit = True
             thread.join()
+
+
+def test_a_small_answer_waits_for_no_acknowledgement_of_the_client() -> None:
+    """Without TCP_NODELAY the second part of an answer waits up to 40 ms."""
+
+    async def story(bound: socket.socket) -> int:
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        async with await asyncio.start_server(connected, sock=bound):
+            _, writer = await asyncio.open_connection(*bound.getsockname()[:2])
+            writer.close()
+            return await found
+
+    with bound_sockets("127.0.0.1", 0) as (bound,):
+        bound.listen()
+        assert asyncio.run(story(bound))
 
 
 def preflight(client: httpx2.Client, origin: str, headers: str = "authorization,content-type,x-stainless-os") -> Any:

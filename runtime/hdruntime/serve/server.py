@@ -104,8 +104,10 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as exits:
         sockets: list[socket.socket] = []
         with _refusal(host, port):
-            for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                bound = exits.enter_context(socket.socket(family, kind))
+            for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                # With its protocol: asyncio sends small writes at once (TCP_NODELAY) on sockets that say that they are
+                # TCP; the second part of an answer would wait for the client's delayed acknowledgement, 40 ms.
+                bound = exits.enter_context(socket.socket(family, kind, protocol))
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
