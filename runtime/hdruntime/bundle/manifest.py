@@ -139,12 +139,7 @@ class Fill(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Default:
-    """The default value of an input.
-
-    Attributes:
-        fill: the rule.
-        token_id: the id of the rule; None for rules without an id.
-    """
+    """The default value of an input; `token_id` is None for rules without an id."""
 
     fill: Fill
     token_id: TokenId | None = None
@@ -309,13 +304,11 @@ class EngineFile:
     """A TensorRT engine.
 
     Attributes:
-        file: the engine.
         passport: a JSON file beside it, see `hdruntime.backends.tensorrt.passport`.
         flavour: ``tensorrt`` or ``tensorrt_rtx``, which built it.
         version: of that package; an engine runs with the version that built it.
         precision: of the graph's weights.
         architectures: GPU architectures that the engine runs on, e.g. ``sm89``.
-        profiles: the shapes that the engine takes.
         version_compatible: whether later versions run it too, and TensorRT's lean runtime.
     """
 

@@ -39,7 +39,6 @@ def checked_inputs(
         given: name -> array, tensor or nested list: integers [batch, tokens], masks and marks also as booleans, and the
             mask as floats 0 and 1; for a state from the call before floats of the manifest's shape. A missing input, or
             None, gets the manifest's default.
-        manifest: of the bundle.
         max_len: most tokens, if the backend accepts another number than the manifest says.
         memory: size of the axis ``memory`` if no state with that axis is given; None for the most.
 
@@ -69,13 +68,8 @@ def checked_inputs(
 
 
 def inputs_of_texts(encodings: Sequence[Encoding], manifest: Manifest, *, memory: int) -> dict[str, AnyArray]:
-    """A batch of texts, shorter ones padded on the right, as :func:`checked_inputs` gives it.
-
-    Args:
-        encodings: of texts with a token each, and no more tokens than the bundle takes.
-        manifest: of the bundle.
-        memory: size of the axis ``memory``; carried states hold their defaults.
-    """
+    """A batch of texts, shorter ones padded on the right, as :func:`checked_inputs` gives it: each has a token, and no
+    more than the bundle takes. `memory` is the size of that axis; carried states hold their defaults."""
     pad_id = manifest.tokenizer.pad_token_id if manifest.tokenizer else 0
     lengths = np.array([[len(encoding)] for encoding in encodings])
     place = np.arange(lengths.max())

@@ -92,12 +92,8 @@ class Lanes:
 
     When a document ends, its row forgets it and begins the next one, while the other rows go on with theirs. All
     batches have one shape; only the last segment of a document is padded, and a row without a document is all padding.
-
-    Args:
-        scheduler, manifest, max_len: of the session.
-        segment, rows: as of :meth:`hdruntime.Session.stream_all`.
-        documents: how many there are at most; rows are no more by default.
-        outputs: names of the requested outputs.
+    `segment` and `rows` are those of :meth:`hdruntime.Session.stream_all`; by default there are no more rows than
+    `documents`.
     """
 
     def __init__(

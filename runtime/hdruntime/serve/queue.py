@@ -50,13 +50,8 @@ class TextQueue:
 
     A batch has texts of one task whose lengths differ by less than a factor of two: a short text waits neither for a
     long one in its batch nor for its padding. The batch begins with the text that waits longest, and takes texts of all
-    clients in turns.
-
-    Args:
-        batch_tokens: of a batch.
-        most_tokens: that wait.
-        max_wait_s: how long a text waits for others.
-        on_batch: takes the texts and the tokens of each batch.
+    clients in turns. A text waits at most `max_wait_s` for others; `on_batch` takes the texts and the tokens of each
+    batch.
     """
 
     def __init__(

@@ -153,8 +153,6 @@ class Call(Protocol):
         """The answers of the bundle's task to texts, whose treatment the body's keys say.
 
         Args:
-            body: of the request.
-            texts: any number.
             task: another of the same bundle, which reads texts whole.
             overflow: in place of the body's.
             stride: tokens that a piece of a split text repeats.

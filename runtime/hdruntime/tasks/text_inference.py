@@ -59,12 +59,10 @@ class _Piece(NamedTuple):
 
 
 class TextInference:
-    """Runs texts with a session, and remembers whether the session has ever worked.
+    """Runs texts with a session, and remembers whether the session has ever worked. Batches are smaller than asked for
+    if their outputs would fill the memory.
 
     Args:
-        session: that runs them. Batches are smaller than asked for if their outputs would fill the memory.
-        task: whose answers are computed.
-        reading: how texts are read.
         prompt: before every text; ids include it already.
         tokenizer: with a limit of its own on tokens; None for the session's.
         on_done: called with 1 for each text that has its answer.
@@ -300,10 +298,7 @@ def answers_of(
     """The answers to texts, in order, a window of texts at a time; the longest texts are run first.
 
     Args:
-        session: that runs them.
-        task: whose answers are computed.
-        texts: any number.
-        reading, prompt, tokenizer, on_done: as of `TextInference`.
+        prompt, tokenizer, on_done: as of `TextInference`.
         name: the texts' in an error: ``sentences[3]: ...``.
         on_encoded: takes the texts' tokens, before they are run.
         into: an array [texts, ...] that takes the answers; None for a list.
