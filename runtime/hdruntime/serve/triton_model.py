@@ -6,9 +6,8 @@ import importlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,14 +39,11 @@ def tensors_of(bundle: Bundle) -> RowTensor:
     return found
 
 
-@dataclass
-class _Request:
-    """The texts of a request, each with its answer or its error."""
+class _Request(NamedTuple):
+    """The texts of a request, each with its answer or its error, and what runs them."""
 
-    texts: list[Text]
-    overflow: Overflow
-    prompt: str
-    items: list[TextItem] = field(default_factory=list)
+    inference: TextInference
+    items: list[TextItem]
 
     @property
     def error(self) -> str | None:
@@ -80,12 +76,13 @@ class TritonPythonModel:
         (``error``, ``end`` or ``split``) and ``prompt_name``."""
         triton = importlib.import_module("triton_python_backend_utils")
         read = [self._read(triton, request) for request in requests]
-        groups: dict[tuple[Overflow, str], list[_Request]] = {}
+        items: dict[TextInference, list[TextItem]] = {}
         for each in read:
-            if isinstance(each, _Request):
-                groups.setdefault((each.overflow, each.prompt), []).append(each)
-        for key, group in groups.items():
-            self._answer(self._inference(*key), group)
+            # A request with an error is not answered in part.
+            if isinstance(each, _Request) and each.error is None:
+                items.setdefault(each.inference, []).extend(each.items)
+        for inference, some in items.items():
+            inference.run(some)
         return [self._response(triton, each) for each in read]
 
     def finalize(self) -> None:
@@ -113,7 +110,8 @@ class TritonPythonModel:
                 raise InputError("The request has no TEXT.")
             seconds: Sequence[str | None] = pairs or [None] * len(texts)
             found = [Text(text=text, text_pair=pair) for text, pair in zip(texts, seconds, strict=True)]
-            return _Request(found, overflow, prompt)
+            inference = self._inference(overflow, prompt)
+            return _Request(inference, inference.encode(found))
         except (HdexportError, UnicodeDecodeError) as error:
             return str(error)
 
@@ -128,13 +126,6 @@ class TritonPythonModel:
             reading = Reading.of(overflow=overflow)
             self._inferences[key] = TextInference(self._session, self._task, reading, prompt=prompt)
         return self._inferences[key]
-
-    @staticmethod
-    def _answer(inference: TextInference, requests: Sequence[_Request]) -> None:
-        for request in requests:
-            request.items = inference.encode(request.texts)
-        # A request with an error is not answered in part.
-        inference.run([item for request in requests if request.error is None for item in request.items])
 
     def _response(self, triton: Any, request: _Request | str) -> Any:
         error = request if isinstance(request, str) else request.error
