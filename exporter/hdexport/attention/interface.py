@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.masking_utils import causal_mask_function
 
 from hdexport.attention.dense.model import DenseMask
+from hdexport.attention.model_parts import use_attention
 from hdexport.attention.query_scale import LogScale
 from hdexport.attention.window import Window
 from hdexport.attention.window.model import WindowMask, window_mask
@@ -47,9 +47,7 @@ def use_operators(model: PreTrainedModel, query_scale: LogScale | None = None) -
     registered here is the same for every model with the same factor of its queries, whose name says it.
     """
     name = _IMPLEMENTATION if query_scale is None else f"{_IMPLEMENTATION}-logn-{query_scale.base}"
-    ALL_ATTENTION_FUNCTIONS.register(name, _attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(name, functools.partial(_mask, query_scale=query_scale))
-    model.config._attn_implementation = name
+    use_attention(model, name, _attend, functools.partial(_mask, query_scale=query_scale))
 
 
 def _attend(

@@ -23,6 +23,22 @@ _RECORDING = "hdexport-recording"
 """Name under which the library's attention interface knows the recorder."""
 
 
+def use_attention(
+    model: PreTrainedModel,
+    name: str,
+    attend: Callable[..., Any],
+    mask: Callable[..., Any] = lambda *_, attention_mask, **__: attention_mask,
+) -> None:
+    """Make every attention of a model, which the library's attention interface reaches, call a function, in place.
+
+    A name means the same functions for all models of the process. `mask` makes what each attention is given for a mask;
+    by default it is the model's own, [batch, tokens].
+    """
+    ALL_ATTENTION_FUNCTIONS.register(name, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, mask)
+    model.config._attn_implementation = name
+
+
 def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The modules that call the library's attention interface, in the order in which they do, without repeats.
 
@@ -39,12 +55,10 @@ def attention_calls(model: PreTrainedModel) -> list[torch.nn.Module]:
         found.append(module)
         return query.transpose(1, 2).contiguous(), None
 
-    ALL_ATTENTION_FUNCTIONS.register(_RECORDING, attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_RECORDING, lambda *_, **__: None)
     before = model.config._attn_implementation
-    model.config._attn_implementation = _RECORDING
+    use_attention(model, _RECORDING, attend, lambda *_, **__: None)
     try:
-        _run(model, torch.zeros(1, 2, dtype=torch.int64))
+        run_text(model, torch.zeros(1, 2, dtype=torch.int64))
     finally:
         model.config._attn_implementation = before
     return found
@@ -66,7 +80,7 @@ def states_before_layers(model: PreTrainedModel, input_ids: torch.Tensor) -> tor
 
     handle = layer_stack(model).register_forward_pre_hook(look, with_kwargs=True)
     try:
-        _run(model, input_ids.unsqueeze(0))
+        run_text(model, input_ids.unsqueeze(0))
     finally:
         handle.remove()
     return seen[0][0]
@@ -81,6 +95,11 @@ def wrap_layers(model: PreTrainedModel, around: Callable[[torch.Tensor, torch.Te
     """
     stack = layer_stack(model)
     stack.forward = functools.partial(_forward, stack.forward, around)
+
+
+def give_masks(model: PreTrainedModel, made: Callable[[torch.Tensor], Any]) -> None:
+    """Give the layers of a model what is made of the mask, [batch, tokens], bool, in its place; see `wrap_layers`."""
+    wrap_layers(model, lambda states, mask, layers: layers(states, made(mask)))
 
 
 def _forward(
@@ -108,7 +127,8 @@ def _forward(
     return output
 
 
-def _run(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+def run_text(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    """Run a model for what its layers do with a text, [1, tokens]."""
     with torch.inference_mode():
         model.base_model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
 

@@ -17,6 +17,7 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hdexport.attention.model_parts import use_attention
 from hdexport.model.family import Family
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ def use_pair_counts(model: PreTrainedModel) -> None:
     Its layers are to be wrapped (`hdexport.attention.model_parts.wrap_layers`), are given the mask as it is, [batch,
     tokens], and hand on the counts.
     """
-    ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend_pairs)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, lambda *_, attention_mask, **__: attention_mask)
-    model.config._attn_implementation = _IMPLEMENTATION
+    use_attention(model, _IMPLEMENTATION, _attend_pairs)
 
 
 def _attend_pairs(
@@ -103,9 +102,7 @@ def use_query_scale(model: PreTrainedModel, family: Family, query_scale: LogScal
     before = model.config._attn_implementation
     name = f"{before}-logn-{query_scale.base}"
     attend = functools.partial(_attend_scaled, ALL_ATTENTION_FUNCTIONS[before], query_scale.base)
-    ALL_ATTENTION_FUNCTIONS.register(name, attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
-    model.config._attn_implementation = name
+    use_attention(model, name, attend, ALL_MASK_ATTENTION_FUNCTIONS[before])
 
 
 def _attend_scaled(

@@ -42,17 +42,17 @@ class FavorSetup(Setup):
             super().adapt(model, family)
             return
         from hdexport.attention.favor.model import FavorMask
-        from hdexport.attention.model_parts import Layers, wrap_layers
+        from hdexport.attention.model_parts import give_masks
 
         # A buffer, so that it is an initializer of the graph, and after the model was cast: it stays in float32.
         model.register_buffer("favor_projection", self.projection(model), persistent=False)
         record, query_scale = self.record, self.query_scale
 
-        def around(states: torch.Tensor, mask: torch.Tensor, layers: Layers) -> torch.Tensor:
+        def made(mask: torch.Tensor) -> FavorMask:
             factors = None if query_scale is None else query_scale.for_mask(mask)
-            return layers(states, FavorMask(record, mask, model.get_buffer("favor_projection"), factors))
+            return FavorMask(record, mask, model.get_buffer("favor_projection"), factors)
 
-        wrap_layers(model, around)
+        give_masks(model, made)
 
 
 _FORM = Form(

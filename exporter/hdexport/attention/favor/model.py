@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hdexport.attention.model_parts import operator_node
+from hdexport.attention.model_parts import operator_node, run_text, use_attention
 from hdexport.attention.query_scale import scaled
 
 if TYPE_CHECKING:
@@ -85,9 +83,7 @@ def use_features(model: PreTrainedModel, projection: torch.Tensor, record: Favor
     attention = FeatureAttention(projection, record)
     # A registered function is for all models of the process: each has one of its own.
     name = f"hdexport-favor-reference-{next(_NUMBERS)}"
-    ALL_ATTENTION_FUNCTIONS.register(name, attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(name, lambda *_, attention_mask, **__: attention_mask.bool()[:, None, None])
-    model.config._attn_implementation = name
+    use_attention(model, name, attention, lambda *_, attention_mask, **__: attention_mask.bool()[:, None, None])
     return attention
 
 
@@ -139,8 +135,7 @@ class FeatureAttention:
         errors: list[torch.Tensor] = []
         self.errors = errors
         try:
-            with torch.inference_mode():
-                model.base_model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
+            run_text(model, input_ids)
         finally:
             self.errors = None
         found = torch.stack(errors)

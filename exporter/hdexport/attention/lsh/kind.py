@@ -62,15 +62,12 @@ class LshSetup(Setup):
             super().adapt(model, family)
             return
         from hdexport.attention.lsh.model import LshMask
-        from hdexport.attention.model_parts import wrap_layers
+        from hdexport.attention.model_parts import give_masks
 
         # A buffer, so that it is an initializer of the graph, and after the model was cast: it stays in float32.
         model.register_buffer("lsh_rotations", self.rotations(model), persistent=False)
         record = self.record
-        wrap_layers(
-            model,
-            lambda states, mask, layers: layers(states, LshMask(record, mask.int(), model.get_buffer("lsh_rotations"))),
-        )
+        give_masks(model, lambda mask: LshMask(record, mask.int(), model.get_buffer("lsh_rotations")))
 
 
 _FORM = Form(

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import ReformerConfig
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from hdexport.attention.lsh.decisions import HashDecisions
-from hdexport.attention.model_parts import operator_node, wrap_layers
+from hdexport.attention.model_parts import give_masks, operator_node, run_text, use_attention
 from hdplugins.attention.chunks.operator import padded_tokens
 from hdplugins.attention.chunks.reference import neighbours
 from hdplugins.attention.lsh.reference import hash_tokens
@@ -142,10 +141,8 @@ def use_hashes(model: PreTrainedModel, record: LshAttention, rotations: torch.Te
     decisions = HashDecisions(record, rotations, dtype)
     attention = _library_attention(record, *rotations.shape[:2])
     decisions.use(attention)
-    ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, lambda *_, attention_mask, **__: attention_mask)
-    model.config._attn_implementation = _IMPLEMENTATION
-    wrap_layers(model, lambda states, mask, layers: layers(states, _Texts(attention, decisions, record.multiple, mask)))
+    use_attention(model, _IMPLEMENTATION, _attend)
+    give_masks(model, lambda mask: _Texts(attention, decisions, record.multiple, mask))
     return decisions
 
 
@@ -241,8 +238,6 @@ def recall(
     The attention of the model is the library's Reformer's; `rotations` are [heads, head_dim, rounds, directions],
     float32, and `input_ids` [1, tokens].
     """
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
     found: list[torch.Tensor] = []
     top = min(_TOP, input_ids.shape[1] - 1)
     if top < 1:
@@ -256,8 +251,7 @@ def recall(
 
     ALL_ATTENTION_FUNCTIONS.register(name, watch)
     try:
-        with torch.inference_mode():
-            model.base_model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))
+        run_text(model, input_ids)
     finally:
         ALL_ATTENTION_FUNCTIONS.register(name, attend)
     shares = torch.stack(found)

@@ -79,14 +79,14 @@ class WindowSetup(Setup):
         if self.window is None:
             super().adapt(model, family)
             return
-        from hdexport.attention.model_parts import wrap_layers
+        from hdexport.attention.model_parts import give_masks
         from hdexport.attention.window.model import carried_mask, window_mask
 
         window, carried, query_scale = self.window, self.carried, self.query_scale
         if carried is not None:
-            wrap_layers(model, lambda states, mask, layers: layers(states, carried_mask(window, mask, carried)))
-            return
-        wrap_layers(model, lambda states, mask, layers: layers(states, window_mask(window, mask, query_scale)))
+            give_masks(model, lambda mask: carried_mask(window, mask, carried))
+        else:
+            give_masks(model, lambda mask: window_mask(window, mask, query_scale))
 
 
 class WindowKind(AttentionKind):

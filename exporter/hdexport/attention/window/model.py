@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from hdexport.attention.model_parts import operator_node, wrap_layers
+from hdexport.attention.model_parts import give_masks, operator_node
 from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.reference_attention import PairCounts, use_pair_counts
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
@@ -255,4 +255,4 @@ def use_window_masks(model: PreTrainedModel, window: Window, carried: CallStates
         return _Pairs(window, real, real & (real.long().cumsum(1) <= window.global_tokens), carried)
 
     use_pair_counts(model)
-    wrap_layers(model, lambda states, mask, layers: layers(states, pairs(mask)))
+    give_masks(model, pairs)
