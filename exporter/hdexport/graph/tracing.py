@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +14,7 @@ from hdexport.graph.passes.repeat_layers import repeat_layers
 from hdexport.graph.repeated_layers import layers_traced_once
 from hdexport.graph.repetitions import repetitions_left_out
 from hdexport.model.graph_module import GraphModule, argument_name, named_arguments
+from hdexport.support.process_settings import only_errors_of
 from hdplugins import ONNX_OPSET
 from hdruntime.bundle.manifest import InputSpec, Role
 from hdruntime.errors import ExportError
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     import onnx_ir
 
 logger = logging.getLogger(__name__)
+
+EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
+"""It warns of packages that no model of ours needs, such as torchvision."""
 
 # Not a length, batch or block size that anything else uses, so that a frozen size shows at once.
 _TRACED_BATCH, _TRACED_TOKENS, _TRACED_MEMORY = 2, 37, 23
@@ -46,7 +48,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
         with (
             torch.inference_mode(),
             warnings.catch_warnings(),
-            quiet_exporter(),
+            only_errors_of(EXPORTER_LOGGER),
             named_arguments(module),
             layers_traced_once(module),
             composites_rewritten(),
@@ -118,18 +120,6 @@ def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
-
-
-@contextlib.contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Silence the exporter's messages about packages that no model of ours needs, such as torchvision."""
-    exporter_logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = exporter_logger.level
-    exporter_logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        exporter_logger.setLevel(level)
 
 
 def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:

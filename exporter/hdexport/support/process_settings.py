@@ -1,9 +1,10 @@
-"""Settings of a process that imports and traces much: garbage collection, and OpenMP's threads."""
+"""Settings of a process that imports and traces much: garbage collection, OpenMP's threads, and warnings."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 from collections.abc import Iterator
 
@@ -28,6 +29,17 @@ def rare_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(allocations, *others)
+
+
+@contextlib.contextmanager
+def only_errors_of(logger: str) -> Iterator[None]:
+    """In this block, a logger is silent below errors."""
+    logging_of, level = logging.getLogger(logger), logging.getLogger(logger).level
+    logging_of.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging_of.setLevel(level)
 
 
 def heed_quota() -> None:

@@ -82,16 +82,14 @@ class Check:
     def line(self) -> str:
         """The outcome in one line."""
         failed = [name for name, found in self.outputs.items() if not found.passed] + list(self.wrong_decisions)
+        given = case_text(self.case) if self.text is None else f"{self.text}, tokens {self.case.tokens}"
         return (
-            f"-[{'x' if self.passed else ' '}] {self.graph}: {self._input_text()}: "
+            f"-[{'x' if self.passed else ' '}] {self.graph}: {given}: "
             f"max abs error {self.max_abs_error:.2e}, cosine {self.min_cosine:.6f} ({self.tolerance})"
             + ("" if self.samples is None else f"; logits at {self.samples} tokens, their input at all of them")
             + (f"; {_without_layers(self.left_out)}" if self.left_out else "")
             + (f" FAILED: {', '.join(failed)}" if failed else "")
         )
-
-    def _input_text(self) -> str:
-        return case_text(self.case) if self.text is None else f"{self.text}, tokens {self.case.tokens}"
 
 
 @dataclass(frozen=True, kw_only=True)

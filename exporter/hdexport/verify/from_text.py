@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 import hdruntime
 from hdexport.model.task import TASKS
 from hdexport.support.json_files import shown
+from hdexport.support.process_settings import only_errors_of
 from hdexport.verify.checks import Check, Verification
 from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output
 from hdexport.verify.grid import Case, Grid
@@ -237,7 +237,8 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
     ours: BundleModel = getattr(hdruntime, encoder.name)(
         bundle, backend=Backend.ONNXRUNTIME, precision=Precision.FLOAT32, **{length: "model"}
     )
-    with ours, _cuts_unsaid():
+    # Texts are cut on purpose, of which this logger would warn.
+    with ours, only_errors_of("hdruntime.bundle_model"):
         most = min(library.max_seq_length or manifest.max_len, manifest.positions.base, manifest.max_len)
         yield _Answers(
             text="length that texts are cut to",
@@ -274,18 +275,6 @@ def _failures_of_library(failure: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise _LibraryError(f"{failure}: {shown(error)}") from error
-
-
-@contextlib.contextmanager
-def _cuts_unsaid() -> Iterator[None]:
-    """Without the warning about cut texts, because they are cut on purpose."""
-    logger = logging.getLogger("hdruntime.bundle_model")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _calls(theirs: str, texts: Mapping[str, Texts]) -> Iterator[tuple[str, Texts, str]]:

@@ -61,7 +61,11 @@ class _DistanceLowering(Lowering):
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
         import onnx_ir as ir
 
-        layers = parts.once((self, "layers"), lambda: _layers_by_scores(parts.model))
+        # How many layers share the numbers of distances.
+        layers = parts.once(
+            (self, "layers"),
+            lambda: Counter(each.inputs[SCORES] for each in operator_nodes(parts.model, self.operator)),
+        )
         insertion, key_mask, scores = Insertion(node), token_mask_of(node), node.inputs[SCORES]
         states = states_tokens_first(insertion, node)
         attended = sequential_node(parts.model, node, states)
@@ -82,8 +86,3 @@ class _DistanceLowering(Lowering):
 
 
 LOWERING = _DistanceLowering()
-
-
-def _layers_by_scores(model: onnx_ir.Model) -> Counter[onnx_ir.Value | None]:
-    """Return how many layers share the numbers of distances."""
-    return Counter(node.inputs[SCORES] for node in operator_nodes(model, _DistanceLowering.operator))

@@ -198,7 +198,8 @@ class CorpusBench:
                     computed_tokens=ended.output["computed_tokens"],
                     peak_bytes=max(found[place].peak_bytes, ended.peak_rss_bytes),
                 )
-        reference = next((place for place in vectors if _is_reference(found[place])), None)
+        peers = [place for place in vectors if found[place].is_peer and found[place].is_default]
+        reference = next((place for place in peers if found[place].name.endswith("PyTorch, float32")), None)
         if reference is None:
             return found
         expected = np.load(vectors[reference])
@@ -348,7 +349,3 @@ def _lengths_of(texts: Sequence[str], bundle: Bundle) -> tuple[int, int, int]:
     tokenizer = TextTokenizer.of(bundle, max_len=bundle.manifest.max_len)
     lengths = sorted(map(len, tokenizer.encode(texts, overflow=Overflow.TRUNCATE)))
     return lengths[0], lengths[len(lengths) // 2], lengths[-1]
-
-
-def _is_reference(series: CorpusSeries) -> bool:
-    return series.is_peer and series.is_default and series.name.endswith("PyTorch, float32")

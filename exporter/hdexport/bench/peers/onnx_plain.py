@@ -24,6 +24,7 @@ from hdexport.bench.peers.peer import (
     staged_artefact,
 )
 from hdexport.bench.peers.torch_model import module_and_example
+from hdexport.support.process_settings import only_errors_of
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.onnxruntime import CUDA_PROVIDER
 from hdruntime.bundle.manifest import Manifest
@@ -101,11 +102,11 @@ def export_plainly(module: GraphModule, path: Path, example: Mapping[str, IntArr
     """
     import torch
 
-    from hdexport.graph.tracing import quiet_exporter
+    from hdexport.graph.tracing import EXPORTER_LOGGER
     from hdexport.model.graph_module import named_arguments
 
     tensors = {spec.name: torch.from_numpy(example[spec.name]) for spec in module.inputs}
-    with torch.inference_mode(), warnings.catch_warnings(), quiet_exporter(), named_arguments(module):
+    with torch.inference_mode(), warnings.catch_warnings(), only_errors_of(EXPORTER_LOGGER), named_arguments(module):
         warnings.simplefilter("ignore")
         try:
             _export_program(module, path, tensors)

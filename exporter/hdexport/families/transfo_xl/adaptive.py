@@ -16,7 +16,8 @@ class AdaptiveEmbedding(torch.nn.Module):
 
     def __init__(self, config: TransfoXLConfig) -> None:
         super().__init__()
-        self.firsts, self.scale = _firsts(config), config.d_model**0.5
+        self.firsts = (0,) if config.div_val == 1 else tuple(config.ends[:-1])
+        self.scale = config.d_model**0.5
         self.emb_layers = torch.nn.ModuleList(torch.nn.Embedding(*shape) for shape in _tables(config))
         self.emb_projs = torch.nn.ParameterList()
         if config.div_val > 1 or config.d_model != config.d_embed:
@@ -104,11 +105,6 @@ class AdaptiveSoftmax(torch.nn.Module):
         row = (tokens - first).clamp(0, end - first - 1)
         products = projected.float() * torch.nn.functional.embedding(row, weight).float()
         return products.sum(-1) + bias[row].float()
-
-
-def _firsts(config: TransfoXLConfig) -> tuple[int, ...]:
-    """The first id of each table."""
-    return (0,) if config.div_val == 1 else tuple(config.ends[:-1])
 
 
 def _tables(config: TransfoXLConfig) -> list[tuple[int, int]]:

@@ -100,7 +100,9 @@ def _before(pool: onnx_ir.Node) -> _Pooled | None:
         inside.add(users[0])
         result = users[0].outputs[0]
     others = (output for node in inside for output in node.outputs if output is not result)
-    if not has_product or any(value.is_graph_output() or _is_read_outside(value, inside) for value in others):
+    if not has_product or any(
+        value.is_graph_output() or any(use.node not in inside for use in value.uses()) for value in others
+    ):
         return None
     assert pool.graph is not None
     nodes = [node for node in pool.graph if node in inside]
@@ -133,10 +135,6 @@ def _widens(product: onnx_ir.Node) -> bool:
     read, made = product.inputs[0], product.outputs[0]
     assert read is not None
     return read.shape is not None and made.shape is not None and int(made.shape[-1]) > int(read.shape[-1])
-
-
-def _is_read_outside(value: onnx_ir.Value, nodes: set[onnx_ir.Node]) -> bool:
-    return any(use.node not in nodes for use in value.uses())
 
 
 def _replace_by_loop(pooled: _Pooled, *, name: str) -> None:
