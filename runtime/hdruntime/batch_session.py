@@ -19,6 +19,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.inference.batching import tokens_with_room
 from hdruntime.inference.inputs import check_texts_for_marks, checked_inputs, inputs_of_texts
+from hdruntime.inference.overlapping import made_ahead
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.inference.streaming import Columns, Document, DocumentStream, Lanes, Segment, columns_of
 from hdruntime.process_limits import free_bytes
@@ -217,7 +218,15 @@ class BatchSession:
         documents = several(documents, name="documents", of="documents", example="[text]")
         known = len(documents) if isinstance(documents, Sized) else sys.maxsize
         lanes = self._lanes(segment, rows, outputs, documents=known)
-        return lanes.run(self._columns(document, number) for number, document in enumerate(documents))
+        columns = (self._columns(document, number) for number, document in enumerate(documents))
+        # A caller's iterator is taken from in the caller's thread.
+        is_ahead = isinstance(documents, Sized) and needs_gpu(self._backend)
+
+        def segments() -> Iterator[Segment]:
+            with made_ahead(columns, is_ahead=is_ahead) as ahead:
+                yield from lanes.run(ahead)
+
+        return segments()
 
     def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
         """Run one batch that is in GPU memory, and leave its results there.

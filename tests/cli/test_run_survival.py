@@ -78,27 +78,24 @@ def whole(bundle: Path, rows: Path, few_rows: Path, tmp_path_factory: pytest.Tem
     return make
 
 
-def begun(*arguments: object, largest_file: int | None = None) -> Fork:
-    """The job, in a process of its own.
-
-    Args:
-        largest_file: bytes of one that it may write.
-    """
-    return Fork(run_job, ["--progress", "none", *map(str, arguments)], largest_file)
+def begun(*arguments: object, largest_file: int | None = None, computes_beside: bool = False) -> Fork:
+    """The job, in a process of its own; `run_job` says what its arguments are."""
+    return Fork(run_job, ["--progress", "none", *map(str, arguments)], largest_file, computes_beside)
 
 
 def finished(*arguments: object, largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
     return begun(*arguments, largest_file=largest_file).finished(timeout=100)
 
 
-def started(*arguments: object) -> Fork:
+def started(*arguments: object, computes_beside: bool = False) -> Fork:
     """The job, when it has said that it reads rows or is done already."""
-    job = begun(*arguments, "--progress", "json")
+    job = begun(*arguments, "--progress", "json", computes_beside=computes_beside)
     wait_until(lambda: "\n" in job.errors() or job.poll() is not None)
     assert job.errors().startswith('{"state": '), job.errors()
     return job
 
 
+@pytest.mark.parametrize("computes_beside", [True, pytest.param(False, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", [nightly_unless(name != "chunks.parquet", name) for name in OPTIONS])
 def test_killed_at_random_moments_it_writes_the_same_bytes(
@@ -109,6 +106,7 @@ def test_killed_at_random_moments_it_writes_the_same_bytes(
     tmp_path: Path,
     name: str,
     kills: int,
+    computes_beside: bool,
 ) -> None:
     inputs, number = (few_rows, FEW_ROWS) if name in SLOW else (rows, ROWS)
     seed = random.randrange(10**6)
@@ -119,7 +117,7 @@ def test_killed_at_random_moments_it_writes_the_same_bytes(
     failed = number // 250 + (inputs.read_text().count('{"text": ""}') if "chunks" in name else 0)
     kept: list[int] = []
     while True:
-        process = started(bundle, inputs, "-o", output, *OPTIONS[name])
+        process = started(bundle, inputs, "-o", output, *OPTIONS[name], computes_beside=computes_beside)
         if len(kept) < kills:
             # Every other time at any moment, else when more was committed: on a slow machine, too, the job gets on.
             if len(kept) % 2:
@@ -156,7 +154,8 @@ def kept_rows(output: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "options"), [(signal.SIGTERM, 143, ()), (signal.SIGINT, 130, ("--restart",))]
+    ("number", "code", "options", "computes_beside"),
+    [(signal.SIGTERM, 143, (), True), *((signal.SIGINT, 130, ("--restart",), beside) for beside in (False, True))],
 )
 def test_a_job_that_is_stopped_says_how_to_continue(
     bundle: Path,
@@ -166,9 +165,10 @@ def test_a_job_that_is_stopped_says_how_to_continue(
     number: signal.Signals,
     code: int,
     options: tuple[str, ...],
+    computes_beside: bool,
 ) -> None:
     output = tmp_path / "out.jsonl"
-    process = begun(bundle, rows, "-o", output, *options)
+    process = begun(bundle, rows, "-o", output, *options, computes_beside=computes_beside)
     wait_until(lambda: kept_rows(output) > 0 or process.poll() is not None)
     process.send_signal(number)
     stopped = process.finished(timeout=60)

@@ -13,12 +13,13 @@ from hdruntime.jobs import output, portions
 from support.full_disks import mount_disk
 
 
-def run_job(arguments: list[str], largest_file: int | None = None) -> int:
+def run_job(arguments: list[str], largest_file: int | None = None, computes_beside: bool = False) -> int:
     """The command, whose jobs do fewer rows at a time and commit more often.
 
     Args:
         arguments: of ``hdexport run``.
         largest_file: bytes of one that it may write.
+        computes_beside: whether threads read ahead and write behind, as where a GPU computes.
 
     Returns:
         the exit code.
@@ -26,6 +27,8 @@ def run_job(arguments: list[str], largest_file: int | None = None) -> int:
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     output._COMMIT_SECONDS, output._COMMIT_SHARE, portions._PORTION_ROWS = 0.03, 0, 100
+    if computes_beside:
+        portions.needs_gpu = lambda name: True  # type: ignore[assignment]
     sys.argv = ["hdexport", "run", *arguments]
     return main(sys.argv[1:])
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,10 @@ class WordPool:
 
     portion_characters = 2**17
 
-    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+    def __init__(self, *, computes_beside: bool = False) -> None:
+        self.computes_beside = computes_beside
+
+    def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
         for portion in portions:
             results = [_result(row) for row in portion.rows]
             errors = [result for result in results if result["error"] is not None]
@@ -82,11 +85,12 @@ def run_words(
     output: Path,
     *,
     on_progress: Callable[[JobProgress], None] | None = None,
+    computes_beside: bool = False,
     **options: object,
 ) -> JobProgress:
     """Run a job with `WordPool`; the bundle must be one of vectors of four dimensions."""
     job = plan_job(bundle, inputs, output, options=JobOptions(**options))  # type: ignore[arg-type]
-    return run_job(job, WordPool(), on_progress=on_progress)
+    return run_job(job, WordPool(computes_beside=computes_beside), on_progress=on_progress)
 
 
 def write_rows(path: Path, texts: Sequence[object]) -> Path:

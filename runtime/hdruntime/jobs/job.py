@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.metadata
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -16,6 +18,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
+from hdruntime.inference.overlapping import done_behind
 from hdruntime.inference.streaming import checked_segment
 from hdruntime.jobs.files import damaged
 from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
@@ -23,7 +26,7 @@ from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.output import STDOUT, LocalOutput, Results, StandardOutput, output_at
-from hdruntime.jobs.portions import JobPool, RowOptions
+from hdruntime.jobs.portions import JobPool, Portion, PortionResult, RowOptions
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
@@ -37,6 +40,9 @@ from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
 
 logger = logging.getLogger(__name__)
+
+_NEW_OBJECTS = 200_000
+"""Objects of a few portions of short rows; after so many new ones, the garbage collector looks at them."""
 
 _CHANGE_NOTHING = (
     *("batch_size", "batch_tokens", "force", "restart"),
@@ -240,9 +246,11 @@ def _run_portions(
     vectors = Vectors(job.options.vectors, folder.ranges, chunked=job.options.late_chunking is not None)
     watch = InputWatch(job.files, job.options.columns, without_rows=job.without_rows)
     start = folder.saved
-    for portion, computed in pool.map(watch.portions(start.position, start.stamp, characters=pool.portion_characters)):
+
+    def save(computed: tuple[Portion, PortionResult]) -> Saved:
+        portion, result = computed
         watch.require_unchanged(folder.saved.position, portion.rows)
-        result = vectors.finish(computed)
+        result = vectors.finish(result)
         if vectors.ranges is not folder.ranges and vectors.ranges is not None:
             folder.keep_ranges(vectors.ranges)
         rows = [row for row in result.results if not (job.options.skip_failed and row["error"])]
@@ -253,8 +261,27 @@ def _run_portions(
             counts=folder.saved.counts + result.counts,
             seconds=meter.seconds,
         )
-        report(meter.progress(JobState.RUNNING, folder.saved))
+        return folder.saved
+
+    portions = watch.portions(start.position, start.stamp, characters=pool.portion_characters)
+    with _seldom_collected(), contextlib.closing(pool.map(portions)) as computed:
+        for saved in done_behind(save, computed) if pool.computes_beside else map(save, computed):
+            report(meter.progress(JobState.RUNNING, saved))
     watch.require_all_unchanged(folder.saved.position)
+
+
+@contextlib.contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Rows are many objects without circles, among which Python's garbage collector would search again and again."""
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        if not frozen:
+            gc.unfreeze()
 
 
 def _kept(folder: Results) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from hdruntime.backends.registry import needs_gpu
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
+from hdruntime.inference.overlapping import made_ahead
 from hdruntime.inference.scheduling import PaddingCount
 from hdruntime.jobs.input_files import Cell
 from hdruntime.jobs.progress import RowCounts
@@ -139,11 +141,15 @@ class PortionResult(NamedTuple):
 
 
 class JobPool(Protocol):
-    """One or more processes that run portions of about `portion_characters` characters."""
+    """One or more processes that run portions of about `portion_characters` characters.
+
+    `computes_beside` says whether this process's cores are free meanwhile, for reading and writing.
+    """
 
     portion_characters: int
+    computes_beside: bool
 
-    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+    def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
         """Run each portion once; results are in the order of the portions. A BackendError is not caused by the rows."""
 
 
@@ -159,14 +165,17 @@ class LocalPool:
     def __init__(self, session: Session, task: TextTask, *, options: RowOptions | None = None) -> None:
         options = options or RowOptions()
         batch_tokens = options.batch_tokens or session.batch_tokens
+        self.computes_beside = needs_gpu(session.backend)
         self._infer = RowInference(session, task, options=options)
         characters = max(PORTION_CHARACTERS, batch_tokens * _PORTION_CHARACTERS_PER_TOKEN)
         self.portion_characters = min(max(characters, self._infer.lanes * _LANE_CHARACTERS), _MOST_CHARACTERS)
 
-    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
-        """Run every portion; see `JobPool`."""
-        for portion in portions:
-            yield portion, self._infer(portion.rows)
+    def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
+        """Run every portion; see `JobPool`. Beside a GPU the next portion is read and tokenized meanwhile."""
+        encoded = ((portion, self._infer.encode(portion.rows)) for portion in portions)
+        with made_ahead(encoded, is_ahead=self.computes_beside) as ahead:
+            for portion, items in ahead:
+                yield portion, self._infer.run(portion.rows, items)
 
 
 class RowInference:
@@ -187,13 +196,16 @@ class RowInference:
         self._no_values = dict.fromkeys(field.name for field in task.fields())
         self.lanes = self._inference.lanes
 
-    def __call__(self, rows: Sequence[Row]) -> PortionResult:
-        """Tokenise rows, run them, and compute the task's values.
+    def encode(self, rows: Sequence[Row]) -> list[TextItem]:
+        """The tokens of each row that has no error."""
+        return self._inference.encode([row for row in rows if row.error is None])
+
+    def run(self, rows: Sequence[Row], items: Sequence[TextItem]) -> PortionResult:
+        """Run rows, of which `encode` gave the items, and compute the task's values.
 
         BackendError if every row failed, and so does one that ran before: the session is broken.
         """
         before = self._session.padding
-        items = self._inference.encode([row for row in rows if row.error is None])
         self._inference.run(items)
         of_rows = iter(items)
         outcomes = [(row, None if row.error is not None else next(of_rows)) for row in rows]

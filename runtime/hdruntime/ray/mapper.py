@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
-from hdruntime.jobs.portions import RowInference, RowOptions
+from hdruntime.jobs.portions import LocalPool, RowOptions, cut_portions
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.writers import array_of_cells, parquet_field
@@ -40,7 +40,8 @@ class BundleMapper:
     ``hdexport run`` writes to Parquet. A row that fails has its error there, and the others continue.
 
     Rows of a batch are sorted by length among themselves, so large batches waste less; ``batch_size=1024`` is a good
-    start. An actor uses the GPU of ``num_gpus``, else the whole cores of ``num_cpus``, at least one.
+    start. Beside a GPU, a large batch is tokenized in portions, each while the one before it runs. An actor uses the
+    GPU of ``num_gpus``, else the whole cores of ``num_cpus``, at least one.
 
     Args:
         bundle: its directory, at that path on every node: on a shared file system, or copied there.
@@ -88,7 +89,7 @@ class BundleMapper:
             )
         results = (*task.fields(), pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
         self._fields = [parquet_field(field) for field in results]
-        self._infer = RowInference(session, task, options=options)
+        self._pool = LocalPool(session, task, options=options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """The rows with their results.
@@ -106,7 +107,8 @@ class BundleMapper:
                 'Call map_batches(..., batch_format="pyarrow").'
             )
         self._check_names(batch)
-        results = self._infer(self._rows(batch)).results
+        portions = cut_portions(self._rows(batch), characters=self._pool.portion_characters)
+        results = [result for _, of_portion in self._pool.map(portions) for result in of_portion.results]
         for field in self._fields:
             batch = batch.append_column(field, array_of_cells([result[field.name] for result in results], field))
         return batch

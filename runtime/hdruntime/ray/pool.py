@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,8 @@ class RayPool:
         HdexportError: as `hdruntime.load`, from the worker that was ready first.
     """
 
+    computes_beside = True
+
     portion_characters = PORTION_CHARACTERS
     """About how many characters a portion should have; inside the block, as many as suit the workers' backend."""
 
@@ -137,7 +139,7 @@ class RayPool:
     def __exit__(self, *_: object) -> None:
         self._exits.close()
 
-    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+    def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
         """Run every portion; see `hdruntime.jobs.portions.JobPool`. Workers that die repeatedly are a BackendError."""
         held: deque[_Piece] = deque()
         more = True

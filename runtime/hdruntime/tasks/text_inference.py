@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from hdruntime.backends.registry import needs_gpu
 from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.batching import grouped
 from hdruntime.inference.inputs import check_text, surely_fit
+from hdruntime.inference.overlapping import made_ahead
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.inference.streaming import check_document_length, checked_segment
 from hdruntime.tasks.reading import Reading
@@ -307,15 +309,17 @@ def answers_of(
     answers: Any = [None] * len(texts) if into is None else into
     sizes = [text.characters for text in texts]
     by_size = sorted(range(len(texts)), key=lambda index: -sizes[index])
-    for some in grouped([sizes[index] for index in by_size], most=_WINDOW_TEXTS, most_in_all=_WINDOW_CHARACTERS):
-        window = by_size[some]
-        items = inference.encode([texts[index] for index in window])
-        _raise_first(items, window, name, alone=len(texts) == 1)
-        on_encoded([item.encoding.whole for item in items if item.encoding is not None])
-        inference.run(items)
-        _raise_first(items, window, name, alone=len(texts) == 1)
-        for index, item in zip(window, items, strict=True):
-            answers[index] = item.answer
+    parts = grouped([sizes[index] for index in by_size], most=_WINDOW_TEXTS, most_in_all=_WINDOW_CHARACTERS)
+    windows = [by_size[part] for part in parts]
+    encoded = ((window, inference.encode([texts[index] for index in window])) for window in windows)
+    with made_ahead(encoded, is_ahead=needs_gpu(session.backend) and len(windows) > 1) as ahead:
+        for window, items in ahead:
+            _raise_first(items, window, name, alone=len(texts) == 1)
+            on_encoded([item.encoding.whole for item in items if item.encoding is not None])
+            inference.run(items)
+            _raise_first(items, window, name, alone=len(texts) == 1)
+            for index, item in zip(window, items, strict=True):
+                answers[index] = item.answer
     return answers
 
 

@@ -98,7 +98,7 @@ def killed(step):
         code = 1
         try:
             die_at(step)
-            run_words(bundle, [inputs], output, vectors=vectors, skip_failed=True)
+            run_words(bundle, [inputs], output, computes_beside=True, vectors=vectors, skip_failed=True)
             code = 0
         except OutputExistsError:
             # Killed so late that nothing but its output is left of the job, without a note of which it is.

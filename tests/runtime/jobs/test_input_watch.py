@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -151,12 +151,29 @@ def test_an_input_that_changes_ends_the_job_and_kept_rows_are_of_the_old_content
     assert output.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.parametrize("rows", [".jsonl", ".parquet"], indirect=True)
+@pytest.mark.parametrize("name", ["rewritten", "set back"])
+def test_an_input_that_changes_while_rows_are_read_ahead_leaves_no_row_of_the_new_content(
+    bundle: Bundle, rows: Path, tmp_path: Path, name: str
+) -> None:
+    """Rows that were read before the change may be kept, too."""
+    change, message = CHANGES[name]
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    run_words(bundle, [rows], whole)
+    with pytest.raises(InputChangedError, match=message):
+        run_words(bundle, [rows], output, computes_beside=True, on_progress=once(300, lambda: change(rows)))
+    kept = LocalOutput(output).kept_rows()
+    assert kept in (300, 400)
+    results = (tmp_path / ".out.jsonl.job" / "results").read_bytes()
+    assert results == b"".join(whole.read_bytes().splitlines(keepends=True)[:kept])
+
+
 def test_rows_that_are_read_after_a_change_are_not_run(bundle: Bundle, tmp_path: Path) -> None:
     rows = write_input(tmp_path / "in.jsonl")
     given: list[int] = []
 
     class Spy(WordPool):
-        def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+        def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
             for portion in portions:
                 given.append(portion.end.row)
                 yield from super().map(iter([portion]))
@@ -182,7 +199,7 @@ def test_rows_that_were_read_before_a_change_and_done_after_it_are_not_kept(bund
     rows = write_input(tmp_path / "in.jsonl")
 
     class Ahead(WordPool):
-        def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
+        def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
             done = list(super().map(portions))
             truncate(rows)
             yield from done
