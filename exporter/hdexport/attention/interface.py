@@ -23,7 +23,7 @@ _IMPLEMENTATION = "hdexport"
 
 
 class LayerMask(Protocol):
-    """An object that a kind of attention hands to the layers of a model in place of a mask: it attends itself."""
+    """What a kind of attention gives to the layers of a model in the place of a mask; it computes their attention."""
 
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float

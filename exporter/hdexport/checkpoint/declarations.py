@@ -204,7 +204,7 @@ def _unread_of_config(config: Mapping[str, Any], checkpoint: Checkpoint, task: T
 
 
 def _is_of_models(kind: type) -> bool:
-    """Whether a class is that of one model type, and not a base of all, which knows keys of many."""
+    """Whether a class belongs to one model type; the library's base classes know keys of many types."""
     return kind.__module__.startswith(("transformers.models.", "hdexport."))
 
 

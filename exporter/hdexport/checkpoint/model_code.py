@@ -198,8 +198,8 @@ def _with_the_same_weights(model: PreTrainedModel) -> Any:
 
 
 def _lengths(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> list[tuple[int, ...]]:
-    """Tokens of the texts of each batch, the longest first, so that state that a model keeps of it shows in later
-    batches."""
+    """Tokens of the texts of each batch. The longest text comes first: if a model keeps something of it, the answers to
+    later batches differ."""
     most = min(_LONGEST, checkpoint.base_positions)
     if task in (Task.FILL_MASK, Task.TEXT_SCORING):
         most = min(most, max(1, _MOST_VALUES // settings.vocab_size))

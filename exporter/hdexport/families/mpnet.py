@@ -46,7 +46,7 @@ class _SelfAttention(torch.nn.Module):
 def _position_bias(encoder: Any, buckets: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
     """The bias of each distance, [1, heads, 1, 2 * _REACH + 1], where the original has one for each pair of tokens.
 
-    `buckets`, int64, are of each distance; of the hidden states the device counts.
+    `buckets`, int64, has the bucket of each distance; the hidden states only tell the device.
     """
     bias: torch.Tensor = encoder.relative_attention_bias(buckets.to(hidden_states.device))
     return bias.T[None, :, None]

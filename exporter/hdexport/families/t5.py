@@ -86,9 +86,7 @@ def wide_states(stack: Any, input_ids: torch.Tensor) -> torch.Tensor:
 
 
 def run_layers(stack: Any, hidden_states: torch.Tensor, mask: Any) -> BaseModelOutput:
-    """The output of an encoder whose layers are `Layer`, for states of `wide_states` and the mask of
-    every attention.
-    """
+    """Run an encoder whose layers are `Layer` on the states of `wide_states`; every attention is given the mask."""
     for layer in stack.block:
         hidden_states = layer(hidden_states, mask)
     normalised = stack.final_layer_norm(hidden_states)

@@ -174,8 +174,8 @@ def _cast(node: Node) -> Node:
 
 
 def _unchanged(node: Node) -> Node:
-    """The input; a change of the result in place, which would tell an input that is copied from one that is not, raises
-    _UnknownCompositeError."""
+    """A node's input in place of its result. An _UnknownCompositeError says that another node changes the result in
+    place: it would then change the input, too."""
     for user in node.users:
         if isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable:
             raise _UnknownCompositeError(f"{node.target}, whose result {user.target} changes")

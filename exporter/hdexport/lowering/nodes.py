@@ -35,9 +35,8 @@ def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
 
 
 def body_of(node: onnx_ir.Node, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
-    """The function body of standard operators that computes a node, whose inputs have shapes, and others of
-    its name.
-    """
+    """The body, a function of standard operators, that computes a node and all others of its name; the node's inputs
+    have shapes."""
     from hdplugins.attention.body_maker import function_of_node
 
     operator = operator_of(node)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from hdexport.lowering.multi_head_attention import Insertion
 
 _DOMAIN = "hdexport.openvino"
-"""Of these functions, which are no operators of ours."""
+"""Domain of these functions, which are no operators of ours."""
 
 OPSET = 24
-"""Of the operator ``Attention``, which OpenVINO fuses."""
+"""Opset of these functions: it has the operator ``Attention``, which OpenVINO fuses."""
 
 Body = Callable[..., Any]
 """Takes `op`, inputs, and Python's numbers by name; returns a value or a tuple of values."""

@@ -188,7 +188,8 @@ class _OfAttention:
     """Why queries cannot grow with the keys of their text, as half a sentence; None where they can."""
 
     def own_attention(self, kind: str, config: Any) -> Any | None:
-        """The attention, in terms of the kind of that name, that a checkpoint was trained with; None for another."""
+        """The attention of a kind, by its name, that a checkpoint of this configuration was trained with; None for
+        another kind."""
         return None if self.own is None or self.own.kind != kind else self.own.of_config(config)
 
 

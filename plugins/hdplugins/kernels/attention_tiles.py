@@ -24,7 +24,7 @@ LOG2_E = math.log2(math.e)
 """Factor of the scale, so that exp2 serves."""
 
 _MOST_PROGRAMS = 2**16 - 1
-"""Of a grid along y and z: CUDA's limit."""
+"""Most programs of a grid along y and z: CUDA's limit."""
 
 _MOST_INT32 = 2**31 - 1
 

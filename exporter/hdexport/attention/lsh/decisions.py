@@ -53,7 +53,7 @@ class HashDecisions:
         self._wrong = 0
 
     def watch(self, model: onnx_ir.Model) -> None:
-        """Buckets as outputs of each node's body, and with the body of the graph; see `Decisions`."""
+        """Make the buckets outputs of each node's body, and of the graph; see `Decisions`."""
         import onnx_ir as ir
 
         # A body's name begins with the operator's.

@@ -128,7 +128,7 @@ def sliding_window_node(
 
 @dataclass(frozen=True)
 class CarriedMask:
-    """The values that windowed layers share which reach across segments: they are made once for each call.
+    """What windowed layers that see earlier segments share in a call.
 
     Each layer carries keys and values of the tokens before the text. The operator attends among as many queries as
     keys, so the memory's rows have queries of zeros, and their results are cut off. That costs (memory + tokens) /

@@ -182,7 +182,7 @@ def _bytes_of_weights(model: onnx_ir.Model, tokens: int) -> int:
 
 
 def _rows_used(node: onnx_ir.Node, index: int, tokens: int) -> int | None:
-    """Rows that a node takes of a table that is its input of that index; None where it is not a lookup."""
+    """How many rows a node looks up in the table that is its input of that index; None where it looks nothing up."""
     if index == 0 and node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
         return math.prod(_sizes(node.inputs[1]))
     # The rows of the positions, in order: the table is cut to the length of the text.

@@ -242,9 +242,7 @@ def _sequential(
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """The states as rows of all heads of all tokens of all texts, [rows, head_dim], which are numbered through.
-
-    Nothing of other texts is copied: row (text * tokens + token) * heads + head.
+    """The states as rows, [rows, head_dim]: row (text * tokens + token) * heads + head. Nothing is copied for that.
 
     Attributes:
         heads: [heads], from 0.

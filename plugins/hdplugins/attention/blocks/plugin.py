@@ -62,7 +62,7 @@ HEADER_INTS = 4
 """int32 values at the start of a text's plan: its last block, whether it is short, 2 unused."""
 
 _TOKENS_COUNTED = 2048
-"""By one program of `count_tokens`, where a block is shorter. To be tuned on a GPU, as are the three below."""
+"""Tokens of one program of `count_tokens`, where a block is shorter. To be tuned on a GPU, as are the three below."""
 
 _BLOCKS_LISTED = 256
 """Blocks of keys that a step of `list_blocks` looks at."""

@@ -39,7 +39,7 @@ _FLOAT32_OTHERWISE = {
 """Likewise for float32."""
 
 _MOST_PLACES = 2**29
-"""Of tokens and of chunks: sums of three are still an int32."""
+"""Most tokens, and most chunks: sums of three are still an int32."""
 
 
 class _Face(PluginFace):

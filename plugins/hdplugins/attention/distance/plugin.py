@@ -41,7 +41,7 @@ _HALF_WITH_VALUES = {
     96: Tiles(16, 32, 4, 2, 64),
     128: Tiles(32, 64, 8, 2, 64),
 }
-"""Likewise with values."""
+"""head_dim -> tiles with values by distance, likewise."""
 
 _HALF_WITH_VALUES_OTHERWISE = {
     **dict.fromkeys([(80, 32), (90, 32)], Tiles(128, 32, 8, 3, 32)),
@@ -79,7 +79,7 @@ _FLOAT32_WITH_VALUES = {
     96: Tiles(16, 32, 8, 2, 64),
     128: Tiles(16, 32, 8, 2, 64),
 }
-"""Likewise with values."""
+"""Likewise for float32, with values."""
 
 _FLOAT32_WITH_VALUES_OTHERWISE = {
     (86, 32): Tiles(16, 16, 8, 2, 32),

@@ -18,19 +18,19 @@ from hdplugins.kernels.attention_tiles import INNER_LOOP, LOG2_E, Tiles, ceil_di
 from hdplugins.kernels.cuda_launch import Launch
 
 _TOKENS_HASHED = 64
-"""By one program of `hash_tokens`. To be tuned on a GPU, as are the numbers below."""
+"""Tokens of one program of `hash_tokens`. To be tuned on a GPU, as are the numbers below."""
 
 _DIRECTIONS_AT_A_TIME = 16
 _COLUMNS_AT_A_TIME = 16
 
 _TOKENS_SORTED = 64
-"""That `count` and `place` take at a time."""
+"""Tokens that `count` and `place` take at a time."""
 
 _COUNTS_SCANNED = 1024
-"""That `scan` takes at a time."""
+"""Counts that `scan` takes at a time."""
 
 _COUNTS_PER_TOKEN = 4
-"""At most, where there are many buckets: spans of tokens are as long as that takes."""
+"""Most places per token, where there are many buckets: spans of tokens are as long as that takes."""
 
 _MOST_INT32 = 2**31 - 1
 
@@ -156,7 +156,7 @@ FACE = _Face()
 
 
 def _buckets(attributes: Attributes) -> int:
-    """With the one for padding."""
+    """The number of buckets, with the one for padding."""
     return math.prod(attributes["buckets"]) + 1
 
 
