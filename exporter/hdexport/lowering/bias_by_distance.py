@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hdexport.lowering.multi_head_attention import Insertion, choice
-from hdexport.lowering.nodes import add_function, token_mask_of
+from hdexport.lowering.multi_head_attention import choice
+from hdexport.lowering.nodes import Insertion, add_function, token_mask_of
 from hdplugins import ONNX_DOMAIN
 
 if TYPE_CHECKING:

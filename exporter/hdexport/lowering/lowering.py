@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from hdexport.lowering.multi_head_attention import Insertion, merge_heads, replace_by_merged, states_tokens_first
-from hdexport.lowering.nodes import sequential_node
+from hdexport.lowering.nodes import Insertion, merge_heads, replace_by_merged, sequential_node, states_tokens_first
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -1,8 +1,8 @@
-"""The nodes of a graph that our operators own."""
+"""The nodes of a graph that our operators own, and how others take their place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hdplugins import ONNX_DOMAIN, OPERATORS, Operator
@@ -11,6 +11,9 @@ from hdplugins.attention.operator import BlockOrder
 if TYPE_CHECKING:
     import onnx
     import onnx_ir
+
+SWAP_HEADS_AND_TOKENS = (0, 2, 1, 3)
+"""Permutation of axes: from [batch, tokens, heads, head_dim] to [batch, heads, tokens, head_dim], and back."""
 
 
 def operator_nodes(model: onnx_ir.Model, name: str | None = None) -> list[onnx_ir.Node]:
@@ -96,3 +99,99 @@ def group_of(node: onnx_ir.Node) -> int:
 def is_causal(node: onnx_ir.Node) -> bool:
     """Whether a token sees only tokens up to itself; nodes of old, without the attribute, are not causal."""
     return bool(node.attributes.get_int("causal", 0))
+
+
+class Insertion:
+    """Inserts nodes before a given one of the main graph."""
+
+    def __init__(self, before: onnx_ir.Node) -> None:
+        self._before = before
+
+    def op(
+        self, op_type: str, inputs: Sequence[onnx_ir.Value | None], attributes: Mapping[str, object] | None = None
+    ) -> onnx_ir.Value:
+        """The output of a new node."""
+        import onnx_ir as ir
+
+        return self.insert(ir.node(op_type, inputs, attributes=attributes))
+
+    def insert(self, node: onnx_ir.Node) -> onnx_ir.Value:
+        """The output of a node that is put in."""
+        assert self._before.graph is not None
+        self._before.graph.insert_before(self._before, node)
+        return node.outputs[0]
+
+    def integers(self, values: Sequence[int]) -> onnx_ir.Value:
+        """A constant [len(values)], int64."""
+        return self.op("Constant", [], {"value_ints": list(values)})
+
+
+def repeat_key_heads(insertion: Insertion, node: onnx_ir.Node) -> None:
+    """Give each head of a node's queries a head of keys and values of its own, where several share one."""
+    import onnx_ir as ir
+
+    heads = heads_of(node.inputs[0])
+    for index, state in enumerate(node.inputs[1:3], start=1):
+        assert state is not None
+        batch, kv_heads, tokens, head_dim = shape_of(state)
+        if kv_heads == heads:
+            continue
+        column = insertion.op("Unsqueeze", [state, insertion.integers([2])])
+        copies = insertion.integers([1, 1, heads // int(kv_heads), 1, 1])
+        repeated = insertion.op("Expand", [column, copies])  # [batch, kv_heads, heads / kv_heads, tokens, head_dim]
+        each = insertion.op("Reshape", [repeated, insertion.integers([0, heads, -1, int(head_dim)])])
+        each.dtype, each.shape = state.dtype, ir.Shape([batch, heads, tokens, head_dim])
+        node.replace_input_with(index, each)
+
+
+def states_tokens_first(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
+    """A node's states as [batch, tokens, heads, head_dim], from before they were turned, where they were."""
+    states = []
+    for heads in node.inputs[: operator_of(node).states]:
+        assert heads is not None
+        before = _before_transposition(heads)
+        states.append(before or insertion.op("Transpose", [heads], {"perm": SWAP_HEADS_AND_TOKENS}))
+    return states
+
+
+def merge_heads(insertion: Insertion, tokens_first: onnx_ir.Value) -> onnx_ir.Value:
+    """[batch, tokens, heads, head_dim] as [batch, tokens, hidden], which copies nothing."""
+    return insertion.op("Reshape", [tokens_first, insertion.integers([0, 0, -1])])
+
+
+def merged_states(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
+    """A node's states as [batch, tokens, hidden]."""
+    return [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
+
+
+def replace_by_merged(insertion: Insertion, node: onnx_ir.Node, merged: onnx_ir.Value) -> None:
+    """Let what reads a node's heads, [batch, heads, tokens, head_dim], read merged ones, [batch, tokens, hidden].
+
+    Where it only swaps heads and tokens, nothing is swapped.
+    """
+    import onnx_ir as ir
+
+    heads = node.outputs[0]
+    assert heads.shape is not None
+    batch, num_heads, tokens, head_dim = heads.shape
+    tokens_first = insertion.op("Reshape", [merged, insertion.integers([0, 0, int(num_heads), -1])])
+    tokens_first.dtype, tokens_first.shape = heads.dtype, ir.Shape([batch, tokens, num_heads, head_dim])
+    for user in {use.node for use in heads.uses()}:
+        if _swaps_heads_and_tokens(user):
+            ir.convenience.replace_all_uses_with(user.outputs[0], tokens_first)
+            assert user.graph is not None
+            user.graph.remove(user, safe=True)
+    if heads.uses():
+        split = insertion.op("Transpose", [tokens_first], {"perm": SWAP_HEADS_AND_TOKENS})
+        split.dtype, split.shape = heads.dtype, heads.shape
+        ir.convenience.replace_all_uses_with(heads, split)
+
+
+def _before_transposition(heads: onnx_ir.Value) -> onnx_ir.Value | None:
+    """[batch, tokens, heads, head_dim], where heads and tokens were only swapped; None where more was done."""
+    swap = heads.producer()
+    return swap.inputs[0] if swap is not None and _swaps_heads_and_tokens(swap) else None
+
+
+def _swaps_heads_and_tokens(node: onnx_ir.Node) -> bool:
+    return node.op_type == "Transpose" and node.attributes["perm"].as_ints() == SWAP_HEADS_AND_TOKENS

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
     from hdexport.lowering.lowering import SharedParts
-    from hdexport.lowering.multi_head_attention import Insertion
+    from hdexport.lowering.nodes import Insertion
 
 _DOMAIN = "hdexport.openvino"
 """Domain of these functions, which are no operators of ours."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.lowering.multi_head_attention import Insertion
+from hdexport.lowering.nodes import Insertion
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdexport.lowering.multi_head_attention import (
+from hdexport.lowering.multi_head_attention import choice, fused_attention
+from hdexport.lowering.nodes import (
     SWAP_HEADS_AND_TOKENS,
     Insertion,
-    choice,
-    fused_attention,
+    group_of,
+    heads_of,
     replace_by_merged,
+    shape_of,
+    token_mask_of,
 )
-from hdexport.lowering.nodes import group_of, heads_of, shape_of, token_mask_of
 
 if TYPE_CHECKING:
     import onnx_ir

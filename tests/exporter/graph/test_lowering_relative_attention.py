@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
-from hdexport.lowering.multi_head_attention import SWAP_HEADS_AND_TOKENS
+from hdexport.lowering.nodes import SWAP_HEADS_AND_TOKENS
 from support.attention_graphs import chain_of, session_of
 from support.attention_layers import PADDINGS
 from support.comparators import assert_close, named_case

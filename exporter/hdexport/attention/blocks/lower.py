@@ -16,15 +16,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.lowering import Lowering, SharedParts
-from hdexport.lowering.multi_head_attention import (
+from hdexport.lowering.multi_head_attention import choice, fused_attention
+from hdexport.lowering.nodes import (
     Insertion,
-    choice,
-    fused_attention,
+    attributes_of,
+    heads_of,
     merge_heads,
     replace_by_merged,
+    sequential_node,
     states_tokens_first,
 )
-from hdexport.lowering.nodes import attributes_of, heads_of, sequential_node
 from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
 from hdexport.lowering.short_texts import are_dense
 from hdruntime.backends.openvino import OPENVINO_LOWERING

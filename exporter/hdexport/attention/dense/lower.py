@@ -29,18 +29,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from hdexport.lowering.lowering import ENGINES, Lowering, SharedParts
-from hdexport.lowering.multi_head_attention import (
-    CONTRIB_DOMAIN,
+from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, KeyMask, choice, fused_attention, masked_choice
+from hdexport.lowering.nodes import (
     Insertion,
-    KeyMask,
-    choice,
-    fused_attention,
-    masked_choice,
+    heads_of,
+    is_causal,
     merged_states,
     repeat_key_heads,
     replace_by_merged,
+    shape_of,
+    token_mask_of,
 )
-from hdexport.lowering.nodes import heads_of, is_causal, shape_of, token_mask_of
 from hdexport.lowering.openvino_functions import OpenVinoForm
 from hdexport.lowering.packed_tokens import PackedTokens
 from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING

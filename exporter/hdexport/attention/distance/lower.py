@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.bias_by_distance import SCORES, bias_by_distance, has_shared_numbers
 from hdexport.lowering.lowering import ENGINES, Lowering, SharedParts
-from hdexport.lowering.multi_head_attention import (
+from hdexport.lowering.multi_head_attention import KeyMask, choice, masked_choice
+from hdexport.lowering.nodes import (
     Insertion,
-    KeyMask,
-    choice,
-    masked_choice,
     merge_heads,
+    operator_nodes,
     replace_by_merged,
+    sequential_node,
     states_tokens_first,
+    token_mask_of,
 )
-from hdexport.lowering.nodes import operator_nodes, sequential_node, token_mask_of
 from hdexport.lowering.short_texts import are_at_most
 
 if TYPE_CHECKING:

@@ -26,8 +26,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.lowering import Lowering, SharedParts
-from hdexport.lowering.multi_head_attention import Insertion, merge_heads, replace_by_merged, states_tokens_first
-from hdexport.lowering.nodes import add_function, attributes_of, body_of, group_of, heads_of, token_mask_of
+from hdexport.lowering.nodes import (
+    Insertion,
+    add_function,
+    attributes_of,
+    body_of,
+    group_of,
+    heads_of,
+    merge_heads,
+    replace_by_merged,
+    states_tokens_first,
+    token_mask_of,
+)
 from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
 from hdexport.lowering.short_texts import fuse_short_texts
 from hdplugins.attention.operator import BlockOrder

@@ -39,17 +39,16 @@ from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
-from hdexport.lowering.multi_head_attention import (
-    CONTRIB_DOMAIN,
+from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, choice, fused_attention
+from hdexport.lowering.nodes import (
     SWAP_HEADS_AND_TOKENS,
     Insertion,
-    choice,
-    fused_attention,
+    is_causal,
     merged_states,
     repeat_key_heads,
     replace_by_merged,
+    token_mask_of,
 )
-from hdexport.lowering.nodes import is_causal, token_mask_of
 from hdexport.lowering.packed_tokens import PackedTokens
 
 if TYPE_CHECKING:

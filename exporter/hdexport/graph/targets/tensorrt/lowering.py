@@ -41,8 +41,15 @@ from hdexport.attention.kinds import lowering_of
 from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes, use_plugins
 from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
-from hdexport.lowering.multi_head_attention import SWAP_HEADS_AND_TOKENS, Insertion, merge_heads, states_tokens_first
-from hdexport.lowering.nodes import is_causal, operator_nodes, token_mask_of
+from hdexport.lowering.nodes import (
+    SWAP_HEADS_AND_TOKENS,
+    Insertion,
+    is_causal,
+    merge_heads,
+    operator_nodes,
+    states_tokens_first,
+    token_mask_of,
+)
 from hdexport.lowering.packed_tokens import PackedTokens
 from hdruntime.errors import ExportError
 from hdruntime.optional import require
