@@ -46,13 +46,15 @@ def python_path(folder: Path) -> dict[str, str]:
 
 
 HELP_OF_EACH = """
-import contextlib, io, json
+import contextlib, io, json, sys
 from hdexport.cli import COMMANDS, main
 shown = {}
 for name in ("", *COMMANDS):
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         main([*name.split(), "--help"])
     shown[name] = text.getvalue()
+    # The list of commands comes before anything of a bundle, a GPU or another package is looked at.
+    assert name or not {"ctypes", "importlib.metadata", "msgspec"} & {*sys.modules}
 print(json.dumps(shown))
 """
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend, Scheme
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from hdexport.checkpoint.trust import Trust
     from hdexport.engines.build import EngineOptions
     from hdexport.quantize import Int8Options
+    from hdruntime.bundle.manifest import Backend
 
 PRECISIONS = tuple(precision.value for precision in Precision)
 """Names of the precisions that a CPU computes in."""
@@ -104,6 +104,8 @@ def add_precision_argument(parser: argparse._ActionsContainer) -> None:
 
 def add_position_arguments(parser: argparse._ActionsContainer, *, alpha: str) -> None:
     """Declare ``--positions`` and ``--alpha``; `alpha` says what ``auto`` means."""
+    from hdruntime.bundle.manifest import Scheme
+
     parser.add_argument(
         "--positions",
         choices=[str(scheme) for scheme in Scheme],

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend
 
 if TYPE_CHECKING:
-    # The command line names precisions, and starts without NumPy.
+    # The command line names precisions, and starts without NumPy and without the manifest's classes.
     from hdruntime.arrays import AnyArray, FloatArray, IntArray
+    from hdruntime.bundle.manifest import Backend
     from hdruntime.gpu.device_arrays import DeviceArray
 
 

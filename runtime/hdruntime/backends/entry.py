@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
-from hdruntime.bundle.manifest import Backend
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import is_installed
 
 if TYPE_CHECKING:
     from hdruntime.backends import Runner
     from hdruntime.backends.findings import Finding, Probed
+    from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
     from hdruntime.gpu.driver import Gpu
 
