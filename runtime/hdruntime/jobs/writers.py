@@ -16,10 +16,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet
 
 from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
+from hdruntime.inference.batching import grouped
 from hdruntime.jobs.files import FINISHED_FILE, RESULTS_FILE, OpenFolder
 from hdruntime.jobs.input_files import Cell
 from hdruntime.jobs.portions import cut_by_bytes
@@ -27,6 +29,13 @@ from hdruntime.jobs.vectors import COLUMN
 
 OPEN_TYPE = {b"hdexport": b"open type"}
 """Metadata of a string field whose values are JSON; its type is known when all rows are done."""
+
+_NUMBERS = 2**18
+"""Numbers of vectors that become JSON together: a few MB of text."""
+
+_TEXTS = {-(2**31): "-0.0", 0x15AE43FD: "7.03853069e-26", 0x15AE43FD - 2**31: "-7.03853069e-26"}
+"""float32 as an int32 -> its JSON, where Arrow's digits read back as another number: an integer has no -0, and a
+float64 of the others' is rounded to their neighbour."""
 
 _GROUP_ROWS = 4096
 """Rows of a Parquet row group. Readers prefer large groups; a writer holds one in memory."""
@@ -118,9 +127,12 @@ class _JsonLines(ResultEncoding):
         return b""
 
     def _encoded_rows(self, rows: ResultRows) -> bytes:
-        members = [(name, f"{json.dumps(name)}: ") for name in self._schema.names]
-        lines = (", ".join([key + _json_from_value(row[name]) for name, key in members]) for row in rows)
-        return "".join([f"{{{line}}}\n" for line in lines]).encode()
+        parts: list[Iterable[str]] = []
+        for name in self._schema.names:
+            key = f"{', ' if parts else '{'}{json.dumps(name)}: "
+            parts += (itertools.repeat(key), _json_from_cells([row[name] for row in rows]))
+        lines = zip(*parts, itertools.repeat("}\n"))
+        return "".join(itertools.chain.from_iterable(lines)).encode()
 
     def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
         folder.rename(RESULTS_FILE, FINISHED_FILE)
@@ -321,15 +333,39 @@ def _array(cells: list[Any], field: pa.Field) -> pa.AnyArray:
 
 
 def array_of_cells(cells: list[Any], field: pa.Field) -> pa.AnyArray:
-    """A column of a field's type; a cell of several axes, such as a text's vectors of tokens, is a list of lists."""
+    """A column of a field's type; a NumPy array is a list, or with two axes a list of lists."""
     if field.metadata == OPEN_TYPE:
         cells = [None if cell is None else _json_from_value(cell) for cell in cells]
-    elif any(isinstance(cell, np.ndarray) and cell.ndim > 1 for cell in cells):
-        # Arrow takes arrays of one dimension.
-        cells = [None if cell is None else [*cell] for cell in cells]
+    elif np.ndarray in set(map(type, cells)):
+        return _array_of_arrays(cells, field.type)
     elif any(isinstance(cell, Cell) for cell in cells):
         return pa.concat_arrays([_array_of_one(cell, field.type) for cell in cells])
     return pa.array(cells, type=field.type)
+
+
+def _array_of_arrays(cells: Sequence[AnyArray | None], kind: pa.DataType) -> pa.AnyArray:
+    """A column of one array per cell: numbers, [values], or vectors of a fixed size, [vectors, dimensions]."""
+    mask = pa.array([cell is None for cell in cells])
+    if not pa.types.is_fixed_size_list(kind):
+        ends = np.cumsum([0, *(0 if cell is None else len(cell) for cell in cells)])
+        entries = _joined([cell for cell in cells if cell is not None], kind.value_type)
+        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), entries, type=kind, mask=mask)
+    # A null of a fixed size has a place among the values.
+    nothing = np.zeros(kind.list_size, kind.value_type.to_pandas_dtype())
+    return _fixed_lists([nothing if cell is None else cell for cell in cells], kind, mask=mask)
+
+
+def _joined(cells: Sequence[AnyArray], kind: pa.DataType) -> pa.AnyArray:
+    """The entries of all cells, of that type."""
+    return _fixed_lists(cells, kind) if pa.types.is_fixed_size_list(kind) else pa.array(np.concatenate(cells), kind)
+
+
+def _fixed_lists(cells: Sequence[AnyArray], kind: pa.DataType, *, mask: pa.AnyArray | None = None) -> pa.AnyArray:
+    """The vectors of all cells; where the mask is true, null."""
+    if wrong := {cell.shape[-1] for cell in cells} - {kind.list_size}:
+        raise pa.ArrowInvalid(f"it has {min(wrong)} dimensions")
+    values = pa.array(np.concatenate(cells, axis=None), kind.value_type)
+    return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
 
 
 def _array_of_one(cell: Any, kind: pa.DataType) -> pa.AnyArray:
@@ -389,11 +425,8 @@ def _json_from_value(value: object) -> str:
     """A value as JSON, on one line; null for NaN and infinity, which JSON lacks."""
     if value is None:
         return "null"
-    if isinstance(value, np.ndarray):
-        if value.ndim > 1:
-            return f"[{', '.join(map(_json_from_value, value))}]"
-        # Nine digits read back as the same float32 or float16; json would write up to seventeen.
-        return f"[{', '.join([f'{number:.9g}' for number in value.tolist()])}]"
+    if type(value) is int:
+        return str(value)
     if isinstance(value, Cell):
         value = value.in_python()
     try:
@@ -401,3 +434,35 @@ def _json_from_value(value: object) -> str:
     except ValueError:
         finite = json.loads(json.dumps(value, default=_json_default), parse_constant=lambda name: None)
         return json.dumps(finite, ensure_ascii=False)
+
+
+def _json_from_cells(cells: list[Any]) -> Iterable[str]:
+    """The values of a column as JSON; of NumPy arrays all numbers together, which is faster than one by one."""
+    if np.ndarray not in set(map(type, cells)):
+        return map(_json_from_value, cells)
+    arrays = [cell for cell in cells if cell is not None]
+    vectors = _json_from_vectors([vector for cell in arrays for vector in (cell if cell.ndim > 1 else (cell,))])
+    return [
+        "null"
+        if cell is None
+        else f"[{', '.join(itertools.islice(vectors, len(cell)))}]"
+        if cell.ndim > 1
+        else next(vectors)
+        for cell in cells
+    ]
+
+
+def _json_from_vectors(vectors: Sequence[AnyArray]) -> Iterator[str]:
+    """Vectors as JSON: numbers with the fewest digits that read back as the same, and null for NaN and infinity."""
+    for some in grouped([len(vector) for vector in vectors], most=len(vectors), most_in_all=_NUMBERS):
+        values = np.concatenate(vectors[some])
+        if is_float := values.dtype.kind == "f":
+            # Of a float16 Arrow writes all digits.
+            values = values.astype(np.float32, copy=False)
+        texts = pa.array(values, mask=~np.isfinite(values)).cast(pa.string()).fill_null("null")
+        for bits, text in _TEXTS.items() if is_float else ():
+            if (same := values.view(np.int32) == np.int32(bits)).any():
+                texts = pa.compute.if_else(same, text, texts)
+        ends = np.cumsum([0, *map(len, vectors[some])])
+        joined = pa.compute.binary_join(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), texts), ", ")
+        yield from map("[{}]".format, joined.to_pylist())

@@ -7,7 +7,6 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Task
@@ -40,6 +39,7 @@ class TextSide:
 
     Attributes:
         own_length: tokens that the model cuts such texts to, special tokens and prompt included.
+        skipped_ids: tokens that have no vectors.
     """
 
     def __init__(self, settings: SentenceSettings, side: Side | None) -> None:
@@ -48,7 +48,7 @@ class TextSide:
         self.expansion = own.expansion if side is Side.QUERY else None
         self.own_length = _own_length(settings, own, side)
         named = Side.DOCUMENT if side is None else side
-        self._skipped = np.array(own.skipped_ids if named.value in own.skipped_in else (), np.int64)
+        self.skipped_ids = own.skipped_ids if named.value in own.skipped_in else ()
 
     def expanded(self, encoding: Encoding) -> Encoding:
         """A text's tokens with the tokens that are added to a short query."""
@@ -63,10 +63,6 @@ class TextSide:
             unattended_tokens=0 if expansion.attend else missing,
             is_cut=encoding.is_cut,
         )
-
-    def has_vector(self, encoding: Encoding) -> npt.NDArray[np.bool_]:
-        """[tokens]: which tokens of an expanded text have vectors."""
-        return ~np.isin(np.asarray(encoding.input_ids, np.int64), self._skipped)
 
 
 class TokenVectors(TextTask, TokenSimilarityFormat):
@@ -98,6 +94,9 @@ class TokenVectors(TextTask, TokenSimilarityFormat):
         self.dimensions = next(int(spec.shape[-1]) for spec in manifest.outputs if spec.name == _OUTPUT)
         self._is_limited = as_far_as_model and side is Side.QUERY
         self._cutting: TextTokenizer | None = None
+        # [vocab_size]: which tokens have vectors.
+        self._has_vector = np.ones(manifest.vocab_size, bool)
+        self._has_vector[[each for each in self._rules.skipped_ids if each < manifest.vocab_size]] = False
         self.splits = side is not Side.QUERY
 
     @classmethod
@@ -162,7 +161,7 @@ class TokenVectors(TextTask, TokenSimilarityFormat):
         return [self._rules.expanded(each) for each in encodings]
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> FloatArray:
-        return outputs[_OUTPUT][self._rules.has_vector(encoding)]
+        return outputs[_OUTPUT][self._has_vector[encoding.input_ids]]
 
 
 TASK = TokenVectors

@@ -27,6 +27,7 @@ from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.writers import ResultFormat
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
 from support.comparators import named_case
 from support.job_runs import (
@@ -371,6 +372,49 @@ def test_vectors_in_parquet_are_lists_of_any_size(bundle_path: Path, tmp_path: P
         first, failed, last = table["embedding"].to_pylist()
         assert failed is None
         assert len(first) == len(last) == (4 if output.startswith("v") else 2)
+
+
+def lines_of(field: pa.Field, cells: list[np.ndarray | None]) -> list[Any]:
+    """The values of a column in JSON Lines, as Python reads them."""
+    rows = [{field.name: cell} for cell in cells]
+    encoded = b"".join(writers.encoding_of(ResultFormat.JSONL, [field]).encode(rows))
+    return [json.loads(line, parse_constant=str)[field.name] for line in encoded.splitlines()]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_float_of_json_lines_reads_back_bit_for_bit(
+    dtype: type[np.floating[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "_NUMBERS", 1000)
+    if dtype is np.float16:
+        numbers = np.arange(2**16, dtype=np.uint16).view(np.float16)
+        numbers = numbers[np.isfinite(numbers)]
+    else:
+        # The fewest digits of this one are a float64 that is rounded to its neighbour.
+        hardest = np.array([0x15AE43FD], np.uint32).view(np.float32)
+        hard = np.array([0.0, 1.0, 2**24, 1e-7, 1e20, 1e-5, 1 / 3, *10.0 ** np.arange(-44, 39)], np.float32)
+        random = np.random.default_rng(0).integers(0, 0x7F800000, 10_000, dtype=np.uint32).view(np.float32)
+        limits = np.finfo(np.float32)
+        numbers = np.array([limits.max, limits.tiny, limits.smallest_subnormal])
+        numbers = np.concatenate([hardest, hard, numbers, random])
+        numbers = np.concatenate([numbers, -numbers])
+    lists, of_tokens = pa.list_(pa.from_numpy_dtype(dtype)), numbers[: len(numbers) // 4 * 4].reshape(-1, 4)
+    cells: list[np.ndarray | None] = [numbers, None, numbers[:0], numbers[:1]]
+    whole, none, nothing, one = lines_of(pa.field("embedding", lists), cells)
+    assert (none, nothing, one) == (None, [], whole[:1])
+    assert np.array(whole, dtype).tobytes() == numbers.tobytes()
+    first, none, nothing, last = lines_of(
+        pa.field("embedding", pa.list_(lists)), [of_tokens[:-2], None, of_tokens[:0], of_tokens[-2:]]
+    )
+    assert (none, nothing) == (None, [])
+    assert np.array(first + last, dtype).tobytes() == of_tokens.tobytes()
+
+
+def test_json_lines_have_null_for_what_is_no_number() -> None:
+    found = lines_of(
+        pa.field("embedding", pa.list_(pa.float32())), [np.array([1, np.nan, np.inf, -np.inf], np.float32)]
+    )
+    assert found == [[1, None, None, None]]
 
 
 def test_parquet_metadata_describes_the_vectors(bundle_path: Path, tmp_path: Path) -> None:
