@@ -227,6 +227,8 @@ def _cores(case: Case, settings: Settings) -> dict[str, Any]:
             _job(case, settings, case.corpus)
             others_s = _cpu_of_other_threads() - before_s
             runs.append((time.process_time() - began_s - others_s, others_s))
+    if not calls:
+        sys.exit(f"{case}: no text was tokenised by TextTokenizer.encode, by whose calls the width is known")
     python_s, others_s = min(runs, key=sum)
     return {
         "python_s": python_s,

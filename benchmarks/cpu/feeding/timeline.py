@@ -44,6 +44,9 @@ _LOOK_SECONDS = 0.001
 _GAP_SECONDS = 0.002
 """A shorter gap between two spans of a lane is not drawn."""
 
+_PIXELS_A_SECOND, _LEAST_PIXELS, _MOST_PIXELS = 320, 240, 1600
+"""Pictures of two short jobs have one scale."""
+
 
 class Span(NamedTuple):
     """A time in which a thread did one thing, in seconds of `time.perf_counter`."""
@@ -152,7 +155,8 @@ def picture(spans: Sequence[Span], *, began: float, ended: float, title: str, su
         if span.ended > began and span.began < ended
     ]
     order = list(label.values())
-    chart = alt.Chart(alt.InlineData(values=points), width=760, height=150).mark_bar(height=18)
+    width = min(max(_LEAST_PIXELS, _PIXELS_A_SECOND * (ended - began)), _MOST_PIXELS)
+    chart = alt.Chart(alt.InlineData(values=points), width=width, height=150).mark_bar(height=18)
     return (
         chart.encode(
             x=alt.X("from:Q", title="seconds", scale=alt.Scale(domain=[0, ended - began], nice=False)),
