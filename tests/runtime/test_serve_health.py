@@ -350,3 +350,21 @@ def test_clients_that_go_change_no_request_that_waits(bundle: Path) -> None:
         assert "hdexport_queue_tokens 0.0" in (await told.ask("/metrics"))[1]
 
     asyncio.run(story())
+
+
+def test_a_request_whose_time_is_over_stops_alone_and_cancels_no_task_around_it(bundle: Path) -> None:
+    async def story() -> None:
+        told = Told(bundle, timeout_s=0.5)
+        (first,) = await told.waiting("read")
+        # Two are asked for while one is watched already; the last one in a task that goes on.
+        second = asyncio.create_task(told.embed("read"))
+        status, said = await told.embed("read")
+        assert (status, "No answer within 0.5 seconds" in said["error"]["message"]) == (503, True)
+        task: Any = asyncio.current_task()
+        assert not getattr(task, "cancelling", int)()
+        assert [(await each)[0] for each in (first, second)] == [503] * 2
+        told.runner.go.set()
+        assert vector_of(await told.embed("read")) == pytest.approx(READ)
+        assert "hdexport_queue_tokens 0.0" in (await told.ask("/metrics"))[1]
+
+    asyncio.run(story())

@@ -19,6 +19,7 @@ from hdruntime.optional import require
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import QueueFullError, TextQueue
+from hdruntime.serve.running import RunningRequests
 from hdruntime.session import Session
 from hdruntime.tasks.of_bundle import served_task
 from hdruntime.tasks.reading import Reading
@@ -83,7 +84,11 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
         finally:
             server.close()
 
-    routes = [Route(path, server.counted(path, answer), methods=[method]) for method, path, answer in server.routes()]
+    # Those of the task first: routes are tried in turn.
+    routes = [
+        Route(path, _Endpoint(server.counted(path, answer)), methods=[method])
+        for method, path, answer in reversed(server.routes())
+    ]
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
     middleware = []
     if options.cors_origins:
@@ -104,12 +109,27 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
     return under_root_path
 
 
+class _Endpoint:
+    """A handler as an ASGI application, which Starlette calls without a handling of exceptions: the handler has its
+    own."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.requests import Request
+
+        response = await self._handler(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
 class _Server:
     def __init__(self, bundle: Bundle, session: Session, options: ServeOptions) -> None:
         self._session, self._options, self._manifest = session, options, bundle.manifest
         self._task = served_task(bundle)
         self._inferences: dict[tuple[TextTask, Overflow, str], TextInference] = {}
         self._running: asyncio.Task[None] | None = None
+        self._requests = RunningRequests(options.timeout_s, self._reason_to_stop)
         self._has_ended = False
         self.tokenizer = session.tokenizer.bounded(options.max_text_characters)
         self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(self.tokenizer.limited)
@@ -136,6 +156,7 @@ class _Server:
         self._has_ended = True
         if self._running is not None:
             self._running.cancel()
+        self._requests.close()
         self.queue.close()
 
     def routes(self) -> list[tuple[str, str, Handler]]:
@@ -162,7 +183,7 @@ class _Server:
             began, status = time.monotonic(), _GONE
             try:
                 self._check_key(request, path)
-                response = await self._unless_gone(request, answer)
+                response = await self._requests.answered(request, answer)
                 status = response.status_code
                 return response
             except _RequestError as error:
@@ -189,8 +210,7 @@ class _Server:
                 self._probe()
                 return self._error(status, "The server failed; its log has the reason.")
             finally:
-                self.metrics.requests.labels(path, status).inc()
-                self.metrics.seconds.labels(path).observe(time.monotonic() - began)
+                self.metrics.request(path, status, time.monotonic() - began)
 
         return checked
 
@@ -337,32 +357,24 @@ class _Server:
         if not 1 <= texts <= self._options.max_texts:
             raise InputError(f"There are {texts} texts in the request; 1 to {self._options.max_texts} fit.")
 
-    async def _unless_gone(self, request: Request, answer: Handler) -> Response:
-        """The answer, unless the client goes, or the time is over; its texts leave the queue then."""
-        working = asyncio.ensure_future(asyncio.wait_for(answer(request), self._options.timeout_s))
-        try:
-            while not working.done():
-                await asyncio.wait([working], timeout=0.5)
-                if working.done():
-                    break
-                self._check_fault()
-                if request.scope.get("hdexport.read") and await request.is_disconnected():
-                    raise _RequestError(_GONE, "The client is gone.")
-            return working.result()
-        finally:
-            working.cancel()
+    async def _reason_to_stop(self, request: Request) -> Exception | None:
+        """The error of a request that nobody waits for, or that this process cannot answer any more."""
+        if fault := self._fault():
+            return _RequestError(503, fault)
+        if request.scope.get("hdexport.read") and await request.is_disconnected():
+            return _RequestError(_GONE, "The client is gone.")
+        return None
 
     async def _body(self, request: Request, kind: type[Content]) -> Content:
-        from starlette.requests import ClientDisconnect
-
-        content = bytearray()
-        try:
-            async for part in request.stream():
-                content += part
-                if len(content) > self._options.max_body_bytes:
-                    raise _RequestError(413, f"The body has more than {self._options.max_body_bytes} bytes.")
-        except ClientDisconnect:
-            raise _RequestError(_GONE, "The client is gone.") from None
+        content, has_more = bytearray(), True
+        while has_more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise _RequestError(_GONE, "The client is gone.")
+            content += message.get("body", b"")
+            if len(content) > self._options.max_body_bytes:
+                raise _RequestError(413, f"The body has more than {self._options.max_body_bytes} bytes.")
+            has_more = message.get("more_body", False)
         request.scope["hdexport.read"] = True
         return read_body(content, kind)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from hdruntime.inference.scheduling import PaddingCount
@@ -21,10 +22,13 @@ class Metrics:
         prometheus = require("prometheus_client")
         self._registry = registry = prometheus.CollectorRegistry()
         prometheus.ProcessCollector(registry=registry)
-        self.requests = prometheus.Counter("hdexport_requests", "requests", ["route", "status"], registry=registry)
-        self.seconds = prometheus.Histogram(
+        self._requests = prometheus.Counter("hdexport_requests", "requests", ["route", "status"], registry=registry)
+        self._seconds = prometheus.Histogram(
             "hdexport_request_seconds", "from a request to its answer", ["route"], registry=registry, buckets=_SECONDS
         )
+        # Labels are looked up once.
+        self._requests_of = functools.cache(lambda route, status: self._requests.labels(route, status))
+        self._seconds_of = functools.cache(lambda route: self._seconds.labels(route))
         self._batch_texts = prometheus.Histogram(
             "hdexport_batch_texts", "texts of a batch", registry=registry, buckets=_TEXTS
         )
@@ -35,6 +39,11 @@ class Metrics:
         padded.set_function(lambda: _share(padding()))
         self._text = prometheus.generate_latest
         self.content_type: str = prometheus.CONTENT_TYPE_LATEST
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """Count a request with its answer's status."""
+        self._requests_of(route, status).inc()
+        self._seconds_of(route).observe(seconds)
 
     def batch(self, texts: int, tokens: int) -> None:
         """Count a batch."""
