@@ -16,7 +16,6 @@ _WEIGHTS_AROUND_ZERO = ("Gemma3RMSNorm",)
 _WEIGHTS_IF_ANY = ("EmbeddingGemma2RMSNorm", "NeoMMERMSNorm")
 """Normalisations whose weight, if there is one, is the factor; without a weight, they compute in float32 themselves."""
 
-
 _SHRUNK = 2.0**-6
 """Factor of float16 weights whose products become states, which float32 undoes.
 

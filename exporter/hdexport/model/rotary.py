@@ -23,7 +23,6 @@ _LAYERS = "full_attention"
 Windowed layers see no further in a long text than in texts of training.
 """
 
-
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rotary positions whose frequencies change with the length of the text."""
 

@@ -30,7 +30,6 @@ _ASKED = {"later": "later sentences", "first": "first sentences", "name": "texts
 _NUMBERED = re.compile(r":\d+$")
 _WORD = re.compile(r"[^\W\d_]{3,}")
 
-
 CUTOFF = 10
 """Documents of a ranking that count."""
 

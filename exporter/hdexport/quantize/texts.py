@@ -112,7 +112,6 @@ EVERYDAY = (
 """Sentences of many kinds that documentation lacks: models have channels for them, a question mark's first. English
 first, then other languages and letters, of which a vocabulary may have little more than single letters."""
 
-
 _TEXTS = 64
 _TOKENS = 512
 

@@ -28,7 +28,6 @@ _OUT_OF_MEMORY = (
 )
 """Words of PyTorch, ONNX Runtime, CUDA, NumPy, C++ and the kernel where memory was short, in lower case."""
 
-
 _POLL_SECONDS = 0.02
 """Between two looks at the GPU's memory."""
 

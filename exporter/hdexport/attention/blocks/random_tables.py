@@ -13,6 +13,20 @@ import numpy.typing as npt
 from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
 
+_DRAWN_FROM_TOKENS = 1024
+"""Random blocks begin before this token, wherever the query is: the ``last_idx`` of the paper's code."""
+
+_COUNTS, _INDICES, _PARTIAL_COUNTS = "full_kv_num_blocks", "full_kv_indices", "kv_num_blocks"
+"""Arrays of a file of lists, named as PyTorch's ``BlockMask`` names them."""
+
+_SAVE_TABLE = "numpy.save(file, table)"
+
+_SAVE_LISTS = f"numpy.savez(file, {_COUNTS}=..., {_INDICES}=...)"
+
+Blocks = npt.NDArray[np.int32]
+
+Integers = AnyArray
+
 
 def load_arrays(path: Path) -> Any:
     """The array of a ``.npy`` file, or the archive of a ``.npz`` file; for use within `reading`. It is mapped, so that
@@ -32,19 +46,6 @@ def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
             "it is not a file of NumPy arrays, or it holds Python objects" if "allow_pickle" in str(error) else error
         )
         raise InputError(f"{option}{path} cannot be read: {reason}\nWrite it with {remedy}.") from error
-
-
-_DRAWN_FROM_TOKENS = 1024
-"""Random blocks begin before this token, wherever the query is: the ``last_idx`` of the paper's code."""
-
-_COUNTS, _INDICES, _PARTIAL_COUNTS = "full_kv_num_blocks", "full_kv_indices", "kv_num_blocks"
-"""Arrays of a file of lists, named as PyTorch's ``BlockMask`` names them."""
-
-_SAVE_TABLE = "numpy.save(file, table)"
-_SAVE_LISTS = f"numpy.savez(file, {_COUNTS}=..., {_INDICES}=...)"
-
-Blocks = npt.NDArray[np.int32]
-Integers = AnyArray
 
 
 def random_table(*, heads: int, max_tokens: int, block_size: int, random_blocks: int, seed: int) -> Blocks:
