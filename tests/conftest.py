@@ -48,7 +48,6 @@ def pytest_collection():
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 20, 20)  # a trace makes millions of objects, few of them in cycles
         gc.enable()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hdexport import doctor
 from hdplugins import OPERATORS
 from hdruntime import process_limits
 from hdruntime.backends.findings import Finding, FindingStatus, Probed
@@ -86,6 +87,7 @@ def test_the_limits_of_a_container_are_said(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     (tmp_path / "memory.max").write_text("300000000\n")
     (tmp_path / "memory.current").write_text("100000000\n")
+    monkeypatch.setattr(doctor, "backends", list)  # each starts a process
     before = json.loads(run_here("doctor", "--json").stdout)["findings"]
     monkeypatch.setattr(process_limits, "_groups", lambda controller, root: [(2, tmp_path)])
     after = json.loads(run_here("doctor", "--json").stdout)["findings"]
