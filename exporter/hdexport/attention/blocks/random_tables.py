@@ -25,8 +25,6 @@ _SAVE_LISTS = f"numpy.savez(file, {_COUNTS}=..., {_INDICES}=...)"
 
 Blocks = npt.NDArray[np.int32]
 
-Integers = AnyArray
-
 
 def load_arrays(path: Path) -> Any:
     """The array of a ``.npy`` file, or the archive of a ``.npz`` file; for use within `reading`. It is mapped, so that
@@ -113,7 +111,7 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
     return np.where(is_listed, indices, -1)[..., :most].astype(np.int32)
 
 
-def _drawn_from(block: int, blocks: int, block_size: int) -> Integers:
+def _drawn_from(block: int, blocks: int, block_size: int) -> AnyArray:
     """The blocks that a block's row is drawn from, in the order by which a seed decides."""
     inner = np.arange(1, blocks - 1)  # all but the first and the last, which everyone sees
     end = _DRAWN_FROM_TOKENS // block_size - 1 if 2 * block_size < _DRAWN_FROM_TOKENS else blocks - 1
@@ -136,9 +134,9 @@ def _check_count(random_blocks: int, most: int, max_tokens: int, block_size: int
     )
 
 
-def _read_arrays(path: Path) -> dict[str, Integers]:
+def _read_arrays(path: Path) -> dict[str, AnyArray]:
     """The arrays of a file of lists, integers."""
-    arrays: dict[str, Integers] = {}
+    arrays: dict[str, AnyArray] = {}
     with reading(path, _SAVE_LISTS):
         archive = load_arrays(path)
         if isinstance(archive, np.lib.npyio.NpzFile):
@@ -158,11 +156,11 @@ def _read_arrays(path: Path) -> dict[str, Integers]:
     return arrays
 
 
-def _without_batch(array: Integers, axes: int) -> Integers:
+def _without_batch(array: AnyArray, axes: int) -> AnyArray:
     return array[0] if array.ndim == axes + 1 and len(array) == 1 else array
 
 
-def _check_shapes(path: Path, counts: Integers, indices: Integers, *, heads: int, blocks: int, sizes: str) -> None:
+def _check_shapes(path: Path, counts: AnyArray, indices: AnyArray, *, heads: int, blocks: int, sizes: str) -> None:
     rows = indices.shape[:2]
     if indices.ndim != 3 or not indices.size or rows not in ((1, blocks), (heads, blocks)) or counts.shape != rows:
         raise InputError(
@@ -172,7 +170,7 @@ def _check_shapes(path: Path, counts: Integers, indices: Integers, *, heads: int
         )
 
 
-def _check_type(path: Path, name: str, array: Integers) -> None:
+def _check_type(path: Path, name: str, array: AnyArray) -> None:
     if array.dtype.kind not in "iu":
         raise InputError(
             f"{path}: {name} is of type {array.dtype}; indices of blocks are integers.\n"
@@ -180,7 +178,7 @@ def _check_type(path: Path, name: str, array: Integers) -> None:
         )
 
 
-def _check_entries(path: Path, name: str, array: Integers, is_wrong: npt.NDArray[np.bool_], blocks: int) -> None:
+def _check_entries(path: Path, name: str, array: AnyArray, is_wrong: npt.NDArray[np.bool_], blocks: int) -> None:
     if is_wrong.any():
         place = tuple(map(int, np.argwhere(is_wrong)[0]))
         raise InputError(
