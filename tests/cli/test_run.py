@@ -19,9 +19,10 @@ from hdexport.cli import run as run_command
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.gpu.driver import gpus, why_no_gpu
-from hdruntime.jobs import VectorOptions, plan_job, portions
+from hdruntime.jobs import VectorOptions, plan_job
 from hdruntime.jobs.input_files import RowFormat
 from hdruntime.optional import is_installed
+from hdruntime.tasks import text_inference
 from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.entities import Aggregation
 from hdruntime.text.splitting import SplitPooling
@@ -235,7 +236,7 @@ def test_late_chunking_writes_a_row_per_chunk(
 def test_a_damaged_job_says_how_to_start_over_and_not_that_it_continues(
     run: Command, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 2)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 2)
     rows, output = write_rows(tmp_path / "rows.jsonl", ["long", "read", "whole", "."]), tmp_path / "out.jsonl"
     vectors = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
     with pytest.raises(KeyboardInterrupt):

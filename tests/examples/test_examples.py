@@ -20,7 +20,7 @@ import hdruntime
 from hdexport.checkpoint import default_model
 from hdexport.extend import ExtendOptions, extend
 from hdruntime.bundle.manifest import Task
-from hdruntime.jobs import portions
+from hdruntime.tasks import text_inference
 from support.pages import ROOT, code_blocks, page
 from support.tiny_models import BASE, save_tiny_model
 
@@ -89,7 +89,7 @@ def test_late_chunking(sample_bundle: Path, capsys: pytest.CaptureFixture[str]) 
 def test_batch_job(sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch_job = example("batch_job")
     monkeypatch.setattr(batch_job, "ROWS", 40)
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 10)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 10)
     texts, vectors = tmp_path / "texts.jsonl", tmp_path / "vectors.jsonl"
     batch_job.write_rows(texts)
     with pytest.raises(KeyboardInterrupt):

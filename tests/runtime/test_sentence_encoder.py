@@ -136,7 +136,8 @@ def test_nan_names_the_callers_sentence(encoder: SentenceEncoder) -> None:
 def test_few_texts_are_tokenised_at_a_time(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that is longer than the bound goes alone."""
     expected = encoder.encode(SENTENCES)
-    monkeypatch.setattr(text_inference, "_WINDOW_CHARACTERS", 20)
+    monkeypatch.setattr(text_inference, "WINDOW_CHARACTERS", 20)
+    monkeypatch.setattr(text_inference, "_CHARACTERS_PER_TOKEN", 0)
     monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 3)
     windows: list[list[int]] = []
     encode = text_inference.TextInference.encode

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hdexport.cli import main
 from hdruntime.jobs import output, portions
+from hdruntime.tasks import text_inference
 from support.full_disks import mount_disk
 
 
@@ -26,7 +27,7 @@ def run_job(arguments: list[str], largest_file: int | None = None, computes_besi
     """
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    output._COMMIT_SECONDS, output._COMMIT_SHARE, portions._PORTION_ROWS = 0.03, 0, 100
+    output._COMMIT_SECONDS, output._COMMIT_SHARE, text_inference._WINDOW_TEXTS = 0.03, 0, 100
     if computes_beside:
         portions.needs_gpu = lambda name: True  # type: ignore[assignment]
     sys.argv = ["hdexport", "run", *arguments]

@@ -32,6 +32,7 @@ def pack_by_tokens(
     batch_tokens: int,
     alike: Callable[[int], int] | None = None,
     most_rows: Callable[[int], int] | None = None,
+    enough_tokens: int | None = None,
 ) -> list[list[int]]:
     """Sort rows by length and cut them into batches of at most `batch_tokens` tokens, padding included.
 
@@ -44,6 +45,8 @@ def pack_by_tokens(
         alike: tokens of a row -> a key that all rows of a batch share; lengths between two of equal key have that key
             too. None if any lengths may share a batch.
         most_rows: tokens of a batch's longest row -> most rows of that batch; None for any number.
+        enough_tokens: a batch of so many tokens ends before a row that is a sixteenth shorter than its longest; None
+            for a batch of any number of tokens.
 
     Returns:
         the batches, each a list of indices into `lengths`.
@@ -51,10 +54,19 @@ def pack_by_tokens(
     if batch_tokens < 1:
         raise InputError(f"batch_tokens is {batch_tokens}; it must be 1 or more, for example 16384.")
     batches: list[list[int]] = []
-    most, kind = 0, None
+    longest, most, kind = 0, 0, None
     for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         kind_of_row = None if alike is None else alike(lengths[row])
-        if not batches or len(batches[-1]) == most or kind_of_row != kind:
+        if (
+            not batches
+            or len(batches[-1]) == most
+            or kind_of_row != kind
+            or (
+                enough_tokens is not None
+                and len(batches[-1]) * longest >= enough_tokens
+                and 16 * (longest - lengths[row]) >= longest
+            )
+        ):
             batches.append([])
             longest, kind = lengths[row], kind_of_row
             most = max(1, batch_tokens // longest)

@@ -319,6 +319,8 @@ class _Run:
             batch_tokens=self._batch_tokens,
             alike=self._scheduler.alike,
             most_rows=lambda tokens: min(self._scheduler.most_rows(tokens), self._batch_size or sys.maxsize),
+            # More tokens make a batch no faster, so that padding is a loss.
+            enough_tokens=self._scheduler.runner.batch_tokens,
         )
         return deque([rows[index] for index in batch] for batch in batches)
 

@@ -19,7 +19,7 @@ from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import ErrorKind, Position, Row
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import TaskOptions, TextTask
-from hdruntime.tasks.text_inference import TextInference, TextItem
+from hdruntime.tasks.text_inference import TextInference, TextItem, texts_of_window
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow
@@ -27,25 +27,9 @@ from hdruntime.text.tokenization import Overflow
 if TYPE_CHECKING:
     from hdruntime.session import Session
 
-PORTION_CHARACTERS = 2**17
-"""Default size of a portion, about 32768 tokens. Rows are sorted by length within a portion, and a killed job repeats
-at most one."""
-
-_PORTION_ROWS = 4096
-"""Upper bound on rows per portion."""
-
 _MOST_BYTES = 2**26
 """Kept columns of about this size end a portion, and results of about this size are encoded together: the chunks of a
 text repeat its kept columns."""
-
-_PORTION_CHARACTERS_PER_TOKEN = 8 * 4
-"""Characters of a portion per token of a batch: of English, eight batches, each of rows of similar length."""
-
-_LANE_CHARACTERS = 2**16
-"""Characters of a portion per streamed row that runs at a time: about 16384 tokens, so that lanes are seldom empty."""
-
-_MOST_CHARACTERS = 2**22
-"""Upper bound on portion size; each token uses about 200 bytes."""
 
 Values = TypeVar("Values", bound=Mapping[str, object])
 
@@ -163,12 +147,9 @@ class LocalPool:
     """
 
     def __init__(self, session: Session, task: TextTask, *, options: RowOptions | None = None) -> None:
-        options = options or RowOptions()
-        batch_tokens = options.batch_tokens or session.batch_tokens
         self.computes_beside = needs_gpu(session.backend)
-        self._infer = RowInference(session, task, options=options)
-        characters = max(PORTION_CHARACTERS, batch_tokens * _PORTION_CHARACTERS_PER_TOKEN)
-        self.portion_characters = min(max(characters, self._infer.lanes * _LANE_CHARACTERS), _MOST_CHARACTERS)
+        self._infer = RowInference(session, task, options=options or RowOptions())
+        self.portion_characters = self._infer.portion_characters
 
     def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
         """Run every portion; see `JobPool`. Beside a GPU the next portion is read and tokenized meanwhile."""
@@ -181,8 +162,8 @@ class LocalPool:
 class RowInference:
     """Runs rows with a session, and remembers whether the session has ever worked.
 
-    Batches are smaller than the options say if their outputs would fill the memory. `lanes` is how many rows are
-    streamed at a time, 0 if rows are not streamed.
+    Batches are smaller than the options say if their outputs would fill the memory. Rows are sorted by length within a
+    portion, which should have about `portion_characters`; a killed job repeats at most one.
     """
 
     def __init__(self, session: Session, task: TextTask, *, options: RowOptions) -> None:
@@ -194,7 +175,7 @@ class RowInference:
         self._inference = TextInference(session, task, options, prompt=prompt)
         self._is_cut = options.late_chunking is not None
         self._no_values = dict.fromkeys(field.name for field in task.fields())
-        self.lanes = self._inference.lanes
+        self.portion_characters = self._inference.window_characters
 
     def encode(self, rows: Sequence[Row]) -> list[TextItem]:
         """The tokens of each row that has no error."""
@@ -232,13 +213,14 @@ def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
 
     The row that reaches the number of characters is the last of its portion.
     """
+    most = texts_of_window(characters)
     portion: list[Row] = []
     size = kept = 0
     for row in rows:
         portion.append(row)
         size += row.characters
         kept += _bytes_of(row.kept)
-        if len(portion) >= _PORTION_ROWS or size >= characters or kept >= _MOST_BYTES:
+        if len(portion) >= most or size >= characters or kept >= _MOST_BYTES:
             yield Portion(rows=portion)
             portion, size, kept = [], 0, 0
     if portion:

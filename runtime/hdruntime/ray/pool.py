@@ -14,9 +14,10 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, HdexportError
 from hdruntime.jobs import Job
 from hdruntime.jobs.identity import identity_of_bundle
-from hdruntime.jobs.portions import PORTION_CHARACTERS, Portion, PortionResult
+from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.ray.cluster import connected, places
 from hdruntime.ray.worker import JobWorker, Loaded
+from hdruntime.tasks.text_inference import WINDOW_CHARACTERS
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class RayPool:
 
     computes_beside = True
 
-    portion_characters = PORTION_CHARACTERS
+    portion_characters = WINDOW_CHARACTERS
     """About how many characters a portion should have; inside the block, as many as suit the workers' backend."""
 
     loaded: Loaded | None = None

@@ -70,6 +70,10 @@ class Encoding:
     unattended_tokens: int = 0
     is_cut: bool = False
 
+    def __post_init__(self) -> None:
+        # Kept, as it is asked for often.
+        vars(self)["_tokens"] = len(self.input_ids)
+
     @classmethod
     def of_ids(cls, ids: list[int]) -> Encoding:
         """An encoding of ids alone: one text, without places in it."""
@@ -87,6 +91,7 @@ class Encoding:
             prompt_tokens=prompt_tokens,
             unattended_tokens=unattended_tokens,
             is_cut=is_cut,
+            _tokens=len(ids),
         )
         return made
 
@@ -108,7 +113,8 @@ class Encoding:
 
     def __len__(self) -> int:
         """Number of tokens."""
-        return len(vars(self).get("input_ids") or self.ids)
+        tokens: int = vars(self)["_tokens"]
+        return tokens
 
 
 class TextTokenizer:

@@ -27,16 +27,21 @@ def tens(tokens: int) -> int:
     batch_tokens=BUDGETS,
     alike=st.sampled_from([None, int, tens]),
     rows_of_70=st.one_of(st.none(), st.integers(1, 4)),
+    enough=st.one_of(st.none(), BUDGETS),
 )
 def test_batches_are_full_within_every_limit_and_the_longest_rows_come_first(
-    lengths: list[int], batch_tokens: int, alike: Callable[[int], int] | None, rows_of_70: int | None
+    lengths: list[int],
+    batch_tokens: int,
+    alike: Callable[[int], int] | None,
+    rows_of_70: int | None,
+    enough: int | None,
 ) -> None:
     def limit(tokens: int) -> int:
         most = max(1, batch_tokens // tokens)
         return most if rows_of_70 is None else min(most, rows_of_70 * 70 // tokens)
 
     most_rows = None if rows_of_70 is None else lambda tokens: rows_of_70 * 70 // tokens
-    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, alike=alike, most_rows=most_rows)
+    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, alike=alike, most_rows=most_rows, enough_tokens=enough)
     kind = alike or (lambda tokens: 0)
     # Each row is in one batch; rows of one length keep their order.
     order = list(itertools.chain.from_iterable(batches))
@@ -44,10 +49,17 @@ def test_batches_are_full_within_every_limit_and_the_longest_rows_come_first(
     for rows in batches:
         assert 1 <= len(rows) <= limit(lengths[rows[0]])
         assert len({kind(lengths[row]) for row in rows}) == 1
+        # No row after enough tokens is much shorter than the first.
+        for place, row in enumerate(rows):
+            longest = lengths[rows[0]]
+            assert enough is None or place * longest < enough or lengths[row] > longest * 15 / 16
     # No two neighbours would fit into one batch.
     for batch, following in itertools.pairwise(batches):
         longest = lengths[batch[0]]
-        assert kind(longest) != kind(lengths[following[0]]) or len(batch) == limit(longest), (batch, following)
+        is_enough = enough is not None and len(batch) * longest >= enough
+        is_shorter = lengths[following[0]] <= longest * 15 / 16
+        is_full = len(batch) == limit(longest) or (is_enough and is_shorter)
+        assert kind(longest) != kind(lengths[following[0]]) or is_full, (batch, following)
 
 
 def test_an_impossible_budget_is_refused() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.jobs import portions
+from hdruntime.tasks import text_inference
 
 
 @pytest.fixture
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 10)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 10)
 
 
 @pytest.fixture

@@ -59,7 +59,8 @@ pyarrow.array([None])
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.jobs import VectorOptions
 from hdruntime.jobs import output as job_output
-from hdruntime.jobs import portions, writers
+from hdruntime.jobs import writers
+from hdruntime.tasks import text_inference
 from hdruntime.errors import OutputExistsError
 from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.jobs.files import job_folder_path
@@ -68,7 +69,7 @@ from support.job_runs import content_of, run_words
 inputs, output = map(Path, sys.argv[2:4])
 vectors = VectorOptions(output_dtype=EmbeddingPrecision(sys.argv[4]))
 bundle = open_bundle(Path(sys.argv[1]))
-portions._PORTION_ROWS = 10
+text_inference._WINDOW_TEXTS = 10
 writers._GROUP_ROWS = writers._PART_ROWS = 10
 job_output._COMMIT_SECONDS = job_output._COMMIT_SHARE = 0
 STEPS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "rmdir", "mkdir")

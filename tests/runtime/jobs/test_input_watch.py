@@ -13,10 +13,11 @@ import pytest
 
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputChangedError
-from hdruntime.jobs import JobOptions, input_watch, plan_job, portions, run_job
+from hdruntime.jobs import JobOptions, input_watch, plan_job, run_job
 from hdruntime.jobs.output import LocalOutput
 from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
+from hdruntime.tasks import text_inference
 from support.job_runs import WordPool, left_in, run_words, stop_at, write_rows
 
 ROWS = 2000
@@ -27,7 +28,7 @@ Change = Callable[[Path], object]
 
 @pytest.fixture
 def bundle(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 100)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 100)
     return open_bundle(bundle_path)
 
 
@@ -238,7 +239,7 @@ def test_a_file_that_was_touched_is_compared_once_more_at_its_end(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 340 is in a buffer when it is changed: it is not among what is compared then, and is done as it was."""
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 10)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 10)
     rows = write_input(tmp_path / "in.jsonl")
 
     def change_a_row(path: Path) -> None:

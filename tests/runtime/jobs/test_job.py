@@ -14,10 +14,11 @@ import pytest
 import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, BundleCorruptError, InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, plan_job, portions, run_job
+from hdruntime.jobs import JobOptions, plan_job, run_job
 from hdruntime.jobs.portions import LocalPool
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
+from hdruntime.tasks import text_inference
 from hdruntime.text.tokenization import Overflow
 from support.job_runs import (
     MAX_WORDS,
@@ -49,7 +50,7 @@ def test_every_row_gets_its_own_embedding_in_order(
     portion_rows: int,
     batch_tokens: int | None,
 ) -> None:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", portion_rows)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", portion_rows)
     texts = random_texts(80)
     inputs = write_rows(tmp_path / "in.jsonl", list(texts))
     done = run(bundle_path, inputs, tmp_path / f"out{ending}", batch_tokens=batch_tokens)
@@ -109,7 +110,7 @@ def test_a_text_that_is_too_long_is_truncated_on_request(bundle_path: Path) -> N
 def test_a_session_that_breaks_stops_the_job_and_keeps_the_old_output_and_the_rows_that_are_done(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 1)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 1)
     opened = open_bundle(bundle_path)
     inputs = write_rows(tmp_path / "in.jsonl", ["long", "read"])
     output = tmp_path / "out.jsonl"

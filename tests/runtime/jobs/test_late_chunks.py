@@ -21,6 +21,7 @@ from hdruntime.jobs import JobOptions, VectorOptions, plan_job, portions
 from hdruntime.jobs.output import JobFolder
 from hdruntime.jobs.rows import Columns
 from hdruntime.ray.mapper import BundleMapper
+from hdruntime.tasks import text_inference
 from hdruntime.text.chunking import TextChunks
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized
 from hdruntime.text.splitting import SplitPooling
@@ -250,7 +251,7 @@ def test_portions_and_batches_do_not_change_chunks(
     portion_rows: int,
     batch_tokens: int | None,
 ) -> None:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", portion_rows)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", portion_rows)
     run(
         bundle_path, rows, tmp_path / "out.jsonl", late_chunking="tokens:5", skip_failed=True, batch_tokens=batch_tokens
     )

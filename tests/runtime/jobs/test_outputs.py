@@ -22,12 +22,13 @@ from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, portions, run_job, writers
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, writers
 from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.writers import ResultFormat
+from hdruntime.tasks import text_inference
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
 from support.comparators import named_case
 from support.job_runs import (
@@ -259,7 +260,7 @@ def test_a_column_whose_name_no_output_takes_is_left_out_and_named(
 def test_columns_that_appear_after_the_first_rows_are_named_at_the_end(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 60)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 60)
     late = '{"text": "read", "x": 1, "late": 2, "later": 3}'
     rows = write(tmp_path / "in.jsonl", *['{"text": "long", "x": 0}'] * 100, *[late] * 30)
     bundle = open_bundle(bundle_path)
@@ -322,7 +323,7 @@ def test_vectors_are_truncated_then_normalised_then_quantised(
 def test_int8_divides_the_range_of_the_first_portion(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 10)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 10)
     texts = random_texts(40)
     rows = write_rows(tmp_path / "in.jsonl", [None] * 10 + texts)
     options = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
@@ -515,7 +516,7 @@ def test_vectors_have_the_models_own_number_of_dimensions_by_default(new_bundle:
 def test_a_directory_of_parquet_files_is_one_data_set(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 4)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 4)
     monkeypatch.setattr(writers, "_GROUP_ROWS", 4)
     monkeypatch.setattr(writers, "_PART_ROWS", 8)
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(18), "nan"])

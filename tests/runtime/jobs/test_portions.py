@@ -127,7 +127,7 @@ def bundle_with_ids(new_bundle: BundleMaker, ids: int) -> Path:
 def test_a_row_that_the_backend_fails_on_is_only_that_rows_error(
     new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch, portion_rows: int
 ) -> None:
-    monkeypatch.setattr(portions, "_PORTION_ROWS", portion_rows)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", portion_rows)
     bundle = bundle_with_ids(new_bundle, len(VOCABULARY) - 1)
     # "." has the last id; with one row per portion, it is also alone in the last portion.
     for texts in (["long", ".", "read"], ["long", "."]):

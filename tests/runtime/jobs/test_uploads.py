@@ -12,8 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
-from hdruntime.jobs import portions, writers
+from hdruntime.jobs import writers
 from hdruntime.jobs.output import MANIFEST
+from hdruntime.tasks import text_inference
 from support.job_runs import random_texts, run, stop_at, write_rows
 
 
@@ -21,7 +22,7 @@ from support.job_runs import random_texts, run, stop_at, write_rows
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where outputs are written first."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(portions, "_PORTION_ROWS", 4)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 4)
     monkeypatch.setattr(writers, "_GROUP_ROWS", 4)
     monkeypatch.setattr(writers, "_PART_ROWS", 4)
     return tmp_path / "state" / "hdexport" / "uploads"
