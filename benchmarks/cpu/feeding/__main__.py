@@ -68,6 +68,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     only_stages = options.timeline or options.bundle
     options.what = options.what or (["stages"] if only_stages else list(WHAT))
+    if options.bundle and options.what != ["stages"]:
+        parser.error("--bundle measures stages alone: leave out --what")
     options.corpus = options.corpus or (["mixed"] if options.timeline else list(CORPORA))
     return options
 

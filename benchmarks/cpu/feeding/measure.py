@@ -196,7 +196,7 @@ def _ask(port: int, bodies: Sequence[str]) -> int:
             answer = connection.getresponse()
             said = answer.read()
             if answer.status != 200:
-                sys.exit(f"status {answer.status}: {said[:300]!r}")
+                raise RuntimeError(f"status {answer.status}: {said[:300]!r}")
             tokens.append(json.loads(said)["usage"]["total_tokens"])
 
     clients = [threading.Thread(target=client) for _ in range(_CLIENTS)]
