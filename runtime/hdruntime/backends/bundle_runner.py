@@ -22,7 +22,7 @@ Outputs = dict[str, FloatArray]
 
 
 class BundleRunner(abc.ABC):
-    """Runs a bundle's graphs, each batch when its results are requested; see `hdruntime.backends.Runner`."""
+    """Runs a bundle's graphs, by default each batch when its results are requested; see `hdruntime.backends.Runner`."""
 
     precision = Precision.AUTO
 

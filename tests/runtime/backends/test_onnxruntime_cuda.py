@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -14,7 +16,7 @@ import hdruntime
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
 from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
-from hdruntime.backends.onnxruntime.sessions import run_error
+from hdruntime.backends.onnxruntime.sessions import GraphRunner, run_error
 from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError, OutOfMemoryError
@@ -44,6 +46,37 @@ def test_bound_runs_equal_the_cpus_backend(bundle_path: Path, monkeypatch: pytes
     runner.close()
     with pytest.raises(BackendError, match="closed"):
         runner.start({"input_ids": IDS, "attention_mask": MASK}, names)()
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_batches_run_from_their_starts_on_one_at_a_time(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two in flight begins when the first has ended, whether or not anyone asks for results."""
+    runner = OnnxRuntimeCudaRunner(open_bundle(bundle_path))
+    assert runner.most_in_flight == 2
+    steps: list[str] = []
+    ended = threading.Semaphore(0)
+    bound = GraphRunner.run_bound
+
+    def noted(self: GraphRunner, inputs: Any, *others: Any) -> Any:
+        rows = len(inputs["input_ids"])
+        steps.append(f"{rows} begins")
+        try:
+            return bound(self, inputs, *others)
+        finally:
+            steps.append(f"{rows} ends")
+            ended.release()
+
+    monkeypatch.setattr(GraphRunner, "run_bound", noted)
+    results = [
+        runner.start({"input_ids": IDS[:rows], "attention_mask": MASK[:rows]}, ["last_hidden_state"]) for rows in (2, 1)
+    ]
+    failing = runner.start({"input_ids": IDS + 99, "attention_mask": MASK}, ["last_hidden_state"])
+    for _ in range(3):
+        assert ended.acquire(timeout=60)
+    assert steps == [f"{rows} {step}" for rows in (2, 1, 3) for step in ("begins", "ends")]
+    assert [len(result()["last_hidden_state"]) for result in results] == [2, 1]
+    with pytest.raises(BackendError, match="failed on a batch of 3 x 4 tokens"):
+        failing()
 
 
 def test_a_session_that_fell_back_to_the_cpu_is_refused(bundle_path: Path) -> None:

@@ -7,7 +7,8 @@ import io
 import logging
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,14 @@ GPUs without cuDNN's attention have plain products, with memory quadratic in tok
 class OnnxRuntimeCudaRunner(GraphRunner):
     """A bundle's graph for a GPU, else its portable one, in a session on a GPU; see `hdruntime.backends.Runner`.
 
-    A batch runs as given, padding included. Inputs are copied to the GPU once, results back once. `threads` are for
-    nodes that do not run on the GPU; None for `chosen_threads`.
+    A batch runs as given, padding included. Inputs are copied to the GPU once, results back once. A thread runs batches
+    from their starts on, one after the other, while callers prepare others. `threads` are for nodes that do not run on
+    the GPU; None for `chosen_threads`.
     """
 
     backend = Backend.ONNXRUNTIME_CUDA
     prefers_equal_lengths = False
+    most_in_flight = 2
     batch_tokens = 16384
     """As for engines; not measured on a GPU yet."""
 
@@ -61,11 +64,16 @@ class OnnxRuntimeCudaRunner(GraphRunner):
         super().__init__(bundle, session)
         self.device = _DEVICE, gpu.device
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "onnxruntime-cuda")
         logger.info("%s runs %s on GPU %d", self.backend.value, graph.file, gpu.device)
 
     def open_states(self, rows: int) -> DeviceStates:
         """Values in the memory of the GPU; see :class:`hdruntime.backends.Runner`."""
         return DeviceStates(self, rows)
+
+    def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
+        """Begin a batch when those before it have ended; see :class:`hdruntime.backends.Runner`."""
+        return self._thread.submit(self.run, inputs, outputs).result
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         """Run a batch; see :class:`hdruntime.backends.Runner`."""
@@ -75,7 +83,7 @@ class OnnxRuntimeCudaRunner(GraphRunner):
         self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch on carried states that stay on the GPU."""
-        # One batch at a time: two at once would need the memory of both.
+        # One at a time, streams' included: two at once would need the memory of both.
         with self._lock:
             results = super().run_bound(inputs, outputs, carried, left)
         attention_mask = inputs[self.mask]
