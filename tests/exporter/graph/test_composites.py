@@ -65,6 +65,15 @@ def mixed_types(states: torch.Tensor) -> torch.Tensor:
     return torch.where(places < 4, halves * places.to(torch.float64), scaled).to(torch.float32) / 7
 
 
+def turned_products(states: torch.Tensor) -> torch.Tensor:
+    """A norm, GELU and products of states in another order, in which what follows is viewed or copied."""
+    turned = torch.nn.functional.layer_norm(states.transpose(0, 1), (8,), torch.arange(8.0), torch.ones(8))
+    wide = torch.nn.functional.linear(torch.nn.functional.gelu(turned), torch.ones(12, 8), torch.arange(12.0))
+    heads = wide.transpose(0, 1).unflatten(-1, (3, 4)).transpose(1, 2)
+    normed = torch.nn.functional.layer_norm(heads, (4,)).transpose(1, 2).flatten(2)
+    return torch.nn.functional.gelu(normed, approximate="tanh").contiguous() + turned.transpose(0, 1).sum(-1, True)
+
+
 def changed_view(states: torch.Tensor) -> torch.Tensor:
     copied = states * 1.0
     part = copied[:, :, :2]
@@ -131,6 +140,7 @@ def traced_twice(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> ir.Mod
     [
         (all_that_rules_cover, None),
         (mixed_types, None),
+        (turned_products, None),
         (read_before_and_after, None),
         (changed_view, "aten.mul_"),
         (changed_copy, "aten.contiguous"),
