@@ -75,6 +75,13 @@ def test_a_small_answer_waits_for_no_acknowledgement_of_the_client() -> None:
         assert asyncio.run(story(bound))
 
 
+def test_the_command_parses_requests_in_c_where_that_is_installed(bundle: Path) -> None:
+    pytest.importorskip("httptools", reason="httptools is not installed")
+    with command(bundle) as (client, config):
+        assert client.get("/health").status_code == 200
+        assert "httptools" in config.http_protocol_class.__module__
+
+
 def preflight(client: httpx2.Client, origin: str, headers: str = "authorization,content-type,x-stainless-os") -> Any:
     asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": headers}
     return client.request("OPTIONS", "/v1/embeddings", headers=asked)
