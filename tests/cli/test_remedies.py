@@ -121,7 +121,7 @@ def test_every_command_in_a_message_has_its_paths_quoted() -> None:
         for path in package.rglob("*.py")
         if (values := unquoted(path.read_text()))
     }
-    assert found == {"publish/card.py": ["name"]}
+    assert found == {"publish/push.py": ["name"]}
 
 
 def test_commands_in_errors_take_a_folder_with_a_blank(
