@@ -81,7 +81,6 @@ def _sessions_of_one_thread():
             self.intra_op_num_threads = 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "get_freeze_count", lambda: 1)  # a job asks; a million objects would be counted each time
         patch.setattr(onnxruntime, "SessionOptions", OneThread)
         patch.setattr(onnxruntime_sessions, "chosen_threads", lambda asked: chosen_threads(asked or 1))
         yield

@@ -273,15 +273,12 @@ def _run_portions(
 @contextlib.contextmanager
 def _seldom_collected() -> Iterator[None]:
     """Rows are many objects without circles, among which Python's garbage collector would search again and again."""
-    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
-    gc.freeze()
+    thresholds = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS, *thresholds[1:])
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        if not frozen:
-            gc.unfreeze()
 
 
 def _kept(folder: Results) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +21,7 @@ from hdruntime.jobs.portions import LocalPool
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.tasks import text_inference
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.tokenization import Overflow, TextTokenizer
 from support.job_runs import (
     MAX_WORDS,
     VOCABULARY,
@@ -99,6 +101,35 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_only_that_rows_error(bundle_
     assert str(rows[1]["error"]).startswith("The text cannot be encoded by the bundle's tokenizer: WordLevel error")
     assert [row["tokens"] for row in rows] == [4, None, 2, 4]
     assert [row["error"] is None for row in rows] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("bad", ["long " * 15, "long " * 9000, "never seen"])
+def test_texts_that_are_refused_do_not_keep_the_others_from_one_another(
+    bundle_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
+) -> None:
+    """Which texts of a call are refused is known, so that only these are tokenized alone."""
+    forget_unknown_token(bundle_path)
+    calls: list[int] = []
+    encoded = TextTokenizer.encode
+
+    def noted(self: TextTokenizer, texts: Sequence[str], *others: Any, **options: Any) -> Any:
+        calls.append(len(texts))
+        return encoded(self, texts, *others, **options)
+
+    monkeypatch.setattr(TextTokenizer, "encode", noted)
+    rows = results(bundle_path, ["read whole", bad, *["long"] * 20, bad, "documents"])
+    assert [index for index, row in enumerate(rows) if row["error"]] == [1, 22]
+    assert calls == [24, 1, 1, 22]
+
+
+def test_rows_are_seldom_searched_for_garbage(bundle_path: Path, tmp_path: Path) -> None:
+    before, seen = gc.get_threshold(), []
+    inputs = write_rows(tmp_path / "in.jsonl", ["read whole"])
+    run(bundle_path, inputs, tmp_path / "out.jsonl", on_progress=lambda progress: seen.append(gc.get_threshold()[0]))
+    assert max(seen) > before[0]
+    with pytest.raises(KeyboardInterrupt):
+        run(bundle_path, inputs, tmp_path / "other.jsonl", on_progress=stop_at(1))
+    assert gc.get_threshold() == before
 
 
 def test_a_text_that_is_too_long_is_truncated_on_request(bundle_path: Path) -> None:
