@@ -375,7 +375,7 @@ class Results:
         # One assignment: if an interrupt comes before it, the new rows do not count.
         self.saved = dataclasses.replace(self.saved, **progress, result_bytes=written)
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Add encoded results, which count when `saved` is replaced."""
         raise NotImplementedError
 
@@ -393,7 +393,7 @@ class Results:
 class PrintedResults(Results):
     """Results on the standard output, where nothing is left to do at the end."""
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
@@ -436,7 +436,7 @@ class JobFolder(Results):
         super().add(rows, **progress)
         self.commit_if_due()
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         assert self._results is not None, "a complete job appends nothing"
         view = memoryview(data)
         with disk_errors_explained(self._output.path):

@@ -87,9 +87,9 @@ class Vectors:
             return result
         # A text has one vector, [dimensions], or one per token, [tokens, dimensions].
         of_tokens = rows[0][COLUMN].ndim == 2
-        vectors = [row[COLUMN] if of_tokens else row[COLUMN][np.newaxis] for row in rows]
-        sizes = np.array([len(each) for each in vectors])
-        matrix = truncated(np.concatenate(vectors), self._options.truncate_dim)
+        vectors = [row[COLUMN] for row in rows]
+        sizes = np.array([len(each) if of_tokens else 1 for each in vectors])
+        matrix = truncated(np.concatenate(vectors) if of_tokens else np.stack(vectors), self._options.truncate_dim)
         if self._options.normalize:
             matrix = normalized(matrix)
         counts = result.counts
@@ -120,7 +120,7 @@ class Vectors:
 
 def _parts(joined: npt.NDArray[Any], sizes: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
     """Joined lists of so many entries each, apart again."""
-    return np.split(joined, np.cumsum(sizes)[:-1]) if len(sizes) else []
+    return [joined[end - size : end] for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True)]
 
 
 def _refused(rows: list[dict[str, Any]], *, inputs: int) -> RowCounts:

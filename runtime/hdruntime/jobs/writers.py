@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet
 
 from hdruntime.arrays import AnyArray
@@ -105,12 +104,12 @@ class ResultEncoding(ABC):
     def begin(self) -> bytes:
         """The bytes before the first row."""
 
-    def encode(self, rows: ResultRows) -> Iterator[bytes]:
+    def encode(self, rows: ResultRows) -> Iterator[bytes | memoryview]:
         """Rows, each with a value for every column, None for no value; in pieces, which bound memory."""
         return map(self._encoded_rows, cut_by_bytes(rows))
 
     @abstractmethod
-    def _encoded_rows(self, rows: ResultRows) -> bytes:
+    def _encoded_rows(self, rows: ResultRows) -> bytes | memoryview:
         """Rows of one piece."""
 
     @abstractmethod
@@ -144,9 +143,9 @@ class _ArrowResults(ResultEncoding):
     def begin(self) -> bytes:
         return bytes(self._schema.serialize())
 
-    def _encoded_rows(self, rows: ResultRows) -> bytes:
+    def _encoded_rows(self, rows: ResultRows) -> memoryview:
         columns = [_array([row[field.name] for row in rows], field) for field in self._schema]
-        return bytes(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
+        return memoryview(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
     def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
         with self._encoded(folder) as batches, folder.replacing(FINISHED_FILE) as file:
@@ -204,7 +203,7 @@ class _ParquetResults(_ArrowResults):
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
         schema = self._closed_schema(batches()).with_metadata(dict(metadata))
-        with pa.parquet.ParquetWriter(file, schema) as writer:
+        with pa.parquet.ParquetWriter(file, schema, use_dictionary=_columns_of_a_dictionary(schema)) as writer:
             for group in self._groups(batches(), schema):
                 writer.write_table(group)
 
@@ -226,10 +225,14 @@ class _PartsResults(_ParquetResults):
     def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
         with self._encoded(folder) as batches, folder.filling() as open_part:
             schema = self._closed_schema(batches()).with_metadata(dict(metadata))
+            dictionaries = _columns_of_a_dictionary(schema)
             groups = self._groups(batches(), schema)
             group = next(groups, schema.empty_table())
             for number in itertools.count():
-                with open_part(f"part-{number:05}.parquet") as file, pa.parquet.ParquetWriter(file, schema) as writer:
+                with (
+                    open_part(f"part-{number:05}.parquet") as file,
+                    pa.parquet.ParquetWriter(file, schema, use_dictionary=dictionaries) as writer,
+                ):
                     rows = size = 0
                     while group is not None and rows < _PART_ROWS and size < _PART_BYTES:
                         writer.write_table(group)
@@ -322,6 +325,15 @@ def _write_array(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any], parts:
         file.write(np.ascontiguousarray(part).tobytes())
 
 
+def _columns_of_a_dictionary(schema: pa.Schema) -> list[str]:
+    """Parquet's columns that a dictionary makes smaller: all but vectors of float32, where few values repeat."""
+    file = pa.BufferOutputStream()
+    pa.parquet.ParquetWriter(file, schema).close()
+    found = pa.parquet.ParquetFile(pa.BufferReader(file.getvalue())).schema
+    columns = map(found.column, range(len(found)))
+    return [each.path for each in columns if (each.path.partition(".")[0], each.physical_type) != (COLUMN, "FLOAT")]
+
+
 def _array(cells: list[Any], field: pa.Field) -> pa.AnyArray:
     try:
         return array_of_cells(cells, field)
@@ -403,7 +415,9 @@ def _text(value: object) -> str:
 
 
 def _values(column: pa.AnyArray) -> list[Any]:
-    return [None if text is None else json.loads(text) for text in column.to_pylist()]
+    texts = ["null" if text is None else text for text in column.to_pylist()]
+    values: list[Any] = json.loads(f"[{', '.join(texts)}]")
+    return values
 
 
 def _kind(value: object) -> type:
@@ -454,6 +468,8 @@ def _json_from_cells(cells: list[Any]) -> Iterable[str]:
 
 def _json_from_vectors(vectors: Sequence[AnyArray]) -> Iterator[str]:
     """Vectors as JSON: numbers with the fewest digits that read back as the same, and null for NaN and infinity."""
+    from pyarrow import compute  # which takes long to load, and which other outputs go without
+
     for some in grouped([len(vector) for vector in vectors], most=len(vectors), most_in_all=_NUMBERS):
         values = np.concatenate(vectors[some])
         if is_float := values.dtype.kind == "f":
@@ -462,7 +478,7 @@ def _json_from_vectors(vectors: Sequence[AnyArray]) -> Iterator[str]:
         texts = pa.array(values, mask=~np.isfinite(values)).cast(pa.string()).fill_null("null")
         for bits, text in _TEXTS.items() if is_float else ():
             if (same := values.view(np.int32) == np.int32(bits)).any():
-                texts = pa.compute.if_else(same, text, texts)
+                texts = compute.if_else(same, text, texts)
         ends = np.cumsum([0, *map(len, vectors[some])])
-        joined = pa.compute.binary_join(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), texts), ", ")
+        joined = compute.binary_join(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), texts), ", ")
         yield from map("[{}]".format, joined.to_pylist())

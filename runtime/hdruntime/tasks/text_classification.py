@@ -164,13 +164,9 @@ def classification(
     logits: FloatArray, labels: Sequence[str], *, activation: Activation = Activation.SOFTMAX
 ) -> Classification:
     """The class of a text with logits float32 [labels]; the activation decides the scores, never the label."""
-    scores = activated(logits, activation)
-    best = int(np.argmax(logits))
-    return Classification(
-        label=labels[best],
-        score=shortest(scores[best]),
-        scores={name: shortest(score) for name, score in zip(labels, scores, strict=True)},
-    )
+    scores = [shortest(score) for score in activated(logits, activation)]
+    best = int(logits.argmax())
+    return Classification(label=labels[best], score=scores[best], scores=dict(zip(labels, scores, strict=True)))
 
 
 def ranked_documents(

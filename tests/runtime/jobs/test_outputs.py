@@ -375,6 +375,24 @@ def test_vectors_in_parquet_are_lists_of_any_size(bundle_path: Path, tmp_path: P
         assert len(first) == len(last) == (4 if output.startswith("v") else 2)
 
 
+def test_vectors_of_float32_have_no_dictionary_in_parquet(bundle_path: Path, tmp_path: Path) -> None:
+    table = pa.table({"text": ["long", "read"], "kept": [["a"], ["a", "b"]]})
+    pa.parquet.write_table(table, tmp_path / "in.parquet")
+    for output, dtype, expected in (
+        ("v.parquet", EmbeddingPrecision.FLOAT32, {"embedding"}),
+        ("v", EmbeddingPrecision.FLOAT32, {"embedding"}),
+        # Of 256 values, a dictionary's numbers take less than the int32 that Parquet has for an int8.
+        ("int8.parquet", EmbeddingPrecision.INT8, set()),
+    ):
+        options = {"vectors": VectorOptions(output_dtype=dtype), "columns": Columns(keep=None)}
+        run(bundle_path, tmp_path / "in.parquet", tmp_path / output, **options)
+        written = tmp_path / output if output.endswith(".parquet") else tmp_path / output / "part-00000.parquet"
+        group = pa.parquet.read_metadata(written).row_group(0)
+        columns = [group.column(number) for number in range(group.num_columns)]
+        names = {each.path_in_schema.partition(".")[0] for each in columns if not each.has_dictionary_page}
+        assert names == expected
+
+
 def lines_of(field: pa.Field, cells: list[np.ndarray | None]) -> list[Any]:
     """The values of a column in JSON Lines, as Python reads them."""
     rows = [{field.name: cell} for cell in cells]
