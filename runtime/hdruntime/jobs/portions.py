@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from hdruntime.session import Session
 
 _MOST_BYTES = 2**26
-"""Kept columns of about this size end a portion, and results of about this size are encoded together: the chunks of a
-text repeat its kept columns."""
+"""Kept columns of about this size end a portion."""
 
 Values = TypeVar("Values", bound=Mapping[str, object])
 
@@ -227,14 +226,14 @@ def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
         yield Portion(rows=portion)
 
 
-def cut_by_bytes(rows: Iterable[Values]) -> Iterator[list[Values]]:
-    """Cut rows, with the values of their columns, into groups of about 64 MB, each of at least one row."""
+def cut_by_bytes(rows: Iterable[Values], *, most: int) -> Iterator[list[Values]]:
+    """Cut rows, with the values of their columns, into groups of about so many bytes, each of at least one row."""
     group: list[Values] = []
     size = 0
     for row in rows:
         group.append(row)
         size += _bytes_of(row)
-        if size >= _MOST_BYTES:
+        if size >= most:
             yield group
             group, size = [], 0
     if group:

@@ -12,7 +12,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -94,8 +94,11 @@ def encoding_of(kind: ResultFormat, fields: Sequence[pa.Field]) -> ResultEncodin
 class ResultEncoding(ABC):
     """How results are kept while the job runs: bytes to which more can be appended after any piece of `encode`.
 
-    Fields of the schema with the metadata `OPEN_TYPE` get their type at the end.
+    Fields of the schema with the metadata `OPEN_TYPE` get their type at the end. Results of about `piece_bytes` are
+    encoded together: the chunks of a text repeat its kept columns.
     """
+
+    piece_bytes: ClassVar = 2**26
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -106,7 +109,7 @@ class ResultEncoding(ABC):
 
     def encode(self, rows: ResultRows) -> Iterator[bytes | memoryview]:
         """Rows, each with a value for every column, None for no value; in pieces, which bound memory."""
-        return map(self._encoded_rows, cut_by_bytes(rows))
+        return map(self._encoded_rows, cut_by_bytes(rows, most=self.piece_bytes))
 
     @abstractmethod
     def _encoded_rows(self, rows: ResultRows) -> bytes | memoryview:
@@ -121,6 +124,9 @@ class ResultEncoding(ABC):
 
 class _JsonLines(ResultEncoding):
     """Lines are kept in their final form."""
+
+    # Text takes several times as much, and in memory that was just used it is made faster.
+    piece_bytes = 2**20
 
     def begin(self) -> bytes:
         return b""
@@ -255,11 +261,13 @@ class _NpyResults(_ArrowResults):
 
     def _matrix(self, batch: pa.RecordBatch) -> AnyArray:
         column = batch.column("embedding")
+        values = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, self._width)
+        if not column.null_count:
+            return values
         # Integers have no NaN, and their jobs leave out failed rows.
         missing = np.nan if self._dtype.kind == "f" else 0
         matrix = np.full((len(batch), self._width), missing, self._dtype)
-        values = column.flatten().to_numpy(zero_copy_only=False)
-        matrix[column.is_valid().to_numpy(zero_copy_only=False)] = values.reshape(-1, self._width)
+        matrix[column.is_valid().to_numpy(zero_copy_only=False)] = values
         return matrix
 
 
@@ -271,17 +279,20 @@ class _NpzResults(_NpyResults):
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
         schema = self._closed_schema(batches())
-        rows, missing, longest = 0, 0, 1
+
+        def column_of_ids(batch: pa.RecordBatch) -> pa.AnyArray:
+            return self._closed(batch, schema).column("id")
+
+        rows = missing = 0
         for batch in batches():
-            ids = self._closed(batch, schema).column("id")
-            rows, missing = rows + len(ids), missing + ids.null_count
-            longest = max(longest, *map(len, _texts(ids)), 1)
+            rows, missing = rows + len(batch), missing + column_of_ids(batch).null_count
         kind = schema.field("id").type
         whole = pa.types.is_integer(kind) and not missing
+        longest = 1 if whole else max([1, *(len(text) for batch in batches() for text in _texts(column_of_ids(batch)))])
         dtype = np.dtype(kind.to_pandas_dtype() if whole else f"U{longest}")
 
         def ids_of(batch: pa.RecordBatch) -> AnyArray:
-            ids = self._closed(batch, schema).column("id")
+            ids = column_of_ids(batch)
             return np.array(ids.to_pylist() if whole else _texts(ids), dtype)
 
         def numbers(name: str) -> Callable[[pa.RecordBatch], AnyArray]:
@@ -322,7 +333,7 @@ def _write_array(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any], parts:
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     for part in parts:
-        file.write(np.ascontiguousarray(part).tobytes())
+        file.write(np.ascontiguousarray(part).data)
 
 
 def _columns_of_a_dictionary(schema: pa.Schema) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, portions
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, portions, writers
 from hdruntime.jobs.output import JobFolder
 from hdruntime.jobs.rows import Columns
 from hdruntime.ray.mapper import BundleMapper
@@ -217,7 +217,8 @@ def test_chunks_that_repeat_a_long_kept_column_are_written_in_pieces(
     options = {"late_chunking": "tokens:1", "columns": Columns(keep=kept)}
     run(bundle_path, tmp_path / "in.jsonl", tmp_path / f"whole{ending}", **options)
 
-    monkeypatch.setattr(portions, "_MOST_BYTES", 3000)
+    for encoding in (writers.ResultEncoding, writers._JsonLines):
+        monkeypatch.setattr(encoding, "piece_bytes", 3000)
     sizes: list[int] = []
     append = JobFolder.append
 
