@@ -26,7 +26,7 @@ from hdruntime.errors import BackendError, BundleError, HdexportError, InputErro
 from hdruntime.jobs import Job, JobOptions, plan_job, run_job
 from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.portions import LocalPool, Portion, PortionResult, RowOptions, cut_portions
-from hdruntime.jobs.row_reader import row_from_values
+from hdruntime.jobs.row_reader import row_maker
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.ray import BundleMapper, RayPool
 from hdruntime.ray import pool as pool_module
@@ -105,7 +105,8 @@ def job_of(
 
 
 def portions_of(texts: list[str], *, characters: int = 400) -> list[Portion]:
-    rows = (row_from_values({"text": text}, Columns(), end=Position(row=n)) for n, text in enumerate(texts, start=1))
+    row_of = row_maker(Columns())
+    rows = (row_of({"text": text}, Position(row=number)) for number, text in enumerate(texts, start=1))
     return list(cut_portions(rows, characters=characters))
 
 

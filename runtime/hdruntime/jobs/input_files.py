@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -52,6 +53,8 @@ MAX_LINE_BYTES = 16 * 2**20
 _SKIPPED_BYTES = 2**20
 """Read at a time of a line that is too long."""
 
+_BLOCK_BYTES = 2**15
+"""Lines of about this size are read at a time."""
 
 _BATCH_ROWS = 256
 """Rows decoded at a time: of long documents, a few tens of megabytes."""
@@ -132,47 +135,51 @@ def format_of(path: str) -> RowFormat | None:
     return _ENDINGS.get(name.suffix)
 
 
-class Line(NamedTuple):
-    """A line of a file; a tuple, because these are made the fastest. Its text is incomplete if there is an error.
+Line = tuple[bytes | None, int, int, int]
+"""A line's content with its line feed, its number, its end and its checksum; a plain tuple is the fastest to make.
 
-    Attributes:
-        end: bytes of the file, decompressed, up to the line's end, its line feed included.
-        checksum: CRC-32 of those bytes.
-    """
-
-    number: int
-    end: int
-    checksum: int
-    text: str
-    error: str | None = None
+The content is None if it is too long. The end is the number of bytes of the file, decompressed, up to the line's end,
+and the checksum is the CRC-32 of those bytes.
+"""
 
 
 def read_lines(file: InputFile, start: Position) -> Iterator[Line]:
-    """The lines of a file of UTF-8 after a position where a line begins; InputError if it cannot be read to its end."""
+    """The lines of a file after a position where a line begins; InputError if it cannot be read to its end.
+
+    The mark of UTF-8 at the begin of a file is no part of its first line.
+    """
     offset, number, checksum = start.offset, start.line, start.checksum
     with file.opened(offset) as stream:
-        while content := stream.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            offset += len(content)
-            checksum = zlib.crc32(content, checksum)
-            if len(content) > MAX_LINE_BYTES and not content.endswith(b"\n"):
-                while not content.endswith(b"\n") and (content := stream.readline(_SKIPPED_BYTES)):
-                    offset += len(content)
-                    checksum = zlib.crc32(content, checksum)
-                reason = (
-                    f"Line {number} has more than {MAX_LINE_BYTES} bytes, the maximum length of a line.\n"
-                    "Split its text into several rows."
-                )
-                yield Line(number, offset, checksum, "", reason)
-                continue
-            if number == 1:
-                content = content.removeprefix(codecs.BOM_UTF8)
-            content = content.removesuffix(b"\n")
-            try:
-                yield Line(number, offset, checksum, content.decode())
-            except UnicodeDecodeError as error:
-                reason = f"Line {number} is not valid UTF-8: its byte {error.start + 1}, {error.reason}."
-                yield Line(number, offset, checksum, content.decode(errors="replace"), reason)
+        while block := stream.read(_BLOCK_BYTES):
+            if not block.endswith(b"\n"):
+                block += stream.readline(MAX_LINE_BYTES + 1)
+            lines: list[Any] = io.BytesIO(block).readlines()
+            ends = [offset := offset + len(line) for line in lines]
+            checksums = [checksum := zlib.crc32(line, checksum) for line in lines]
+            if len(block) > MAX_LINE_BYTES:
+                lines = [line if len(line.removesuffix(b"\n")) <= MAX_LINE_BYTES else None for line in lines]
+                while lines[-1] is None and not block.endswith(b"\n") and (block := stream.readline(_SKIPPED_BYTES)):
+                    ends[-1] = offset = offset + len(block)
+                    checksums[-1] = checksum = zlib.crc32(block, checksum)
+            if number == 0 and lines[0] is not None:
+                lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+            yield from zip(lines, itertools.count(number + 1), ends, checksums, strict=False)
+            number += len(lines)
+
+
+def text_of_line(content: bytes | None, number: int) -> tuple[str, str | None]:
+    """The text of a line without its line feed, and the reason why it is incomplete, if it is."""
+    if content is None:
+        return "", (
+            f"Line {number} has more than {MAX_LINE_BYTES} bytes, the maximum length of a line.\n"
+            "Split its text into several rows."
+        )
+    content = content.removesuffix(b"\n")
+    try:
+        return content.decode(), None
+    except UnicodeDecodeError as error:
+        reason = f"Line {number} is not valid UTF-8: its byte {error.start + 1}, {error.reason}."
+        return content.decode(errors="replace"), reason
 
 
 @dataclass(frozen=True)
@@ -217,8 +224,8 @@ def _cell_of_array(array: pa.Array) -> Cell:
     return Cell(array[0])
 
 
-def parquet_values(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[dict[str, Any]]:
-    """The named columns of every row; `Undecodable` in place of a string that is not UTF-8.
+def parquet_values(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[tuple[Any, ...]]:
+    """The cells of every row in the named columns; `Undecodable` in place of a string that is not UTF-8.
 
     Texts, numbers and lists of numbers are Python values; others are a `Cell`. None is null. `start` rows are skipped,
     without reading earlier row groups. InputError if the file cannot be read to its end.
@@ -236,7 +243,7 @@ def opened_parquet(place: Place) -> Any:
     return pa.parquet.ParquetFile(place.file if isinstance(place, LocalFile) else place.opened(), pre_buffer=False)
 
 
-def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[dict[str, Any]]:
+def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[tuple[Any, ...]]:
     group, left_out = _group_of_row(opened.metadata, start)
     # One thread, unbuffered: memory holds only the pages in use, however large a row group is. A scan of
     # pyarrow.dataset reads ahead and cannot begin at a row group.
@@ -250,8 +257,7 @@ def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[dict[str, A
         rest = batch.slice(left_out)
         left_out = max(0, left_out - batch.num_rows)
         columns = [_cells(rest.column(name)) for name in names]
-        for row in zip(*columns, strict=True) if columns else [()] * len(rest):
-            yield dict(zip(names, row, strict=True))
+        yield from zip(*columns, strict=True) if columns else [()] * len(rest)
 
 
 def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 
 from hdruntime.errors import InputChangedError, InputError
@@ -22,7 +23,7 @@ class InputWatch:
 
     A file with another size or modification time has changed. If only its inode or the inode's change time differs, as
     after a backup, a copy or ``chmod``, the content decides: the read part is read again, and checksums are compared.
-    Files that had no row then must not have one now.
+    Files that had no row then must not have one now. Rows may be read in one thread and checked again in another.
     """
 
     def __init__(self, files: Sequence[InputFile], columns: Columns, *, without_rows: Sequence[InputFile] = ()) -> None:
@@ -30,6 +31,7 @@ class InputWatch:
         self._columns = columns
         self._without_rows = without_rows
         self._touched: dict[int, Stamp] = {}
+        self._lock = threading.Lock()
 
     def portions(self, start: Position, stamp: Stamp | None, *, characters: int) -> Iterator[Portion]:
         """The rows after a position, in portions of about so many characters, from files that do not change meanwhile.
@@ -76,14 +78,18 @@ class InputWatch:
         file = self._files[end.file]
         if not (whole or file.place.is_local):
             return None  # a store is queried only at the end of the file and of the job
-        change, stamp = _seen(file)
-        if change is not None:
+        # The thread that finds a new stamp compares the content before any other takes the stamp for a known one.
+        with self._lock:
+            change, stamp = _seen(file)
+            if change is not None:
+                return change
+            # Part of a touched file was buffered and not in the checksum yet: compare once more at its end.
+            if stamp == self.stamp(end.file) and not (whole and end.file in self._touched):
+                return None
+            change = self._change_of_content(end)
+            if change is None:
+                self._touched[end.file] = stamp
             return change
-        # Part of a touched file was buffered and not in the checksum yet: compare once more at its end.
-        if stamp == self.stamp(end.file) and not (whole and end.file in self._touched):
-            return None
-        self._touched[end.file] = stamp
-        return self._change_of_content(end)
 
     def _change_of_content(self, end: Position) -> str | None:
         file = self._files[end.file]

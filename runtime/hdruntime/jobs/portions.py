@@ -218,7 +218,8 @@ def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
     for row in rows:
         portion.append(row)
         size += row.characters
-        kept += _bytes_of(row.kept)
+        if row.kept:
+            kept += _bytes_of(row.kept)
         if len(portion) >= most or size >= characters or kept >= _MOST_BYTES:
             yield Portion(rows=portion)
             portion, size, kept = [], 0, 0

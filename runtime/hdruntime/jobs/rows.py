@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -85,8 +85,7 @@ class Position(NamedTuple):
     checksum: LargeCount = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row(Text):
+class Row(Text, frozen=True, kw_only=True):
     """A text, a pair or ids as they were read.
 
     Attributes:
@@ -98,8 +97,8 @@ class Row(Text):
     """
 
     id: object
-    kept: Mapping[str, object] = field(default_factory=dict)
+    kept: Mapping[str, object] = {}
     dropped: tuple[str, ...] = ()
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.COLUMN
-    end: Position = field(default=Position(), compare=False, repr=False)
+    end: Position = Position()

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
 from hdruntime.jobs.portions import LocalPool, RowOptions, cut_portions
-from hdruntime.jobs.row_reader import row_from_values
+from hdruntime.jobs.row_reader import row_maker
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.writers import array_of_cells, parquet_field
 from hdruntime.ray.worker import session_in_worker
@@ -129,7 +129,6 @@ class BundleMapper:
             )
 
     def _rows(self, batch: pa.Table) -> list[Row]:
+        row_of = row_maker(self._columns)
         values = batch.select(list(self._columns.content)).to_pylist()
-        return [
-            row_from_values(row, self._columns, end=Position(row=number)) for number, row in enumerate(values, start=1)
-        ]
+        return [row_of(row, Position(row=number)) for number, row in enumerate(values, start=1)]

@@ -14,14 +14,16 @@ import pytest
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputChangedError
 from hdruntime.jobs import JobOptions, input_watch, plan_job, run_job
+from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.output import LocalOutput
 from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.rows import Columns, Position
 from hdruntime.tasks import text_inference
 from support.job_runs import WordPool, left_in, run_words, stop_at, write_rows
 
 ROWS = 2000
-"""Whose files are far longer than what is read of them at once."""
+"""Whose files are longer than what is read of them at once."""
 
 Change = Callable[[Path], object]
 
@@ -250,6 +252,18 @@ def test_a_file_that_was_touched_is_compared_once_more_at_its_end(
     change = once(300, lambda: touch(rows, change_a_row))
     with pytest.raises(InputChangedError, match=r"its content differs, .*\n2000 rows are kept"):
         run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=change)
+
+
+def test_a_file_whose_content_differs_is_refused_by_each_thread_that_looks(rows: Path) -> None:
+    columns = Columns(id="")
+    files = find_inputs([rows], columns=columns)
+    watch = input_watch.InputWatch(files, columns)
+    portion = next(watch.portions(Position(), None, characters=1000))
+    rewrite_and_set_back(rows)
+    for _ in range(2):
+        with pytest.raises(InputChangedError, match="its content differs"):
+            watch.require_unchanged(Position(), portion.rows)
+    assert watch.stamp(0) == files[0].version.stamp, "of the file whose rows were read"
 
 
 @pytest.mark.parametrize(("index", "at_rows"), [(0, 1400), (1, 1000)])

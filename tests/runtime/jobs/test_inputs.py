@@ -76,11 +76,9 @@ def test_every_format_gives_the_same_rows_and_continues_after_any_of_them(tmp_pa
         with named_case(ending):
             files = find_inputs([write(tmp_path / f"a{ending}")], columns=KEYED)
             rows = list(read_rows(files, columns=KEYED))
-            assert rows == [Row(id=f"k{number}", text=text) for number, text in enumerate(TEXTS)]
+            assert [(row.id, row.text) for row in rows] == [(f"k{number}", text) for number, text in enumerate(TEXTS)]
             for row in rows:
-                rest = list(read_rows(files, columns=KEYED, start=row.end))
-                assert rest == rows[row.end.row :]
-                assert [each.end for each in rest] == [each.end for each in rows[row.end.row :]]
+                assert list(read_rows(files, columns=KEYED, start=row.end)) == rows[row.end.row :]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -69,7 +69,7 @@ def test_a_portion_ends_with_the_row_that_fills_it() -> None:
 def test_a_portion_ends_with_the_row_whose_kept_columns_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portions, "_MOST_BYTES", 100)
     for value in ("x" * 50, [0] * 50, [{"a": ["x" * 50]}], {"x" * 50: None}, Cell(pa.scalar(b"x" * 50))):
-        rows = [dataclasses.replace(row, kept={"kept": value, "more": None}) for row in rows_of(*"abc")]
+        rows = [msgspec.structs.replace(row, kept={"kept": value, "more": None}) for row in rows_of(*"abc")]
         assert [len(portion.rows) for portion in cut_portions(rows, characters=10)] == [2, 1]
 
 

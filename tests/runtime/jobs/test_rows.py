@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from hdruntime.errors import InputError
 from hdruntime.jobs import input_files
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.row_reader import read_rows
-from hdruntime.jobs.rows import Columns, Row
+from hdruntime.jobs.rows import Columns, Position, Row
 from support.comparators import named_case
 
 TEXT = Columns()
@@ -36,7 +38,7 @@ def write_parquet(path: Path, **columns: object) -> Path:
 
 def test_json_lines_are_rows_numbered_from_zero(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", '{"text": "one"}\n\n{"text": ""}\r\n  \n{"other": 1, "text": "zwölf"}')
-    assert rows_of(file) == [Row(id=0, text="one"), Row(id=1, text=""), Row(id=2, text="zwölf")]
+    assert [(row.id, row.text) for row in rows_of(file)] == [(0, "one"), (1, ""), (2, "zwölf")]
 
 
 def test_lines_of_plain_text_are_rows_and_blank_ones_are_empty_texts(tmp_path: Path) -> None:
@@ -108,7 +110,8 @@ def test_a_row_without_a_proper_id_is_an_error(tmp_path: Path) -> None:
     ):
         file = write(tmp_path / "a.jsonl", f'{{"key": {value}, "text": "a"}}')
         with named_case(value):
-            assert rows_of(file, Columns(id="key")) == [Row(id=None, error=f"{error}\n{advice}")]
+            (row,) = rows_of(file, Columns(id="key"))
+            assert (row.id, row.error) == (None, f"{error}\n{advice}")
 
 
 def test_bad_cells_of_parquet_are_bad_rows(tmp_path: Path) -> None:
@@ -216,9 +219,48 @@ def test_reading_continues_after_any_row_with_what_comes_next(tmp_path: Path, gr
     rows = list(read_rows(files, columns=TEXT))
     assert [row.end.row for row in rows] == list(range(1, 5 + 600 + 4 + 1))
     for number in [*range(8), 103, 104, 105, 255 + 5, 256 + 5, 400, *range(602, 609)]:
-        rest = list(read_rows(files, columns=TEXT, start=rows[number].end))
-        assert rest == rows[number + 1 :]
-        assert [row.end for row in rest] == [row.end for row in rows[number + 1 :]]
+        assert list(read_rows(files, columns=TEXT, start=rows[number].end)) == rows[number + 1 :]
+
+
+ENDS = {
+    "a.jsonl": (LINES, [1, 3, 4, 7, 8]),
+    "a.txt": (b"\xef\xbb\xbfone\r\n\n\xc3\nlast", [1, 2, 3, 4]),
+    "a.csv": (b'\xef\xbb\xbftext\r\n"one\r\n\r\ntwo"\r\n\r\nthree\n"last', [4, 6, 7]),
+}
+"""Name -> a file, and the lines with which its rows end."""
+
+
+def test_a_row_ends_where_its_last_line_does_however_much_is_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block_bytes in (1, 16, input_files._BLOCK_BYTES):
+        monkeypatch.setattr(input_files, "_BLOCK_BYTES", block_bytes)
+        for name, (content, last_lines) in ENDS.items():
+            with named_case(block_bytes, name):
+                before = [b"".join(io.BytesIO(content).readlines()[:line]) for line in last_lines]
+                assert [row.end for row in rows_of(write(tmp_path / name, content))] == [
+                    Position(offset=len(part), line=line, row=row, checksum=zlib.crc32(part))
+                    for row, (line, part) in enumerate(zip(last_lines, before, strict=True), start=1)
+                ]
+
+
+def test_values_of_json_are_those_that_python_reads(tmp_path: Path) -> None:
+    values = [
+        "-0",
+        "-0.0",
+        "1e400",
+        "NaN",
+        f"{2**64}",
+        f"-{'9' * 40}",
+        "9007199254740993.0",
+        "5e-324",
+        '{"a": 1, "a": 2}',
+    ]
+    lines = [f'{{"text": "a", "value": {value}, "text": "b"}}' for value in values]
+    rows = rows_of(write(tmp_path / "a.jsonl", "\n".join(lines)), Columns(keep=("value",)))
+    # NaN is not equal to itself.
+    assert repr([row.kept["value"] for row in rows]) == repr(list(map(json.loads, values)))
+    assert {row.text for row in rows} == {"b"}
 
 
 def test_no_row_group_is_read_that_was_read_before(tmp_path: Path) -> None:
