@@ -365,6 +365,9 @@ def test_an_application_that_is_mounted_in_another_answers(embedder: Any, sample
 LARGE = " " * 2**17
 """Makes a text of a few tokens one that is tokenized alone, and slowly."""
 
+SLOW = " " * 2**12
+"""The same, among short ones."""
+
 
 class Inference:
     """A `TextInference` whose texts are numbers of tokens, and which waits to be let go."""
@@ -376,7 +379,7 @@ class Inference:
         self.fails: Exception | None = None
 
     def encode(self, texts: list[Text]) -> list[Any]:
-        if any(text.text.endswith(LARGE) for text in texts):
+        if any(text.text.endswith(SLOW) for text in texts):
             assert self.has_read.wait(20)
         self.in_work += len(texts)
         self.most_in_work = max(self.most_in_work, self.in_work)
@@ -401,7 +404,8 @@ def in_queue(story: Callable[[TextQueue, Inference, Callable[..., Any]], Any], *
         running = asyncio.create_task(queue.run())
 
         def ask(client: str, *tokens: int) -> asyncio.Task[Any]:
-            texts = [Text(text=str(each) + LARGE * (client == "large")) for each in tokens]
+            end = {"large": LARGE, "slow": SLOW}.get(client, "")
+            texts = [Text(text=str(each) + end) for each in tokens]
             return asyncio.create_task(queue.answer(inference, "task", texts, client=client))  # type: ignore[arg-type]
 
         try:
@@ -479,6 +483,18 @@ def test_a_short_text_waits_for_no_long_one_that_is_tokenized() -> None:
         await large
 
     assert in_queue(story).batches[-1] == [10]
+
+
+def test_the_shortest_texts_wait_for_no_thread_that_tokenizes() -> None:
+    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
+        inference.go.set()
+        slow = [ask(client, 10) for client in ("large", "slow", "slow", "slow")]
+        await asyncio.gather(ask("one", 20), ask("two", 21))
+        assert not any(each.done() for each in slow)
+        inference.has_read.set()
+        await asyncio.gather(*slow)
+
+    assert len([text for batch in in_queue(story).batches for text in batch]) == 6
 
 
 def test_of_a_large_call_two_windows_are_tokenized_ahead_and_all_texts_are_answered() -> None:

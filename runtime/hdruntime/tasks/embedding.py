@@ -148,19 +148,22 @@ class Embedding(TextTask):
             vectors = found.answers[0].vectors
         else:
             found = await call.answered(body, texts, prompt_name=body.prompt_name)
-            vectors = np.stack(found.answers)
+            vectors = np.array(found.answers)
         vectors = self._shortened(vectors, body.dimensions)
         vectors = normalized(vectors) if body.normalize else vectors
-        rows: list[Any] = [vector.tolist() for vector in vectors]
-        if body.encoding_format == "base64":
-            rows = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+        rows: list[Any] = (
+            vectors.tolist()
+            if body.encoding_format == "float"
+            else [base64.b64encode(vector.tobytes()).decode() for vector in vectors.astype("<f4")]
+        )
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
         return {"object": "list", "data": data, "model": self.manifest.name, "usage": found.usage}
 
     async def _embed(self, call: Call, body: EmbedBody) -> object:
         found = await call.answered(body, body.texts(), prompt_name=body.prompt_name)
-        vectors = self._shortened(np.stack(found.answers), body.dimensions)
-        return [vector.tolist() for vector in (normalized(vectors) if body.normalize else vectors)]
+        vectors = self._shortened(np.array(found.answers), body.dimensions)
+        vectors = normalized(vectors) if body.normalize else vectors
+        return vectors.tolist()
 
     async def _chunks_of(self, call: Call, chunks: list[str], body: EmbeddingsBody) -> Answered:
         """The inputs as chunks of one text, with a space between them."""
