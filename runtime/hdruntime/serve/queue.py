@@ -18,8 +18,8 @@ _WINDOW_CHARACTERS = 2**17
 """Characters of a call that are tokenized at a time; a longer text goes alone."""
 
 _FEW_CHARACTERS = 2**10
-"""A window of at most so many characters is tokenized in the event loop's thread, where it takes less time than another
-thread takes to be woken and to wake the loop again; 2**10 characters take 0.3 ms (BERT's tokenizer, Intel Xeon,
+"""A window of at most so many characters is tokenized in the event loop's thread: a short text takes less time there
+than the loop takes to wake another thread and to be woken, and 2**10 characters take 0.3 ms (Intel Xeon,
 2026-11-28)."""
 
 _SHORT_CHARACTERS = 2**14

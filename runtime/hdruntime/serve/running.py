@@ -70,8 +70,10 @@ class RunningRequests:
         while self._requests:
             left = next(iter(self._requests)).ends - time.monotonic()
             await asyncio.sleep(max(0.0, min(left, _LOOK_SECONDS, self._timeout_s)))
-            for each in [*self._requests]:
-                reason = await self._reason(each)
+            looked_at = [*self._requests]
+            # All at once: one that is asked waits some turns of the loop for its answer.
+            reasons = await asyncio.gather(*map(self._reason, looked_at))
+            for each, reason in zip(looked_at, reasons, strict=True):
                 # It may have been answered meanwhile.
                 if reason is not None and each in self._requests:
                     del self._requests[each]
