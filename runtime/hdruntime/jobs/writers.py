@@ -12,7 +12,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +29,12 @@ from hdruntime.jobs.vectors import COLUMN
 OPEN_TYPE = {b"hdexport": b"open type"}
 """Metadata of a string field whose values are JSON; its type is known when all rows are done."""
 
+_PIECE_BYTES = 2**20
+"""Results of about this size are encoded together: more need memory that a process gets anew from the system each time,
+which takes half as long as writing a Parquet file."""
+
 _NUMBERS = 2**18
-"""Numbers of vectors that become JSON together: a few MB of text."""
+"""Numbers of vectors that become JSON together, also of a text with more: a few MB of text."""
 
 _TEXTS = {-(2**31): "-0.0", 0x15AE43FD: "7.03853069e-26", 0x15AE43FD - 2**31: "-7.03853069e-26"}
 """float32 as an int32 -> its JSON, where Arrow's digits read back as another number: an integer has no -0, and a
@@ -94,11 +98,8 @@ def encoding_of(kind: ResultFormat, fields: Sequence[pa.Field]) -> ResultEncodin
 class ResultEncoding(ABC):
     """How results are kept while the job runs: bytes to which more can be appended after any piece of `encode`.
 
-    Fields of the schema with the metadata `OPEN_TYPE` get their type at the end. Results of about `piece_bytes` are
-    encoded together: the chunks of a text repeat its kept columns.
+    Fields of the schema with the metadata `OPEN_TYPE` get their type at the end.
     """
-
-    piece_bytes: ClassVar = 2**26
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -109,7 +110,7 @@ class ResultEncoding(ABC):
 
     def encode(self, rows: ResultRows) -> Iterator[bytes | memoryview]:
         """Rows, each with a value for every column, None for no value; in pieces, which bound memory."""
-        return map(self._encoded_rows, cut_by_bytes(rows, most=self.piece_bytes))
+        return map(self._encoded_rows, cut_by_bytes(rows, most=_PIECE_BYTES))
 
     @abstractmethod
     def _encoded_rows(self, rows: ResultRows) -> bytes | memoryview:
@@ -124,9 +125,6 @@ class ResultEncoding(ABC):
 
 class _JsonLines(ResultEncoding):
     """Lines are kept in their final form."""
-
-    # Text takes several times as much, and in memory that was just used it is made faster.
-    piece_bytes = 2**20
 
     def begin(self) -> bytes:
         return b""
@@ -216,11 +214,13 @@ class _ParquetResults(_ArrowResults):
     def _groups(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
         """The row groups."""
         held: list[pa.RecordBatch] = []
+        rows = size = 0
         for batch in batches:
             held.append(self._closed(batch, schema))
-            if sum(len(part) for part in held) >= _GROUP_ROWS or sum(part.nbytes for part in held) >= _GROUP_BYTES:
+            rows, size = rows + len(batch), size + held[-1].nbytes
+            if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
                 yield pa.Table.from_batches(held)
-                held = []
+                held, rows, size = [], 0, 0
         if held:
             yield pa.Table.from_batches(held)
 

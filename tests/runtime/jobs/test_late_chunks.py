@@ -217,8 +217,7 @@ def test_chunks_that_repeat_a_long_kept_column_are_written_in_pieces(
     options = {"late_chunking": "tokens:1", "columns": Columns(keep=kept)}
     run(bundle_path, tmp_path / "in.jsonl", tmp_path / f"whole{ending}", **options)
 
-    for encoding in (writers.ResultEncoding, writers._JsonLines):
-        monkeypatch.setattr(encoding, "piece_bytes", 3000)
+    monkeypatch.setattr(writers, "_PIECE_BYTES", 3000)
     sizes: list[int] = []
     append = JobFolder.append
 
