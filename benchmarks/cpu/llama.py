@@ -50,6 +50,7 @@ def main() -> None:
         file.write_text(json.dumps(texts), encoding="utf-8")
         request = {"texts": str(file), "threads": planned.threads, "max_len": manifest.max_len}
         request |= {"bundle": str(options.bundle), "backend": "onnxruntime", "precision": "auto"}
+        request |= {"warm_up_texts": 8, "least_seconds": 0.0}
         request["model"] = str(checkpoint_folder(planned.series[0].subject, scratch))
         for _ in range(options.rounds):
             for name, outcomes in found.items():

@@ -41,15 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus",
         metavar="FILE",
         help="in place of lengths, embed a whole corpus: a file or folder of texts (the column text), or the sample "
-        "short, mixed or long; beside sentence-transformers and fastembed at their default and best batch sizes. DIR "
-        "receives corpus.json",
+        "short, mixed or long; beside sentence-transformers and, on a CPU, fastembed at their default and best batch "
+        "sizes. DIR receives corpus.json",
     )
     parser.add_argument(
         "--batch",
         metavar="LIST",
         type=_batches,
         help="texts per call: 1,8 (default: 1); of a corpus, the batch sizes among which a peer's best is searched "
-        "(default: 1,4,16,32,64)",
+        "(default: 1,4,16,32,64; on a GPU 16,32,64,128,256,512)",
     )
     parser.add_argument(
         "--peers",
@@ -74,7 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", metavar="N", type=whole_number, help="CPU threads of each process (default: one per usable core)"
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="where peers run (default: the GPU if there is one)")
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        help="where peers run, and of a corpus the bundles too (default: the GPU if there is one)",
+    )
     parser.add_argument(
         "--time-limit",
         metavar="S",

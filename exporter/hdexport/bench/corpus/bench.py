@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -14,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from hdexport.bench.corpus import embed_script, encode_script
 from hdexport.bench.corpus.peers import CORPUS_PEERS, CorpusPeer, corpus_peers
 from hdexport.bench.measure.calls import environment
+from hdexport.bench.measure.gpu_watch import GpuWatch
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
@@ -49,6 +52,22 @@ _SEARCHED_SHARE = 4
 
 _LEAST_SEARCHED_TEXTS = 64
 
+_DEVICES = {"cpu": "the CPU", "cuda": "a GPU"}
+
+_BATCH_SIZES = {"cpu": (1, 4, 16, 32, 64), "cuda": (16, 32, 64, 128, 256, 512)}
+"""Those among which a peer's best is searched, by device."""
+
+_SAMPLES_ON_GPU = 10
+"""A sample has so many times as many texts on a GPU, which computes as many in a tenth of a second."""
+
+_LEAST_SECONDS = {"cpu": 0.0, "cuda": 3.0}
+"""That are timed at least, by calling again: NVML's share is of up to a second."""
+
+_WARM_UP_TEXTS = 8
+
+_WARM_UP_SHARE = 16
+"""On a GPU one text in so many is embedded before, for each batch size: every shape of a batch is new once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSeries:
@@ -64,8 +83,11 @@ class CorpusSeries:
         tokens: of the texts with special tokens, cut where the bundle ends.
         computed_tokens: the same with padding.
         peak_bytes: peak resident memory of its process and all that the process started.
-        max_abs_error: largest difference of a number of its vectors from sentence-transformers' in float32; None if
-            that did not run.
+        gpu_busy_share: of each round, the share of the timed seconds in which the GPU computed, 0 to 1; empty on a CPU,
+            and where NVML does not say it.
+        gpu_peak_bytes: by how much the GPU's used memory rose at most; None on a CPU, and without NVML.
+        max_abs_error: largest difference of a number of its vectors from sentence-transformers' on the same device, in
+            float32 on a CPU and in the bundle's type on a GPU; None if that did not run.
     """
 
     name: str
@@ -78,6 +100,8 @@ class CorpusSeries:
     tokens: int = 0
     computed_tokens: int = 0
     peak_bytes: int = 0
+    gpu_busy_share: tuple[float, ...] = ()
+    gpu_peak_bytes: int | None = None
     max_abs_error: float | None = None
 
     @property
@@ -105,6 +129,7 @@ class CorpusResult:
         texts: number of texts.
         lengths: tokens of the shortest, the median and the longest text, cut where the bundle ends.
         rounds: processes per series.
+        device: ``cpu`` or ``cuda``, where all series computed.
     """
 
     schema_version: int = 1
@@ -116,6 +141,7 @@ class CorpusResult:
     lengths: tuple[int, int, int]
     rounds: int
     series: tuple[CorpusSeries, ...]
+    device: str = "cpu"
 
 
 def write_corpus_result(folder: Path, result: CorpusResult) -> None:
@@ -124,23 +150,25 @@ def write_corpus_result(folder: Path, result: CorpusResult) -> None:
 
 
 SAMPLES: dict[str, tuple[str, int, Callable[[random.Random], int]]] = {
-    "short": ("3,000 texts of 4 to 20 words", 3000, lambda draw: draw.randint(4, 20)),
+    "short": ("texts of 4 to 20 words", 3000, lambda draw: draw.randint(4, 20)),
     "mixed": (
-        "200 texts of 8 to 1,200 words, log-normal",
+        "texts of 8 to 1,200 words, log-normal",
         200,
         lambda draw: min(1200, max(8, round(draw.lognormvariate(4.8, 1.1)))),
     ),
     # A word of this text has 1.9 tokens of BERT's vocabulary: 1,000 to 8,000 tokens.
-    "long": ("16 texts of 530 to 4,200 words", 16, lambda draw: draw.randint(530, 4200)),
+    "long": ("texts of 530 to 4,200 words", 16, lambda draw: draw.randint(530, 4200)),
 }
-"""Name -> description, number of texts, and the words of one."""
+"""Name -> description, number of texts on a CPU, and the words of one."""
 
 
 class CorpusBench:
     """One run of a corpus: a name of `SAMPLES`, or a file or folder of texts.
 
     `options` give the bundles, their backends and precisions, rounds, threads, the time limit and the checkpoint, and
-    not lengths and batches. Of `batch_sizes`, the best for each peer is searched; a peer's default always runs too.
+    not lengths and batches. All series run on one device: `options.device`, or else the GPU if a bundle runs there. Of
+    `batch_sizes`, the best for each peer is searched; a peer's default always runs too. `on_run` gets a series after
+    each of its runs.
     """
 
     def __init__(
@@ -148,13 +176,17 @@ class CorpusBench:
         options: BenchOptions,
         corpus: str,
         *,
-        batch_sizes: Sequence[int] = (1, 4, 16, 32, 64),
+        batch_sizes: Sequence[int] | None = None,
         on_step: Callable[[str], None] = lambda line: None,
+        on_run: Callable[[CorpusSeries], None] = lambda series: None,
     ) -> None:
-        self._options, self._corpus, self._batch_sizes, self._say = options, corpus, batch_sizes, on_step
+        self._options, self._corpus, self._say, self._on_run = options, corpus, on_step, on_run
         self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        self._plan = _checked_plan(options)
-        self._texts = texts_of(corpus)
+        self._plan, self._device = _checked_plan(options)
+        self._batch_sizes = batch_sizes or _BATCH_SIZES[self._device]
+        on_gpu = self._device == "cuda"
+        self._texts = texts_of(corpus, samples=_SAMPLES_ON_GPU if on_gpu else 1)
+        self._warm_up_texts = max(_WARM_UP_TEXTS, len(self._texts) // _WARM_UP_SHARE) if on_gpu else _WARM_UP_TEXTS
 
     def result(self) -> CorpusResult:
         """Measures every series."""
@@ -173,6 +205,7 @@ class CorpusBench:
             lengths=_lengths_of(self._texts, self._plan.series[0].bundle),
             rounds=self._options.rounds,
             series=tuple(series),
+            device=self._device,
         )
 
     def _measured(
@@ -186,7 +219,9 @@ class CorpusBench:
                     continue
                 self._say(f"{series.title}, round {number} of {self._options.rounds}")
                 output = scratch / f"{place}.npy"
-                ended = run(output)
+                watch = GpuWatch() if self._device == "cuda" else None
+                with watch or contextlib.nullcontext():
+                    ended = run(output)
                 if ended.output is None or ended.status is not Status.OK:
                     found[place] = dataclasses.replace(found[place], unavailable=_reason(ended))
                     continue
@@ -197,9 +232,11 @@ class CorpusBench:
                     tokens=ended.output["tokens"],
                     computed_tokens=ended.output["computed_tokens"],
                     peak_bytes=max(found[place].peak_bytes, ended.peak_rss_bytes),
+                    **({} if watch is None else _gpu_figures(found[place], watch, ended.output)),
                 )
-        peers = [place for place in vectors if found[place].is_peer and found[place].is_default]
-        reference = next((place for place in peers if found[place].name.endswith("PyTorch, float32")), None)
+                self._on_run(found[place])
+        first = next((series.name for series in found if series.is_peer), None)
+        reference = next((place for place in vectors if found[place].name == first and found[place].is_default), None)
         if reference is None:
             return found
         expected = np.load(vectors[reference])
@@ -214,7 +251,10 @@ class CorpusBench:
         for planned in self._plan.series:
             if planned.series.is_peer:
                 continue
-            series = CorpusSeries(name=planned.series.name, is_peer=False, unavailable=planned.series.unavailable)
+            unavailable = planned.series.unavailable
+            if unavailable is None and planned.device != self._device:
+                unavailable = f"it runs on {_DEVICES[planned.device]}: measure it with --device {planned.device}"
+            series = CorpusSeries(name=planned.series.name, is_peer=False, unavailable=unavailable)
             yield series, functools.partial(self._run_bundle, planned, texts)
 
     def _run_bundle(self, planned: PlannedSeries, texts: Path, output: Path) -> ProcessOutcome:
@@ -224,6 +264,8 @@ class CorpusBench:
             "precision": planned.precision.value,
             "threads": self._plan.threads,
             "texts": str(texts),
+            "warm_up_texts": self._warm_up_texts,
+            "least_seconds": _LEAST_SECONDS[self._device],
             "output": str(output),
         }
         return self._run(embed_script, request, output.with_suffix(".json"))
@@ -251,7 +293,8 @@ class CorpusBench:
         sample = scratch / "sample.json"
         step = max(1, min(_SEARCHED_SHARE, len(self._texts) // _LEAST_SEARCHED_TEXTS))
         sample.write_text(json.dumps(sorted(self._texts, key=len)[::step]), encoding="utf-8")
-        for peer in corpus_peers(first.bundle.manifest):
+        best: dict[tuple[str, str], tuple[int, ...]] = {}
+        for peer in corpus_peers(first.bundle.manifest, device=self._device):
             series = CorpusSeries(name=peer.name, is_peer=True, remark=peer.remark, unavailable=peer.unavailable)
             if peer.unavailable is None and first.subject.checkpoint is None:
                 missing = "the bundle's checkpoint is not here; name it with --model"
@@ -265,7 +308,13 @@ class CorpusBench:
                 yield dataclasses.replace(series, unavailable=str(error)), None
                 continue
             encode = functools.partial(self._encode, peer, model, first)
-            sizes = self._batch_sizes
+            key, sizes = (peer.backend, peer.dtype), self._batch_sizes
+            if peer.is_compiled:
+                # A search would compile for each size; the best one is that without the compiler.
+                if key not in best:
+                    yield dataclasses.replace(series, unavailable="it did not run without torch.compile"), None
+                    continue
+                sizes = best[key]
             if len(sizes) > 1:
                 self._say(f"{peer.name}: the best batch size")
                 searched = encode(sample, scratch / "searched.npy", sizes)
@@ -273,8 +322,9 @@ class CorpusBench:
                     yield dataclasses.replace(series, unavailable=_reason(searched)), None
                     continue
                 seconds = searched.output["seconds_by_size"]
-                sizes = tuple(map(int, sorted(seconds, key=seconds.__getitem__)))
-            for size in dict.fromkeys((peer.batch_size, sizes[0])):
+                sizes = (int(min(seconds, key=seconds.__getitem__)),)
+            best[key] = tuple(sizes)
+            for size in dict.fromkeys((peer.batch_size, *sizes)):
                 tuned = dataclasses.replace(series, batch_size=size, is_default=size == peer.batch_size)
                 yield tuned, functools.partial(encode, texts, sizes=(size,))
 
@@ -291,10 +341,14 @@ class CorpusBench:
             "model": str(model),
             "texts": str(texts),
             "backend": peer.backend,
+            "device": peer.device,
             "dtype": peer.dtype,
+            "compiled": peer.is_compiled,
             "threads": self._plan.threads,
             "max_length": planned.bundle.manifest.max_len,
             "batch_sizes": list(sizes),
+            "warm_up_texts": self._warm_up_texts,
+            "least_seconds": _LEAST_SECONDS[self._device] if len(sizes) == 1 else 0.0,
             "output": str(output),
             "scaled_for": str(planned.bundle.path) if peer.python is None else None,
         }
@@ -309,13 +363,13 @@ def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max(initial=0.0))
 
 
-def texts_of(corpus: str) -> list[str]:
-    """The texts of a sample, the same ones each time, or of a file or folder."""
+def texts_of(corpus: str, *, samples: int = 1) -> list[str]:
+    """The texts of a sample, the same ones each time, so many times as many, or of a file or folder."""
     if corpus not in SAMPLES:
         return [text.text for text in read_texts(Path(corpus), option="--corpus")]
     draw, words = random.Random(0), " ".join(topics.values()).split()
     _, count, words_of_text = SAMPLES[corpus]
-    lengths = [words_of_text(draw) for _ in range(count)]
+    lengths = [words_of_text(draw) for _ in range(count * samples)]
     starts = [draw.randrange(len(words) - length) for length in lengths]
     return [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
 
@@ -324,7 +378,17 @@ def _reason(ended: ProcessOutcome) -> str:
     return ended.reason or ended.status.value
 
 
-def _checked_plan(options: BenchOptions) -> Plan:
+def _gpu_figures(series: CorpusSeries, watch: GpuWatch, output: Mapping[str, float]) -> dict[str, Any]:
+    """The fields about the GPU, with those of this round."""
+    share, peaks = watch.busy_share(output["began"], output["ended"]), (series.gpu_peak_bytes, watch.peak_bytes)
+    return {
+        "gpu_busy_share": series.gpu_busy_share if share is None else (*series.gpu_busy_share, share),
+        "gpu_peak_bytes": max((peak for peak in peaks if peak is not None), default=None),
+    }
+
+
+def _checked_plan(options: BenchOptions) -> tuple[Plan, str]:
+    """The plan, and the device of all series."""
     found = plan(options)
     for planned in found.series:
         manifest = planned.bundle.manifest
@@ -338,11 +402,20 @@ def _checked_plan(options: BenchOptions) -> Plan:
         raise InputError("--corpus compares bundles of one checkpoint.\nMeasure the others in a run of their own.")
     if options.peers:
         raise InputError(f"With --corpus, --peers is all or none: {CORPUS_PEERS}.")
-    if found.series[0].device != "cpu" or options.device == "cuda":
+    ours = [planned for planned in found.series if not planned.series.is_peer]
+    runnable = {planned.device for planned in ours if planned.is_available}
+    device = options.device or ("cuda" if "cuda" in runnable else "cpu")
+    if device not in runnable:
+        where = _DEVICES[device]
+        reasons = [
+            f"{each.series.name}: {each.series.unavailable or f'it runs on {_DEVICES[each.device]}'}" for each in ours
+        ]
         raise InputError(
-            "--corpus measures on the CPU.\nLeave out --device, or name backends of a CPU with --backends."
+            f"--corpus measures bundles on one device, and none of these runs on {where} here:\n"
+            + "\n".join(reasons)
+            + "\nLeave out --device and --backends to measure what runs here."
         )
-    return found
+    return found, device
 
 
 def _lengths_of(texts: Sequence[str], bundle: Bundle) -> tuple[int, int, int]:

@@ -35,7 +35,9 @@ class CorpusPeer:
 
     Attributes:
         backend: as `encode_script` takes it.
-        dtype: ``float32`` or ``bfloat16``.
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+        device: ``cpu`` or ``cuda``.
+        is_compiled: whether torch.compile compiles the model, for every shape at once.
         batch_size: the library's default, in texts.
         folder: makes the model's folder, in a folder that all peers share.
         python: the interpreter that has the library; None for this one.
@@ -46,6 +48,8 @@ class CorpusPeer:
     name: str
     backend: str
     dtype: str = "float32"
+    device: str = "cpu"
+    is_compiled: bool = False
     batch_size: int = 32
     folder: Callable[[MeasuredModel, Path], Path] = checkpoint_folder
     python: str | None = None
@@ -53,11 +57,28 @@ class CorpusPeer:
     remark: str | None = None
 
 
-def corpus_peers(manifest: Manifest) -> Iterator[CorpusPeer]:
-    """Every peer of a bundle, including those that cannot run here; vectors are compared with the first peer's."""
+def corpus_peers(manifest: Manifest, *, device: str) -> Iterator[CorpusPeer]:
+    """Every peer of a bundle on a device, ``cpu`` or ``cuda``, including those that cannot run here; vectors are
+    compared with the first peer's. On a GPU the peers compute in the bundle's type, and in float16."""
     name = "sentence-transformers"
     missing = not_installed("torch", "sentence_transformers", install="pip install 'hdexport[export]'")
-    slow = {"float32": None, "bfloat16": None if has_bfloat16() else "this CPU does not compute in it"}
+    if device == "cuda":
+        on_gpu: tuple[str, ...] = (manifest.dtype, "float16")
+        for dtype in dict.fromkeys(on_gpu):
+            for is_compiled in (False, True):
+                yield CorpusPeer(
+                    name=f"{name}, PyTorch, {dtype}{', torch.compile' if is_compiled else ''}",
+                    backend="torch",
+                    dtype=dtype,
+                    device=device,
+                    is_compiled=is_compiled,
+                    unavailable=missing,
+                )
+        return
+    slow: dict[str, str | None] = {
+        "float32": None,
+        "bfloat16": None if has_bfloat16() else "this CPU does not compute in it",
+    }
     for dtype, reason in slow.items():
         yield CorpusPeer(name=f"{name}, PyTorch, {dtype}", backend="torch", dtype=dtype, unavailable=missing or reason)
     python = python_of_optimum("optimum.intel", "sentence_transformers")
