@@ -276,12 +276,14 @@ def _bytes_of(row: Mapping[str, object]) -> int:
     left: list[object] = [value for value in row.values() if value is not None and type(value) is not int]
     while left:
         value = left.pop()
-        if isinstance(value, np.ndarray):
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, np.ndarray):
             size += value.nbytes
         elif isinstance(value, Cell):
             size += int(pa.repeat(value.scalar, 1).nbytes)
-        elif isinstance(value, str | list | dict):
+        elif isinstance(value, list | dict):
             size += len(value)
-            left += () if isinstance(value, str) else value
+            left += value
             left += value.values() if isinstance(value, dict) else ()
     return size

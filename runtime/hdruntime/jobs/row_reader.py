@@ -119,7 +119,7 @@ def row_maker(columns: Columns) -> Callable[[Values, Position], Row]:
             return Row(id=row_id, kept=kept, error=values, error_kind=ErrorKind.UNREADABLE, end=end)
         row_id = values.get(id_name) if id_name else end.row - 1
         kept, error = _kept(kept_names, values) if kept_names else (nothing, None)
-        dropped = tuple(sorted(values.keys() - wanted)) if keeps_all else ()
+        dropped = () if not keeps_all or wanted.issuperset(values) else tuple(sorted(values.keys() - wanted))
         if id_name != "" and (bad_id := _check_id(id_name, values)):
             return Row(id=None if id_name else row_id, kept=kept, dropped=dropped, error=bad_id, end=end)
         for each in content:
@@ -139,13 +139,11 @@ def row_maker(columns: Columns) -> Callable[[Values, Position], Row]:
 
 def _kept(names: Sequence[str], values: dict[str, Any]) -> tuple[dict[str, object], str | None]:
     """The values of kept columns, and the reason if one is invalid."""
-    kept: dict[str, object] = {}
+    kept: dict[str, object] = {name: values.get(name) for name in names}
     error = None
-    for name in names:
-        value = values.get(name)
+    for name, value in kept.items():
         if reason := _reason_against(name, value):
-            value, error = None, reason
-        kept[name] = value
+            kept[name], error = None, reason
     return kept, error
 
 
