@@ -359,11 +359,21 @@ def array_of_cells(cells: list[Any], field: pa.Field) -> pa.AnyArray:
     """A column of a field's type; a NumPy array is a list, or with two axes a list of lists."""
     if field.metadata == OPEN_TYPE:
         cells = [None if cell is None else _json_from_value(cell) for cell in cells]
-    elif np.ndarray in set(map(type, cells)):
-        return _array_of_arrays(cells, field.type)
+    elif np.ndarray in (types := set(map(type, cells))):
+        if types <= {np.ndarray, type(None)} and _is_of_vectors(field.type):
+            return _array_of_arrays(cells, field.type)
+        # Arrow takes arrays of one dimension.
+        cells = [None if cell is None else [*cell] for cell in cells]
     elif any(isinstance(cell, Cell) for cell in cells):
         return pa.concat_arrays([_array_of_one(cell, field.type) for cell in cells])
     return pa.array(cells, type=field.type)
+
+
+def _is_of_vectors(kind: pa.DataType) -> bool:
+    """Whether it is lists of numbers, or of lists of a fixed size of numbers, as built-in tasks have them."""
+    if pa.types.is_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
+        kind = kind.value_type
+    return (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)) and pa.types.is_primitive(kind.value_type)
 
 
 def _array_of_arrays(cells: Sequence[AnyArray | None], kind: pa.DataType) -> pa.AnyArray:
@@ -386,7 +396,7 @@ def _joined(cells: Sequence[AnyArray], kind: pa.DataType) -> pa.AnyArray:
 def _fixed_lists(cells: Sequence[AnyArray], kind: pa.DataType, *, mask: pa.AnyArray | None = None) -> pa.AnyArray:
     """The vectors of all cells; where the mask is true, null."""
     if wrong := {cell.shape[-1] for cell in cells} - {kind.list_size}:
-        raise pa.ArrowInvalid(f"it has {min(wrong)} dimensions")
+        raise pa.ArrowInvalid(f"its length is {min(wrong)}")
     values = pa.array(np.concatenate(cells, axis=None), kind.value_type)
     return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
 
@@ -483,11 +493,11 @@ def _json_from_vectors(vectors: Sequence[AnyArray]) -> Iterator[str]:
 
     for some in grouped([len(vector) for vector in vectors], most=len(vectors), most_in_all=_NUMBERS):
         values = np.concatenate(vectors[some])
-        if is_float := values.dtype.kind == "f":
-            # Of a float16 Arrow writes all digits.
-            values = values.astype(np.float32, copy=False)
+        if values.dtype == np.float16:
+            # Of these Arrow writes all digits.
+            values = values.astype(np.float32)
         texts = pa.array(values, mask=~np.isfinite(values)).cast(pa.string()).fill_null("null")
-        for bits, text in _TEXTS.items() if is_float else ():
+        for bits, text in _TEXTS.items() if values.dtype == np.float32 else ():
             if (same := values.view(np.int32) == np.int32(bits)).any():
                 texts = compute.if_else(same, text, texts)
         ends = np.cumsum([0, *map(len, vectors[some])])

@@ -393,6 +393,32 @@ def test_vectors_of_float32_have_no_dictionary_in_parquet(bundle_path: Path, tmp
         assert names == expected
 
 
+ARRAYS = {
+    "vectors": ([np.eye(2)[0], None, np.eye(2)[1]], pa.list_(pa.float32(), 2)),
+    "vectors of any size": ([np.zeros(0), np.arange(3.0), None], pa.list_(pa.float32())),
+    "vectors of tokens": ([np.eye(2), None, np.zeros((0, 2))], pa.list_(pa.list_(pa.float32(), 2))),
+    "rows of any size": ([np.eye(2), None], pa.list_(pa.list_(pa.float64()))),
+    "large lists": ([np.arange(3.0), None], pa.large_list(pa.float64())),
+    "words": ([np.array(["a", "bc"]), None], pa.list_(pa.string())),
+    "arrays and lists": ([np.array([1, 2]), [3], None], pa.list_(pa.int8())),
+}
+"""Kind -> cells of a task's column, and its type."""
+
+
+def test_an_array_of_any_type_is_a_list() -> None:
+    for name, (cells, kind) in ARRAYS.items():
+        with named_case(name):
+            column = writers.array_of_cells(list(cells), pa.field("x", kind))
+            column.validate(full=True)
+            assert column.type == kind
+            assert column.to_pylist() == [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
+    encoding = writers.encoding_of(ResultFormat.PARQUET, [pa.field("x", pa.list_(pa.float32(), 2))])
+    with pytest.raises(
+        InputError, match=r"The column 'x' is fixed_size_list.*, and a value does not fit: its length is 1"
+    ):
+        list(encoding.encode([{"x": np.zeros(3)}, {"x": np.zeros(1)}]))
+
+
 def lines_of(field: pa.Field, cells: list[np.ndarray | None]) -> list[Any]:
     """The values of a column in JSON Lines, as Python reads them."""
     rows = [{field.name: cell} for cell in cells]
