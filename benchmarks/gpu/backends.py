@@ -152,9 +152,8 @@ def _model_bundle(job: Job, model: str) -> Bundle:
     from hdexport.build import BuildOptions, build
 
     name = f"{model}-rehearsed" if job.rehearsal else model
-    folder = (Path(tempfile.gettempdir()) if job.output is None else job.output.absolute().parent) / "bundles"
+    folder = job.folder
     if not (folder / name).exists():
-        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
             sizes = save_checkpoint(model, Path(own) / "checkpoint", rehearsal=job.rehearsal)
             options = {"max_len": sizes.max_len, "precision": "float16", "verify": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ class Job:
     def times_nothing(self) -> bool:
         """Whether the times in the rows mean nothing."""
         return self.rehearsal or self.trial
+
+    @property
+    def folder(self) -> Path:
+        """Where bundles and texts are that later steps use: beside the output."""
+        found = (Path(tempfile.gettempdir()) if self.output is None else self.output.absolute().parent) / "bundles"
+        found.mkdir(parents=True, exist_ok=True)
+        return found
 
     def least_s(self, seconds: float) -> float:
         """How long a call is repeated: as long as asked, or once or thrice where times mean nothing."""

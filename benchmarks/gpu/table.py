@@ -21,6 +21,14 @@ _FLEX_PEERS = {
 }
 """Case of ours -> the one that it should not be slower than."""
 
+_CORPUS_TARGETS = (("mixed", "default", 2.0), ("mixed", "best", 1.3), ("short", "best", 1.5))
+"""Corpus, batch size of sentence-transformers, and how many times as fast as it a bundle should be."""
+
+_BUSY_TARGET = 0.85
+"""The share of time in which the GPU should compute, of a corpus that has work for it."""
+
+_BUSY_CORPORA = ("mixed", "long")
+
 
 def lines_of(rows: Sequence[Row]) -> Iterator[str]:
     """One line per finding; a rehearsal's times are left out, for they mean nothing."""
@@ -37,6 +45,10 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
     kernels = [row for row in rows if "roofline_ms" in row or row.get("case") == "compile"]
     yield from map(kernel_line, kernels)
     yield from verdicts(kernels, next((row["gpu"] for row in rows if "gpu" in row), ""))
+    series = {(row["corpus"], row["title"]): row for row in rows if row.get("case") == "corpus"}
+    yield from map(_corpus_line, series.values())
+    yield from corpus_verdicts(list(series.values()))
+    yield from (_job_line(row) for row in rows if row.get("case") == "corpus job")
     for case in _CALLS:
         yield from (_call_line(row) for row in rows if row.get("case") == case)
 
@@ -70,14 +82,76 @@ def verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
         ]
         if ratios:
             median = statistics.median(ratios)
-            verdict = "met" if median >= 1 else "MISSED"
+            verdict = _verdict(median >= 1)
             spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
             yield f"{ours} at d64: {median:.2f}x FlexAttention {spread}, target 1.0: {verdict}"
     name, wanted_head_dim, wanted = _OPEN_TARGET
     rates = [row["tflops"] for (case, d, _), row in by_case.items() if (case, d) == ("open window", wanted_head_dim)]
     if rates and name in gpu:
-        verdict = "met" if max(rates) >= wanted else "MISSED"
+        verdict = _verdict(max(rates) >= wanted)
         yield f"open window at d{wanted_head_dim}: {max(rates):.0f} TFLOP/s at best, target {wanted:.0f}: {verdict}"
+
+
+def corpus_verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    """Whether a bundle is as fast, and keeps the GPU as busy, as it should, where both sides were measured."""
+    rates: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if row["seconds"]:
+            kind = ("default" if row["is_default"] else "best") if row["is_peer"] else "ours"
+            # The best size is one at which no peer is faster, and may be the default.
+            for key in {(row["corpus"], kind), *([(row["corpus"], "best")] if row["is_peer"] else [])}:
+                rates[key] = max(rates.get(key, 0.0), _texts_per_second(row))
+    for corpus, size, wanted in _CORPUS_TARGETS:
+        if (corpus, "ours") in rates and (corpus, size) in rates:
+            ratio = rates[corpus, "ours"] / rates[corpus, size]
+            yield (
+                f"{corpus} corpus: {ratio:.2f}x sentence-transformers at its {size} batch size, target {wanted}: "
+                f"{_verdict(ratio >= wanted)}"
+            )
+    for row in rows:
+        if row["corpus"] in _BUSY_CORPORA and not row["is_peer"] and row["gpu_busy_share"]:
+            share = statistics.median(row["gpu_busy_share"])
+            yield (
+                f"{row['corpus']} corpus: the GPU computes {share:.0%} of the time, target {_BUSY_TARGET:.0%}: "
+                f"{_verdict(share >= _BUSY_TARGET)}"
+            )
+
+
+def _verdict(is_met: bool) -> str:
+    return "met" if is_met else "MISSED"
+
+
+def _texts_per_second(row: Row) -> float:
+    return row["texts"] / statistics.median(row["seconds"])  # type: ignore[no-any-return]
+
+
+def _corpus_line(row: Row) -> str:
+    """A series of a corpus."""
+    what = f"{row['corpus']} corpus, {row['title']}"
+    if not row["seconds"]:
+        return f"{what}: not run: {row['unavailable']}"
+    busy = row["gpu_busy_share"]
+    return (
+        f"{what}: {_texts_per_second(row):,.0f} texts/s, {row['tokens'] / statistics.median(row['seconds']):,.0f} "
+        f"tokens/s, {_of_gpu(statistics.median(busy) if busy else None, row['gpu_peak_bytes'])}, "
+        f"{row['peak_bytes'] / 1e9:.2f} GB of the process"
+    )
+
+
+def _job_line(row: Row) -> str:
+    """A whole job."""
+    what = f"{row['texts']:,} texts, {row['what']}"
+    if row["status"] != "ok":
+        return f"{what}: {row['status']}: {row['reason']}"
+    return (
+        f"{what}: {row['seconds']:.1f} s, {_of_gpu(row['gpu_busy_share'], row['gpu_peak_bytes'])}, "
+        f"{row['peak_bytes'] / 1e9:.2f} GB of the process"
+    )
+
+
+def _of_gpu(busy_share: float | None, peak_bytes: int | None) -> str:
+    busy = "not known how busy the GPU is" if busy_share is None else f"GPU busy {busy_share:.0%}"
+    return busy if peak_bytes is None else f"{busy}, {peak_bytes / 1e9:.2f} GB of the GPU"
 
 
 def _call_line(row: Row) -> str:

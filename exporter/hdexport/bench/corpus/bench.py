@@ -167,8 +167,8 @@ class CorpusBench:
 
     `options` give the bundles, their backends and precisions, rounds, threads, the time limit and the checkpoint, and
     not lengths and batches. All series run on one device: `options.device`, or else the GPU if a bundle runs there. Of
-    `batch_sizes`, the best for each peer is searched; a peer's default always runs too. `on_run` gets a series after
-    each of its runs.
+    `batch_sizes`, the best for each peer is searched; a peer's default always runs too. With `compiles`, torch.compile
+    is a peer of its own on a GPU. `on_run` gets a series after each of its runs.
     """
 
     def __init__(
@@ -177,16 +177,23 @@ class CorpusBench:
         corpus: str,
         *,
         batch_sizes: Sequence[int] | None = None,
+        compiles: bool = True,
         on_step: Callable[[str], None] = lambda line: None,
         on_run: Callable[[CorpusSeries], None] = lambda series: None,
     ) -> None:
         self._options, self._corpus, self._say, self._on_run = options, corpus, on_step, on_run
         self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._plan, self._device = _checked_plan(options)
+        self._compiles = compiles
         self._batch_sizes = batch_sizes or _BATCH_SIZES[self._device]
         on_gpu = self._device == "cuda"
         self._texts = texts_of(corpus, samples=_SAMPLES_ON_GPU if on_gpu else 1)
         self._warm_up_texts = max(_WARM_UP_TEXTS, len(self._texts) // _WARM_UP_SHARE) if on_gpu else _WARM_UP_TEXTS
+
+    @property
+    def texts(self) -> int:
+        """Number of texts."""
+        return len(self._texts)
 
     def result(self) -> CorpusResult:
         """Measures every series."""
@@ -201,7 +208,7 @@ class CorpusBench:
             command=self._options.command,
             environment=environment(self._plan.threads),
             corpus=self._corpus,
-            texts=len(self._texts),
+            texts=self.texts,
             lengths=_lengths_of(self._texts, self._plan.series[0].bundle),
             rounds=self._options.rounds,
             series=tuple(series),
@@ -294,7 +301,7 @@ class CorpusBench:
         step = max(1, min(_SEARCHED_SHARE, len(self._texts) // _LEAST_SEARCHED_TEXTS))
         sample.write_text(json.dumps(sorted(self._texts, key=len)[::step]), encoding="utf-8")
         best: dict[tuple[str, str], tuple[int, ...]] = {}
-        for peer in corpus_peers(first.bundle.manifest, device=self._device):
+        for peer in corpus_peers(first.bundle.manifest, device=self._device, compiles=self._compiles):
             series = CorpusSeries(name=peer.name, is_peer=True, remark=peer.remark, unavailable=peer.unavailable)
             if peer.unavailable is None and first.subject.checkpoint is None:
                 missing = "the bundle's checkpoint is not here; name it with --model"

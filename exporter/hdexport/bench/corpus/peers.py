@@ -57,15 +57,16 @@ class CorpusPeer:
     remark: str | None = None
 
 
-def corpus_peers(manifest: Manifest, *, device: str) -> Iterator[CorpusPeer]:
+def corpus_peers(manifest: Manifest, *, device: str, compiles: bool) -> Iterator[CorpusPeer]:
     """Every peer of a bundle on a device, ``cpu`` or ``cuda``, including those that cannot run here; vectors are
-    compared with the first peer's. On a GPU the peers compute in the bundle's type, and in float16."""
+    compared with the first peer's. On a GPU the peers compute in the bundle's type and in float16, with `compiles` by
+    torch.compile, too."""
     name = "sentence-transformers"
     missing = not_installed("torch", "sentence_transformers", install="pip install 'hdexport[export]'")
     if device == "cuda":
         on_gpu: tuple[str, ...] = (manifest.dtype, "float16")
         for dtype in dict.fromkeys(on_gpu):
-            for is_compiled in (False, True):
+            for is_compiled in (False, True) if compiles else (False,):
                 yield CorpusPeer(
                     name=f"{name}, PyTorch, {dtype}{', torch.compile' if is_compiled else ''}",
                     backend="torch",
