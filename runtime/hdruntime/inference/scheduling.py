@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import sys
 import threading
@@ -25,6 +26,9 @@ from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, 
 from hdruntime.inference.batching import MemoryLimits, pack_by_tokens
 
 logger = logging.getLogger(__name__)
+
+_CHECKED_VALUES = 2**18
+"""Values that are looked at together for NaN and infinity."""
 
 Inputs = Mapping[str, npt.NDArray[Any]]
 Outputs = dict[str, npt.NDArray[np.float32]]
@@ -214,8 +218,9 @@ def non_finite_rows(outputs: Outputs) -> dict[str, list[int]]:
     """Output name -> indices of the batch's rows that hold NaN or infinity, for outputs with such rows."""
     found = {}
     for name, values in outputs.items():
-        # The extremes need no memory, and are NaN if any value is.
-        if not (values.min() > -np.inf and values.max() < np.inf):
+        # Some rows at a time: the booleans of all would need memory, and those of some stay in the cache.
+        step = max(1, _CHECKED_VALUES // max(1, math.prod(values.shape[1:])))
+        if not all(np.isfinite(values[first : first + step]).all() for first in range(0, len(values), step)):
             found[name] = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1)).tolist()
     return found
 

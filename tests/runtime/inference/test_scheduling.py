@@ -22,6 +22,7 @@ from fakes.recording_runner import BROKEN_ID, NAN_ID, RecordingRunner, answer
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError, OutOfMemoryError
+from hdruntime.inference import scheduling
 from hdruntime.inference.batching import MemoryLimits
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.session import Session
@@ -306,7 +307,9 @@ def test_rows_with_nan_have_errors_and_do_not_affect_others(new_bundle: Callable
         assert "last_hidden_state holds NaN or infinity.\n" in str(error)
 
 
-def test_no_value_that_is_not_finite_is_overlooked() -> None:
+@pytest.mark.parametrize("together", [1, 8, 2**18])
+def test_no_value_that_is_not_finite_is_overlooked(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    monkeypatch.setattr(scheduling, "_CHECKED_VALUES", together)
     for value, place in itertools.product((np.nan, np.inf, -np.inf), np.ndindex(3, 2, 2)):
         values = np.full((3, 2, 2), np.finfo(np.float32).max, np.float32)
         assert non_finite_rows({"a": values}) == {}
