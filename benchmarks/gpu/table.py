@@ -45,10 +45,12 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
     kernels = [row for row in rows if "roofline_ms" in row or row.get("case") == "compile"]
     yield from map(kernel_line, kernels)
     yield from verdicts(kernels, next((row["gpu"] for row in rows if "gpu" in row), ""))
-    series = {(row["corpus"], row["title"]): row for row in rows if row.get("case") == "corpus"}
+    series = {
+        (row["corpus"], row["title"]): row for row in rows if row.get("case") == "corpus" and not row.get("trial")
+    }
     yield from map(_corpus_line, series.values())
     yield from corpus_verdicts(list(series.values()))
-    yield from (_job_line(row) for row in rows if row.get("case") == "corpus job")
+    yield from (_job_line(row) for row in rows if row.get("case") == "corpus job" and not row.get("trial"))
     for case in _CALLS:
         yield from (_call_line(row) for row in rows if row.get("case") == case)
 

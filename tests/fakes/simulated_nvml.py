@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 IDLE_BYTES = 10**9
@@ -9,7 +10,7 @@ IDLE_BYTES = 10**9
 
 
 class SimulatedNvml:
-    """The module ``pynvml`` of a machine with one GPU, which lists no process, as in a container.
+    """The module ``pynvml`` of a machine with one GPU, of which this process holds a context.
 
     Attributes:
         busy_percent: of the last sample; None for a GPU that does not say it.
@@ -37,8 +38,8 @@ class SimulatedNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
         return SimpleNamespace(used=self.used_bytes, total=80 * 10**9)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[object]:  # noqa: N802
-        return []
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802
+        return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=IDLE_BYTES)]
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
         self.looks += 1

@@ -101,7 +101,10 @@ def _sentence_transformers(request: dict[str, Any], count: dict[str, Any]) -> Ca
         manifest = open_bundle(Path(request["scaled_for"]), check_files=False).manifest
         scale_queries(model[0].auto_model, family_of(manifest.model_type), manifest)
     if request["compiled"]:
-        model[0].auto_model.compile(dynamic=True)
+        # A layer compiles once for all that are like it; the whole model takes minutes.
+        lists = [module for module in model[0].auto_model.modules() if isinstance(module, torch.nn.ModuleList)]
+        for layer in max(lists, key=len, default=[model[0].auto_model]):
+            layer.compile(dynamic=True)
     forward = model.forward
 
     def counting(features: Any, *args: Any, **kwargs: Any) -> Any:

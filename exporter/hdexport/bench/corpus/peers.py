@@ -37,7 +37,7 @@ class CorpusPeer:
         backend: as `encode_script` takes it.
         dtype: ``float32``, ``float16`` or ``bfloat16``.
         device: ``cpu`` or ``cuda``.
-        is_compiled: whether torch.compile compiles the model, for every shape at once.
+        is_compiled: whether torch.compile compiles the model's layers, for every shape at once.
         batch_size: the library's default, in texts.
         folder: makes the model's folder, in a folder that all peers share.
         python: the interpreter that has the library; None for this one.

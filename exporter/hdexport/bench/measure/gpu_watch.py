@@ -22,6 +22,12 @@ class GpuWatch(GpuMemoryWatch):
         super().__init__()
         self._shares: list[tuple[float, float]] = []
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak so far; None without NVML."""
+        # This process may hold memory of the GPU, too, which is not what is measured.
+        return None if self._gpu is None else self._device_peak - self._idle_bytes
+
     def look(self) -> None:
         """Looks now, within the block."""
         super().look()
