@@ -243,6 +243,26 @@ def test_a_compiler_is_not_waited_for_longer_than_a_minute(
     assert said["reason"].startswith("torch.compile took more than")
 
 
+def test_the_model_is_of_the_asked_type_and_its_layers_are_compiled_for_every_shape(
+    tiny_bundles: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: compiled.append((module, options)))
+    checkpoint = tiny_bundles("bert", "sentence-similarity").checkpoint
+    request = {"model": str(checkpoint), "backend": "torch", "device": "cpu", "dtype": "float16", "compiled": True}
+    count = {"real": 0, "computed": 0}
+    encode = encode_script._sentence_transformers(
+        request | {"threads": torch.get_num_threads(), "max_length": 16, "scaled_for": None}, count
+    )
+    assert len(compiled) > 1
+    for layer, options in compiled:
+        assert type(layer).__name__ == "BertLayer"
+        assert options == {"dynamic": True}
+        assert {parameter.dtype for parameter in layer.parameters()} == {torch.float16}
+    encode(["w1 w2", "w1 w2 w3 w4"], batch_size=2)
+    assert int(count["real"]) < count["computed"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch has no CUDA")
 def test_a_gpu_that_multiplies_is_busy() -> None:
