@@ -20,8 +20,8 @@ BUNDLES = ("similarity", "classes", "sparse", "token-vectors")
 
 _CORPORA: Mapping[str, tuple[int, int, int]] = {
     "short": (20_000, 4, 20),
-    "mixed": (1000, 8, 1200),
-    "long": (200, 3000, 3000),
+    "mixed": (2000, 8, 1200),
+    "long": (400, 3000, 3000),
 }
 """Name -> texts, fewest and most words of a text."""
 

@@ -44,7 +44,7 @@ _LOOK_SECONDS = 0.001
 _GAP_SECONDS = 0.002
 """A shorter gap between two spans of a lane is not drawn."""
 
-_PIXELS_A_SECOND, _LEAST_PIXELS, _MOST_PIXELS = 320, 240, 1600
+_PIXELS_A_SECOND, _LEAST_PIXELS, _MOST_PIXELS = 200, 240, 1600
 """Pictures of two short jobs have one scale."""
 
 
