@@ -73,7 +73,9 @@ class OnnxRuntimeCudaRunner(GraphRunner):
 
     def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
         """Begin a batch when those before it have ended; see :class:`hdruntime.backends.Runner`."""
-        return self._thread.submit(self.run, inputs, outputs).result
+        running = self._thread.submit(self._run_padded, inputs, outputs, {}, {})
+        # In the caller's thread, while the next batch runs.
+        return lambda: self._without_padding(running.result(), inputs)
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         """Run a batch; see :class:`hdruntime.backends.Runner`."""
@@ -83,9 +85,18 @@ class OnnxRuntimeCudaRunner(GraphRunner):
         self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch on carried states that stay on the GPU."""
+        return self._without_padding(self._run_padded(inputs, outputs, carried, left), inputs)
+
+    def _run_padded(
+        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
+    ) -> Outputs:
+        """Run a batch; results of padding have no meaning."""
         # One at a time, streams' included: two at once would need the memory of both.
         with self._lock:
-            results = super().run_bound(inputs, outputs, carried, left)
+            return super().run_bound(inputs, outputs, carried, left)
+
+    def _without_padding(self, results: Outputs, inputs: Inputs) -> Outputs:
+        """The results, 0 where tokens are padding."""
         attention_mask = inputs[self.mask]
         if not attention_mask.all():
             for name, values in results.items():
