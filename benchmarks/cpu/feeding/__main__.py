@@ -40,7 +40,7 @@ _MODULE = "benchmarks.cpu.feeding"
 _ROOT = Path(__file__).parents[3]
 
 _LEAST_SHARE = 0.9
-"""Of a job on a CPU that computing takes."""
+"""The least share of a CPU job's time that computing should take."""
 
 _PACKAGES = ("hdexport", "numpy", "tokenizers", "pyarrow", "sentence-transformers")
 

@@ -1,4 +1,4 @@
-"""What is measured: the kinds of cases, and the cases of each."""
+"""The cases that the benchmark measures, and their kinds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = {
 
 
 class Case(NamedTuple):
-    """What one process measures.
+    """A case, which one process measures.
 
     Attributes:
         what: of `WHAT`.
@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What is the same for all cases.
+    """The settings that all cases share.
 
     Attributes:
         folder: of bundles and corpora.

@@ -1,4 +1,4 @@
-"""What `benchmarks.cpu.feeding` reads: corpora of real prose, and bundles of one layer for several tasks."""
+"""The inputs of `benchmarks.cpu.feeding`: corpora of real prose, and bundles of one layer for several tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.texts import HELP, tokenizer_of
 
 MAX_LEN = 8192
 BUNDLES = ("similarity", "classes", "sparse", "token-vectors")
-"""What a bundle answers with: a vector, scores of classes, weights of the vocabulary, a vector for each token."""
+"""The tasks of the bundles, whose answers are a vector, scores, a sparse vector, or a vector for each token."""
 
 _CORPORA: Mapping[str, tuple[int, int, int]] = {
     "short": (20_000, 4, 20),

@@ -97,7 +97,7 @@ def _cpu(case: Case, settings: Settings) -> dict[str, Any]:
 
 
 def _preparation(checkpoint: Path) -> Callable[[list[str]], None]:
-    """What sentence-transformers does with texts before it computes, by its own number of texts a batch."""
+    """Prepare texts as sentence-transformers does before it computes, in batches of its default size."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(checkpoint), device="cpu")

@@ -179,7 +179,7 @@ def _dense(count: int) -> np.ndarray:
 
 
 def _sparse(width: int) -> np.ndarray:
-    """Rows of so many weights, most of which are 0, one after the other."""
+    """Sparse vectors as rows of `width` weights; most weights are 0."""
     draw = np.random.default_rng(0)
     rows = np.zeros((_ROWS_WITHOUT_REPETITION, width), np.float32)
     for row in rows:

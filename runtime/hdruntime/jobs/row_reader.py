@@ -176,7 +176,7 @@ def _json_values(file: InputFile, columns: Columns, start: Position) -> Iterator
 
 
 def _json_object(content: bytes | None, number: int) -> Values | None:
-    """The object of a line, or the reason why there is none; None if the line is blank."""
+    """The JSON object in a line; the error, as text, if the line holds no object; None if the line is blank."""
     text, error = text_of_line(content, number)
     if error is not None:
         return error

@@ -112,7 +112,11 @@ class TextInference:
             self.lanes = max(1, min(lanes, reading.batch_size or lanes))
         if needs_gpu(session.backend):
             least, most = _CHARACTERS_ON_GPU
-            self.window_characters = min(max(least, asked * _CHARACTERS_PER_TOKEN_ON_GPU), most)
+            characters = min(max(least, asked * _CHARACTERS_PER_TOKEN_ON_GPU), most)
+            if self._streamed is None:
+                # Answers may have a vector for each token, of four characters: half of `_OUTPUT_BYTES` for a window's.
+                characters = min(characters, 2 * _tokens_that_fit(session.manifest, outputs))
+            self.window_characters = max(WINDOW_CHARACTERS, characters)
         else:
             characters = max(WINDOW_CHARACTERS, asked * _CHARACTERS_PER_TOKEN, self.lanes * _LANE_CHARACTERS)
             self.window_characters = min(characters, _MOST_CHARACTERS)

@@ -64,8 +64,9 @@ class Encoding:
 
     input_ids: list[int]
     token_type_ids: list[int]
-    offsets: list[tuple[int, int]]
-    sequence_ids: list[int | None]
+    # Not shown: `of_arrays` leaves them out.
+    offsets: list[tuple[int, int]] = dataclasses.field(repr=False)
+    sequence_ids: list[int | None] = dataclasses.field(repr=False)
     prompt_tokens: int = 0
     unattended_tokens: int = 0
     is_cut: bool = False

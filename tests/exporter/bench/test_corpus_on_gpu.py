@@ -1,4 +1,4 @@
-"""A corpus on a GPU, where there is none: what is asked of every process, and what is made of NVML's answers."""
+"""The benchmark of a corpus on a GPU, tested without one: each process's request, and columns from NVML's answers."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from hdruntime.jobs.input_files import Cell
 from hdruntime.jobs.portions import LocalPool, RowOptions, cut_portions
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.tasks import text_inference
+from hdruntime.tasks.of_bundle import task_of_bundle
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 from support.comparators import named_case
@@ -116,6 +117,29 @@ def test_batch_sizes_are_the_backends_default_or_an_option(
 ) -> None:
     monkeypatch.setattr(OnnxRuntimeRunner, "batch_tokens", 24)
     assert batches_of(bundle_path, 10, monkeypatch, options) == batches
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "tokens_that_fit", "characters"),
+    [
+        (1, 2**23, 2**21),
+        (2**15, 2**23, 2**22),
+        (2**20, 2**23, 2**23),
+        # A vector for each of 2**18 tokens has half of the memory for outputs; there is a least size all the same.
+        (2**15, 2**19, 2**20),
+        (2**15, 1, 2**17),
+    ],
+)
+def test_portions_beside_a_gpu_follow_batches_as_far_as_answers_of_tokens_allow(
+    bundle_path: Path, monkeypatch: pytest.MonkeyPatch, batch_tokens: int, tokens_that_fit: int, characters: int
+) -> None:
+    monkeypatch.setattr(text_inference, "needs_gpu", lambda name: True)
+    # A token has 4 outputs of 4 bytes.
+    monkeypatch.setattr(text_inference, "_OUTPUT_BYTES", 16 * tokens_that_fit)
+    opened = open_bundle(bundle_path)
+    with hdruntime.load(opened) as session:
+        pool = LocalPool(session, task_of_bundle(opened, RowOptions()), options=RowOptions(batch_tokens=batch_tokens))
+        assert pool.portion_characters == characters
 
 
 def bundle_with_ids(new_bundle: BundleMaker, ids: int) -> Path:

@@ -229,6 +229,7 @@ def test_texts_and_pairs_are_cut_as_the_library_cuts_them_whole(
                 assert bare.input_ids == found.input_ids == bare.ids.tolist()
                 assert bare.token_type_ids == found.token_type_ids == bare.types.tolist()
                 assert (bare.is_cut, len(bare)) == (found.is_cut, len(found))
+                assert repr(bare) == repr(found)
                 with pytest.raises(AttributeError, match="no offsets: its text was encoded without"):
                     _ = bare.offsets
 

@@ -48,7 +48,7 @@ def main(file: str) -> None:
                 vectors = encode(texts, batch_size=size)
                 calls, ended = calls + 1, time.monotonic()
         except Exception as error:
-            # Among several sizes the best is searched, and one that does not fit is none.
+            # The best of several batch sizes is wanted; a batch size that runs out of memory is not the best.
             if len(sizes) == 1 or type(error).__name__ != "OutOfMemoryError":
                 raise
             continue

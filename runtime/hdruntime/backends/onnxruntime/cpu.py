@@ -101,7 +101,7 @@ class OnnxRuntimeRunner(GraphRunner, EqualLengthRunner):
 
 
 def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
-    """The bundle's graph that computes in a precision on the CPU; a BackendUnavailableError says why there is none."""
+    """The bundle's graph for the CPU in this precision; BackendUnavailableError if the bundle has no such graph."""
     if precision is Precision.BFLOAT16:
         others = computing_in(precision)
         raise BackendUnavailableError(
