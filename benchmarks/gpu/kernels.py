@@ -260,7 +260,7 @@ def attention_call(
     """A call of an operator's kernels that allocates nothing.
 
     Args:
-        tensors: its inputs, contiguous, on a GPU, or on the CPU where Triton interprets; None for one that is left out.
+        tensors: its inputs, as `launch` takes them, on a GPU, or on the CPU where Triton interprets.
         tiles: instead of the table's.
         is_filled: output and workspace hold NaN before the first call.
     """

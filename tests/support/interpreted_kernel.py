@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from types import TracebackType
@@ -46,31 +46,46 @@ class Interpreter:
         return self._pool.submit(function, *arguments).result()
 
     def attention(
-        self, operator: str, inputs: Inputs, *, tiles: Tiles, attributes: Mapping[str, Any]
+        self,
+        operator: str,
+        inputs: Inputs,
+        *,
+        tiles: Tiles,
+        attributes: Mapping[str, Any],
+        out_strides: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The operator's result, and the workspaces by name; they hold NaN before, and nothing else may be written."""
-        return self.run(_attention, operator, dict(inputs), tiles, dict(attributes))
+        """The operator's result, and the workspaces by name; they hold NaN before, and nothing else may be written.
+
+        The result is contiguous where no strides are given.
+        """
+        return self.run(_attention, operator, dict(inputs), tiles, dict(attributes), out_strides)
 
 
 def guarded(
-    run: Callable[..., None], inputs: Inputs, sizes: Mapping[str, int]
+    run: Callable[..., None],
+    inputs: Inputs,
+    sizes: Mapping[str, int],
+    out_strides: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The values that `run` wrote into an output and workspaces, and that it wrote to nothing else."""
     query = next(iter(inputs.values()))
-    guarded_out = torch.full((query.numel() + 2 * _GUARD,), torch.nan, dtype=query.dtype)
-    out = guarded_out[_GUARD:-_GUARD].view(query.shape)
+    strides = torch.empty(query.shape, device="meta").stride() if out_strides is None else out_strides
+    length = 1 + sum(stride * (size - 1) for stride, size in zip(strides, query.shape, strict=True))
+    guarded_out = torch.full((length + 2 * _GUARD,), torch.nan, dtype=query.dtype)
+    out = guarded_out.as_strided(query.shape, strides, _GUARD)
     buffers = {name: torch.full((size + 2 * _GUARD,), _UNSET_BYTE, dtype=torch.uint8) for name, size in sizes.items()}
     before = [tensor.clone() for tensor in inputs.values()]
     workspaces = {name: buffer[_GUARD:-_GUARD] for name, buffer in buffers.items()}
     run(out=out, **workspaces)
-    for guard in (guarded_out[:_GUARD], guarded_out[-_GUARD:]):
-        assert torch.isnan(guard).all(), "the kernel wrote outside its output"
+    result = out.clone()
+    out.fill_(torch.nan)
+    assert torch.isnan(guarded_out).all(), "the kernel wrote outside its output"
     for buffer in buffers.values():
         for guard in (buffer[:_GUARD], buffer[-_GUARD:]):
             assert (guard == _UNSET_BYTE).all(), "the kernel wrote outside its workspace"
     for tensor, was in zip(inputs.values(), before, strict=True):
         assert torch.equal(tensor.nan_to_num(), was.nan_to_num()), "the kernel wrote to an input"
-    return out.clone(), {name: workspace.clone() for name, workspace in workspaces.items()}
+    return result, {name: workspace.clone() for name, workspace in workspaces.items()}
 
 
 def _interpret() -> None:
@@ -108,7 +123,11 @@ def _patch_the_language_once_a_launch() -> None:
 
 
 def _attention(
-    operator: str, inputs: dict[str, torch.Tensor], tiles: Tiles, attributes: dict[str, Any]
+    operator: str,
+    inputs: dict[str, torch.Tensor],
+    tiles: Tiles,
+    attributes: dict[str, Any],
+    out_strides: Sequence[int] | None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     from hdplugins.attention.kernel_launch import launch
 
@@ -116,4 +135,4 @@ def _attention(
         launch(OPERATORS[operator], list(inputs.values()), out, scratch, tiles=tiles, attributes=attributes)
 
     shapes = [tuple(tensor.shape) for tensor in inputs.values()]
-    return guarded(run, inputs, face_of(OPERATORS[operator]).workspace(shapes, attributes))
+    return guarded(run, inputs, face_of(OPERATORS[operator]).workspace(shapes, attributes), out_strides)

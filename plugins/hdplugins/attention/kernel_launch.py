@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import Attributes, face_of
+from hdplugins.attention.plugin_face import Attributes, face_of, sizes
 from hdplugins.kernels.attention_tiles import Tiles
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ def launch(
     A ValueError says that a tensor or an attribute does not fit.
 
     Args:
-        inputs: of the operator, in order, contiguous, as its `reference` takes them; None for one that is left out.
-        out: like the first input, overwritten throughout.
+        inputs: of the operator, in order, as its `reference` takes them; None for one that is left out. States may have
+            any strides that `PluginFace.launches` takes, others are contiguous.
+        out: of the shape and type of the first input, overwritten throughout; its strides may be others.
         scratch: the buffers that the face's `workspace` lists, uint8, at least as large.
         attributes: of the operator, all of them.
     """
@@ -40,12 +41,14 @@ def launch(
     assert query is not None
     given = {name: tensor for name, tensor in zip(operator.inputs, inputs, strict=False) if tensor is not None}
     dtypes = dict(zip(operator.inputs, face.INPUT_DTYPES, strict=True))
-    for name, tensor in {**given, face.OUTPUT: out}.items():
+    strided = {name: given[name] for name in operator.state_names} | {face.OUTPUT: out}
+    for name, tensor in {**given, **strided}.items():
         wanted = getattr(torch, dtypes.get(name) or "", query.dtype)
-        if tensor.dtype != wanted or not tensor.is_contiguous():
+        is_fit = tensor.stride()[-1:] == (1,) if name in strided else tensor.is_contiguous()
+        if tensor.dtype != wanted or not is_fit:
             raise ValueError(
                 f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}; it should be "
-                f"contiguous {wanted}."
+                f"{wanted}, contiguous{' along head_dim' if name in strided else ''}."
             )
     if out.shape != query.shape:
         raise ValueError(f"{face.OUTPUT} is {list(out.shape)}; it should be {list(query.shape)}, like the query.")
@@ -59,7 +62,8 @@ def launch(
     tensors = {**given, **buffers, face.OUTPUT: out}
     constants = face.constants(shapes, attributes, dtype=str(query.dtype).removeprefix("torch."), tiles=tiles)
     kernels = operator.face("kernel")
-    for step in face.launches(shapes, attributes, constants=constants):
+    strides = {name: sizes(tensor.stride())[:3] for name, tensor in strided.items()}
+    for step in face.launches(shapes, attributes, constants=constants, strides=strides):
         pointers = {name: tensors.get(name) for name in face.POINTERS[step.kernel]}
         compiled = face.compiled_with(step.kernel, tiles)
         getattr(kernels, step.kernel)[step.grid](**pointers, **step.scalars, **constants[step.kernel], **compiled)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from hdplugins.attention.operator import Operator
 from hdplugins.kernels.aot import CompiledKernel, Constant, KernelSource
-from hdplugins.kernels.attention_tiles import INNER_LOOP, TRITON_TYPE, Tiles, cubin_architecture
+from hdplugins.kernels.attention_tiles import INNER_LOOP, TRITON_TYPE, Tiles, check_strides, cubin_architecture
 from hdplugins.kernels.cuda_launch import Launch
 
 PLUGIN_FACE = "plugin"
@@ -29,12 +30,24 @@ Attributes = Mapping[str, Any]
 Shapes = Sequence[Sequence[int]]
 """The shapes of an operator's inputs, in order, as many as a node has: optional ones at the end may be left out."""
 
+Strides = Mapping[str, Sequence[int]]
+"""The (batch, head, token) strides of states and of the output by name, in elements; contiguous where left out."""
+
 _NOMINAL = Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=3, head=32)
 """Tiles for a check that launches nothing."""
 
 _TRITON_TYPE = {**TRITON_TYPE, "int32": "i32", "bool": "i1"}
 
 _NUMBERS = {2: "two", 3: "three"}
+
+
+class Sizes(NamedTuple):
+    """The sizes of the axes of a state, or of the output."""
+
+    batch: int
+    heads: int
+    tokens: int
+    head_dim: int
 
 
 class FieldType(str, Enum):
@@ -71,6 +84,7 @@ class PlanSize:
 class PluginFace(ABC):
     """An attention operator's kernels and plugin. It imports no library of GPUs, and no PyTorch.
 
+    Kernels read the states, and write the output, by their strides, except along head_dim; other arrays are contiguous.
     A plugin has one output, of the shape and type of the first input, and may have its plan as a second one, int32
     [batch, `PlanSize`]. Of the kernels `attend` is the large one, whose warps and pipeline the tiles decide.
 
@@ -135,7 +149,7 @@ class PluginFace(ABC):
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
     ) -> Mapping[str, Mapping[str, Constant]]:
         """Kernel -> the constants that it is compiled with; by default, of one kernel that needs no others."""
-        return {"attend": tiles.constants(shapes[0][3])}
+        return {"attend": tiles.constants(sizes(shapes[0]).head_dim)}
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
         """Scratch buffer -> bytes, which need not be set; at most as many for smaller shapes."""
@@ -143,10 +157,32 @@ class PluginFace(ABC):
 
     @abstractmethod
     def launches(
-        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+        self,
+        shapes: Shapes,
+        attributes: Attributes,
+        *,
+        constants: Mapping[str, Mapping[str, Any]],
+        strides: Strides | None = None,
     ) -> tuple[Launch, ...]:
-        """The kernels to start for one call on contiguous tensors, in order; a ValueError says that a size or an
-        attribute is out of range. `constants` are each kernel's when it was compiled."""
+        """The kernels to start for one call, in order; a ValueError says that a size, a stride or an attribute is out
+        of range. `constants` are each kernel's when it was compiled."""
+
+    def stride_scalars(self, shapes: Shapes, strides: Strides | None) -> dict[str, int]:
+        """The kernels' scalars that say where the rows of states and output lie; a ValueError says that the kernels
+        cannot read or write such rows."""
+        shape_of = {**dict(zip(self.OPERATOR.state_names, shapes, strict=False)), self.OUTPUT: shapes[0]}
+        given, scalars = strides or {}, dict[str, int]()
+        if not shape_of.keys() >= given.keys():
+            raise ValueError(
+                f"There are strides of {', '.join(given)}; the arrays with strides are {', '.join(shape_of)}."
+            )
+        for name, shape in shape_of.items():
+            own, of_axes = sizes(shape), given.get(name, _contiguous(shape))
+            # An axis of one entry has any stride.
+            used = [stride if size > 1 else 0 for size, stride in zip(own[:3], of_axes, strict=True)]
+            check_strides(name, used, tokens=own.tokens)
+            scalars |= dict(zip(stride_names(name), used, strict=True))
+        return scalars
 
     def check(self, shapes: Shapes, attributes: Attributes) -> None:
         """Refuse what has no kernel, by a ValueError that says what fits; axes of the shapes that vary are 1."""
@@ -162,12 +198,13 @@ class PluginFace(ABC):
         """
         operator, given = self.OPERATOR, [list(shape) for shape in shapes]
         states, mask = given[: operator.states], given[operator.states]
-        first, value = states[0], states[-1]
-        alike = first
-        if operator.groups_heads and len(first) == len(value) == 4 and value[1] > 0 and first[1] % value[1] == 0:
-            alike = [first[0], value[1], *first[2:]]
-        is_fit = len(first) == 4 and all(state == alike for state in states[1:]) and mask == [first[0], first[2]]
-        if not is_fit or len(given) > len(operator.inputs):
+        is_fit = len(given) <= len(operator.inputs) and all(len(state) == 4 for state in states)
+        if is_fit:
+            first, *behind = map(sizes, states)
+            kv_heads, is_grouped = behind[-1].heads, operator.groups_heads
+            alike = first._replace(heads=kv_heads) if is_grouped and kv_heads and not first.heads % kv_heads else first
+            is_fit = behind == [alike] * len(behind) and mask == [first.batch, first.tokens]
+        if not is_fit:
             *others, last = operator.state_names
             raise ValueError(
                 f"{', '.join(others)} and {last} are {', '.join(map(str, states))} and {operator.mask} is {mask}; the "
@@ -202,7 +239,7 @@ class PluginFace(ABC):
                     architecture=architecture,
                     signature=signature,
                     constants={name: None for name in self.POINTERS[function] if name in absent} | dict(constants),
-                    # Every head_dim is a multiple of 16, and so are the strides that it divides.
+                    # `check_strides` refuses other strides, and head_dim divides those that it does not look at.
                     aligned=tuple(name for name, kind in signature.items() if kind[0] == "*" or name[:6] == "stride"),
                     **self.compiled_with(function, of_gpu),
                 )
@@ -218,7 +255,7 @@ class PluginFace(ABC):
 
     def serves(self, kernel: CompiledKernel, shapes: Shapes, attributes: Attributes, *, dtype: str) -> bool:
         """Whether a kernel was compiled for these types, sizes and attributes."""
-        constants, head_dim = kernel.constants, shapes[0][3]
+        constants, head_dim = kernel.constants, sizes(shapes[0]).head_dim
         return (
             dict(kernel.arguments) == self._signature(kernel.function, shapes, dtype)
             and constants.get("head", head_dim) + constants.get("tail", 0) == head_dim
@@ -236,12 +273,23 @@ class PluginFace(ABC):
         }
 
 
-def strides(shape: Sequence[int]) -> dict[str, int]:
-    """The strides of contiguous states, [batch, heads, tokens, head_dim], as the kernels' arguments name them."""
-    _, heads, tokens, head_dim = shape
-    return {"stride_batch": heads * tokens * head_dim, "stride_head": tokens * head_dim, "stride_token": head_dim}
+def sizes(axes: Sequence[int]) -> Sizes:
+    """The sizes of a state of that shape, or its strides: here alone it is decided which axis is which."""
+    batch, heads, tokens, head_dim = axes
+    return Sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim)
+
+
+def stride_names(*arrays: str) -> tuple[str, ...]:
+    """The kernels' names of the strides of states, or of the output."""
+    return tuple(f"stride_{name}_{axis}" for name in arrays for axis in ("batch", "head", "token"))
 
 
 def face_of(operator: Operator) -> PluginFace:
     """The face of an operator's module `plugin`; a ModuleNotFoundError says that it has none."""
     return cast(PluginFace, operator.face(PLUGIN_FACE).FACE)
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, int, int]:
+    """The (batch, head, token) strides of a contiguous state of that shape."""
+    batch, heads, tokens, _ = sizes([math.prod(shape[axis + 1 :]) for axis in range(len(shape))])
+    return batch, heads, tokens

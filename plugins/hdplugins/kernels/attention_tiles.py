@@ -28,6 +28,9 @@ _MOST_PROGRAMS = 2**16 - 1
 
 _MOST_INT32 = 2**31 - 1
 
+_STRIDE_MULTIPLE = 16
+"""Elements: kernels are compiled for such strides, by which loads are 16 bytes wide."""
+
 _REGISTERS_OF_MULTIPROCESSOR = 2**16
 _REGISTERS_TOGETHER = 8
 """A thread gets its registers in portions of so many (CUDA C++ Programming Guide, compute capabilities 8.0 to 12.0)."""
@@ -144,6 +147,22 @@ def check_sizes(
         raise ValueError(
             f"[{batch}, {heads}, {tokens}, {head_dim}] is too large for one launch: batch and heads are at most "
             f"{_MOST_PROGRAMS}, and a text has at most {_MOST_INT32} values."
+        )
+
+
+def check_strides(name: str, strides: Sequence[int], *, tokens: int) -> None:
+    """Refuse, by a ValueError, (batch, head, token) strides that the kernels do not support."""
+    for axis, stride in zip(("batch", "heads", "tokens"), strides, strict=True):
+        if stride < 0 or stride % _STRIDE_MULTIPLE:
+            raise ValueError(
+                f"The stride of {name} along {axis} is {stride} elements; the kernels need a multiple of "
+                f"{_STRIDE_MULTIPLE}, 0 or more."
+            )
+    # Kernels multiply tokens by their stride as int32, and texts and heads as int64.
+    if max(*strides, tokens * strides[-1]) > _MOST_INT32:
+        raise ValueError(
+            f"The strides of {name}, {list(strides)} elements along batch, heads and tokens, are too large for one "
+            f"launch: they are at most {_MOST_INT32}, as is that of tokens times {tokens} tokens."
         )
 
 

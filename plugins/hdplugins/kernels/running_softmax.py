@@ -16,6 +16,12 @@ import triton.language as tl
 
 
 @triton.jit
+def rows_of(states, text, head_number, stride_batch, stride_head):
+    """Where the rows of a text and head begin."""
+    return states + text.to(tl.int64) * stride_batch + head_number.to(tl.int64) * stride_head
+
+
+@triton.jit
 def load_rows(base, offsets, present, head: tl.constexpr, skip: tl.constexpr, masked: tl.constexpr):
     """[rows, head]: columns skip.. of the rows that start at the offsets; rows that are not present are 0."""
     pointers = base + offsets[:, None] + skip + tl.arange(0, head)[None, :]
@@ -121,7 +127,8 @@ def attend_keys(
     query_tail,
     keys,
     values,
-    offsets,
+    key_offsets,
+    value_offsets,
     present,
     seen,
     log2_times,
@@ -134,13 +141,13 @@ def attend_keys(
     initial=None,
     added=None,
 ):
-    """Add one block of keys to the running softmax; the arguments are those of `weigh_keys`."""
+    """Add one block of keys to the running softmax; the arguments are those of `weigh_keys` and `add_values`."""
     weights, decay, top, norm = weigh_keys(
-        query, query_tail, keys, offsets, present, seen, log2_times, state, scale, head, tail, masked,
+        query, query_tail, keys, key_offsets, present, seen, log2_times, state, scale, head, tail, masked,
         factors, initial, added,
     )  # fmt: skip
     sums, sums_tail, _, _ = state
-    sums, sums_tail = add_values(weights, decay, values, offsets, present, sums, sums_tail, head, tail, masked)
+    sums, sums_tail = add_values(weights, decay, values, value_offsets, present, sums, sums_tail, head, tail, masked)
     return sums, sums_tail, top, norm
 
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import PLAN, PLAN_USE, FieldType, PlanUse, PluginFace, face_of
+from hdplugins.attention.plugin_face import PLAN, PLAN_USE, FieldType, PlanUse, PluginFace, face_of, sizes
 from hdplugins.kernels.cuda_launch import LaunchError, LoadedKernel, PreparedLaunch, load_kernels
 from hdplugins.tensorrt.plugin_fields import FieldCollection
 
@@ -226,9 +226,10 @@ class Plugin:
         shapes = [[axis.get_constant_value() if axis.is_constant() else 1 for axis in shape] for shape in inputs]
         size = self.face.plan_size(shapes, self.attributes)
         assert size is not None, "graphs share no plan that has no size"
-        units = builder.operation(operations.CEIL_DIV, inputs[0][2], builder.constant(size.unit))
+        batch, _, tokens, _ = sizes(inputs[0])
+        units = builder.operation(operations.CEIL_DIV, tokens, builder.constant(size.unit))
         varying = builder.operation(operations.PROD, units, builder.constant(size.per_unit))
-        dims[0], dims[1] = inputs[0][0], builder.operation(operations.SUM, varying, builder.constant(size.fixed))
+        dims[0], dims[1] = batch, builder.operation(operations.SUM, varying, builder.constant(size.fixed))
         return dims
 
     def _prepared(self, shapes: tuple[tuple[int, ...], ...], dtype: str, kernels: Path) -> _PackedCall:

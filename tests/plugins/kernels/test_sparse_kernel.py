@@ -283,8 +283,16 @@ def test_tensors_that_do_not_fit_are_refused(
     layer, mask = replace(described.fitting, heads=2, head_dim=32), OPERATORS[operator].mask
     inputs, second = inputs_of(layer, row_of_kinds(20)), OPERATORS[operator].state_names[1]
     wrong = [
-        (second, inputs[second].half(), rf"{second} is torch.float16 \[1, 2, 20, 32\] .* contiguous torch.float32"),
-        ("value", inputs["value"].mT.contiguous().mT, r"value is .*strides \[1280, 640, 1, 20\]; .* contiguous"),
+        (
+            second,
+            inputs[second].half(),
+            rf"{second} is torch.float16 \[1, 2, 20, 32\] .* torch.float32, contiguous along",
+        ),
+        (
+            "value",
+            inputs["value"].mT.contiguous().mT,
+            r"value is .*strides \[1280, 640, 1, 20\]; .* contiguous along head_dim",
+        ),
         ("value", inputs["value"][:, :1].contiguous(), r"are .*, \[1, 1, 20, 32\] and"),
         (mask, inputs[mask].long(), rf"{mask} is torch.int64 .*torch.int32"),
         (mask, row_of_kinds(21), rf"{mask} is \[1, 21\]"),
@@ -292,13 +300,13 @@ def test_tensors_that_do_not_fit_are_refused(
     if isinstance(layer, Blocks):
         table = torch.zeros(3, 1, 1, dtype=torch.int32)
         wrong += [
-            ("listed_blocks", table[:2].long(), "listed_blocks is torch.int64 .* contiguous torch.int32"),
+            ("listed_blocks", table[:2].long(), "listed_blocks is torch.int64 .* torch.int32, contiguous"),
             ("listed_blocks", table, r"listed_blocks is \[3, 1, 1\]; for 2 heads"),
         ]
     if isinstance(layer, Lsh):
         half, short = inputs["rotations"].half(), inputs["rotations"][:, :, :1].contiguous()
         wrong += [
-            ("rotations", half, "rotations is torch.float16 .* contiguous torch.float32"),
+            ("rotations", half, "rotations is torch.float16 .* torch.float32, contiguous"),
             ("rotations", short, r"rotations is \[2, 32, 1, 10\]; it must be .*, \[2, 32, 4, 10\]"),
         ]
     for name, tensor, message in wrong:

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from hdplugins.attention.blocks.plugin import HEADER_INTS
-from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
+from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, rows_of, store_shares
 
 _NOT_SPECIALIZED = (
     "tokens", "blocks", "plan_ints", "list_ints", "most_listed", "first_global", "last_global", "window",
@@ -170,9 +170,18 @@ def attend(
     plan,  # see list_blocks
     partials,  # see _places
     out,
-    stride_batch,  # in elements, of all four
-    stride_head,
-    stride_token,
+    stride_query_batch,  # in elements, as are all strides
+    stride_query_head,
+    stride_query_token,
+    stride_key_batch,
+    stride_key_head,
+    stride_key_token,
+    stride_value_batch,
+    stride_value_head,
+    stride_value_token,
+    stride_out_batch,
+    stride_out_head,
+    stride_out_token,
     tokens,
     blocks,
     plan_ints,
@@ -192,8 +201,10 @@ def attend(
     """Attention of a tile of queries, or a part of the keys of a global tile. Rows of padding are 0."""
     tiles: tl.constexpr = (block_size + block_queries - 1) // block_queries  # of a block of queries
     steps: tl.constexpr = (block_size + block_keys - 1) // block_keys  # over a block of keys
-    row = tl.program_id(2).to(tl.int64)
-    base = row * stride_batch + tl.program_id(1).to(tl.int64) * stride_head
+    row, head_number = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    query = rows_of(query, row, head_number, stride_query_batch, stride_query_head)
+    key = rows_of(key, row, head_number, stride_key_batch, stride_key_head)
+    value = rows_of(value, row, head_number, stride_value_batch, stride_value_head)
     mask = token_mask + row * tokens
     plan += row * plan_ints
     last = tl.load(plan)
@@ -222,13 +233,13 @@ def attend(
     sees_all = _sees_all(i, last, first_global, last_global) | is_short
     asked = (within_block < block_size) & (m >= 0) & (m < tokens)
     is_real = tl.load(mask + m, mask=asked, other=0) != 0
-    query_offsets = m * stride_token
-    q = load_rows(query + base, query_offsets, is_real, head, 0, True)
-    q_tail = load_tail(query + base, query_offsets, is_real, q, head, tail)
+    query_offsets = m * stride_query_token
+    q = load_rows(query, query_offsets, is_real, head, 0, True)
+    q_tail = load_tail(query, query_offsets, is_real, q, head, tail)
 
     room = blocks
     if sees_all == 0:
-        of_head = tl.program_id(1) % table_heads
+        of_head = head_number % table_heads
         lists += 2 + 3 * blocks + (of_head * blocks + i) * list_ints
         room = most_listed
     wholes, masked = 0, 0
@@ -255,8 +266,8 @@ def attend(
         present = (within < block_size) & (n < tokens)
         seen = tl.load(mask + n, mask=present, other=0) != 0
         state = attend_keys(
-            q, q_tail, key + base, value + base, n * stride_token, present, seen[None, :], log2_times, state, scale,
-            head, tail, True,
+            q, q_tail, key, value, n * stride_key_token, n * stride_value_token, present, seen[None, :], log2_times,
+            state, scale, head, tail, True,
         )  # fmt: skip
     following = tl.load(lists + 2 + whole_begin)
     for step in range(whole_begin * steps, wholes * steps):
@@ -264,8 +275,8 @@ def attend(
         following = tl.load(lists + 2 + (step + 1) // steps)
         n = j * block_size + (step % steps) * block_keys + tl.arange(0, block_keys)
         state = attend_keys(
-            q, q_tail, key + base, value + base, n * stride_token, n < tokens, n[None, :] < tokens, None, state, scale,
-            head, tail, False,
+            q, q_tail, key, value, n * stride_key_token, n * stride_value_token, n < tokens, n[None, :] < tokens, None,
+            state, scale, head, tail, False,
         )  # fmt: skip
 
     stored = asked & (within_block < tl.where(is_wanted, block_size, 0))
@@ -280,7 +291,8 @@ def attend(
         tl.store(of_rows, top, mask=stored)
         tl.store(of_rows + 1, norm, mask=stored)
     else:
-        store_shares(out + base, query_offsets, stored, is_real, state, head, tail)
+        out = rows_of(out, row, head_number, stride_out_batch, stride_out_head)
+        store_shares(out, m * stride_out_token, stored, is_real, state, head, tail)
 
 
 @triton.jit
@@ -302,9 +314,9 @@ def combine(
     plan,  # see list_blocks
     partials,  # see _places
     out,  # [batch, heads, tokens, head_dim]
-    stride_batch,  # in elements
-    stride_head,
-    stride_token,
+    stride_out_batch,  # in elements, as are all strides
+    stride_out_head,
+    stride_out_token,
     tokens,
     plan_ints,
     first_global,
@@ -344,5 +356,5 @@ def combine(
     if tail:
         columns = of_sums[:, :, None] + head + tl.arange(0, tail)[None, None, :]
         sums_tail = tl.sum(tl.load(columns, mask=found[:, :, None], other=0.0) * weights[:, :, None], 0)
-    base = row * stride_batch + tl.program_id(1).to(tl.int64) * stride_head
-    store_shares(out + base, m * stride_token, asked, is_real, (sums, sums_tail, top, norm), head, tail)
+    out = rows_of(out, row, tl.program_id(1), stride_out_batch, stride_out_head)
+    store_shares(out, m * stride_out_token, asked, is_real, (sums, sums_tail, top, norm), head, tail)

@@ -13,7 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hdplugins.attention.blocks.operator import OPERATOR
-from hdplugins.attention.plugin_face import Attributes, FieldType, PlanSize, PluginFace, Shapes, strides
+from hdplugins.attention.plugin_face import (
+    Attributes,
+    FieldType,
+    PlanSize,
+    PluginFace,
+    Shapes,
+    Strides,
+    sizes,
+    stride_names,
+)
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
 from hdplugins.kernels.cuda_launch import Launch
@@ -83,7 +92,6 @@ _MOST_SPLITS = 16
 _MOST_INT32 = 2**31 - 1
 
 _PLANNED = ("tokens", "blocks", "plan_ints")
-_STRIDES = ("stride_batch", "stride_head", "stride_token")
 
 
 class _Face(PluginFace):
@@ -107,15 +115,15 @@ class _Face(PluginFace):
             "dense_tokens", "ends_by_row", "table_rows", "table_listed", "tokens_of_whole",
         ),
         "attend": (
-            *_STRIDES, *_PLANNED, "list_ints", "most_listed", "table_heads", "first_global", "last_global", "splits",
-            "scale",
+            *stride_names("query", "key", "value", "out"), *_PLANNED, "list_ints", "most_listed", "table_heads",
+            "first_global", "last_global", "splits", "scale",
         ),
-        "combine": (*_STRIDES, "tokens", "plan_ints", "first_global", "last_global", "splits"),
+        "combine": (*stride_names("out"), "tokens", "plan_ints", "first_global", "last_global", "splits"),
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
         """The tiles of `attention_tiles`, cut to the block, but where registers spill then."""
-        head_dim = shapes[0][3]
+        head_dim = sizes(shapes[0]).head_dim
         tiles = tiles_for(architecture, head_dim, dtype)
         whole_block = min(_LARGEST_TILE, max(_SMALLEST_TILE, _power_of_two(attributes["block_size"])))
         otherwise = _FLOAT32_OTHERWISE if dtype == "float32" else _HALF_OTHERWISE
@@ -134,12 +142,13 @@ class _Face(PluginFace):
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
     ) -> Mapping[str, Mapping[str, Constant]]:
         block_size: int = attributes["block_size"]
+        head_dim = sizes(shapes[0]).head_dim
         lanes = _power_of_two(block_size)
-        head = {"block_size": block_size, "head": tiles.head, "tail": shapes[0][3] - tiles.head}
+        head = {"block_size": block_size, "head": tiles.head, "tail": head_dim - tiles.head}
         return {
             "count_tokens": {"block_size": block_size, "lanes": lanes, "chunk": max(1, _TOKENS_COUNTED // lanes)},
             "list_blocks": {"block_size": block_size, "chunk": _BLOCKS_LISTED, "entries": _ENTRIES_READ},
-            "attend": {"block_size": block_size, **tiles.constants(shapes[0][3])},
+            "attend": {"block_size": block_size, **tiles.constants(head_dim)},
             "combine": {**head, "rows": _ROWS_COMBINED, "most_splits": _MOST_SPLITS},
         }
 
@@ -154,7 +163,7 @@ class _Face(PluginFace):
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
         """The plan is [batch, plan_ints] int32, `partials` is float32; see `kernel`."""
-        batch, heads, _, head_dim = shapes[0]
+        batch, heads, _, head_dim = sizes(shapes[0])
         known = _scalars(shapes, attributes)
         return {
             "plan": 4 * batch * known["plan_ints"],
@@ -162,13 +171,19 @@ class _Face(PluginFace):
         }
 
     def launches(
-        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+        self,
+        shapes: Shapes,
+        attributes: Attributes,
+        *,
+        constants: Mapping[str, Mapping[str, Any]],
+        strides: Strides | None = None,
     ) -> tuple[Launch, ...]:
         self.check_shapes(shapes)
-        batch, heads, tokens, head_dim = shapes[0]
+        batch, heads, tokens, head_dim = sizes(shapes[0])
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=attributes["scale"])
         _check_attributes(heads, _table(shapes), attributes)
         known = _scalars(shapes, attributes, block_keys=constants["attend"]["block_keys"])
+        known |= self.stride_scalars(shapes, strides)
         blocks, splits, global_rows = known["blocks"], known["splits"], _global_rows(known, attributes)
         if max(known["plan_ints"], splits * global_rows * head_dim) > _MOST_INT32:
             raise ValueError(f"{tokens} tokens in {blocks} blocks with a table of {_table(shapes)} are too many.")
@@ -213,8 +228,8 @@ def _most_listed(shapes: Shapes, attributes: Attributes) -> int:
 
 
 def _scalars(shapes: Shapes, attributes: Attributes, *, block_keys: int = 1) -> dict[str, Any]:
-    """Every scalar argument of any kernel. More blocks than there are is as many, and cannot overflow."""
-    tokens = shapes[0][2]
+    """Every scalar argument but strides. More blocks than there are is as many, and cannot overflow."""
+    tokens = sizes(shapes[0]).tokens
     table_heads, table_rows, table_listed = _table(shapes) or (1, 0, 0)
     block_size, window, dense_tokens = (int(attributes[name]) for name in ("block_size", "window", "dense_tokens"))
     blocks = ceil_div(tokens, block_size)
@@ -225,7 +240,6 @@ def _scalars(shapes: Shapes, attributes: Attributes, *, block_keys: int = 1) -> 
     # Texts that end with the batch are all short or none is.
     is_any_long = bool(attributes["ends_by_row"]) or tokens > dense_tokens
     return {
-        **strides(shapes[0]),
         "tokens": tokens,
         "blocks": blocks,
         "plan_ints": HEADER_INTS + 2 * blocks + 2 + 3 * blocks + table_heads * blocks * list_ints,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
+from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, rows_of, store_shares
 
 _NOT_SPECIALIZED = ("tokens", "chunk", "chunks", "before", "after", "causal")
 """Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
@@ -32,9 +32,18 @@ def attend(
     value,
     token_mask,  # [batch, tokens] int32
     out,
-    stride_batch,  # in elements, of all four
-    stride_head,
-    stride_token,
+    stride_query_batch,  # in elements, as are all strides
+    stride_query_head,
+    stride_query_token,
+    stride_key_batch,
+    stride_key_head,
+    stride_key_token,
+    stride_value_batch,
+    stride_value_head,
+    stride_value_token,
+    stride_out_batch,
+    stride_out_head,
+    stride_out_token,
     tokens,
     chunk,
     chunks,
@@ -48,8 +57,10 @@ def attend(
     block_keys: tl.constexpr,
 ):
     """Attention of a tile of queries of one chunk, head and text. Rows of padding are 0."""
-    row = tl.program_id(2).to(tl.int64)
-    base = row * stride_batch + tl.program_id(1).to(tl.int64) * stride_head
+    row, head_number = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    query = rows_of(query, row, head_number, stride_query_batch, stride_query_head)
+    key = rows_of(key, row, head_number, stride_key_batch, stride_key_head)
+    value = rows_of(value, row, head_number, stride_value_batch, stride_value_head)
     mask = token_mask + row * tokens
     # A chunk may be larger than the text.
     size = tl.minimum(chunk, tokens)
@@ -59,10 +70,10 @@ def attend(
     m = own * chunk + query_within
     asked = (query_within < chunk) & (m < tokens)
     is_real = tl.load(mask + m, mask=asked, other=0) != 0
-    query_offsets = m * stride_token
+    query_offsets = m * stride_query_token
     # Queries of padding are not read: NaN there would reach their answers, which are 0.
-    q = load_rows(query + base, query_offsets, is_real, head, 0, True)
-    q_tail = load_tail(query + base, query_offsets, is_real, q, head, tail)
+    q = load_rows(query, query_offsets, is_real, head, 0, True)
+    q_tail = load_tail(query, query_offsets, is_real, q, head, tail)
 
     state = nothing_seen(block_queries, head, tail)
     end = (before + 1 + after) * steps
@@ -75,6 +86,8 @@ def attend(
         present = tl.load(mask + n, mask=present, other=0) != 0
         seen = present[None, :] & ((n[None, :] <= m[:, None]) | (causal == 0))
         state = attend_keys(
-            q, q_tail, key + base, value + base, n * stride_token, present, seen, None, state, scale, head, tail, True
-        )
-    store_shares(out + base, query_offsets, asked, is_real, state, head, tail)
+            q, q_tail, key, value, n * stride_key_token, n * stride_value_token, present, seen, None, state, scale,
+            head, tail, True,
+        )  # fmt: skip
+    out = rows_of(out, row, head_number, stride_out_batch, stride_out_head)
+    store_shares(out, m * stride_out_token, asked, is_real, state, head, tail)

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hdplugins.attention.chunks.operator import OPERATOR, padded_tokens
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, strides
+from hdplugins.attention.plugin_face import (
+    Attributes,
+    FieldType,
+    PluginFace,
+    Shapes,
+    Strides,
+    sizes,
+    stride_names,
+)
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
 from hdplugins.kernels.cuda_launch import Launch
 
@@ -51,31 +59,36 @@ class _Face(PluginFace):
     POINTERS: ClassVar = {"attend": ("query", "key", "value", "token_mask", "out")}
     SCALARS: ClassVar = {
         "attend": (
-            "stride_batch", "stride_head", "stride_token", "tokens", "chunk", "chunks", "before", "after", "causal",
+            *stride_names("query", "key", "value", "out"), "tokens", "chunk", "chunks", "before", "after", "causal",
             "scale",
         ),
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
         """A chunk of queries and of keys, or a part of one."""
-        head_dim, chunk = shapes[0][3], attributes["chunk"]
+        head_dim, chunk = sizes(shapes[0]).head_dim, attributes["chunk"]
         head = tiles_for(architecture, head_dim, dtype).head
         tiles, otherwise = (_FLOAT32, _FLOAT32_OTHERWISE) if dtype == "float32" else (_HALF, _HALF_OTHERWISE)
         side = next((side for side in tiles if chunk <= side), max(tiles))
         return otherwise.get((listed_architecture(architecture), head_dim, side)) or Tiles(*tiles[side], head=head)
 
     def launches(
-        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+        self,
+        shapes: Shapes,
+        attributes: Attributes,
+        *,
+        constants: Mapping[str, Mapping[str, Any]],
+        strides: Strides | None = None,
     ) -> tuple[Launch, ...]:
         self.check_shapes(shapes)
-        batch, heads, tokens, head_dim = shapes[0]
+        batch, heads, tokens, head_dim = sizes(shapes[0])
         chunk, before, after, multiple, causal, scale = (attributes[name] for name in self.FIELDS)
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale)
         OPERATOR.check(**attributes)
         check_circle(tokens, attributes)
         tiles = ceil_div(min(chunk, tokens), constants["attend"]["block_queries"])
         scalars = {
-            **strides(shapes[0]),
+            **self.stride_scalars(shapes, strides),
             "tokens": tokens,
             "chunk": chunk,
             "chunks": padded_tokens(tokens, multiple) // chunk,

@@ -21,7 +21,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.running_softmax import add_values, load_rows, load_tail, nothing_seen, store_shares, weigh_keys
+from hdplugins.kernels.running_softmax import (
+    add_values,
+    load_rows,
+    load_tail,
+    nothing_seen,
+    rows_of,
+    store_shares,
+    weigh_keys,
+)
 
 _NOT_SPECIALIZED = ("table_batch", "table_head", "table_query", "tokens", "reach")
 """Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
@@ -78,10 +86,19 @@ def attend(
     scores_by_distance,  # [1 or batch, heads, 1 or tokens, 2 * reach + 1]
     values_by_distance,  # [2 * reach + 1, head_dim], or None
     out,
-    stride_batch,  # in elements, of the first three and out
-    stride_head,
-    stride_token,  # head_dim, of values_by_distance, too
-    table_batch,  # in elements, of scores_by_distance; 0 where it has one for all
+    stride_query_batch,  # in elements, as are all strides
+    stride_query_head,
+    stride_query_token,
+    stride_key_batch,
+    stride_key_head,
+    stride_key_token,
+    stride_value_batch,
+    stride_value_head,
+    stride_value_token,
+    stride_out_batch,
+    stride_out_head,
+    stride_out_token,
+    table_batch,  # of scores_by_distance; 0 where it has one for all
     table_head,
     table_query,
     tokens,
@@ -94,9 +111,9 @@ def attend(
 ):
     """Attention of a tile of queries of one head and text. Rows of texts without a real token are 0."""
     row, of_head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    base = row * stride_batch + of_head * stride_head
-    key += base
-    value += base
+    query = rows_of(query, row, of_head, stride_query_batch, stride_query_head)
+    key = rows_of(key, row, of_head, stride_key_batch, stride_key_head)
+    value = rows_of(value, row, of_head, stride_value_batch, stride_value_head)
     mask = key_mask + row * tokens
     table = scores_by_distance + row * table_batch + of_head * table_head
 
@@ -104,9 +121,9 @@ def attend(
     m = first + tl.arange(0, block_queries)
     column = tl.arange(0, block_keys)
     asked = m < tokens
-    query_offsets = m * stride_token
-    q = load_rows(query + base, query_offsets, asked, head, 0, True)
-    q_tail = load_tail(query + base, query_offsets, asked, q, head, tail)
+    query_offsets = m * stride_query_token
+    q = load_rows(query, query_offsets, asked, head, 0, True)
+    q_tail = load_tail(query, query_offsets, asked, q, head, tail)
     numbers = table + m * table_query
 
     # Tiles of keys whose distances from all queries are -reach or less, or reach or more.
@@ -124,11 +141,11 @@ def attend(
         present = tl.load(mask + n, mask=n < tokens, other=0) != 0
         # A number that all keys of a tile share is the logarithm of a factor of their weights.
         weights, decay, top, norm = weigh_keys(
-            q, q_tail, key, n * stride_token, present, present[None, :], tl.where(is_before, before, behind),
+            q, q_tail, key, n * stride_key_token, present, present[None, :], tl.where(is_before, before, behind),
             (sums, sums_tail, top, norm), scale, head, tail, True,
         )  # fmt: skip
         sums, sums_tail = add_values(
-            weights, decay, value, n * stride_token, present, sums, sums_tail, head, tail, True
+            weights, decay, value, n * stride_value_token, present, sums, sums_tail, head, tail, True
         )
         norm_before = tl.where(is_before, norm, norm_before * decay)
     if values_by_distance is not None:
@@ -146,11 +163,11 @@ def attend(
         number = tl.load(numbers[:, None] + place, mask=asked[:, None] & seen, other=0.0)
         # The sums are scaled, numbers are not.
         weights, decay, top, norm = weigh_keys(
-            q, q_tail, key, n * stride_token, present, seen, None, (sums, sums_tail, top, norm), scale, head, tail,
+            q, q_tail, key, n * stride_key_token, present, seen, None, (sums, sums_tail, top, norm), scale, head, tail,
             True, added=number.to(tl.float32) * (_LOG2_E / scale),
         )  # fmt: skip
         sums, sums_tail = add_values(
-            weights, decay, value, n * stride_token, present, sums, sums_tail, head, tail, True
+            weights, decay, value, n * stride_value_token, present, sums, sums_tail, head, tail, True
         )
         if values_by_distance is not None:
             sums, sums_tail = _add_values_by_distance(
@@ -158,4 +175,5 @@ def attend(
                 sums, sums_tail, head, tail, block_queries, block_keys,
             )  # fmt: skip
     state = sums, sums_tail, top, norm
-    store_shares(out + base, query_offsets, asked, asked, state, head, tail)
+    out = rows_of(out, row, of_head, stride_out_batch, stride_out_head)
+    store_shares(out, m * stride_out_token, asked, asked, state, head, tail)

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hdplugins.attention.distance.operator import OPERATOR
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, strides
+from hdplugins.attention.plugin_face import (
+    Attributes,
+    FieldType,
+    PluginFace,
+    Shapes,
+    Strides,
+    sizes,
+    stride_names,
+)
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
 from hdplugins.kernels.cuda_launch import Launch
 
@@ -108,13 +116,13 @@ class _Face(PluginFace):
     POINTERS: ClassVar = {"attend": (*OPERATOR.inputs, "out")}
     SCALARS: ClassVar = {
         "attend": (
-            "stride_batch", "stride_head", "stride_token", "table_batch", "table_head", "table_query", "tokens",
+            *stride_names("query", "key", "value", "out"), "table_batch", "table_head", "table_query", "tokens",
             "reach", "scale",
         ),
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        head_dim, has_values = shapes[0][3], len(shapes) == len(OPERATOR.inputs)
+        head_dim, has_values = sizes(shapes[0]).head_dim, len(shapes) == len(OPERATOR.inputs)
         tiles_for(architecture, head_dim, dtype)  # refuses what no attention kernel is for
         tiles, otherwise = _TABLES[dtype == "float32", has_values]
         return otherwise.get((listed_architecture(architecture), head_dim), tiles[head_dim])
@@ -124,7 +132,7 @@ class _Face(PluginFace):
         if not most - 1 <= len(given) <= most:
             raise ValueError(f"{OPERATOR.name} has {most - 1} or {most} inputs, not {len(given)}.")
         super().check_shapes(shapes)
-        (batch, heads, tokens, head_dim), scores = given[0], given[4]
+        (batch, heads, tokens, head_dim), scores = sizes(given[0]), given[4]
         fits_query = len(scores) == 4 and scores[0] in (1, batch) and scores[1] == heads and scores[2] in (1, tokens)
         if not fits_query or scores[3] < 3 or scores[3] % 2 == 0:
             raise ValueError(
@@ -135,10 +143,15 @@ class _Face(PluginFace):
             raise ValueError(f"values_by_distance is {given[5]}; with these scores it is {[scores[3], head_dim]}.")
 
     def launches(
-        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+        self,
+        shapes: Shapes,
+        attributes: Attributes,
+        *,
+        constants: Mapping[str, Mapping[str, Any]],
+        strides: Strides | None = None,
     ) -> tuple[Launch, ...]:
         self.check_shapes(shapes)
-        (batch, heads, tokens, head_dim), (batches, _, queries, rows) = shapes[0], shapes[4]
+        (batch, heads, tokens, head_dim), (batches, _, queries, rows) = sizes(shapes[0]), shapes[4]
         reach, scale = (attributes[name] for name in self.FIELDS)
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale)
         OPERATOR.check(reach=reach)
@@ -150,7 +163,7 @@ class _Face(PluginFace):
                 f"{_MOST_INT32} values, as have values_by_distance."
             )
         scalars = {
-            **strides(shapes[0]),
+            **self.stride_scalars(shapes, strides),
             "table_batch": heads * queries * rows if batches > 1 else 0,
             "table_head": queries * rows,
             "table_query": rows if queries > 1 else 0,

@@ -24,11 +24,11 @@ import triton
 import triton.language as tl
 
 from hdplugins.attention.chunks.kernel import chunk_at
-from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, store_shares
+from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, rows_of, store_shares
 
 _NOT_SPECIALIZED = (
-    "tokens", "rounds", "directions", "first_direction", "half", "size", "buckets", "spans", "span_tokens", "chunk",
-    "chunks", "multiple", "before", "after", "causal", "ends_by_row", "this_round",
+    "tokens", "head_dim", "rounds", "directions", "first_direction", "half", "size", "buckets", "spans", "span_tokens",
+    "chunk", "chunks", "multiple", "before", "after", "causal", "ends_by_row", "this_round",
 )  # fmt: skip
 """Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
 
@@ -52,10 +52,11 @@ def hash_tokens(
     rotations,  # [heads, head_dim, rounds, directions] float32
     hashes,  # [batch, heads, rounds, tokens] int32
     factors,  # [batch, heads, tokens] float32
-    stride_batch,  # in elements
-    stride_head,
-    stride_token,  # head_dim
+    stride_query_key_batch,  # in elements, as are all strides
+    stride_query_key_head,
+    stride_query_key_token,
     tokens,
+    head_dim,
     rounds,
     directions,
     first_direction,  # of the factor of the buckets that this launch adds
@@ -71,18 +72,18 @@ def hash_tokens(
     token = tl.program_id(0) * rows + tl.arange(0, rows)
     present = token < tokens
     is_real = tl.load(token_mask + row * tokens + token, mask=present, other=0) != 0
-    base = query_key + row * stride_batch + tl.program_id(1).to(tl.int64) * stride_head
-    offsets = token * stride_token
+    base = rows_of(query_key, row, tl.program_id(1), stride_query_key_batch, stride_query_key_head)
+    offsets = token * stride_query_key_token
     if size == 1:
         squares = tl.zeros((rows,), tl.float32)
-        for start in range(0, stride_token, columns):
+        for start in range(0, head_dim, columns):
             part = load_rows(base + start, offsets, is_real, columns, 0, True).to(tl.float32)
             squares += tl.sum(part * part, 1)
-        factor = tl.rsqrt(squares / stride_token + _EPSILON)
+        factor = tl.rsqrt(squares / head_dim + _EPSILON)
         tl.store(factors + text * tokens + token, factor, mask=present)
 
     column, lane = tl.arange(0, columns), tl.arange(0, lanes)
-    rotations += tl.program_id(1).to(tl.int64) * stride_token * rounds * directions + first_direction
+    rotations += tl.program_id(1).to(tl.int64) * head_dim * rounds * directions + first_direction
     hashes += text * rounds * tokens + token
     for this_round in range(rounds):
         # The largest product, and the first direction that has it; likewise of the opposites.
@@ -93,7 +94,7 @@ def hash_tokens(
         for start in range(0, half, lanes):
             direction = start + lane
             products = tl.zeros((rows, lanes), tl.float32)
-            for skip in range(0, stride_token, columns):
+            for skip in range(0, head_dim, columns):
                 part = load_rows(base + skip, offsets, is_real, columns, 0, True).to(tl.float32)
                 of_round = ((skip + column) * rounds + this_round) * directions
                 rotated = tl.load(
@@ -215,9 +216,15 @@ def attend(
     sums,  # [batch, heads, tokens, head_dim] float32, not used where there is one round
     weights,  # [batch, heads, tokens, 2] float32, likewise
     out,
-    stride_batch,  # in elements, of query_key, value and out
-    stride_head,
-    stride_token,
+    stride_query_key_batch,  # in elements, as are all strides
+    stride_query_key_head,
+    stride_query_key_token,
+    stride_value_batch,
+    stride_value_head,
+    stride_value_token,
+    stride_out_batch,
+    stride_out_head,
+    stride_out_token,
     tokens,
     rounds,
     buckets,
@@ -238,7 +245,9 @@ def attend(
 ):
     """Attention of a tile of queries of one chunk, round, head and text. Rows of padding are 0."""
     text = _text()
-    base = tl.program_id(2).to(tl.int64) * stride_batch + tl.program_id(1).to(tl.int64) * stride_head
+    row, head_number = tl.program_id(2), tl.program_id(1)
+    query_key = rows_of(query_key, row, head_number, stride_query_key_batch, stride_query_key_head)
+    value = rows_of(value, row, head_number, stride_value_batch, stride_value_head)
     order += text * rounds * tokens
     factors += text * tokens
     # Where the tokens of the last bucket before that of padding end, in any round.
@@ -255,18 +264,19 @@ def attend(
     asked = (query_within < chunk) & (query_at < tokens)
     is_real = asked & (query_at < real)
     m = tl.load(order + this_round.to(tl.int64) * tokens + query_at, mask=asked, other=0)
-    query_offsets = m * stride_token
+    query_offsets = m * stride_query_key_token
     # Queries of padding are not read: NaN there would reach their answers, which are 0.
-    q = load_rows(query_key + base, query_offsets, is_real, head, 0, True)
-    q_tail = load_tail(query_key + base, query_offsets, is_real, q, head, tail)
+    q = load_rows(query_key, query_offsets, is_real, head, 0, True)
+    q_tail = load_tail(query_key, query_offsets, is_real, q, head, tail)
 
     of_sums, of_weights = sums + text * tokens * (head + tail), weights + (text * tokens + m) * 2
     sum_offsets = m * (head + tail)
     if this_round == 0:
-        shares = load_rows(value + base, query_offsets, is_real, head, 0, True).to(tl.float32)
+        own_offsets = m * stride_value_token
+        shares = load_rows(value, own_offsets, is_real, head, 0, True).to(tl.float32)
         top = tl.full((block_queries,), _LEAST, tl.float32)
         norm = tl.full((block_queries,), 1.0, tl.float32)
-        shares_tail = load_tail(value + base, query_offsets, is_real, norm, head, tail).to(tl.float32)
+        shares_tail = load_tail(value, own_offsets, is_real, norm, head, tail).to(tl.float32)
     else:
         shares = load_rows(of_sums, sum_offsets, is_real, head, 0, True)
         top = tl.load(of_weights, mask=is_real, other=_LEAST)
@@ -287,12 +297,13 @@ def attend(
         factor = tl.load(factors + n, mask=present, other=0.0)
         visible = (n[None, :] < m[:, None]) | ((causal == 0) & (n[None, :] > m[:, None]))
         state = attend_keys(
-            q, q_tail, query_key + base, value + base, n * stride_token, present, present[None, :] & visible, None,
-            state, scale, head, tail, True, factor,
+            q, q_tail, query_key, value, n * stride_query_key_token, n * stride_value_token, present,
+            present[None, :] & visible, None, state, scale, head, tail, True, factor,
         )  # fmt: skip
 
     if this_round == rounds - 1:
-        store_shares(out + base, query_offsets, asked, is_real, state, head, tail)
+        out = rows_of(out, row, head_number, stride_out_batch, stride_out_head)
+        store_shares(out, m * stride_out_token, asked, is_real, state, head, tail)
     else:
         shares, shares_tail, top, norm = state
         tl.store(of_sums + sum_offsets[:, None] + tl.arange(0, head)[None, :], shares, mask=is_real[:, None])

@@ -12,7 +12,15 @@ from hdplugins.attention.chunks.operator import padded_tokens
 from hdplugins.attention.chunks.plugin import FACE as CHUNKS
 from hdplugins.attention.chunks.plugin import check_circle
 from hdplugins.attention.lsh.operator import OPERATOR, check_rotations
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, strides
+from hdplugins.attention.plugin_face import (
+    Attributes,
+    FieldType,
+    PluginFace,
+    Shapes,
+    Strides,
+    sizes,
+    stride_names,
+)
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import INNER_LOOP, LOG2_E, Tiles, ceil_div, check_sizes
 from hdplugins.kernels.cuda_launch import Launch
@@ -35,7 +43,6 @@ _COUNTS_PER_TOKEN = 4
 _MOST_INT32 = 2**31 - 1
 
 _SORTING = ("tokens", "rounds", "buckets", "spans", "span_tokens")
-_STRIDES = ("stride_batch", "stride_head", "stride_token")
 
 
 class _Face(PluginFace):
@@ -57,13 +64,16 @@ class _Face(PluginFace):
         "attend": ("query_key", "value", "factors", "order", "places", "sums", "weights", "out"),
     }
     SCALARS: ClassVar = {
-        "hash_tokens": (*_STRIDES, "tokens", "rounds", "directions", "first_direction", "half", "size", "buckets"),
+        "hash_tokens": (
+            *stride_names("query_key"), "tokens", "head_dim", "rounds", "directions", "first_direction", "half", "size",
+            "buckets",
+        ),
         "count": _SORTING,
         "scan": ("buckets", "spans"),
         "place": _SORTING,
         "attend": (
-            *_STRIDES, "tokens", "rounds", "buckets", "spans", "chunk", "chunks", "multiple", "before", "after",
-            "causal", "ends_by_row", "this_round", "scale",
+            *stride_names("query_key", "value", "out"), "tokens", "rounds", "buckets", "spans", "chunk", "chunks",
+            "multiple", "before", "after", "causal", "ends_by_row", "this_round", "scale",
         ),
     }  # fmt: skip
     CALLED_MODULES = (INNER_LOOP, f"{CHUNKS.OPERATOR.package}.kernel")
@@ -81,7 +91,7 @@ class _Face(PluginFace):
             "count": {"lanes": _TOKENS_SORTED},
             "scan": {"lanes": _COUNTS_SCANNED},
             "place": {"lanes": _TOKENS_SORTED},
-            "attend": tiles.constants(shapes[0][3]),
+            "attend": tiles.constants(sizes(shapes[0]).head_dim),
         }  # fmt: skip
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
@@ -92,7 +102,7 @@ class _Face(PluginFace):
         [batch, heads, tokens, 2] float32. There are at most `_COUNTS_PER_TOKEN` places per token, or a
         single span.
         """
-        batch, heads, tokens, head_dim = shapes[0]
+        batch, heads, tokens, head_dim = sizes(shapes[0])
         texts, rounds = batch * heads, attributes["rounds"]
         kept = tokens if rounds > 1 else 0
         values = {
@@ -106,10 +116,15 @@ class _Face(PluginFace):
         return {name: 4 * texts * count for name, count in values.items()}
 
     def launches(
-        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+        self,
+        shapes: Shapes,
+        attributes: Attributes,
+        *,
+        constants: Mapping[str, Mapping[str, Any]],
+        strides: Strides | None = None,
     ) -> tuple[Launch, ...]:
         self.check_shapes(shapes)
-        batch, heads, tokens, head_dim = shapes[0]
+        batch, heads, tokens, head_dim = sizes(shapes[0])
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=attributes["scale"])
         _check_attributes(shapes, attributes)
         chunk, factors, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
@@ -117,8 +132,9 @@ class _Face(PluginFace):
         span_tokens = ceil_div(ceil_div(tokens, _TOKENS_SORTED), spans) * _TOKENS_SORTED
         known = {
             **{name: attributes[name] for name in ("multiple", "before", "after", "causal", "ends_by_row")},
-            **strides(shapes[0]),
+            **self.stride_scalars(shapes, strides),
             "tokens": tokens,
+            "head_dim": head_dim,
             "rounds": rounds,
             "directions": sum(factors) // 2,
             "buckets": buckets,
@@ -135,7 +151,7 @@ class _Face(PluginFace):
             return Launch(kernel=kernel, grid=(programs, heads, batch), scalars=scalars)
 
         tiles = ceil_div(min(chunk, tokens), constants["attend"]["block_queries"])
-        sizes = itertools.accumulate(factors, operator.mul, initial=1)
+        group_sizes = itertools.accumulate(factors, operator.mul, initial=1)
         directions = itertools.accumulate((factor // 2 for factor in factors), initial=0)
         return (
             *(
@@ -143,7 +159,7 @@ class _Face(PluginFace):
                     "hash_tokens", ceil_div(tokens, constants["hash_tokens"]["rows"]),
                     first_direction=first, half=factor // 2, size=size,
                 )
-                for factor, size, first in zip(factors, sizes, directions, strict=False)
+                for factor, size, first in zip(factors, group_sizes, directions, strict=False)
             ),
             start("count", rounds * spans),
             start("scan", rounds),
@@ -166,7 +182,7 @@ def _most_spans(tokens: int, attributes: Attributes) -> int:
 
 
 def _check_attributes(shapes: Shapes, attributes: Attributes) -> None:
-    (_, heads, tokens, head_dim), buckets, rounds = shapes[0], attributes["buckets"], attributes["rounds"]
+    (_, heads, tokens, head_dim), buckets, rounds = sizes(shapes[0]), attributes["buckets"], attributes["rounds"]
     if len(shapes) < len(OPERATOR.inputs):
         raise ValueError("rotations are missing; LSH attention needs them.")
     OPERATOR.check(**attributes)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
+from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, rows_of, store_shares
 
 _NOT_SPECIALIZED = ("tokens", "keys", "distances", "causal", "reach")
 """Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
@@ -32,7 +32,7 @@ def _biased(states, bias, columns: tl.constexpr):
 
 @triton.jit
 def _position_products(
-    query, bias, query_offsets, is_real, positions, first, distances, stride_token,
+    query, bias, query_offsets, is_real, positions, first, distances,
     rows: tl.constexpr, columns: tl.constexpr, head_dim: tl.constexpr,
 ):  # fmt: skip
     """[queries, rows]: products of biased queries with the positions' rows first..; those that do not exist are 0."""
@@ -41,7 +41,7 @@ def _position_products(
     products = tl.zeros((query_offsets.shape[0], rows), tl.float32)
     for start in range(0, head_dim, columns):
         states = _biased(load_rows(query + start, query_offsets, is_real, columns, 0, True), bias + start, columns)
-        position = load_rows(positions + start, row * stride_token, present, columns, 0, True)
+        position = load_rows(positions + start, row * head_dim, present, columns, 0, True)
         products = tl.dot(states, tl.trans(position), products, input_precision="ieee")
     return products
 
@@ -57,12 +57,19 @@ def attend(
     position_bias,  # [heads, head_dim]
     segment_scores,  # [batch, heads, tokens], or None
     out,
-    stride_batch,  # in elements, of query and out
-    stride_head,
-    stride_key_batch,  # of key and value
+    stride_query_batch,  # in elements, as are all strides
+    stride_query_head,
+    stride_query_token,
+    stride_key_batch,
     stride_key_head,
+    stride_key_token,
+    stride_value_batch,
+    stride_value_head,
+    stride_value_token,
+    stride_out_batch,
+    stride_out_head,
+    stride_out_token,
     stride_position_head,
-    stride_token,  # head_dim, of all
     tokens,
     keys,
     distances,
@@ -77,8 +84,9 @@ def attend(
 ):
     """Attention of a tile of queries of one head and text. Rows of padding are 0."""
     row, of_head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    base = row * stride_batch + of_head * stride_head
-    key_base = row * stride_key_batch + of_head * stride_key_head
+    query = rows_of(query, row, of_head, stride_query_batch, stride_query_head)
+    key = rows_of(key, row, of_head, stride_key_batch, stride_key_head)
+    value = rows_of(value, row, of_head, stride_value_batch, stride_value_head)
     kinds = key_kind + row * keys
     positions += of_head * stride_position_head
     memory = keys - tokens
@@ -88,13 +96,13 @@ def attend(
     m = first + within
     asked = m < tokens
     query_kind = tl.load(kinds + memory + m, mask=asked, other=0)
-    query_offsets = m * stride_token
+    query_offsets = m * stride_query_token
     # Queries of padding are not read: NaN there would reach their answers, which are 0.
     is_real = query_kind != 0
-    q = load_rows(query + base, query_offsets, is_real, head, 0, True)
-    q_tail = load_tail(query + base, query_offsets, is_real, q, head, tail)
-    content_bias += of_head * stride_token
-    position_bias += of_head * stride_token
+    q = load_rows(query, query_offsets, is_real, head, 0, True)
+    q_tail = load_tail(query, query_offsets, is_real, q, head, tail)
+    content_bias += of_head * (head + tail)
+    position_bias += of_head * (head + tail)
     content = _biased(q, content_bias, head)
     content_tail = content
     if tail:
@@ -118,7 +126,7 @@ def attend(
     shift = block_queries - 1 - within
     next_row = tokens - first - block_queries + begin
     ahead = _position_products(
-        query + base, position_bias, query_offsets, is_real, positions, next_row, distances, stride_token,
+        query, position_bias, query_offsets, is_real, positions, next_row, distances,
         block_keys, columns, head + tail,
     )  # fmt: skip
     state = nothing_seen(block_queries, head, tail)
@@ -129,7 +137,7 @@ def attend(
         next_row += block_keys
         behind = ahead
         ahead = _position_products(
-            query + base, position_bias, query_offsets, is_real, positions, next_row, distances, stride_token,
+            query, position_bias, query_offsets, is_real, positions, next_row, distances,
             block_keys, columns, head + tail,
         )  # fmt: skip
         band = tl.where(column[None, :] >= shift[:, None], behind, ahead)
@@ -140,7 +148,8 @@ def attend(
         distance = memory + m[:, None] - n[None, :]
         seen = present[None, :] & ((distance >= 0) | (causal == 0)) & ((distance < reach) | (reach == 0))
         state = attend_keys(
-            content, content_tail, key + key_base, value + key_base, n * stride_token, present, seen, None, state,
+            content, content_tail, key, value, n * stride_key_token, n * stride_value_token, present, seen, None, state,
             scale, head, tail, True, initial=initial, added=added,
         )  # fmt: skip
-    store_shares(out + base, query_offsets, asked, is_real, state, head, tail)
+    out = rows_of(out, row, of_head, stride_out_batch, stride_out_head)
+    store_shares(out, m * stride_out_token, asked, is_real, state, head, tail)

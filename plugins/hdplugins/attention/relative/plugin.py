@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, strides
+from hdplugins.attention.plugin_face import (
+    Attributes,
+    FieldType,
+    PluginFace,
+    Shapes,
+    Strides,
+    sizes,
+    stride_names,
+)
 from hdplugins.attention.relative.operator import OPERATOR
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
@@ -31,7 +39,7 @@ _HALF_OTHERWISE = {
     (90, 32): Tiles(32, 32, 4, 2, 32),
     (86, 96): Tiles(32, 32, 8, 2, 64),
     # Timed on an H100: 5.2 ms instead of 7.5 (docs/gpu.md).
-    (90, 64): Tiles(32, 32, 4, 2, 64),
+    (90, 64): Tiles(32, 32, 4, 2, 64, programs=3),
     (100, 64): Tiles(64, 64, 8, 2, 64),
     (100, 128): Tiles(64, 64, 8, 2, 128),
 }
@@ -59,13 +67,13 @@ class _Face(PluginFace):
     POINTERS: ClassVar = {"attend": (*OPERATOR.inputs, "out")}
     SCALARS: ClassVar = {
         "attend": (
-            "stride_batch", "stride_head", "stride_key_batch", "stride_key_head", "stride_position_head",
-            "stride_token", "tokens", "keys", "distances", "causal", "reach", "scale",
+            *stride_names("query", "key", "value", "out"), "stride_position_head", "tokens", "keys", "distances",
+            "causal", "reach", "scale",
         ),
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        head_dim = shapes[0][3]
+        head_dim = sizes(shapes[0]).head_dim
         tiles_for(architecture, head_dim, dtype)  # refuses what no attention kernel is for
         if dtype == "float32":
             return _FLOAT32[head_dim]
@@ -74,7 +82,7 @@ class _Face(PluginFace):
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
     ) -> Mapping[str, Mapping[str, Constant]]:
-        head_dim = shapes[0][3]
+        head_dim = sizes(shapes[0]).head_dim
         # A power of two that divides the head.
         columns = min(head_dim & -head_dim, _MOST_COLUMNS[dtype])
         return {"attend": {**tiles.constants(head_dim), "columns": columns}}
@@ -89,9 +97,10 @@ class _Face(PluginFace):
                 f"query is {query} and key is {key}; both have four axes, [batch, heads, tokens, head_dim], keys "
                 "instead of tokens in the second."
             )
-        (batch, heads, tokens, head_dim), keys = query, key[2]
+        (batch, heads, tokens, head_dim), keys = sizes(query), sizes(key).tokens
         distances = positions[1] if len(positions) == 3 else keys
-        state, bias = [batch, heads, keys, head_dim], [heads, head_dim]
+        state, bias = list(query), [heads, head_dim]
+        state[sizes(range(4)).tokens] = keys
         fitting = [
             query, state, state, [batch, keys], [heads, distances, head_dim], bias, bias, [batch, heads, tokens],
         ]  # fmt: skip
@@ -102,10 +111,16 @@ class _Face(PluginFace):
             raise ValueError(f"There are {keys} keys for {tokens} tokens; the text's own must be among them.")
 
     def launches(
-        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+        self,
+        shapes: Shapes,
+        attributes: Attributes,
+        *,
+        constants: Mapping[str, Mapping[str, Any]],
+        strides: Strides | None = None,
     ) -> tuple[Launch, ...]:
         self.check_shapes(shapes)
-        (batch, heads, tokens, head_dim), keys, distances = shapes[0], shapes[1][2], shapes[4][1]
+        (batch, heads, tokens, head_dim), keys = sizes(shapes[0]), sizes(shapes[1]).tokens
+        distances = shapes[4][1]
         causal, reach, scale = (attributes[name] for name in self.FIELDS)
         for rows in (tokens, keys, distances):
             check_sizes(batch=batch, heads=heads, tokens=rows, head_dim=head_dim, scale=scale)
@@ -114,9 +129,7 @@ class _Face(PluginFace):
         if distances < needed:
             raise ValueError(f"positions has {distances} distances; {needed} are needed.")
         scalars = {
-            **strides(shapes[0]),
-            "stride_key_batch": heads * keys * head_dim,
-            "stride_key_head": keys * head_dim,
+            **self.stride_scalars(shapes, strides),
             "stride_position_head": distances * head_dim,
             "tokens": tokens,
             "keys": keys,

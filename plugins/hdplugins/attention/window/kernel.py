@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
+from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, rows_of, store_shares
 
 _NOT_SPECIALIZED = ("tokens", "left", "right", "first_head", "group", "dilation", "global_bound")
 """Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
@@ -126,10 +126,18 @@ def attend(
     token_kind,  # [batch, tokens] int32
     plan,  # see plan_keys
     out,
-    stride_batch,  # in elements, of query and out
-    stride_key_batch,  # of key and value
-    stride_head,  # of all four, as is the next
-    stride_token,
+    stride_query_batch,  # in elements, as are all strides
+    stride_query_head,
+    stride_query_token,
+    stride_key_batch,
+    stride_key_head,
+    stride_key_token,
+    stride_value_batch,
+    stride_value_head,
+    stride_value_token,
+    stride_out_batch,
+    stride_out_head,
+    stride_out_token,
     tokens,
     left,
     right,
@@ -151,10 +159,11 @@ def attend(
     block = tl.program_id(0) - residue * blocks
     row = tl.program_id(2).to(tl.int64)
     head_number = first_head + tl.program_id(1)
-    base = row * stride_batch + head_number.to(tl.int64) * stride_head + residue * stride_token
-    anywhere = row * stride_key_batch + (head_number // group).to(tl.int64) * stride_head
-    key_base = anywhere + residue * stride_token
-    step = stride_token * dilation
+    query = rows_of(query, row, head_number, stride_query_batch, stride_query_head) + residue * stride_query_token
+    key = rows_of(key, row, head_number // group, stride_key_batch, stride_key_head)
+    value = rows_of(value, row, head_number // group, stride_value_batch, stride_value_head)
+    class_key, class_value = key + residue * stride_key_token, value + residue * stride_value_token
+    key_step, value_step = stride_key_token * dilation, stride_value_token * dilation
     kinds = token_kind + row * tokens + residue
     plan += row * (summary_ints + 2 * tokens + global_bound)
     begins, ends, listed = plan + summary_ints, plan + summary_ints + tokens, plan + summary_ints + 2 * tokens
@@ -163,12 +172,12 @@ def attend(
     first = block * block_queries
     last = tl.minimum(first + block_queries, count) - 1
     m = first + tl.arange(0, block_queries)
-    query_offsets = m * step
+    query_offsets = m * (stride_query_token * dilation)
     query_kind = tl.load(kinds + m * dilation, mask=m < count, other=0)
     # Queries of padding are not read: NaN there would reach their answers, which are 0.
     is_real = query_kind != 0
-    q = load_rows(query + base, query_offsets, is_real, head, 0, True)
-    q_tail = load_tail(query + base, query_offsets, is_real, q, head, tail)
+    q = load_rows(query, query_offsets, is_real, head, 0, True)
+    q_tail = load_tail(query, query_offsets, is_real, q, head, tail)
 
     # The keys of the window, [begin, end) in the class, none for a block of padding.
     globals_listed = tl.load(plan)
@@ -202,10 +211,10 @@ def attend(
     for start in range(0, globals_listed, block_globals):
         slot = start + tl.arange(0, block_globals)
         present = slot < globals_listed
-        offsets = tl.load(listed + slot, mask=present, other=0) * stride_token
+        n = tl.load(listed + slot, mask=present, other=0)
         state = attend_keys(
-            q, q_tail, key + anywhere, value + anywhere, offsets, present, present[None, :], None, state, scale,
-            head, tail, True,
+            q, q_tail, key, value, n * stride_key_token, n * stride_value_token, present, present[None, :], None, state,
+            scale, head, tail, True,
         )  # fmt: skip
 
     for edge in range(edge_blocks + tl.cdiv(end - whole_end, block_keys)):
@@ -218,14 +227,16 @@ def attend(
         place = tl.where(kind == _LOCAL, n, _NOWHERE)
         seen = (place[None, :] - (m - left)[:, None]).to(tl.uint32, bitcast=True) <= (left + right).to(tl.uint32)
         state = attend_keys(
-            q, q_tail, key + key_base, value + key_base, n * step, present, seen, None, state, scale, head, tail, True
-        )
+            q, q_tail, class_key, class_value, n * key_step, n * value_step, present, seen, None, state, scale,
+            head, tail, True,
+        )  # fmt: skip
 
     for start in range(whole_begin, whole_end, block_keys):
         n = start + tl.arange(0, block_keys)
         state = attend_keys(
-            q, q_tail, key + key_base, value + key_base, n * step, n < end, n[None, :] < end, None, state, scale,
-            head, tail, False,
+            q, q_tail, class_key, class_value, n * key_step, n * value_step, n < end, n[None, :] < end, None, state,
+            scale, head, tail, False,
         )  # fmt: skip
 
-    store_shares(out + base, query_offsets, m < count, query_kind, state, head, tail)
+    out = rows_of(out, row, head_number, stride_out_batch, stride_out_head) + residue * stride_out_token
+    store_shares(out, m * (stride_out_token * dilation), m < count, query_kind, state, head, tail)

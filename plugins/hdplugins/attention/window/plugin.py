@@ -12,7 +12,16 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from hdplugins.attention.plugin_face import Attributes, FieldType, PlanSize, PluginFace, Shapes, strides
+from hdplugins.attention.plugin_face import (
+    Attributes,
+    FieldType,
+    PlanSize,
+    PluginFace,
+    Shapes,
+    Strides,
+    sizes,
+    stride_names,
+)
 from hdplugins.attention.window.operator import OPERATOR
 from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import (
@@ -80,13 +89,13 @@ class _Face(PluginFace):
     SCALARS: ClassVar = {
         "plan_keys": ("tokens", "global_bound"),
         "attend": (
-            "stride_batch", "stride_key_batch", "stride_head", "stride_token", "tokens", "left", "right", "first_head",
-            "group", "dilation", "global_bound", "scale",
+            *stride_names("query", "key", "value", "out"), "tokens", "left", "right", "first_head", "group", "dilation",
+            "global_bound", "scale",
         ),
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        head_dim = shapes[0][3]
+        head_dim = sizes(shapes[0]).head_dim
         check_head_dim(head_dim, WINDOW_HEAD_DIMS)
         # Those of another size refuse what no attention kernel is for.
         tiles = tiles_for(architecture, min(head_dim, HEAD_DIMS[-1]), dtype)
@@ -102,7 +111,7 @@ class _Face(PluginFace):
             "plan_keys": {"summary_ints": SUMMARY_INTS, "chunk": PLAN_CHUNK},
             "attend": {
                 "summary_ints": SUMMARY_INTS,
-                **tiles.constants(shapes[0][3]),
+                **tiles.constants(sizes(shapes[0]).head_dim),
                 "block_globals": _BLOCK_GLOBALS[dtype],
             },
         }
@@ -112,15 +121,20 @@ class _Face(PluginFace):
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
         """The plan is [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
-        batch, _, tokens, _ = shapes[0]
+        batch, _, tokens, _ = sizes(shapes[0])
         return {"plan": 4 * batch * (SUMMARY_INTS + 2 * tokens + attributes["global_bound"])}
 
     def launches(
-        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+        self,
+        shapes: Shapes,
+        attributes: Attributes,
+        *,
+        constants: Mapping[str, Mapping[str, Any]],
+        strides: Strides | None = None,
     ) -> tuple[Launch, ...]:
         self.check_shapes(shapes)
-        batch, heads, tokens, head_dim = shapes[0]
-        kv_heads = shapes[1][1]
+        batch, heads, tokens, head_dim = sizes(shapes[0])
+        kv_heads = sizes(shapes[1]).heads
         left, right, dilation, global_bound, scale = (attributes[name] for name in self.FIELDS)
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale, head_dims=WINDOW_HEAD_DIMS)
         for name, number in (("left", left), ("right", right), ("global_bound", global_bound)):
@@ -137,14 +151,14 @@ class _Face(PluginFace):
             grid=(ceil_div(tokens, constants["plan_keys"]["chunk"]), batch, 1),
             scalars={"tokens": tokens, "global_bound": global_bound},
         )
+        strided = self.stride_scalars(shapes, strides)
         attends = (
             Launch(
                 kernel="attend",
                 # Each of the `step` residue classes has blocks of its own.
                 grid=(step * ceil_div(ceil_div(tokens, step), constants["attend"]["block_queries"]), count, batch),
                 scalars={
-                    **strides(shapes[0]),
-                    "stride_key_batch": kv_heads * tokens * head_dim,
+                    **strided,
                     "tokens": tokens,
                     # Wider than the text is as wide as the text, and cannot overflow.
                     "left": min(left, tokens),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import ONNX_DOMAIN
-from hdplugins.attention.plugin_face import PLAN_USE, PLUGIN_FACE, PlanUse, face_of
+from hdplugins.attention.plugin_face import PLAN_USE, PLUGIN_FACE, PlanUse, face_of, sizes
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _share_plans(nodes: list[onnx_ir.Node]) -> None:
             given = dict(zip(operator.inputs, node.inputs, strict=False))
             inputs = [value for name, value in given.items() if name in face.planned_inputs]
             decided = [attributes[name] for name in face.PLANNED_BY]
-            key = (operator.name, node.graph, shapes[0][3], *inputs, *decided)
+            key = (operator.name, node.graph, sizes(shapes[0]).head_dim, *inputs, *decided)
             sharing.setdefault(key, []).append(node)
     for first, *others in sharing.values():
         if others:
