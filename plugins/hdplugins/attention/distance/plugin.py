@@ -52,7 +52,7 @@ _HALF_WITH_VALUES = {
 """head_dim -> tiles with values by distance, likewise."""
 
 _HALF_WITH_VALUES_OTHERWISE = {
-    **dict.fromkeys([(80, 32), (90, 32)], Tiles(128, 32, 8, 3, 32)),
+    **dict.fromkeys([(80, 32), (86, 32), (90, 32)], Tiles(128, 32, 8, 3, 32)),
     # Timed likewise: 2.4 ms instead of 3.0 at 1024 tokens.
     (90, 64): Tiles(64, 32, 4, 2, 64),
     (90, 80): Tiles(128, 32, 8, 3, 64),
