@@ -224,16 +224,15 @@ def _cell_of_array(array: pa.Array) -> Cell:
     return Cell(array[0])
 
 
-def parquet_values(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[tuple[Any, ...]]:
-    """The cells of every row in the named columns; `Undecodable` in place of a string that is not UTF-8.
+def parquet_batches(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[pa.RecordBatch]:
+    """The rows of the named columns, some at a time.
 
-    Texts, numbers and lists of numbers are Python values; others are a `Cell`. None is null. `start` rows are skipped,
-    without reading earlier row groups. InputError if the file cannot be read to its end.
+    `start` rows are skipped, without reading earlier row groups. InputError if the file cannot be read to its end.
     """
     with read_errors_explained(file.name):
         try:
             with opened_parquet(file.place) as opened:
-                yield from _rows(opened, names, start)
+                yield from _batches(opened, names, start)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{file.name} cannot be read to its end: {error}.\nWrite the file again.") from error
 
@@ -243,7 +242,7 @@ def opened_parquet(place: Place) -> Any:
     return pa.parquet.ParquetFile(place.file if isinstance(place, LocalFile) else place.opened(), pre_buffer=False)
 
 
-def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[tuple[Any, ...]]:
+def _batches(opened: Any, names: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
     group, left_out = _group_of_row(opened.metadata, start)
     # One thread, unbuffered: memory holds only the pages in use, however large a row group is. A scan of
     # pyarrow.dataset reads ahead and cannot begin at a row group.
@@ -254,10 +253,9 @@ def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[tuple[Any, 
         use_threads=False,
     )
     for batch in batches:
-        rest = batch.slice(left_out)
-        left_out = max(0, left_out - batch.num_rows)
-        columns = [_cells(rest.column(name)) for name in names]
-        yield from zip(*columns, strict=True) if columns else [()] * len(rest)
+        if left_out < len(batch):
+            yield batch.slice(left_out)
+        left_out = max(0, left_out - len(batch))
 
 
 def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:
@@ -270,7 +268,11 @@ def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:
     return metadata.num_row_groups, 0
 
 
-def _cells(column: Any) -> list[Any]:
+def cells_of_column(column: Any) -> list[Any]:
+    """The cells of a column; `Undecodable` in place of a string that is not UTF-8.
+
+    Texts, numbers and lists of numbers are Python values; others are a `Cell`. None is null.
+    """
     kind = column.type
     while hasattr(kind, "value_type") and not isinstance(kind, pa.BaseExtensionType):  # of lists and dictionaries
         kind = kind.value_type

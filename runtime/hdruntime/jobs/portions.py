@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.inference.overlapping import made_ahead
 from hdruntime.inference.scheduling import PaddingCount
 from hdruntime.jobs.input_files import Cell
+from hdruntime.jobs.kept_columns import AS_COLUMNS
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import ErrorKind, Position, Row
 from hdruntime.tasks.reading import Reading
@@ -271,9 +272,10 @@ def _failure(row: Row, item: TextItem | None) -> tuple[ErrorKind, str | None]:
 
 def _bytes_of(row: Mapping[str, object]) -> int:
     """About how many bytes the values of a row have, however deep they are nested."""
-    size = 0
+    place: Any = row.get(AS_COLUMNS)
+    size = 0 if place is None else place.size_bytes
     # Every row has integers and an error, mostly None: to leave them out first takes a third of the time.
-    left: list[object] = [value for value in row.values() if value is not None and type(value) is not int]
+    left = [value for value in row.values() if value is not None and value is not place and type(value) is not int]
     while left:
         value = left.pop()
         if isinstance(value, str):

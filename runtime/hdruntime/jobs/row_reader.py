@@ -21,10 +21,12 @@ from hdruntime.jobs.input_files import (
     Line,
     RowFormat,
     Undecodable,
-    parquet_values,
+    cells_of_column,
+    parquet_batches,
     read_lines,
     text_of_line,
 )
+from hdruntime.jobs.kept_columns import AS_COLUMNS, kept_rows, stays_column
 from hdruntime.jobs.rows import ID, Columns, ErrorKind, Position, Row
 
 _BLANKS = " \t\r\n\v\f"
@@ -118,7 +120,11 @@ def row_maker(columns: Columns) -> Callable[[Values, Position], Row]:
             row_id = None if id_name else end.row - 1
             return Row(id=row_id, kept=kept, error=values, error_kind=ErrorKind.UNREADABLE, end=end)
         row_id = values.get(id_name) if id_name else end.row - 1
-        kept, error = _kept(kept_names, values) if kept_names else (nothing, None)
+        place = values.pop(AS_COLUMNS, None)
+        names = kept_names if place is None else place.others
+        kept, error = _kept(names, values) if names else (nothing, None)
+        if place is not None:
+            kept = {AS_COLUMNS: place, **kept}
         dropped = () if not keeps_all or wanted.issuperset(values) else tuple(sorted(values.keys() - wanted))
         if id_name != "" and (bad_id := _check_id(id_name, values)):
             return Row(id=None if id_name else row_id, kept=kept, dropped=dropped, error=bad_id, end=end)
@@ -264,16 +270,31 @@ def _csv_error(record: Sequence[Line], problem: csv.Error, file: InputFile, *, i
 
 def _parquet_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
     names = [name for name in columns.wanted if name in file.columns and name not in file.partitions]
-    checksum = start.checksum
-    for number, cells in enumerate(parquet_values(file, names, start=start.offset), start.offset + 1):
-        try:
-            content = _bytes_of_cells(cells)
-        except (OverflowError, ValueError) as error:
-            # Nested values hold text that is not UTF-8, or a day outside of the years 1 to 9999.
-            yield f"Row {number} of the file holds a value that cannot be read: {error}.", number, 0, checksum
-            continue
-        checksum = zlib.crc32(content, checksum)
-        yield dict(zip(names, cells, strict=True)), number, 0, checksum
+    keep = columns.keep or ()
+    stay = [name for name in names if name in keep and stays_column(file.types[name])]
+    others = [name for name in keep if name not in stay]
+    in_rows = [name for name in names if name not in stay or name in (columns.id, *columns.content, columns.spans)]
+    number, checksum = start.offset, start.checksum
+    for batch in parquet_batches(file, names, start=number):
+        sums, kept = kept_rows(batch, stay, others)
+        read = names if kept is None else in_rows
+        lists = [cells_of_column(batch.column(name)) for name in read]
+        for place, cells in enumerate(zip(*lists, strict=True) if lists else [()] * len(batch)):
+            number += 1
+            values = dict(zip(read, cells, strict=True))
+            try:
+                content = _bytes_of_cells(cells if kept is None else (*cells, sums[place]))
+                if kept is not None:
+                    values[AS_COLUMNS] = kept[place]
+                elif stay:
+                    # The same checksum, whatever rows are read with this one.
+                    content = _bytes_of_cells((*map(values.get, in_rows), sums[place]))
+            except (OverflowError, ValueError) as error:
+                # Nested values hold text that is not UTF-8, or a day outside of the years 1 to 9999.
+                yield f"Row {number} of the file holds a value that cannot be read: {error}.", number, 0, checksum
+                continue
+            checksum = zlib.crc32(content, checksum)
+            yield values, number, 0, checksum
 
 
 _READERS = {

@@ -89,8 +89,9 @@ class Row(Text, frozen=True, kw_only=True):
     """A text, a pair or ids as they were read.
 
     Attributes:
-        id: its number, a value of JSON, or as `parquet_values` gives it; None where it could not be read.
-        kept: values of kept columns; None for values that could not be read.
+        id: its number, a value of JSON, or as `cells_of_column` gives it; None where it could not be read.
+        kept: values of kept columns; None for values that could not be read. Columns of Parquet stay columns, in which
+            the row has a place: `hdruntime.jobs.kept_columns.AS_COLUMNS` -> a `KeptRow`.
         dropped: if all columns are kept, columns of this row that the output lacks.
         error: why the row cannot be read, else None; of kind `error_kind`.
         end: where the next row begins.

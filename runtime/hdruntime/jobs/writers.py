@@ -22,7 +22,8 @@ from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import grouped
 from hdruntime.jobs.files import FINISHED_FILE, RESULTS_FILE, OpenFolder
-from hdruntime.jobs.input_files import Cell
+from hdruntime.jobs.input_files import Cell, cells_of_column
+from hdruntime.jobs.kept_columns import columns_in_parts
 from hdruntime.jobs.portions import cut_by_bytes
 from hdruntime.jobs.vectors import COLUMN
 
@@ -131,9 +132,9 @@ class _JsonLines(ResultEncoding):
 
     def _encoded_rows(self, rows: ResultRows) -> bytes:
         parts: list[Iterable[str]] = []
-        for name in self._schema.names:
+        for name, column in zip(self._schema.names, columns_in_parts(rows, self._schema.names), strict=True):
             key = f"{', ' if parts else '{'}{json.dumps(name)}: "
-            parts += (itertools.repeat(key), _json_from_cells([row[name] for row in rows]))
+            parts += (itertools.repeat(key), _json_from_cells([*itertools.chain.from_iterable(map(_cells, column))]))
         lines = zip(*parts, itertools.repeat("}\n"))
         return "".join(itertools.chain.from_iterable(lines)).encode()
 
@@ -148,7 +149,8 @@ class _ArrowResults(ResultEncoding):
         return bytes(self._schema.serialize())
 
     def _encoded_rows(self, rows: ResultRows) -> memoryview:
-        columns = [_array([row[field.name] for row in rows], field) for field in self._schema]
+        in_parts = columns_in_parts(rows, self._schema.names)
+        columns = [_array(parts, field) for field, parts in zip(self._schema, in_parts, strict=True)]
         return memoryview(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
     def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
@@ -345,14 +347,25 @@ def _columns_of_a_dictionary(schema: pa.Schema) -> list[str]:
     return [each.path for each in columns if (each.path.partition(".")[0], each.physical_type) != (COLUMN, "FLOAT")]
 
 
-def _array(cells: list[Any], field: pa.Field) -> pa.AnyArray:
+def _array(parts: Sequence[Any], field: pa.Field) -> pa.AnyArray:
     try:
-        return array_of_cells(cells, field)
+        arrays = [_array_of_part(part, field) for part in parts]
     except (pa.ArrowInvalid, OverflowError) as error:
         raise InputError(
             f"The column {field.name!r} is {field.type} for all inputs together, and a value does not fit: {error}.\n"
             "Give the inputs one type, or write .jsonl."
         ) from error
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _array_of_part(part: Any, field: pa.Field) -> pa.AnyArray:
+    if isinstance(part, pa.Array) and part.type == field.type and field.metadata != OPEN_TYPE:
+        return part
+    return array_of_cells(_cells(part), field)
+
+
+def _cells(part: Any) -> list[Any]:
+    return cells_of_column(part) if isinstance(part, pa.Array) else part
 
 
 def array_of_cells(cells: list[Any], field: pa.Field) -> pa.AnyArray:
