@@ -5,22 +5,30 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
 import hdruntime
+from hdexport.graph.passes.zero_padding import zero_padding
+from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
 from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, run_error
 from hdruntime.bundle.manifest import Backend, GraphFile
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError, OutOfMemoryError
 from hdruntime.gpu.options import GpuOptions
+from support.answers import inputs_of
+from support.comparators import named_case
+from support.padded_batches import cases
+from support.tiny_bundle import NAN_ID
 
 CUDA_HERE = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
@@ -109,6 +117,111 @@ def test_the_graph_for_a_gpu_is_taken_or_else_the_portable_one(
     seal(bundle_path, dataclasses.replace(manifest, graphs=(*manifest.graphs, *lowered)))
     OnnxRuntimeCudaRunner(open_bundle(bundle_path))
     assert "onnxruntime_cuda runs onnxruntime_cuda.onnx on GPU 0" in caplog.text
+
+
+# Padding.
+
+
+def padded_batches() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Names, ids and masks: one text and three, every padding, and among others a text of padding alone."""
+    for tokens, name, ids, mask in cases((1, 2, 15, 16)):
+        yield f"{tokens} tokens, {name}", ids, mask
+        without_last = mask.copy()
+        without_last[-1] = 0
+        yield f"{tokens} tokens, {name}, the last text all padding", ids, without_last
+
+
+def with_graph(path: Path, bundle: Path, change: Callable[[ir.Model], object]) -> Bundle:
+    """A copy of a bundle at a path, whose graph for a GPU is the lowered one after a change."""
+    shutil.copytree(bundle, path)
+    model = ir.load(path / "model.onnx")
+    lower_for_onnxruntime_cuda(model)
+    change(model)
+    ir.save(model, path / "onnxruntime_cuda.onnx")
+    manifest = open_bundle(bundle).manifest
+    graph = GraphFile(file="onnxruntime_cuda.onnx", lowering="onnxruntime_cuda", dtype=manifest.dtype)
+    others = [each for each in manifest.graphs if each.lowering != graph.lowering]
+    seal(path, dataclasses.replace(manifest, graphs=(*others, graph)))
+    return open_bundle(path)
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [
+        ("bert", {}),
+        ("bert", {"precision": "float16"}),
+        ("bert", {"task": "question-answering"}),
+        ("longformer", {"precision": "float16"}),
+    ],
+    ids=["vectors", "in float16", "numbers", "windows in float16"],
+)
+def test_the_graph_zeroes_padding_as_the_host_does_for_graphs_of_before(
+    tiny_bundles, model_type: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    bundle = tiny_bundles(model_type, **options)
+    runner = OnnxRuntimeCudaRunner(open_bundle(bundle.path))
+    before = OnnxRuntimeCudaRunner(with_graph(tmp_path / "before", bundle.path, lambda model: None))
+    names = [spec.name for spec in bundle.manifest.outputs]
+    nonzero = 0
+    for case, ids, mask in padded_batches():
+        feeds = inputs_of(bundle, ids, mask)
+        zeroed, padded = (each._run_padded(feeds, names, {}, {}) for each in (runner, before))
+        with named_case(case):
+            for name in names:
+                assert (zeroed[name][mask == 0] == 0).all(), "no host is needed"
+                nonzero += np.count_nonzero(padded[name][mask == 0])
+            got, right = (each.start(feeds, names)() for each in (runner, before))
+            assert {name: values.tobytes() for name, values in got.items()} == {
+                name: values.tobytes() for name, values in right.items()
+            }
+    assert nonzero, "the host has something to do"
+
+
+def _where(model: ir.Model) -> ir.Node:
+    """The node that gives the graph's output."""
+    where = model.graph.outputs[0].producer()
+    assert where is not None
+    assert where.op_type == "Where"
+    return where
+
+
+def _multiply(model: ir.Model) -> None:
+    """As if the mask were a factor, which keeps NaN."""
+    where = _where(model)
+    as_float = ir.node("Cast", where.inputs[:1], {"to": 1})
+    product = ir.node("Mul", [where.inputs[1], as_float.outputs[0]])
+    model.graph.insert_before(where, [as_float, product])
+    for position in (1, 2):
+        where.replace_input_with(position, product.outputs[0])
+
+
+def _swap(model: ir.Model) -> None:
+    """As if the mask were 1 for padding."""
+    where = _where(model)
+    states, zero = where.inputs[1:]
+    where.replace_input_with(1, zero)
+    where.replace_input_with(2, states)
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+@pytest.mark.parametrize(("wrong", "is_right"), [(None, True), (_multiply, False), (_swap, False)])
+def test_nan_at_padding_becomes_0_and_a_graph_that_zeroes_wrongly_is_found(
+    bundle_path: Path, tmp_path: Path, wrong: Callable[[ir.Model], None] | None, is_right: bool
+) -> None:
+    """The host does not cover for the graph."""
+
+    def change(model: ir.Model) -> None:
+        assert zero_padding(model) == ["last_hidden_state"]
+        if wrong is not None:
+            wrong(model)
+
+    feeds = {"input_ids": np.where(MASK == 0, NAN_ID, IDS), "attention_mask": MASK}
+    bundles = with_graph(tmp_path / "new", bundle_path, change), open_bundle(bundle_path)
+    runs = (OnnxRuntimeCudaRunner(bundle).start(feeds, ["last_hidden_state"]) for bundle in bundles)
+    got, right = (run()["last_hidden_state"] for run in runs)
+    assert np.isfinite(right).all()
+    assert (got.tobytes() == right.tobytes()) is is_right
 
 
 def test_options_reach_the_provider() -> None:

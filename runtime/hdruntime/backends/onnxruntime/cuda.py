@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import math
 import threading
@@ -15,7 +16,7 @@ import numpy as np
 
 from hdruntime.arrays import IntArray
 from hdruntime.backends.bundle_runner import HostStates, Inputs, Outputs, chosen_graph
-from hdruntime.backends.onnxruntime import CUDA_LOWERING, CUDA_PROVIDER
+from hdruntime.backends.onnxruntime import CUDA_LOWERING, CUDA_PROVIDER, ZEROED_OUTPUTS
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
@@ -63,6 +64,8 @@ class OnnxRuntimeCudaRunner(GraphRunner):
         _check_provider(session)
         super().__init__(bundle, session)
         self.device = _DEVICE, gpu.device
+        zeroed = json.loads(session.get_modelmeta().custom_metadata_map.get(ZEROED_OUTPUTS, "[]"))
+        self._left_to_host = {name for name, has_tokens in self._has_tokens_axis.items() if has_tokens} - set(zeroed)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "onnxruntime-cuda")
         logger.info("%s runs %s on GPU %d", self.backend.value, graph.file, gpu.device)
@@ -96,12 +99,11 @@ class OnnxRuntimeCudaRunner(GraphRunner):
             return super().run_bound(inputs, outputs, carried, left)
 
     def _without_padding(self, results: Outputs, inputs: Inputs) -> Outputs:
-        """The results, 0 where tokens are padding."""
+        """The results, 0 where tokens are padding; a portable graph does not see to it itself."""
         attention_mask = inputs[self.mask]
         if not attention_mask.all():
-            for name, values in results.items():
-                if self._has_tokens_axis[name]:
-                    values[attention_mask == 0] = 0
+            for name in results.keys() & self._left_to_host:
+                results[name][attention_mask == 0] = 0
         return results
 
 

@@ -39,6 +39,7 @@ class OnnxTarget(Target):
         import onnx_ir as ir
 
         from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
+        from hdexport.graph.passes.zero_padding import zero_padding
         from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
         from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 
@@ -49,6 +50,7 @@ class OnnxTarget(Target):
         ir.save(lower_for_onnxruntime_cpu(for_gpu.clone()), directory / for_cpu.file)
         if not (lower_for_onnxruntime_cuda(for_gpu) or chunked):
             return [for_cpu]
+        zero_padding(for_gpu)
         graph = GraphFile(file=f"{CUDA_LOWERING}.onnx", lowering=CUDA_LOWERING, dtype=request.dtype)
         ir.save(for_gpu, directory / graph.file)
         return [for_cpu, graph]
