@@ -59,15 +59,19 @@ def kept_rows(
     """
     if not names:
         return [], None
-    columns = [batch.column(name) for name in names]
-    plain = [each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in columns]
-    kept = pa.RecordBatch.from_arrays(plain, names=list(names))
-    leaves = list(_leaves(kept.to_struct_array()))
+    kept = batch.select(names)
+    decoded = pa.RecordBatch.from_arrays([_decoded(column) for column in kept], names=names)
+    leaves = list(_leaves(decoded.to_struct_array()))
     sums, sizes = _sums_and_sizes(leaves)
-    if not _are_shown(kept, leaves):
+    if not _are_shown(decoded, leaves):
         return sums, None
     # As `KeptRow(...)`, in half the time.
     return sums, [tuple.__new__(KeptRow, (kept, number, size, others)) for number, size in enumerate(sizes)]
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """The column without a dictionary. While rows are held it has one, as its values may be long and repeat."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _leaves(column: pa.Array) -> Iterator[pa.Array]:
@@ -97,14 +101,14 @@ def _sums_and_sizes(leaves: Sequence[pa.Array]) -> tuple[list[int], list[int]]:
     return sums.tolist(), sizes.tolist()
 
 
-def _are_shown(kept: pa.RecordBatch, leaves: Sequence[pa.Array]) -> bool:
+def _are_shown(columns: pa.RecordBatch, leaves: Sequence[pa.Array]) -> bool:
     """Whether Python surely shows every value: texts are UTF-8, and times within its years."""
     from pyarrow import compute  # which takes long to load, and which other jobs go without
 
     try:
-        kept.validate(full=True)
+        columns.validate(full=True)
         times = [compute.min_max(leaf).values() for leaf in leaves if pa.types.is_temporal(leaf.type)]
-        first = [column.drop_null()[:1] for column in kept]
+        first = [column.drop_null()[:1] for column in columns]
         cells = [Cell(scalar) for scalar in itertools.chain(*times, *first) if scalar.is_valid]
         return all(repr(cell) and not isinstance(cell.in_python(), Undecodable) for cell in cells)
     except (OverflowError, ValueError):
@@ -121,7 +125,9 @@ def columns_in_parts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
     kept = {name for _, columns in runs if columns is not None for name in columns.schema.names}
     for name in names:
         yield [
-            columns.column(name) if columns and name in columns.schema.names else [row[name] for row in rows[where]]
+            _decoded(columns.column(name))
+            if columns and name in columns.schema.names
+            else [row[name] for row in rows[where]]
             for where, columns in (runs if name in kept else [(slice(None), None)])
         ]
 
