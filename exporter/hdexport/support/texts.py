@@ -12,6 +12,7 @@ from typing import NamedTuple
 from hdruntime.errors import InputError
 from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, RowFormat, format_of
 from hdruntime.jobs.input_search import find_inputs
+from hdruntime.jobs.kept_columns import kept_value
 from hdruntime.jobs.places import LocalFile, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import ID, Columns
@@ -83,7 +84,7 @@ def _rows(file: Path, columns: Columns) -> Iterator[NamedText]:
         if row.error is not None:
             left_out.append(row.error)
             continue
-        own = row.kept[ID]
+        own = kept_value(row.kept, ID)
         yield NamedText(f"{file.name}:{row.end.row}" if own is None else str(own), row.text)
     if left_out:
         logger.warning("%d rows of %s are left out; the first: %s", len(left_out), file, left_out[0])

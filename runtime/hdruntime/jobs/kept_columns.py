@@ -132,6 +132,15 @@ def columns_in_parts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
         ]
 
 
+def kept_value(row: Mapping[str, Any], name: str) -> Any:
+    """A row's value of one kept column, as Python has it."""
+    place = row.get(AS_COLUMNS)
+    if place is None or name not in place.columns.schema.names:
+        return row[name]
+    (scalar,) = _decoded(place.columns.column(name).slice(place.number, 1))
+    return Cell(scalar).in_python() if scalar.is_valid else None
+
+
 def _rows_of(places: Sequence[KeptRow]) -> pa.RecordBatch:
     columns, first, *_ = places[0]
     numbers = [place.number for place in places]
