@@ -255,19 +255,17 @@ def attention_call(
     attributes: Mapping[str, Any],
     *,
     tiles: Tiles | None = None,
-    is_filled: bool = True,
 ) -> Callable[[], Any]:
-    """A call of an operator's kernels that allocates nothing.
+    """A call of an operator's kernels that allocates nothing; output and workspace hold NaN before the first call.
 
     Args:
         tensors: its inputs, as `launch` takes them, on a GPU, or on the CPU where Triton interprets.
         tiles: instead of the table's.
-        is_filled: output and workspace hold NaN before the first call.
     """
     shapes = [tuple(tensor.shape) for tensor in tensors if tensor is not None]
     dtype, architecture = str(tensors[0].dtype).removeprefix("torch."), architecture_of(tensors[0].device.type)
     of_gpu = tiles or face_of(operator).tiles(shapes, attributes, dtype=dtype, architecture=architecture)
-    out, scratch = _buffers(operator, tensors, attributes, is_filled=is_filled)
+    out, scratch = _buffers(operator, tensors, attributes)
 
     def call() -> Any:
         launch(operator, tensors, out, scratch, tiles=of_gpu, attributes=attributes)
@@ -324,7 +322,7 @@ def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
         return None
     tensors = case.tensors(device, is_ragged=True)
     found = _difference(case, tensors, attention_call(case.OPERATOR, tensors, case.attributes, tiles=tiles)())
-    shape = [case.batch, case.heads, case.tokens, case.head_dim]
+    shape = [case.batch, case.tokens, case.heads, case.head_dim]
     return f"{case.dtype} {shape}, {case.attributes}: {found}" if found else None
 
 
@@ -384,10 +382,8 @@ def _agreement(ours: dict[str, Any], case: Case, computed_by: str, answer: Any) 
     return {"difference": difference}
 
 
-def _buffers(
-    operator: Operator, tensors: Sequence[Any], attributes: Mapping[str, Any], *, is_filled: bool = True
-) -> tuple[Any, dict[str, Any]]:
-    """The output, and the scratch buffers by name."""
+def _buffers(operator: Operator, tensors: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The output, and the scratch buffers by name; they hold NaN."""
     import torch
 
     shapes = [tuple(tensor.shape) for tensor in tensors if tensor is not None]
@@ -396,10 +392,9 @@ def _buffers(
         for name, size in face_of(operator).workspace(shapes, attributes).items()
     }
     out = torch.empty_like(tensors[0])
-    if is_filled:
-        out.fill_(torch.nan)
-        for buffer in scratch.values():
-            buffer.fill_(0xFF)
+    out.fill_(torch.nan)
+    for buffer in scratch.values():
+        buffer.fill_(0xFF)
     return out, scratch
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cases.window import WindowCase
-from benchmarks.gpu.kernels import attention_call
+from benchmarks.gpu.kernels import architecture_of
 from benchmarks.gpu.peers import compile_every_shape, flex_attention_on
 from hdplugins import OPERATORS
+from hdplugins.attention.kernel_launch import launch
+from hdplugins.attention.plugin_face import face_of
 
 _MAX_GLOBAL = 16
 """Global tokens that a Longformer's graph has place for, as in a bundle; the first token is one."""
@@ -64,7 +66,7 @@ def prepare(model: str, variant: str, *, sizes: Sizes, device: str) -> Callable[
     module = _windowed(model, sizes) if is_windowed else _as_published(model, sizes, attention="sdpa")
     module = module.to(device=device, dtype=torch.float16)
     if is_windowed:
-        _attend_by(_FlexAttention(device) if variant.startswith("FlexAttention") else _our_kernel)
+        _attend_by(_FlexAttention(device) if variant.startswith("FlexAttention") else _OurKernel())
     if variant == "torch.compile":
         compile_every_shape()
         # A layer after the other, for all are alike: the whole model takes minutes to compile. A rehearsal does without
@@ -171,11 +173,35 @@ def _attend_by(node: Callable[..., Any]) -> None:
     hdexport.families.longformer.sliding_window_node = node  # type: ignore[attr-defined]
 
 
-def _our_kernel(*tensors: Any, dilation: tuple[int, ...] = (1,), **others: Any) -> Any:
-    """[batch, heads, tokens, head_dim], by the Triton kernel, whose tensors are contiguous."""
-    contiguous = [tensor.contiguous() for tensor in tensors]
-    attributes = {"dilation": dilation, **others}
-    return attention_call(OPERATORS["SlidingWindowAttention"], contiguous, attributes, is_filled=False)()
+class _OurKernel:
+    """The Triton kernel on states where they are; the layers of a forward pass share the first one's plan, as in an
+    engine."""
+
+    def __init__(self) -> None:
+        self._token_kind: Any = None
+        self._scratch: dict[str, Any] = {}
+
+    def __call__(
+        self, query: Any, key: Any, value: Any, token_kind: Any, *, dilation: tuple[int, ...] = (1,), **others: Any
+    ) -> Any:
+        import torch
+
+        operator, attributes = OPERATORS["SlidingWindowAttention"], {"dilation": dilation, **others}
+        inputs, face = (query, key, value, token_kind), face_of(operator)
+        shapes = [tuple(tensor.shape) for tensor in inputs]
+        # The layers of one pass are handed one tensor. It is kept, so that no other takes its place.
+        is_planned = token_kind is self._token_kind
+        if not is_planned:
+            self._token_kind = token_kind
+            self._scratch = {
+                name: torch.empty(size, dtype=torch.uint8, device=query.device)
+                for name, size in face.workspace(shapes, attributes).items()
+            }
+        dtype, architecture = str(query.dtype).removeprefix("torch."), architecture_of(query.device.type)
+        tiles = face.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        launch(operator, inputs, out, self._scratch, tiles=tiles, attributes=attributes, is_planned=is_planned)
+        return out
 
 
 class _FlexAttention:
@@ -190,10 +216,11 @@ class _FlexAttention:
         left: int, right: int, dilation: tuple[int, ...] = (1,), global_bound: int, scale: float,
     ) -> Any:  # fmt: skip
         mask = self._mask(query.shape, left, right, min(global_bound, 1), str(query.device))
-        return self._attention(query, key, value, block_mask=mask, scale=scale)
+        states = (state.transpose(1, 2) for state in (query, key, value))
+        return self._attention(*states, block_mask=mask, scale=scale).transpose(1, 2)
 
     @staticmethod
     def _new_mask(shape: tuple[int, ...], left: int, right: int, leading_globals: int, device: str) -> Any:
-        sizes = dict(zip(("batch", "heads", "tokens", "head_dim"), shape, strict=True))
+        sizes = dict(zip(("batch", "tokens", "heads", "head_dim"), shape, strict=True))
         case = WindowCase(**sizes, dtype="float16", left=left, right=right, globals=leading_globals)
         return case.flex_mask(device)

@@ -17,7 +17,7 @@ from benchmarks.gpu.cases.case import Case
 _MOST_COMPILED_SHAPES = 64
 
 Call = Callable[[], Any]
-"""A call that gives [batch, heads, tokens, head_dim]."""
+"""A call that gives [batch, tokens, heads, head_dim]."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,21 @@ def flex_attention_on(device: str, *, backend: str = "AUTO", most_rows: int = 12
     return functools.partial(torch.compile(flex_attention, dynamic=False), kernel_options=options)
 
 
-def _states(case: Case, tensors: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """Query, key and value; where the operator has two states, the first is query and key."""
+def _states(case: Case, tensors: Sequence[Any], *, heads_first: bool = True) -> tuple[Any, Any, Any]:
+    """Query, key and value; where the operator has two states, the first is query and key.
+
+    They are [batch, heads, tokens, head_dim], contiguous: made so before the clock runs, for peers that want it.
+    """
     query, *_, key, value = (tensors[0], *tensors[: case.OPERATOR.states])
+    states = query, key, value
+    if heads_first:
+        query, key, value = (state.transpose(1, 2).contiguous() for state in states)
     return query, key, value
+
+
+def _tokens_first(call: Call) -> Call:
+    """A call whose answer is a view of another call's, [batch, heads, tokens, head_dim]."""
+    return lambda: call().transpose(1, 2)
 
 
 def _definition(case: Case, tensors: Sequence[Any]) -> Call:
@@ -89,7 +100,7 @@ def _flex(case: Case, tensors: Sequence[Any], *, backend: str) -> Call:
     mask = case.flex_mask(device)
     blocks = {} if mask is None else {"most_rows": min(mask.BLOCK_SIZE)}
     flex = flex_attention_on(device, backend=backend, **blocks)
-    return functools.partial(flex, *states, score_mod=case.flex_score(tensors), block_mask=mask)
+    return _tokens_first(functools.partial(flex, *states, score_mod=case.flex_score(tensors), block_mask=mask))
 
 
 def _sdpa(case: Case, tensors: Sequence[Any], *, backend: str) -> Call:
@@ -99,24 +110,23 @@ def _sdpa(case: Case, tensors: Sequence[Any], *, backend: str) -> Call:
 
     dense = functools.partial(scaled_dot_product_attention, *_states(case, tensors))
     if tensors[0].device.type == "cpu":
-        return dense
+        return _tokens_first(dense)
 
     def call() -> Any:
         with sdpa_kernel([getattr(SDPBackend, backend)]):
             return dense()
 
-    return call
+    return _tokens_first(call)
 
 
 def _flash_attention_4(case: Case, tensors: Sequence[Any]) -> Call:
     from flash_attn.cute import flash_attn_func
 
-    tokens_first = [tensor.transpose(1, 2).contiguous() for tensor in _states(case, tensors)]
-    window = _window(case)
+    states, window = _states(case, tensors, heads_first=False), _window(case)
 
     def call() -> Any:
-        out = flash_attn_func(*tokens_first, softmax_scale=case.head_dim**-0.5, window_size=window)
-        return (out[0] if isinstance(out, Sequence) else out).transpose(1, 2)
+        out = flash_attn_func(*states, softmax_scale=case.head_dim**-0.5, window_size=window)
+        return out[0] if isinstance(out, Sequence) else out
 
     return call
 
@@ -151,7 +161,7 @@ def _cudnn_window(case: Case, tensors: Sequence[Any]) -> Call:
         graph.execute(places, workspace, handle=handle)
         return out
 
-    return call
+    return _tokens_first(call)
 
 
 def _window(case: Any) -> tuple[int | None, int | None]:

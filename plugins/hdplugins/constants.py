@@ -5,7 +5,7 @@ from __future__ import annotations
 ONNX_DOMAIN = "hdexport"
 """The ONNX domain of the operators."""
 
-ONNX_DOMAIN_VERSION = 1
+ONNX_DOMAIN_VERSION = 2
 """Opset version of that domain."""
 
 ONNX_OPSET = 20

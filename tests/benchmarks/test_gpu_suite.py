@@ -157,10 +157,31 @@ def test_attention_that_sees_a_token_too_many_is_a_wrong_answer(
     def wider(*tensors: Any, left: int, **attributes: Any) -> Any:
         return sliding_window_attention(*tensors, left=left + 1, **attributes)
 
-    monkeypatch.setattr(models, "_our_kernel", wider)
+    monkeypatch.setattr(models, "_OurKernel", lambda: wider)
     with pytest.raises(StepFailedError, match="a wrong answer: cosine"):
         end_to_end.measure(job, model, window)
     assert [row["case"] for row in rows_of(job.output)] == ["answers"]
+
+
+@pytest.mark.parametrize("model", ["bert-base", "longformer-base"])
+def test_the_kernels_read_projections_where_they_are_and_plan_once_a_pass(
+    model: str, monkeypatch: pytest.MonkeyPatch, restored_attention: None
+) -> None:
+    calls: list[tuple[bool, bool]] = []
+
+    def launched(operator: Any, inputs: Any, out: Any, scratch: Any, *, is_planned: bool, **_: Any) -> None:
+        assert scratch.keys() == {"plan"}
+        calls.append((is_planned, all(state.is_contiguous() for state in (*inputs[:3], out))))
+        out.fill_(0)
+
+    monkeypatch.setattr(models, "launch", launched)
+    monkeypatch.setattr(models, "architecture_of", lambda device: 90)
+    sizes = dataclasses.replace(models.sizes_of(rehearsal=True), layers=3)
+    call = models.prepare(model, "our kernel", sizes=sizes, device="cpu")
+    with torch.inference_mode():
+        for _ in range(2):
+            call(torch.full((2, 21), 7))
+    assert calls == 2 * [(False, True), (True, True), (True, True)]
 
 
 def test_running_out_of_memory_is_a_result_and_a_graph_that_fails_ends_the_graphs(

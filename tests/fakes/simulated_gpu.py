@@ -51,7 +51,7 @@ def plugin_of(
         for type_name, kind in [_FIELD_TYPES[type(value)]]
     ]
     with plugins_with_kernels(trt, kernels):
-        creator = trt.get_plugin_registry().get_creator(operator, "1", PLUGIN_NAMESPACE)
+        creator = trt.get_plugin_registry().get_creator(operator, str(OPERATORS[operator].version), PLUGIN_NAMESPACE)
         return creator.create_plugin("layer", trt.PluginFieldCollection(fields), trt.TensorRTPhase.RUNTIME)
 
 
@@ -128,7 +128,7 @@ def plugin_answers(
 
 def _plan_shape(face: PluginFace, inputs: Inputs, attributes: Mapping[str, Any]) -> tuple[int, int]:
     """[batch, values]"""
-    batch, _, tokens, _ = next(iter(inputs.values())).shape
+    batch, tokens, _, _ = next(iter(inputs.values())).shape
     size = face.plan_size([tuple(tensor.shape) for tensor in inputs.values()], attributes)
     assert size is not None
     return batch, size.fixed + size.per_unit * -(-tokens // size.unit)

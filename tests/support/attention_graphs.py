@@ -89,7 +89,7 @@ def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "tokens", heads[name] * head_dim])
         for name in states
     ]
-    hidden, split = ["batch", "tokens", first.heads * head_dim], ["batch", first.heads, "tokens", head_dim]
+    hidden, split = ["batch", "tokens", first.heads * head_dim], ["batch", "tokens", first.heads, head_dim]
     others = {name for layer in layers for name in layer.inputs}
     tables = {name: table for layer in layers for name, table in layer.constants.items()}
     inputs += [
@@ -109,15 +109,13 @@ def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.
         for state, source in zip(names, _given(layer, current, rest), strict=True):
             name = f"{state}_{number}"
             of_state = layer.heads_of(state)
-            body.append(helper.make_node("Reshape", [source, f"to_heads_{of_state}"], [f"{name}_heads"]))
-            body.append(helper.make_node("Transpose", [f"{name}_heads"], [name], perm=[0, 2, 1, 3]))
-            values.append(helper.make_tensor_value_info(name, dtype, ["batch", of_state, "tokens", head_dim]))
+            body.append(helper.make_node("Reshape", [source, f"to_heads_{of_state}"], [name]))
+            values.append(helper.make_tensor_value_info(name, dtype, ["batch", "tokens", of_state, head_dim]))
             parts.append(name)
         attended, current = f"attended_{number}", f"merged_{number}"
         attributes = {**layer.attributes, "scale": head_dim**-0.5}
         body.append(helper.make_node(layer.name, [*parts, *layer.inputs], [attended], domain=ONNX_DOMAIN, **attributes))
-        body.append(helper.make_node("Transpose", [attended], [f"{attended}_turned"], perm=[0, 2, 1, 3]))
-        body.append(helper.make_node("Reshape", [f"{attended}_turned", "to_hidden"], [current]))
+        body.append(helper.make_node("Reshape", [attended, "to_hidden"], [current]))
         values.append(helper.make_tensor_value_info(attended, dtype, split))
         values.append(helper.make_tensor_value_info(current, dtype, hidden))
     # As in a model, where a projection follows.
@@ -171,12 +169,10 @@ def answer_by_definition(layers: Sequence[Layer], feeds: Mapping[str, np.ndarray
     tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
     tensors |= {name: feed.double() for name, feed in tensors.items() if feed.dtype == torch.float32}
     first = layers[0]
-    query, *rest = (
-        tensors[name].unflatten(-1, (first.heads_of(name), -1)).transpose(1, 2) for name in first.operator.state_names
-    )
+    query, *rest = (tensors[name].unflatten(-1, (first.heads_of(name), -1)) for name in first.operator.state_names)
     for layer in layers:
         query = layer.by_definition(_given(layer, query, rest), tensors)
-    return -query.transpose(1, 2).flatten(2).numpy()
+    return -query.flatten(2).numpy()
 
 
 def session_of(lowered: ir.Model) -> onnxruntime.InferenceSession:

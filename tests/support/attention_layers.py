@@ -16,7 +16,6 @@ import torch
 from hdplugins import Operator
 from hdplugins.attention.body_maker import function_of_node
 from hdplugins.attention.operator import BlockOrder
-from support.function_bodies import heads_first
 
 PADDINGS = ("none", "right", "left", "holes", "all")
 GLOBALS = ("none", "first", "scattered", "all")
@@ -52,9 +51,9 @@ def token_kinds(padding: str, tokens: int, *, globals_: str = "none", bound: int
 
 
 def filled(inputs: dict[str, np.ndarray], where: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The inputs with 50 for states, [batch, heads, tokens, head_dim], of such tokens, [batch, tokens]."""
+    """The inputs with 50 for states, [batch, tokens, heads, head_dim], of such tokens, [batch, tokens]."""
     for name, tokens in where.items():
-        inputs[name].swapaxes(1, 2)[tokens] = 50.0
+        inputs[name][tokens] = 50.0
     return inputs
 
 
@@ -96,13 +95,10 @@ class Layer(ABC):
         return self.body().name
 
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
-        """A body that takes heads before tokens; in the parallel order, the one of the portable graph."""
+        """A body; in the parallel order, the one of the portable graph."""
         described: dict[str, Any] = {"attributes": self.node_attributes, "grouped": self.is_grouped}
         inputs = self.operator.states + len(self.inputs)
-        body = function_of_node(self.operator, inputs=inputs, order=order, **described)
-        if not body.name.endswith("_tokensfirst"):
-            return body
-        return heads_first(body, name=self.name, states=self.operator.states)
+        return function_of_node(self.operator, inputs=inputs, order=order, **described)
 
     @property
     def constants(self) -> dict[str, np.ndarray]:
@@ -118,17 +114,17 @@ class Layer(ABC):
     def axes(self) -> dict[str, Sequence[str | int]]:
         """The axes of each input that is no constant, of optional ones too."""
         states = self.operator.state_names
-        axes = {name: ("batch", self.heads_of(name), "tokens", self.head_dim) for name in states}
+        axes = {name: ("batch", "tokens", self.heads_of(name), self.head_dim) for name in states}
         return {**axes, self.operator.mask: ("batch", "tokens")}
 
     def decided(self, states: torch.Tensor) -> torch.Tensor:
-        """First states, [batch, heads, tokens, head_dim], by which rounding decides nothing: here any."""
+        """First states, [batch, tokens, heads, head_dim], by which rounding decides nothing: here any."""
         return states
 
     def by_definition(
         self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor], **changes: Any
     ) -> torch.Tensor:
-        """[batch, heads, tokens, head_dim], of states of that shape; `changes` are attributes and inputs."""
+        """[batch, tokens, heads, head_dim], of states of that shape; `changes` are attributes and inputs."""
         tensors = {**feeds, **{name: torch.from_numpy(table) for name, table in self.constants.items()}}
         given = [*states, *(tensors[name] for name in self.inputs)]
         arguments = dict(zip(self.operator.inputs, given, strict=False))
@@ -139,8 +135,8 @@ class Layer(ABC):
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
         """Weights above 0 of the definition where all scores are equal: values are unit vectors, which show them."""
         *others, last = self.operator.state_names
-        nothing = [torch.zeros(1, self.heads_of(name), tokens, 1) for name in others]
-        values = torch.eye(tokens).expand(1, self.heads_of(last), tokens, tokens)
+        nothing = [torch.zeros(1, tokens, self.heads_of(name), 1) for name in others]
+        values = torch.eye(tokens)[:, None].expand(1, tokens, self.heads_of(last), tokens)
         kinds = torch.ones(1, tokens, dtype=torch.int32)
         kinds[:, :global_tokens] = 2
         feeds = {"key_mask": kinds >= 1, "token_kind": kinds, "token_mask": (kinds >= 1).int()}
@@ -176,7 +172,7 @@ class SparseLayer(Layer):
         """
 
     def keys_of(self, states: Mapping[str, np.ndarray]) -> np.ndarray:
-        """What queries, the first states, are multiplied with: [batch, heads, tokens, head_dim]."""
+        """What queries, the first states, are multiplied with: [batch, tokens, heads, head_dim]."""
         return states["key"]
 
     def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:

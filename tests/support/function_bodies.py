@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
 
 _MISTAKES = {
     "Add": "Sub",
@@ -136,30 +135,6 @@ def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) 
 def operators_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Counter[str]:
     """Count the nodes of each type, also in branches and loops."""
     return Counter(node.op_type for node in nodes_within(graph))
-
-
-def heads_first(body: onnx.FunctionProto, *, name: str, states: int) -> onnx.FunctionProto:
-    """A function whose states and result are [batch, heads, tokens, head_dim], by a body that has tokens before heads.
-
-    Args:
-        body: the body.
-        name: the name of the function.
-        states: the number of leading inputs that are states.
-    """
-    made = onnx.FunctionProto()
-    made.CopyFrom(body)
-    made.name = name
-    swapped = {state: f"{state}_tokens_first" for state in body.input[:states]}
-    for node in nodes_within(made):
-        for index, given in enumerate(node.input):
-            node.input[index] = swapped.get(given, given)
-    swaps = [helper.make_node("Transpose", [a], [b], perm=[0, 2, 1, 3]) for a, b in swapped.items()]
-    swaps_back = helper.make_node("Transpose", body.output, ["heads_first"], perm=[0, 2, 1, 3])
-    nodes = [*swaps, *made.node, swaps_back]
-    del made.node[:], made.output[:]
-    made.node.extend(nodes)
-    made.output.append("heads_first")
-    return made
 
 
 def nodes_within(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:

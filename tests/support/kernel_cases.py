@@ -38,11 +38,11 @@ class KernelDescription:
 def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> Inputs:
     """Random states; a query of padding is NaN, since its answer is 0 with any content of padding."""
     (batch, tokens), names = kinds.shape, layer.operator.state_names
-    shapes = [(batch, layer.heads_of(name), tokens, layer.head_dim) for name in names]
+    shapes = [(batch, tokens, layer.heads_of(name), layer.head_dim) for name in names]
     generator = torch.Generator().manual_seed(math.prod(shapes[0]))
     dtype = getattr(torch, layer.dtype)
     query, *others = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
-    query = (layer.decided(query) * size).masked_fill((kinds == 0)[:, None, :, None], torch.nan)
+    query = (layer.decided(query) * size).masked_fill((kinds == 0)[:, :, None, None], torch.nan)
     typed = (query, *others)
     states = dict(zip(names, typed, strict=True))
     tables = map(torch.from_numpy, layer.constants.values())

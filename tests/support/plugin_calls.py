@@ -35,7 +35,7 @@ TILES = {
     WINDOWS: Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
 }
-SHAPE = (2, 2, 70, 32)
+SHAPE = (2, 70, 2, 32)
 STREAM, WORKSPACE = 0x570, 0x9000
 ADDRESSES = [0x1000, 0x2000, 0x3000, 0x4000]
 
@@ -51,18 +51,18 @@ def kernels_for(
 
 
 def shapes_of(query: Sequence[int], *others: Sequence[int], operator: str = WINDOWS) -> list[Sequence[int]]:
-    return [*[query] * OPERATORS[operator].states, (query[0], query[2]), *others]
+    return [*[query] * OPERATORS[operator].states, query[:2], *others]
 
 
 TABLE = (2, 14, 3)
-LISTED, UNLISTED = shapes_of((2, 2, 1000, 64), TABLE), shapes_of((2, 2, 1000, 64))
-ROTATED = shapes_of((2, 2, 1000, 32), (2, 32, 2, 3), operator=LSH)
+LISTED, UNLISTED = shapes_of((2, 1000, 2, 64), TABLE), shapes_of((2, 1000, 2, 64))
+ROTATED = shapes_of((2, 1000, 2, 32), (2, 32, 2, 3), operator=LSH)
 
 
 def remembered(tokens: int, keys: int) -> list[Sequence[int]]:
     """The shapes of relative attention without segments."""
-    state, bias = (2, 2, keys, 32), (2, 32)
-    return [(2, 2, tokens, 32), state, state, (2, keys), (2, keys + tokens, 32), bias, bias]
+    state, bias = (2, keys, 2, 32), (2, 32)
+    return [(2, tokens, 2, 32), state, state, (2, keys), (2, keys + tokens, 32), bias, bias]
 
 
 def set_up(attached: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> list[Any]:

@@ -14,7 +14,7 @@ from hdplugins.kernels.attention_tiles import Tiles
 
 @dataclass(frozen=True, kw_only=True)
 class Case(ABC):
-    """One call of an operator on [batch, heads, tokens, head_dim]; a subclass for each operator.
+    """One call of an operator on [batch, tokens, heads, head_dim]; a subclass for each operator.
 
     Attributes:
         OPERATOR: the operator.
@@ -110,7 +110,7 @@ class Case(ABC):
         """
         import torch
 
-        size, dtype = (self.batch, self.heads, self.tokens, self.head_dim), getattr(torch, self.dtype)
+        size, dtype = (self.batch, self.tokens, self.heads, self.head_dim), getattr(torch, self.dtype)
         texts = [torch.randn(size, device=device, dtype=dtype) for _ in range(self.OPERATOR.states)]
         masks = self.masks(device)
         if is_ragged:

@@ -53,17 +53,17 @@ class DistanceCase(Case):
         texts, queries = (self.batch, self.tokens) if self.is_own else (1, 1)
         made, rows = {"device": device, "dtype": getattr(torch, self.dtype)}, 2 * self.reach + 1
         values = torch.randn(rows, self.head_dim, **made) if self.is_own else None
-        return [key_mask, torch.randn(texts, self.heads, queries, rows, **made), values]
+        return [key_mask, torch.randn(texts, queries, self.heads, rows, **made), values]
 
     def flex_mask(self, device: str) -> Any:
         return None
 
     def flex_score(self, tensors: Sequence[Any]) -> Any:
         """T5's: NEZHA's values by distance are no scores."""
-        reach, numbers = self.reach, tensors[self.OPERATOR.states + 1]  # [1, heads, 1, distances]
+        reach, numbers = self.reach, tensors[self.OPERATOR.states + 1]  # [1, 1, heads, distances]
 
         def added(score: Any, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
             distance = (key_index - query_index).clamp(-reach, reach)
-            return score + numbers[0, head, 0, distance + reach]
+            return score + numbers[0, 0, head, distance + reach]
 
         return added

@@ -50,7 +50,7 @@ class LshCase(ChunkCase):
         query_key, *others = super().tensors(device, is_ragged=is_ragged)
         rotations = others[-1].double()
         while True:
-            products = torch.einsum("bhtd,hdrn->bhtrn", query_key.double(), rotations)
+            products = torch.einsum("bthd,hdrn->bthrn", query_key.double(), rotations)
             top = torch.cat([products, -products], dim=-1).topk(2).values
             close = ((top[..., 0] - top[..., 1]).amin(-1) < _LEAST_GAP)[..., None]
             if not close.any():

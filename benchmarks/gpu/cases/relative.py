@@ -60,5 +60,5 @@ class RelativeCase(Case):
         distances = self.tokens if self.causal else 2 * self.tokens - 1
         positions = torch.randn(self.heads, distances, self.head_dim, **made)
         biases = [torch.randn(self.heads, self.head_dim, **made) for _ in range(2)]
-        scores = torch.randn(self.batch, self.heads, self.tokens, **made) if self.segments else None
+        scores = torch.randn(self.batch, self.tokens, self.heads, **made) if self.segments else None
         return [key_kind, positions, *biases, scores]

@@ -32,8 +32,8 @@ class LayerMask(Protocol):
 
         Args:
             module: the layer's attention.
-            query: [batch, heads, tokens, head_dim].
-            key, value: [batch, kv_heads, tokens, head_dim]; heads is a multiple of kv_heads.
+            query: [batch, tokens, heads, head_dim].
+            key, value: [batch, tokens, kv_heads, head_dim]; heads is a multiple of kv_heads.
             scale: factor of the scores.
         """
         ...
@@ -61,7 +61,7 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # Turned by rotary tables, queries and keys are in float32.
-    query, key = query.to(value.dtype), key.to(value.dtype)
+    query, key, value = (state.transpose(1, 2).to(value.dtype) for state in (query, key, value))
     return attention_mask.attend(module, query, key, value, scale), None
 
 

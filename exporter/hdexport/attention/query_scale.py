@@ -60,17 +60,7 @@ class LogScale:
         return self.of(real if most is None else real.clamp(max=most))
 
 
-def scaled(query: torch.Tensor, factors: torch.Tensor | None, *, tokens_first: bool = True) -> torch.Tensor:
-    """Queries, [batch, heads, tokens, head_dim], times the factors of their texts, multiplied in float32 and rounded
-    once.
-
-    Args:
-        factors: [batch, 1, 1, 1], float32; None for none.
-        tokens_first: whether tokens come before heads meanwhile, as a projection gives them. The swap that splits heads
-            then stays next to the attention, where a lowering removes it.
-    """
-    if factors is None:
-        return query
-    if tokens_first:
-        return scaled(query.transpose(1, 2), factors, tokens_first=False).transpose(1, 2)
-    return (query.float() * factors).to(query.dtype)
+def scaled(query: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+    """Queries, [batch, tokens, heads, head_dim], times the factors of their texts, [batch, 1, 1, 1], float32, or None
+    for none; multiplied in float32 and rounded once."""
+    return query if factors is None else (query.float() * factors).to(query.dtype)

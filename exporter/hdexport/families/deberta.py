@@ -50,7 +50,7 @@ class _SelfAttention(torch.nn.Module):
     def forward(self, hidden_states: torch.Tensor, attention_mask: DenseMask, *_: Any, **__: Any) -> tuple[Any, None]:
         """[batch, tokens, width], and no weights."""
         query, key, value = (
-            project(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+            project(hidden_states).unflatten(2, (-1, self.head_dim))
             for project in (self.query_proj, self.key_proj, self.value_proj)
         )
         tables = self.position_keys, self.position_queries, self.row_of_distance

@@ -80,12 +80,12 @@ class LongformerAttention(torch.nn.Module):
             scale=self.scale,
         )
         rows = self._global_rows(hidden_states, tokens)
-        merged = overwrite_rows(attended.transpose(1, 2), rows.transpose(1, 2), tokens.global_rows)
+        merged = overwrite_rows(attended, rows, tokens.global_rows)
         return (merged.flatten(2),)
 
     def _global_rows(self, hidden_states: torch.Tensor, tokens: LongformerTokens) -> torch.Tensor:
-        """[batch, heads, slots, head_dim]."""
-        query = self._split(self.query_global(tokens.global_rows.of_tokens(hidden_states)))
+        """[batch, slots, heads, head_dim]."""
+        query = self._split(self.query_global(tokens.global_rows.of(hidden_states)))
         if self.absorbs:
             return attend_through_projections(
                 query,
@@ -100,8 +100,8 @@ class LongformerAttention(torch.nn.Module):
         return attend_to_all(query, key, value, tokens.kind, scale=self.scale)
 
     def _split(self, merged: torch.Tensor) -> torch.Tensor:
-        """[batch, tokens, hidden_size] as [batch, heads, tokens, head_dim]."""
-        return merged.view(*merged.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+        """[batch, tokens, hidden_size] as [batch, tokens, heads, head_dim]."""
+        return merged.view(*merged.shape[:-1], self.num_heads, self.head_dim)
 
 
 def longformer_tokens(

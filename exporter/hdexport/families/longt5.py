@@ -54,12 +54,12 @@ class _Attention(torch.nn.Module):
             side_tokens=tokens.side_tokens,
             scale=1.0,
         )
-        states: torch.Tensor = self.o(attended.transpose(1, 2).flatten(2))
+        states: torch.Tensor = self.o(attended.flatten(2))
         return states
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
-        """[batch, tokens, heads * head_dim] as [batch, heads, tokens, head_dim]."""
-        return states.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        """[batch, tokens, heads * head_dim] as [batch, tokens, heads, head_dim]."""
+        return states.unflatten(2, (-1, self.head_dim))
 
 
 def _forward(

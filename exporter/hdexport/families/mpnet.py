@@ -33,23 +33,23 @@ class _SelfAttention(torch.nn.Module):
         self,
         hidden_states: torch.Tensor,
         attention_mask: DenseMask,
-        position_bias: torch.Tensor,  # by distance, [1, heads, 1, 2 * _REACH + 1]
+        position_bias: torch.Tensor,  # by distance, [1, 1, heads, 2 * _REACH + 1]
         output_attentions: bool = False,
         **_: Any,
     ) -> tuple[torch.Tensor]:
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)  # [batch, tokens, heads, head_dim]
-        query, key, value = (project(hidden_states).view(heads).transpose(1, 2) for project in (self.q, self.k, self.v))
+        query, key, value = (project(hidden_states).view(heads) for project in (self.q, self.k, self.v))
         attended = attend_by_distance(attention_mask, query, key, value, position_bias, scale=self.head_dim**-0.5)
         return (self.o(attended.flatten(2)),)
 
 
 def _position_bias(encoder: Any, buckets: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The bias of each distance, [1, heads, 1, 2 * _REACH + 1], where the original has one for each pair of tokens.
+    """The bias of each distance, [1, 1, heads, 2 * _REACH + 1], where the original has one for each pair of tokens.
 
     `buckets`, int64, has the bucket of each distance; the hidden states only tell the device.
     """
     bias: torch.Tensor = encoder.relative_attention_bias(buckets.to(hidden_states.device))
-    return bias.T[None, :, None]
+    return bias.T[None, None]
 
 
 def _adapt(model: PreTrainedModel) -> None:

@@ -45,17 +45,14 @@ class _SelfAttention(torch.nn.Module):
             token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
             rotations: [heads, head_dim, rounds, directions], float32; None where no layer hashes.
         """
-        states = [
-            project(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-            for project in self.projections.values()
-        ]
+        states = [project(hidden_states).unflatten(2, (-1, self.head_dim)) for project in self.projections.values()]
         scale = self.head_dim**-0.5
         if len(states) == 2:
             assert rotations is not None
             attended = lsh_node(states[0], states[1], token_mask, rotations, record=self.record, scale=scale)
         else:
             attended = chunk_node(states[0], states[1], states[2], token_mask, record=self.record, scale=scale)
-        return attended.transpose(1, 2).flatten(2)
+        return attended.flatten(2)
 
 
 class _Layer(torch.nn.Module):

@@ -27,8 +27,7 @@ class RemBertAttention(torch.nn.Module):
     def forward(self, hidden_states: torch.Tensor, attention_mask: LayerMask, **_: Any) -> tuple[torch.Tensor, None]:
         """[batch, tokens, width], and no weights."""
         query, key, value = (
-            project(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
+            project(hidden_states).unflatten(2, (-1, self.head_dim)) for project in (self.query, self.key, self.value)
         )
         return attention_mask.attend(self, query, key, value, self.head_dim**-0.5).flatten(2), None
 

@@ -58,10 +58,10 @@ class _SelfAttention(torch.nn.Module):
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         query, key, value = (
-            project(hidden_states).unflatten(2, (self.heads, self.head_dim)).transpose(1, 2)
+            project(hidden_states).unflatten(2, (self.heads, self.head_dim))
             for project in (self.query, self.key, self.value)
         )
-        sine, cosine = sinusoidal_pos.chunk(2, dim=-1)  # [1, 1, tokens, head_dim]
+        sine, cosine = sinusoidal_pos.squeeze(1).unsqueeze(2).chunk(2, dim=-1)  # [1, tokens, 1, head_dim]
         query, key = turned(query, cosine, sine), turned(key, cosine, sine)
         if self.turns_values:
             value = turned(value, cosine, sine).unflatten(3, (2, -1)).transpose(3, 4).flatten(3)

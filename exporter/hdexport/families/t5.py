@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Attention(torch.nn.Module):
-    """The projections of the original module around our operator, with numbers [1, heads, 1, 2 * reach + 1] by
+    """The projections of the original module around our operator, with numbers [1, 1, heads, 2 * reach + 1] by
     distance.
     """
 
@@ -34,7 +34,7 @@ class _Attention(torch.nn.Module):
     def forward(self, hidden_states: torch.Tensor, mask: DenseMask) -> torch.Tensor:
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)  # [batch, tokens, heads, head_dim]
         hidden_states = hidden_states.to(self.q.weight.dtype)
-        query, key, value = (project(hidden_states).view(heads).transpose(1, 2) for project in (self.q, self.k, self.v))
+        query, key, value = (project(hidden_states).view(heads) for project in (self.q, self.k, self.v))
         attended = attend_by_distance(mask, query, key, value, self.scores_by_distance, scale=1.0)
         states: torch.Tensor = self.o(attended.flatten(2))
         return states
@@ -116,12 +116,12 @@ def check_buckets(attention: Any) -> None:
 
 
 def _scores_by_distance(attention: Any) -> torch.nn.Parameter:
-    """The terms that an attention adds to the scores of each distance it tells apart: [1, heads, 1, 2 * reach + 1]."""
+    """The terms that an attention adds to the scores of each distance it tells apart: [1, 1, heads, 2 * reach + 1]."""
     check_buckets(attention)
     reach = attention.relative_attention_max_distance
     # One query stands in the middle of its keys: the library's own code decides which bucket a distance is in.
     table = attention.compute_bias(1, 2 * reach + 1, past_seen_tokens=reach)
-    return torch.nn.Parameter(table.detach().contiguous())
+    return torch.nn.Parameter(table.detach().transpose(1, 2).contiguous())
 
 
 def _adapt(model: PreTrainedModel) -> None:

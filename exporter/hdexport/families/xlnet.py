@@ -80,20 +80,20 @@ class _Layer(torch.nn.Module):
             record=self.distances.record,
             scale=self.scale,
         )
-        projected = self.output(attended.transpose(1, 2).flatten(2))
+        projected = self.output(attended.flatten(2))
         result: torch.Tensor = self.feed_forward(self.layer_norm(projected + hidden_states))
         return result
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
-        return states.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return states.unflatten(2, (self.heads, -1))
 
     def _segment_scores(self, query: torch.Tensor) -> torch.Tensor:
-        """[batch, heads, tokens]: terms of other segments' keys, less the terms of keys of the query's own segment.
+        """[batch, tokens, heads]: terms of other segments' keys, less the terms of keys of the query's own segment.
 
         The original adds a term to keys of the own segment, too: to all keys alike, which changes no weight.
         """
         difference = self.segments[1] - self.segments[0]
-        return ((query + self.segment_bias[:, None]) * difference[:, None]).sum(-1)
+        return ((query + self.segment_bias) * difference).sum(-1)
 
 
 def _forward(

@@ -11,6 +11,7 @@ import torch
 from hdexport.graph.composites import composites_rewritten
 from hdexport.graph.passes.module_names import name_transposed_weights
 from hdexport.graph.passes.repeat_layers import repeat_layers
+from hdexport.graph.passes.tokens_first import tokens_first
 from hdexport.graph.repeated_layers import layers_traced_once
 from hdexport.graph.repetitions import repetitions_left_out
 from hdexport.model.graph_module import GraphModule, argument_name, named_arguments
@@ -73,6 +74,8 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
     logger.debug("%d layers repeat one that was traced.", copies)
     name_transposed_weights(program.model)
     program.optimize()
+    saved = tokens_first(program.model)
+    logger.debug("%d nodes fewer transpose heads and tokens.", saved)
     _name_axes(program.model, module)
     return program.model
 

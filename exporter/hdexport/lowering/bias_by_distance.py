@@ -26,7 +26,7 @@ def has_shared_numbers(node: onnx_ir.Node) -> bool:
     scores = node.inputs[SCORES]
     assert scores is not None
     shape = scores.shape
-    return len(node.inputs) == SCORES + 1 and shape is not None and (shape[0], shape[2]) == (1, 1)
+    return len(node.inputs) == SCORES + 1 and shape is not None and (shape[0], shape[1]) == (1, 1)
 
 
 def bias_by_distance(
@@ -94,7 +94,7 @@ def _copied(op: Op, scores_by_distance: Value, key_mask: Value) -> Value:
         head_bias: Value = op.Slice(op.Reshape(kept, rows_shape), [0], tokens_1d, [1])
         return head_bias
 
-    numbers = op.Squeeze(scores_by_distance, [0])
+    numbers = op.Unsqueeze(op.Squeeze(scores_by_distance, [0, 1]), [1])  # [heads, 1, distances]
     bias: Value = op.Unsqueeze(scan(op, spread, numbers, shapes=[("queries", "keys")]), [0])
     return bias
 
@@ -105,7 +105,7 @@ def _looked_up(op: Op, scores_by_distance: Value, key_mask: Value) -> Value:
     places = op.Range(0, tokens, 1)
     distance = op.Sub(op.Unsqueeze(places, [0]), op.Unsqueeze(places, [1]))  # [queries, keys]
     row = op.Min(op.Max(op.Add(distance, reach_1d), [0]), op.Add(reach_1d, reach_1d))
-    bias: Value = op.Squeeze(op.Gather(scores_by_distance, row, axis=3), [2])
+    bias: Value = op.Squeeze(op.Gather(scores_by_distance, row, axis=3), [1])
     return bias
 
 

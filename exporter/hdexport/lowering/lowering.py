@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from hdexport.lowering.nodes import Insertion, merge_heads, replace_by_merged, sequential_node, states_tokens_first
+from hdexport.lowering.nodes import add_function, body_of
+from hdplugins.attention.operator import BlockOrder
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -69,6 +70,4 @@ class Lowering:
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
         """Replace a node of a float32 graph, or give the node its body, in place."""
-        insertion = Insertion(node)
-        sequential = insertion.insert(sequential_node(parts.model, node, states_tokens_first(insertion, node)))
-        replace_by_merged(insertion, node, merge_heads(insertion, sequential))
+        add_function(parts.model, body_of(node, BlockOrder.SEQUENTIAL))

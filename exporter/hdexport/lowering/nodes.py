@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir
 
-SWAP_HEADS_AND_TOKENS = (0, 2, 1, 3)
-"""Permutation of axes: from [batch, tokens, heads, head_dim] to [batch, heads, tokens, head_dim], and back."""
-
 
 def operator_nodes(model: onnx_ir.Model, name: str | None = None) -> list[onnx_ir.Node]:
     """The nodes of the domain ``hdexport``, or of one operator, in graph order; bodies of functions are
@@ -49,19 +46,6 @@ def body_of(node: onnx_ir.Node, order: BlockOrder = BlockOrder.PARALLEL) -> onnx
     )
 
 
-def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequence[onnx_ir.Value]) -> onnx_ir.Node:
-    """A node, in no graph yet, that computes the same as a given one from states as projections leave them.
-
-    The states and the result are [batch, tokens, heads, head_dim]; the model receives the operator's sequential body.
-    """
-    import onnx_ir as ir
-
-    body = body_of(node, BlockOrder.SEQUENTIAL)
-    add_function(model, body)
-    inputs = [*tokens_first, *node.inputs[len(tokens_first) :]]
-    return ir.node(body.name, inputs, attributes=node.attributes, domain=node.domain)
-
-
 def add_function(model: onnx_ir.Model, proto: onnx.FunctionProto) -> onnx_ir.Function:
     """Give a model a function, in the place of one of the same name."""
     import onnx_ir as ir
@@ -69,6 +53,12 @@ def add_function(model: onnx_ir.Model, proto: onnx.FunctionProto) -> onnx_ir.Fun
     function = ir.serde.deserialize_function(proto)
     model.functions[function.identifier()] = function
     return function
+
+
+def states_of(node: onnx_ir.Node) -> list[onnx_ir.Value]:
+    """A node's states, [batch, tokens, heads, head_dim]."""
+    states = node.inputs[: operator_of(node).states]
+    return [state for state in states if state is not None]
 
 
 def token_mask_of(node: onnx_ir.Node) -> onnx_ir.Value:
@@ -79,8 +69,8 @@ def token_mask_of(node: onnx_ir.Node) -> onnx_ir.Value:
 
 
 def heads_of(state: onnx_ir.Value | None) -> int:
-    """The number of heads of a node's state, [batch, heads, tokens, head_dim]."""
-    return int(shape_of(state)[1])
+    """The number of heads of a node's state, [batch, tokens, heads, head_dim]."""
+    return int(shape_of(state)[2])
 
 
 def shape_of(value: onnx_ir.Value | None) -> onnx_ir.Shape:
@@ -92,12 +82,12 @@ def shape_of(value: onnx_ir.Value | None) -> onnx_ir.Shape:
 
 def group_of(node: onnx_ir.Node) -> int:
     """How many heads of queries share one of keys, by the shapes of a node's first state and its last one."""
-    first, last = node.inputs[0], node.inputs[operator_of(node).states - 1]
+    first, *_, last = states_of(node)
     return heads_of(first) // heads_of(last)
 
 
 def is_causal(node: onnx_ir.Node) -> bool:
-    """Whether a token sees only tokens up to itself; nodes of old, without the attribute, are not causal."""
+    """Whether a token sees only tokens up to itself; operators without the attribute see both sides."""
     return bool(node.attributes.get_int("causal", 0))
 
 
@@ -133,65 +123,44 @@ def repeat_key_heads(insertion: Insertion, node: onnx_ir.Node) -> None:
     heads = heads_of(node.inputs[0])
     for index, state in enumerate(node.inputs[1:3], start=1):
         assert state is not None
-        batch, kv_heads, tokens, head_dim = shape_of(state)
+        batch, tokens, kv_heads, head_dim = shape_of(state)
         if kv_heads == heads:
             continue
-        column = insertion.op("Unsqueeze", [state, insertion.integers([2])])
-        copies = insertion.integers([1, 1, heads // int(kv_heads), 1, 1])
-        repeated = insertion.op("Expand", [column, copies])  # [batch, kv_heads, heads / kv_heads, tokens, head_dim]
-        each = insertion.op("Reshape", [repeated, insertion.integers([0, heads, -1, int(head_dim)])])
-        each.dtype, each.shape = state.dtype, ir.Shape([batch, heads, tokens, head_dim])
+        column = insertion.op("Unsqueeze", [state, insertion.integers([3])])
+        copies = insertion.integers([1, 1, 1, heads // int(kv_heads), 1])
+        repeated = insertion.op("Expand", [column, copies])  # [batch, tokens, kv_heads, heads / kv_heads, head_dim]
+        each = insertion.op("Reshape", [repeated, insertion.integers([0, 0, heads, int(head_dim)])])
+        each.dtype, each.shape = state.dtype, ir.Shape([batch, tokens, heads, head_dim])
         node.replace_input_with(index, each)
 
 
-def states_tokens_first(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
-    """A node's states as [batch, tokens, heads, head_dim], from before they were turned, where they were."""
-    states = []
-    for heads in node.inputs[: operator_of(node).states]:
-        assert heads is not None
-        before = _before_transposition(heads)
-        states.append(before or insertion.op("Transpose", [heads], {"perm": SWAP_HEADS_AND_TOKENS}))
-    return states
-
-
-def merge_heads(insertion: Insertion, tokens_first: onnx_ir.Value) -> onnx_ir.Value:
+def merge_heads(insertion: Insertion, state: onnx_ir.Value) -> onnx_ir.Value:
     """[batch, tokens, heads, head_dim] as [batch, tokens, hidden], which copies nothing."""
-    return insertion.op("Reshape", [tokens_first, insertion.integers([0, 0, -1])])
+    return insertion.op("Reshape", [state, insertion.integers([0, 0, -1])])
+
+
+def swap_heads_and_tokens(insertion: Insertion, state: onnx_ir.Value) -> onnx_ir.Value:
+    """[batch, tokens, heads, head_dim] as [batch, heads, tokens, head_dim], or the reverse."""
+    return insertion.op("Transpose", [state], {"perm": (0, 2, 1, 3)})
 
 
 def merged_states(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
     """A node's states as [batch, tokens, hidden]."""
-    return [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
+    return [merge_heads(insertion, state) for state in states_of(node)]
+
+
+def replace_result(node: onnx_ir.Node, result: onnx_ir.Value) -> None:
+    """Let what reads a node's result read another one, and remove the node."""
+    import onnx_ir as ir
+
+    replaced = node.outputs[0]
+    result.dtype, result.shape, result.name = replaced.dtype, replaced.shape, replaced.name
+    ir.convenience.replace_all_uses_with(replaced, result, replace_graph_outputs=True)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
 
 
 def replace_by_merged(insertion: Insertion, node: onnx_ir.Node, merged: onnx_ir.Value) -> None:
-    """Let what reads a node's heads, [batch, heads, tokens, head_dim], read merged ones, [batch, tokens, hidden].
-
-    Where it only swaps heads and tokens, nothing is swapped.
-    """
-    import onnx_ir as ir
-
-    heads = node.outputs[0]
-    assert heads.shape is not None
-    batch, num_heads, tokens, head_dim = heads.shape
-    tokens_first = insertion.op("Reshape", [merged, insertion.integers([0, 0, int(num_heads), -1])])
-    tokens_first.dtype, tokens_first.shape = heads.dtype, ir.Shape([batch, tokens, num_heads, head_dim])
-    for user in {use.node for use in heads.uses()}:
-        if _swaps_heads_and_tokens(user):
-            ir.convenience.replace_all_uses_with(user.outputs[0], tokens_first)
-            assert user.graph is not None
-            user.graph.remove(user, safe=True)
-    if heads.uses():
-        split = insertion.op("Transpose", [tokens_first], {"perm": SWAP_HEADS_AND_TOKENS})
-        split.dtype, split.shape = heads.dtype, heads.shape
-        ir.convenience.replace_all_uses_with(heads, split)
-
-
-def _before_transposition(heads: onnx_ir.Value) -> onnx_ir.Value | None:
-    """[batch, tokens, heads, head_dim], where heads and tokens were only swapped; None where more was done."""
-    swap = heads.producer()
-    return swap.inputs[0] if swap is not None and _swaps_heads_and_tokens(swap) else None
-
-
-def _swaps_heads_and_tokens(node: onnx_ir.Node) -> bool:
-    return node.op_type == "Transpose" and node.attributes["perm"].as_ints() == SWAP_HEADS_AND_TOKENS
+    """Let what reads a node's result, [batch, tokens, heads, head_dim], read a merged one, [batch, tokens, hidden]."""
+    to_heads = insertion.integers([0, 0, heads_of(node.inputs[0]), -1])
+    replace_result(node, insertion.op("Reshape", [merged, to_heads]))

@@ -59,7 +59,7 @@ class PackedTokens:
         return [*packs, attended, *self.unpack(attended.outputs[0], zero)]
 
     def pack(self, states: Sequence[onnx_ir.Value]) -> list[onnx_ir.Node]:
-        """Nodes, in no graph yet, that give states, [batch, tokens, hidden], in the order of packed texts."""
+        """Nodes, in no graph yet, that give states, [batch, tokens, ...], in the order of packed texts."""
         return [self._gather(state, self._order) for state in states]
 
     def unpack(self, attended: onnx_ir.Value, zero: onnx_ir.Value) -> list[onnx_ir.Node]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from hdexport.lowering.multi_head_attention import choice, fused_attention
 from hdexport.lowering.nodes import (
-    SWAP_HEADS_AND_TOKENS,
     Insertion,
     group_of,
     heads_of,
-    replace_by_merged,
+    replace_result,
     shape_of,
+    states_of,
     token_mask_of,
 )
 
@@ -28,37 +28,28 @@ def fuse_short_texts(node: onnx_ir.Node, parts: SharedParts, *, longest: int, na
     """Let a choice take the place of a node of sparse attention: fused attention where nothing is hidden, else the
     node.
 
-    Both branches read split heads: states from before the splitting would be kept in memory for the other one. And both
-    end with heads that are still split: a branch that ends with a Reshape copies what it returns. `longest` are the
-    tokens up to which every query of a text without padding sees every key, once.
+    `longest` are the tokens up to which every query of a text without padding sees every key, once.
     """
     import onnx_ir as ir
 
     insertion = Insertion(node)
     is_dense = are_dense(insertion, node, parts, longest)
-    query, key, value = (state for state in node.inputs[:3] if state is not None)
-    to_hidden, to_heads = insertion.integers([0, 0, -1]), insertion.integers([0, 0, heads_of(query), -1])
-    tokens_first = ir.node("Transpose", [query], {"perm": SWAP_HEADS_AND_TOKENS})
-    merged_query = ir.node("Reshape", [tokens_first.outputs[0], to_hidden])
+    query, key, value = states_of(node)
     of_keys, of_values = (_heads_of_queries(insertion, node, state) for state in (key, value))
     keys, values = ((nodes[-1].outputs[0] if nodes else state) for nodes, state in ((of_keys, key), (of_values, value)))
-    fused = fused_attention(node, [merged_query.outputs[0], keys, values])
+    merges = [ir.node("Reshape", [state, insertion.integers([0, 0, -1])]) for state in (query, keys, values)]
+    fused = fused_attention(node, [merge.outputs[0] for merge in merges])
+    # A branch that ends with a Reshape copies what it returns: here the one of short texts.
+    split = ir.node("Reshape", [fused.outputs[0], insertion.integers([0, 0, heads_of(query), -1])])
     sparse = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
     attended = choice(
         is_dense,
-        then=[
-            tokens_first,
-            merged_query,
-            *of_keys,
-            *of_values,
-            fused,
-            ir.node("Reshape", [fused.outputs[0], to_heads]),
-        ],
-        otherwise=[sparse, ir.node("Transpose", [sparse.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})],
+        then=[*of_keys, *of_values, *merges, fused, split],
+        otherwise=[sparse],
         name=name,
         dtype=ir.DataType.FLOAT,
     )
-    replace_by_merged(insertion, node, insertion.op("Reshape", [insertion.insert(attended), to_hidden]))
+    replace_result(node, insertion.insert(attended))
 
 
 def are_dense(insertion: Insertion, node: onnx_ir.Node, parts: SharedParts, longest: int) -> onnx_ir.Value:
@@ -92,8 +83,8 @@ def _heads_of_queries(insertion: Insertion, node: onnx_ir.Node, state: onnx_ir.V
     group = group_of(node)
     if group == 1:
         return []
-    _, kv_heads, _, head_dim = shape_of(state)
-    column = ir.node("Unsqueeze", [state, insertion.integers([2])])
-    repeated = ir.node("Expand", [column.outputs[0], insertion.integers([1, 1, group, 1, 1])])
-    split = insertion.integers([0, group * int(kv_heads), -1, int(head_dim)])
+    _, _, kv_heads, head_dim = shape_of(state)
+    column = ir.node("Unsqueeze", [state, insertion.integers([3])])
+    repeated = ir.node("Expand", [column.outputs[0], insertion.integers([1, 1, 1, group, 1])])
+    split = insertion.integers([0, 0, group * int(kv_heads), int(head_dim)])
     return [column, repeated, ir.node("Reshape", [repeated.outputs[0], split])]

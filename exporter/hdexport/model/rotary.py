@@ -118,10 +118,10 @@ class RotaryTable(torch.nn.Module):
 
 
 def turned(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Queries or keys, [batch, heads, tokens, head_dim], turned in float32; pairs are half a head apart.
+    """Queries or keys, [batch, tokens, heads, head_dim], turned in float32; pairs are half a head apart.
 
     They are turned in the operators that the library has, too: backends know them. Cosines and sines are
-    [tokens, head_dim], float32: a table's, twice side by side.
+    [1, tokens, 1, head_dim], float32: a table's, twice side by side.
     """
     exact, pairs = states.float(), states.shape[-1] // 2
     # Slices, not chunks: backends make one operator of the whole.

@@ -108,21 +108,19 @@ def _signature(op_type: str, opset: int) -> tuple[frozenset[str], int, int]:
 class Bodies:
     """The function bodies of the nodes of an operator that differ in nothing that decides a body.
 
-    A body is a function that takes `op` and the inputs, and returns the result.
+    A body is a function that takes `op` and the inputs, and returns the result. States and result are [batch, tokens,
+    heads, head_dim].
 
     Attributes:
         suffix: the end of the names of the bodies, behind the name of the operator. Bodies that differ need names that
             differ. Overloads of one name would be the standard's way, but TensorRT-RTX 1.7.1 gives every node the first
             overload without warning.
         sequential: the body in the sequential order; None for an operator without such a body.
-        tokens_first: whether the states and the result of the sequential body are [batch, tokens, heads, head_dim], as
-            projections leave them. This is a different operator, and the name of the body says so.
     """
 
     suffix: str = ""
     parallel: Callable[..., Value]
     sequential: Callable[..., Value] | None = None
-    tokens_first: bool = True
 
 
 def function_of_node(
@@ -145,11 +143,9 @@ def function_of_node(
     operator.check(**attributes)
     described = {"grouped": grouped} if operator.groups_heads else {}
     bodies = operator.face("graph").bodies(operator.inputs[:inputs], attributes, **described)
-    if order is BlockOrder.PARALLEL:
-        return function(operator, bodies.parallel, inputs=inputs, suffix=bodies.suffix)
-    assert bodies.sequential is not None
-    suffix = bodies.suffix + "_tokensfirst" * bodies.tokens_first
-    return function(operator, bodies.sequential, inputs=inputs, suffix=suffix)
+    body = bodies.parallel if order is BlockOrder.PARALLEL else bodies.sequential
+    assert body is not None
+    return function(operator, body, inputs=inputs, suffix=bodies.suffix)
 
 
 def function(operator: Operator, body: Callable[..., Value], *, inputs: int, suffix: str = "") -> onnx.FunctionProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnx import TensorProto
@@ -29,6 +30,20 @@ def column(op: Op, count: Value | int) -> Value:
 def swap_heads_and_tokens(op: Op, state: Value) -> Value:
     """Turn [batch, heads, tokens, head_dim] into [batch, tokens, heads, head_dim], or the reverse."""
     return op.Transpose(state, perm=[0, 2, 1, 3])
+
+
+def heads_first(body: Callable[..., Value], *, states: int = 3) -> Callable[..., Value]:
+    """Return a body that turns its leading states and its result, for one whose products need heads before tokens.
+
+    The given body takes and returns [batch, heads, tokens, head_dim], the returned one [batch, tokens, heads,
+    head_dim]. Other inputs are passed on.
+    """
+
+    def turned(op: Op, *inputs: Value) -> Value:
+        of_heads = [swap_heads_and_tokens(op, state) for state in inputs[:states]]
+        return swap_heads_and_tokens(op, body(op, *of_heads, *inputs[states:]))
+
+    return turned
 
 
 def rows_or_zero(op: Op, are_defined: Value, rows: Value) -> Value:

@@ -23,6 +23,7 @@ def launch(
     *,
     tiles: Tiles,
     attributes: Attributes,
+    is_planned: bool = False,
 ) -> None:
     """Run the kernels on tensors of one GPU, or on CPU tensors where Triton interprets. Nothing is allocated.
 
@@ -34,6 +35,7 @@ def launch(
         out: of the shape and type of the first input, overwritten throughout; its strides may be others.
         scratch: the buffers that the face's `workspace` lists, uint8, at least as large.
         attributes: of the operator, all of them.
+        is_planned: whether `scratch` holds the plan of an earlier call, which layers of a model may share.
     """
     import torch  # which compilers do without
 
@@ -64,6 +66,8 @@ def launch(
     kernels = operator.face("kernel")
     strides = {name: sizes(tensor.stride())[:3] for name, tensor in strided.items()}
     for step in face.launches(shapes, attributes, constants=constants, strides=strides):
+        if is_planned and step.kernel in face.planning_kernels:
+            continue
         pointers = {name: tensors.get(name) for name in face.POINTERS[step.kernel]}
         compiled = face.compiled_with(step.kernel, tiles)
         getattr(kernels, step.kernel)[step.grid](**pointers, **step.scalars, **constants[step.kernel], **compiled)

@@ -46,8 +46,9 @@ class Operator:
         version: the version, which grows when the semantics change.
         package: the import path of the operator's folder.
         inputs: the names of the inputs, in order: the states, the mask, and others.
-        states: the number of leading inputs of shape [batch, heads, tokens, head_dim]. The states behind the first one
-            may have more tokens, the tokens of the keys. The mask, [batch, tokens] of the last state, is next.
+        states: the number of leading inputs of shape [batch, tokens, heads, head_dim], a view of what projections make.
+            The states behind the first one may have more tokens, the tokens of the keys. The mask, [batch, tokens] of
+            the last state, is next.
         groups_heads: whether keys and values may have fewer heads than queries. If so, `heads` is a multiple of
             `kv_heads`, and head h of the queries sees head h // (heads // kv_heads) of the keys. `bodies` of the face
             `graph` takes ``grouped``.

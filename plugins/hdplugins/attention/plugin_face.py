@@ -208,7 +208,7 @@ class PluginFace(ABC):
             *others, last = operator.state_names
             raise ValueError(
                 f"{', '.join(others)} and {last} are {', '.join(map(str, states))} and {operator.mask} is {mask}; the "
-                f"first {_NUMBERS[operator.states]} are alike, [batch, heads, tokens, head_dim], and the last is "
+                f"first {_NUMBERS[operator.states]} are alike, [batch, tokens, heads, head_dim], and the last is "
                 "[batch, tokens]." + (" Heads may be a multiple of the others'." if operator.groups_heads else "")
             )
 
@@ -275,7 +275,7 @@ class PluginFace(ABC):
 
 def sizes(axes: Sequence[int]) -> Sizes:
     """The sizes of a state of that shape, or its strides: here alone it is decided which axis is which."""
-    batch, heads, tokens, head_dim = axes
+    batch, tokens, heads, head_dim = axes
     return Sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim)
 
 

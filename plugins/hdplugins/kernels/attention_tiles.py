@@ -136,7 +136,7 @@ def cubin_architecture(architecture: int) -> int:
 def check_sizes(
     *, batch: int, heads: int, tokens: int, head_dim: int, scale: float, head_dims: Sequence[int] = HEAD_DIMS
 ) -> None:
-    """Refuse, by a ValueError, sizes of [batch, heads, tokens, head_dim] that the kernels cannot be launched for."""
+    """Refuse, by a ValueError, sizes that the kernels cannot be launched for."""
     check_head_dim(head_dim, head_dims)
     for name, number in (("batch", batch), ("heads", heads), ("tokens", tokens)):
         if number < 1:
@@ -145,7 +145,7 @@ def check_sizes(
         raise ValueError(f"scale is {scale}; the kernels need a finite one greater than 0.")
     if max(batch, heads) > _MOST_PROGRAMS or heads * tokens * head_dim > _MOST_INT32:
         raise ValueError(
-            f"[{batch}, {heads}, {tokens}, {head_dim}] is too large for one launch: batch and heads are at most "
+            f"[{batch}, {tokens}, {heads}, {head_dim}] is too large for one launch: batch and heads are at most "
             f"{_MOST_PROGRAMS}, and a text has at most {_MOST_INT32} values."
         )
 

@@ -40,14 +40,14 @@ class Projections:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.hidden = randn(BATCH, TOKENS, HIDDEN, seed=1, dtype=dtype)
-        self.query = randn(BATCH, HEADS, SLOTS, HEAD_DIM, seed=2, dtype=dtype)
+        self.query = randn(BATCH, SLOTS, HEADS, HEAD_DIM, seed=2, dtype=dtype)
         self.k, self.v = (randn(HIDDEN, HIDDEN, seed=seed, dtype=dtype) / HIDDEN**0.5 for seed in (3, 4))
         # Biases far larger than the rest: were one lost or counted twice, nothing else would hide it.
         self.b, self.c = (10 * randn(HIDDEN, seed=seed, dtype=dtype) for seed in (5, 6))
 
     def direct(self, kinds: torch.Tensor) -> torch.Tensor:
         key, value = (
-            torch.nn.functional.linear(self.hidden, weight, bias).view(BATCH, TOKENS, HEADS, HEAD_DIM).transpose(1, 2)
+            torch.nn.functional.linear(self.hidden, weight, bias).view(BATCH, TOKENS, HEADS, HEAD_DIM)
             for weight, bias in ((self.k, self.b), (self.v, self.c))
         )
         return attend_to_all(self.query, key, value, kinds, scale=0.3)
@@ -70,12 +70,12 @@ def by_definition(projections: Projections, kinds: torch.Tensor) -> np.ndarray:
     keys = hidden @ projections.k.double().numpy().T + projections.b.double().numpy()
     values = hidden @ projections.v.double().numpy().T + projections.c.double().numpy()
     out = np.empty(query.shape)
-    for text, head, slot in np.ndindex(*query.shape[:3]):
+    for text, slot, head in np.ndindex(*query.shape[:3]):
         real = np.flatnonzero(kinds[text].numpy())
         part = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-        scores = keys[text, real, part] @ query[text, head, slot] * 0.3
+        scores = keys[text, real, part] @ query[text, slot, head] * 0.3
         weights = np.exp(scores - scores.max())
-        out[text, head, slot] = weights / weights.sum() @ values[text, real, part]
+        out[text, slot, head] = weights / weights.sum() @ values[text, real, part]
     return out
 
 
@@ -91,7 +91,7 @@ def test_moving_the_projections_costs_no_accuracy_in_half_precision(kinds: torch
 def test_the_softmax_is_float32_for_half_precision_scores() -> None:
     """In float16, 2000 equal weights are each rounded, and a sum of them is not 1."""
     kinds = torch.full((1, 3000), LOCAL, dtype=torch.int32)
-    query, key = torch.zeros(1, 1, 1, 8, dtype=torch.float16), torch.zeros(1, 1, 3000, 8, dtype=torch.float16)
-    value = torch.full((1, 1, 3000, 8), 100.0, dtype=torch.float16)
+    query, key = torch.zeros(1, 1, 1, 8, dtype=torch.float16), torch.zeros(1, 3000, 1, 8, dtype=torch.float16)
+    value = torch.full((1, 3000, 1, 8), 100.0, dtype=torch.float16)
     got = attend_to_all(query, key, value, kinds, scale=1.0)
     assert_close(got.float().numpy(), np.full(got.shape, 100.0, np.float32), atol=0.1)

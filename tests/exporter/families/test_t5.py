@@ -49,12 +49,12 @@ def test_the_table_has_the_number_of_every_distance(model_type: str) -> None:
         config = config_class(d_model=4, d_kv=2, num_heads=3, d_ff=4, vocab_size=5, **sizes)
         module = attention(config, has_relative_attention_bias=True)
         table = t5._scores_by_distance(module)
-        assert table.shape == (1, 3, 1, 2 * reach + 1)
+        assert table.shape == (1, 1, 3, 2 * reach + 1)
         tokens = 3 * reach + 5
         places = torch.arange(tokens)
         rows = (places[None] - places[:, None]).clamp(-reach, reach) + reach
         expected = module.compute_bias(tokens, tokens)[0]
-        assert torch.equal(table[0, :, 0][:, rows], expected), (buckets, reach)
+        assert torch.equal(table[0, 0][:, rows], expected), (buckets, reach)
 
 
 @pytest.mark.parametrize(("buckets", "reach"), [(3, 128), (32, 8)])

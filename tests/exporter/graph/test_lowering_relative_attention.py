@@ -10,14 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
-from hdexport.lowering.nodes import SWAP_HEADS_AND_TOKENS
 from support.attention_graphs import chain_of, session_of
 from support.attention_layers import PADDINGS
 from support.comparators import assert_close, named_case
@@ -26,68 +24,37 @@ from support.function_bodies import growth_bytes, growths_bytes
 from support.operators.relative import Relative, inputs_of, key_kinds
 
 NODES = (Relative(), Relative(segments=False, heads=3), Relative(causal=1, reach=9))
-STATES = Relative.operator.state_names
 ATOL = 1.2e-5
 """Measured 5.4e-6; values reach 6.2."""
 
 
 def portable_graph(*nodes: Relative) -> ir.Model:
-    """Nodes in a chain, with heads and tokens swapped before and after it, as in a model.
-
-    Inputs and result are float32; states and result are [batch, tokens or keys, heads, head_dim].
-    """
+    """Nodes in a chain, between casts, as in a model. Inputs and result are float32; the result is negated."""
     model = chain_of(nodes)
     graph, (output,) = model.graph, model.graph.output
-    casts, swaps, names = [], [], {}
+    casts, names = [], {}
     for value in graph.input:
         if value.name == "key_kind":
             continue
         names[value.name] = f"{value.name}_typed"
-        dtype = value.type.tensor_type.elem_type
-        casts.append(helper.make_node("Cast", [value.name], [names[value.name]], to=dtype))
-        if value.name in STATES:
-            swaps.append(swapped(names[value.name], f"{value.name}_heads"))
-            names[value.name] = f"{value.name}_heads"
         inner = graph.value_info.add()
         inner.CopyFrom(value)
         inner.name = names[value.name]
-        make_outer(value)
+        tensor_type = value.type.tensor_type
+        casts.append(helper.make_node("Cast", [value.name], [inner.name], to=tensor_type.elem_type))
+        tensor_type.elem_type = TensorProto.FLOAT
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
     graph.value_info.add().CopyFrom(output)
     results = [
-        swapped(output.name, "tokens_first"),
-        helper.make_node("Cast", ["tokens_first"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", [output.name], ["wide"], to=TensorProto.FLOAT),
         helper.make_node("Neg", ["wide"], ["result"]),
     ]
-    output.name = "result"
-    make_outer(output)
-    body = [*casts, *swaps, *graph.node, *results]
+    output.name, output.type.tensor_type.elem_type = "result", TensorProto.FLOAT
+    body = [*casts, *graph.node, *results]
     del graph.node[:]
     graph.node.extend(body)
     return ir.serde.deserialize_model(model)
-
-
-def swapped(source: str, result: str) -> onnx.NodeProto:
-    return helper.make_node("Transpose", [source], [result], perm=SWAP_HEADS_AND_TOKENS)
-
-
-def make_outer(value: onnx.ValueInfoProto) -> None:
-    """Float32, and with tokens before heads if it has both."""
-    value.type.tensor_type.elem_type = TensorProto.FLOAT
-    axes = value.type.tensor_type.shape.dim
-    if len(axes) == 4:
-        order = [axes[axis].SerializeToString() for axis in SWAP_HEADS_AND_TOKENS]
-        for axis, text in zip(axes, order, strict=True):
-            axis.ParseFromString(text)
-
-
-def feeds_of(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of `portable_graph`."""
-    wide = {name: array if name == "key_kind" else array.astype(np.float32) for name, array in inputs.items()}
-    return {
-        name: np.ascontiguousarray(array.swapaxes(1, 2)) if name in STATES else array for name, array in wide.items()
-    }
 
 
 @functools.cache
@@ -96,11 +63,11 @@ def lowered_session(*nodes: Relative) -> onnxruntime.InferenceSession:
 
 
 def assert_right(inputs: Mapping[str, np.ndarray], *nodes: Relative) -> None:
-    (got,) = lowered_session(*nodes).run(None, feeds_of(inputs))
+    (got,) = lowered_session(*nodes).run(None, dict(inputs))
     exact = {name: array if name == "key_kind" else array.astype(np.float64) for name, array in inputs.items()}
     for node in nodes:
         exact["query"] = exact_answer(node, exact)
-    assert_close(got, -exact["query"].swapaxes(1, 2), atol=ATOL)
+    assert_close(got, -exact["query"], atol=ATOL)
     assert (got[inputs["key_kind"][:, -got.shape[1] :] == 0] == 0).all()
 
 
@@ -121,8 +88,8 @@ def test_a_half_precision_graph_is_computed_in_float32(dtype: str) -> None:
     half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     assert not [value for inner in lowered.graph.all_nodes() for value in inner.outputs if value.dtype in half]
     inputs = inputs_of(Relative(), key_kinds("right", 131, 7), 131)
-    (got,) = session_of(lowered).run(None, feeds_of(inputs))
-    assert_close(got, -exact_answer(Relative(), inputs).swapaxes(1, 2), atol=ATOL)
+    (got,) = session_of(lowered).run(None, dict(inputs))
+    assert_close(got, -exact_answer(Relative(), inputs), atol=ATOL)
 
 
 def test_layers_that_differ_share_a_graph_that_swaps_nothing() -> None:

@@ -98,7 +98,7 @@ def test_a_wrong_body_is_found(described: BodyDescription, order: BlockOrder) ->
 
 @each_order
 @each_node
-def test_a_body_is_of_standard_operators_and_builds_each_score_matrix_once(
+def test_a_body_is_of_standard_operators_and_computes_and_turns_nothing_twice(
     described: BodyDescription, node: Layer, order: BlockOrder
 ) -> None:
     counts = operators_of(node.body(order))

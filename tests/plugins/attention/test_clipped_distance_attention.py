@@ -27,17 +27,17 @@ def test_the_definition_is_a_softmax_over_all_real_keys(node: Clipped) -> None:
     for padding, tokens in (("right", 25), ("holes", 13)):
         inputs = inputs_of(node, token_kinds(padding, tokens))
         got = exact_answer(node, inputs)
-        for batch, head, i in np.ndindex(got.shape[:3]):
+        for batch, i, head in np.ndindex(got.shape[:3]):
             seen = [j for j in range(tokens) if inputs["key_mask"][batch, j]]
             rows = [max(-node.reach, min(node.reach, j - i)) + node.reach for j in seen]
             numbers = inputs["scores_by_distance"]
-            own = numbers[batch if node.by_query else 0, head, i if node.by_query else 0, rows]
-            scores = inputs["query"][batch, head, i] @ inputs["key"][batch, head, seen].T * node.head_dim**-0.5 + own
+            own = numbers[batch if node.by_query else 0, i if node.by_query else 0, head, rows]
+            scores = inputs["query"][batch, i, head] @ inputs["key"][batch, seen, head].T * node.head_dim**-0.5 + own
             weights = np.exp(scores - scores.max())
-            values = inputs["value"][batch, head, seen]
+            values = inputs["value"][batch, seen, head]
             if node.values:
                 values = values + inputs["values_by_distance"][rows]
-            assert_close(got[batch, head, i], weights @ values / weights.sum(), atol=1e-12)
+            assert_close(got[batch, i, head], weights @ values / weights.sum(), atol=1e-12)
 
 
 @each_order
@@ -48,11 +48,11 @@ def test_what_is_shared_may_be_given_to_each_text_and_query(order: BlockOrder) -
         inputs = inputs_of(shared, token_kinds("right", tokens))
         right = answer_of_body(shared, order, inputs)
         for texts, queries in ((3, 1), (1, tokens), (3, tokens)):
-            shape = (texts, shared.heads, queries, 2 * shared.reach + 1)
+            shape = (texts, queries, shared.heads, 2 * shared.reach + 1)
             given = inputs | {"scores_by_distance": np.broadcast_to(inputs["scores_by_distance"], shape).copy()}
             model = chain_of([by_query], order)
             for value in model.graph.input:
                 if value.name == "scores_by_distance":
                     value.type.tensor_type.shape.dim[0].dim_param = "number_texts"
-                    value.type.tensor_type.shape.dim[2].dim_param = "number_queries"
+                    value.type.tensor_type.shape.dim[1].dim_param = "number_queries"
             np.testing.assert_array_equal(run(new_session(model), given), right)

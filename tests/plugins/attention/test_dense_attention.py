@@ -32,7 +32,7 @@ FORMS = [
 def feeds_of(layer: Dense, tokens: int, mask: str) -> dict:
     """Scores of some spread, so that attention is far from uniform."""
     generator = np.random.default_rng(tokens * layer.head_dim)
-    shapes = {name: (3, layer.heads_of(name), tokens, layer.head_dim) for name in ("query", "key", "value")}
+    shapes = {name: (3, tokens, layer.heads_of(name), layer.head_dim) for name in ("query", "key", "value")}
     feeds = {name: generator.normal(size=shape).astype(layer.dtype) for name, shape in shapes.items()}
     feeds["key_mask"] = token_kinds(mask, tokens) != 0
     return feeds
@@ -55,7 +55,7 @@ def test_the_definition_is_pytorchs_attention(layer: Dense) -> None:
     for tokens, mask in itertools.product(LENGTHS, PADDINGS):
         feeds = feeds_of(layer, tokens, mask)
         got = by_reference(layer, feeds, dtype=torch.float64)
-        query, key, value = (torch.from_numpy(feeds[name]) for name in ("query", "key", "value"))
+        query, key, value = (torch.from_numpy(feeds[name]).transpose(1, 2) for name in ("query", "key", "value"))
         real = torch.from_numpy(feeds["key_mask"])
         seen = real[:, None, None, :].expand(3, 1, tokens, tokens)
         defined = real.any(1)[:, None].expand(3, tokens)
@@ -63,7 +63,7 @@ def test_the_definition_is_pytorchs_attention(layer: Dense) -> None:
             seen, defined = seen & torch.ones(tokens, tokens, dtype=torch.bool).tril(), real
         expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
         # PyTorch leaves rows without a key undefined, and sees no difference between tokens and padding.
-        expected = torch.where(defined[:, None, :, None], expected, 0.0).numpy()
+        expected = torch.where(defined[:, None, :, None], expected, 0.0).transpose(1, 2).numpy()
         with named_case(tokens, mask):
             assert_close(got, expected, atol=1e-12)
 
@@ -91,7 +91,7 @@ def test_another_form_gives_another_answer(layer: Dense, wrong: dict[str, Any]) 
     exact = by_reference(layer, feeds, dtype=torch.float64)
     if "kv_heads" in wrong:
         # The heads of keys from the last to the first.
-        changed = feeds | {name: feeds[name][:, ::-1].copy() for name in ("key", "value")}
+        changed = feeds | {name: feeds[name][:, :, ::-1].copy() for name in ("key", "value")}
         other = by_reference(layer, changed, dtype=torch.float64)
     else:
         tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
@@ -110,7 +110,7 @@ def test_content_of_padding_does_not_change_the_answer(dtype: str, layer: Dense)
     (before,) = session.run(None, feeds)
     padding = ~feeds["key_mask"][0]
     for name in ("key", "value"):
-        feeds[name][0][:, padding] = 50.0
+        feeds[name][0, padding] = 50.0
     (after,) = session.run(None, feeds)
     np.testing.assert_array_equal(before, after)
 
@@ -120,7 +120,7 @@ def test_large_scores_overflow_in_neither_dtype() -> None:
     layer = Dense(head_dim=64, dtype="float16")
     feeds = feeds_of(layer, 64, "right")
     feeds["query"][:], feeds["key"][:] = 60.0, 60.0
-    feeds["key"][:, :, 0] = 61.0
+    feeds["key"][:, 0] = 61.0
     (got,) = session_of(layer).run(None, feeds)
     exact = by_reference(layer, feeds, dtype=torch.float64)
     assert_close(got, exact, atol=4e-3)

@@ -22,13 +22,13 @@ def test_the_definition_is_a_softmax_of_three_products(node: Disentangled) -> No
     for padding, tokens in (("right", 25), ("holes", 13)):
         inputs = inputs_of(node, token_kinds(padding, tokens))
         got = exact_answer(node, inputs)
-        for batch, head, i in np.ndindex(got.shape[:3]):
+        for batch, i, head in np.ndindex(got.shape[:3]):
             seen = [j for j in range(tokens) if inputs["key_mask"][batch, j]]
             rows = row_of_distance[[max(-node.reach, min(node.reach, j - i)) + node.reach for j in seen]]
-            query, keys = inputs["query"][batch, head, i], inputs["key"][batch, head, seen]
+            query, keys = inputs["query"][batch, i, head], inputs["key"][batch, seen, head]
             scores = keys @ query + inputs["position_keys"][head, rows] @ query
             scores += (inputs["position_queries"][head, rows] * keys).sum(1)
             scores *= node.head_dim**-0.5
             weights = np.exp(scores - scores.max())
-            values = inputs["value"][batch, head, seen]
-            assert_close(got[batch, head, i], weights @ values / weights.sum(), atol=1e-12)
+            values = inputs["value"][batch, seen, head]
+            assert_close(got[batch, i, head], weights @ values / weights.sum(), atol=1e-12)

@@ -24,21 +24,21 @@ def test_the_definition_is_a_softmax_over_the_tokens_and_sides_in_view(node: Loc
         mask = token_kinds(padding, tokens)
         inputs = inputs_of(replace(node, dtype="float64"), mask)
         got = exact_answer(node, inputs)
-        for batch, head, i in np.ndindex(got.shape[:3]):
+        for batch, i, head in np.ndindex(got.shape[:3]):
             near, sides, own = node.keys_by_hand(mask[batch], i)
             expected = np.zeros(node.head_dim)
             if near:
-                keys, values = inputs["key"][batch, head, near], inputs["value"][batch, head, near]
+                keys, values = inputs["key"][batch, near, head], inputs["value"][batch, near, head]
                 biases = [inputs["local_bias"][head, key - i + node.radius] for key in near]
                 for side in sides:
-                    keys = np.concatenate([keys, inputs["side_key"][batch, head, [side]]])
-                    values = np.concatenate([values, inputs["side_value"][batch, head, [side]]])
+                    keys = np.concatenate([keys, inputs["side_key"][batch, [side], head]])
+                    values = np.concatenate([values, inputs["side_value"][batch, [side], head]])
                     distance = max(-node.reach, min(node.reach, side - own))
                     biases.append(inputs["side_bias"][head, distance + node.reach])
-                scores = inputs["query"][batch, head, i] @ keys.T * node.head_dim**-0.5 + biases
+                scores = inputs["query"][batch, i, head] @ keys.T * node.head_dim**-0.5 + biases
                 weights = np.exp(scores - scores.max())
                 expected = weights @ values / weights.sum()
-            assert_close(got[batch, head, i], expected, atol=1e-12)
+            assert_close(got[batch, i, head], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("tokens", "sides"), [(15, 0), (16, 1), (31, 1), (32, 2), (4096, 256)])

@@ -31,19 +31,19 @@ def test_the_definition_is_a_softmax_over_the_keys_in_view(node: Relative) -> No
         kinds = key_kinds(padding, tokens, memory)
         inputs = inputs_of(replace(node, dtype="float64"), kinds, tokens)
         got = exact_answer(node, inputs)
-        for batch, head, i in np.ndindex(got.shape[:3]):
-            query, expected = inputs["query"][batch, head, i], np.zeros(node.head_dim)
+        for batch, i, head in np.ndindex(got.shape[:3]):
+            query, expected = inputs["query"][batch, i, head], np.zeros(node.head_dim)
             seen = node.keys_by_hand(kinds[batch], tokens, i)
             if seen:
-                to_key = (query + inputs["content_bias"][head]) @ inputs["key"][batch, head, seen].T
+                to_key = (query + inputs["content_bias"][head]) @ inputs["key"][batch, seen, head].T
                 rows = inputs["positions"][head][[tokens - 1 - i + key for key in seen]]
                 scores = to_key + (query + inputs["position_bias"][head]) @ rows.T
                 if node.segments:
                     other = kinds[batch, seen] != kinds[batch, memory + i]
-                    scores += other * inputs["segment_scores"][batch, head, i]
+                    scores += other * inputs["segment_scores"][batch, i, head]
                 weights = np.exp((scores - scores.max()) * node.head_dim**-0.5)
-                expected = weights @ inputs["value"][batch, head, seen] / weights.sum()
-            assert_close(got[batch, head, i], expected, atol=1e-12)
+                expected = weights @ inputs["value"][batch, seen, head] / weights.sum()
+            assert_close(got[batch, i, head], expected, atol=1e-12)
 
 
 @settings(max_examples=60, deadline=None)

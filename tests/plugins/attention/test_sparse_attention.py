@@ -40,7 +40,7 @@ def feeds_of(layer: SparseLayer, kinds: np.ndarray) -> dict[str, np.ndarray]:
     """States such that the softmax is far from uniform, and the mask."""
     generator = np.random.default_rng(kinds.shape[1])
     (batch, tokens), names = kinds.shape, layer.operator.state_names
-    shapes = {name: (batch, layer.heads_of(name), tokens, layer.head_dim) for name in names}
+    shapes = {name: (batch, tokens, layer.heads_of(name), layer.head_dim) for name in names}
     states = {name: (1.5 * generator.normal(size=shape)).astype(layer.dtype) for name, shape in shapes.items()}
     first = layer.operator.state_names[0]
     states[first] = layer.decided(torch.from_numpy(states[first])).numpy()
@@ -98,7 +98,7 @@ def assert_right(
     feeds, exact, allowed = question_of(layer, globals_, padding, tokens, batch)
     got = run(session_of((layer,), order), feeds)
     with named_case(layer, f"{tokens} tokens", f"padding {padding}", f"globals {globals_}", f"batch {batch}"):
-        assert (got.swapaxes(1, 2)[feeds[layer.operator.mask] == 0] == 0).all()
+        assert (got[feeds[layer.operator.mask] == 0] == 0).all()
         assert_close(got, exact, atol=allowed)
 
 
@@ -122,17 +122,17 @@ def test_the_definition_is_a_softmax_over_the_keys_in_view_as_often_as_they_coun
     for layer, kinds in described.by_hand:
         feeds = feeds_of(replace(layer, dtype="float64"), kinds)
         got = by_definition(feeds, torch.float64, layer)
-        for batch, head, i in np.ndindex(got.shape[:3]):
-            vectors = feeds[layer.operator.state_names[0]][batch, head]
+        for batch, i, head in np.ndindex(got.shape[:3]):
+            vectors = feeds[layer.operator.state_names[0]][batch, :, head]
             seen = layer.keys_by_hand(kinds[batch], vectors, head, i)
             expected = np.zeros(layer.head_dim)
             if kinds[batch, i] and seen:
                 own = head // (layer.heads // layer.heads_of("value"))
-                scores = layer.keys_of(feeds)[batch, own, seen] @ vectors[i] * layer.head_dim**-0.5
+                scores = layer.keys_of(feeds)[batch, seen, own] @ vectors[i] * layer.head_dim**-0.5
                 weights = np.exp(scores - scores.max())
-                expected = weights @ feeds["value"][batch, own, seen] / weights.sum()
+                expected = weights @ feeds["value"][batch, seen, own] / weights.sum()
             with named_case(layer, kinds[batch].tolist(), head, i):
-                assert_close(got[batch, head, i], expected, atol=1e-12)
+                assert_close(got[batch, i, head], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_a_text_that_is_short_enough_is_attended_to_densely(layer: SparseLayer, 
         states = (torch.from_numpy(feeds[name]) for name in layer.operator.state_names)
         dense = dense_attention(*states, torch.from_numpy(real), scale=32**-0.5).numpy()
         with named_case(padding):
-            assert_close(got.swapaxes(1, 2)[real], dense.swapaxes(1, 2)[real], atol=1e-12)
-            assert (got.swapaxes(1, 2)[~real] == 0).all()
+            assert_close(got[real], dense[real], atol=1e-12)
+            assert (got[~real] == 0).all()
 
 
 @each_order
@@ -160,10 +160,10 @@ def test_queries_of_unseen_tokens_see_their_window_and_nothing_beyond_it(order: 
             assert_right(layer, order, "unseen", tokens, globals_=globals_, batch=3 - 2 * (number % 2))
         if layer.bound == 0 and max(layer.left, layer.right) * max(layer.dilation) < 50:  # type: ignore[attr-defined]
             feeds, exact, _ = question_of(layer, "none", "unseen", 211, 1)
-            nothing = (exact == 0).all(axis=(1, 3))
+            nothing = (exact == 0).all(axis=(2, 3))
             assert nothing.sum() > (feeds[layer.operator.mask] == 0).sum(), str(layer)
             got = run(session_of((layer,), order), feeds)
-            assert (got.swapaxes(1, 2)[nothing] == 0).all(), str(layer)
+            assert (got[nothing] == 0).all(), str(layer)
 
 
 @each_order
@@ -179,14 +179,11 @@ def test_texts_that_end_by_row_do_not_see_padding_behind_them(order: BlockOrder)
         for tokens in (70, 87):
             padded = feeds_of(layer, token_kinds("none", 130, batch=2))
             padded["token_mask"][0, tokens:] = 0
-            alone = {
-                name: feed[:1, :, :tokens] if name in layer.operator.state_names else feed[:1, :tokens]
-                for name, feed in padded.items()
-            }
+            alone = {name: feed[:1, :tokens] for name, feed in padded.items()}
             _, allowed = exact_and_allowed(alone, layer)
-            own = run(session, {name: np.ascontiguousarray(feed) for name, feed in alone.items()})
+            own = run(session, alone)
             with named_case(layer, tokens):
-                assert_close(run(session, padded)[:1, :, :tokens], own.astype(np.float64), atol=allowed)
+                assert_close(run(session, padded)[:1, :tokens], own.astype(np.float64), atol=allowed)
 
 
 @each_operator
@@ -298,9 +295,9 @@ def test_the_measure_of_a_body_refuses_a_global_key_that_counts_twice() -> None:
     feeds = feeds_of(layer, kinds)
     exact, allowed = exact_and_allowed(feeds, layer)
     # The global key again, behind the text and where no window reaches: queries near the first copy see both.
-    far = {name: np.concatenate([feeds[name], feeds[name][:, :, 40:41]], axis=2) for name in layer.operator.state_names}
+    far = {name: np.concatenate([feeds[name], feeds[name][:, 40:41]], axis=1) for name in layer.operator.state_names}
     twice = np.concatenate([kinds, [[2]]], axis=1).astype(np.int32)
-    wrong = by_definition({**far, "token_kind": twice}, torch.float64, replace(layer, bound=2))[:, :, :64]
+    wrong = by_definition({**far, "token_kind": twice}, torch.float64, replace(layer, bound=2))[:, :64]
     with pytest.raises(AssertionError):
         assert_close(wrong, exact, atol=allowed)
 
@@ -314,7 +311,7 @@ def test_content_of_padding_does_not_change_the_answer(described: Description, o
         session = session_of((layer,), order)
         before = run(session, feeds)
         for name in layer.operator.state_names:
-            feeds[name].swapaxes(1, 2)[kinds == 0] = 50.0
+            feeds[name][kinds == 0] = 50.0
         np.testing.assert_array_equal(before, run(session, feeds), err_msg=f"{layer}, {padding}")
 
 

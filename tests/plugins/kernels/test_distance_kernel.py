@@ -59,7 +59,7 @@ def tensors(node: Node, kinds: np.ndarray, tokens: int | None = None, *, size: f
     )
     made = {name: torch.from_numpy(array) for name, array in arrays.items()}
     made["query"] *= size
-    is_padding = torch.from_numpy(kinds == 0)[:, None, :, None]
+    is_padding = torch.from_numpy(kinds == 0)[:, :, None, None]
     for name in ("key", "value"):
         made[name] = made[name].masked_fill(is_padding, torch.nan)
     if isinstance(node, Clipped):
@@ -67,7 +67,7 @@ def tensors(node: Node, kinds: np.ndarray, tokens: int | None = None, *, size: f
         made["scores_by_distance"] = made["scores_by_distance"].masked_fill(is_far, torch.nan)
     else:
         # Queries of padding answer 0, whatever they are.
-        made["query"] = made["query"].masked_fill(is_padding[:, :, -tokens:], torch.nan)
+        made["query"] = made["query"].masked_fill(is_padding[:, -tokens:], torch.nan)
         made["positions"][:, node.distances(tokens, kinds.shape[1]) :] = torch.nan
     return made
 
@@ -114,7 +114,7 @@ def test_a_kernel_gives_the_right_answer(
     actual = check(interpreter, node, tensors(node, kinds, tokens))
     if isinstance(node, Relative):
         is_padding = torch.from_numpy(kinds[:, -tokens:] == 0)
-        assert (actual.masked_select(is_padding[:, None, :, None]) == 0).all()
+        assert (actual[is_padding] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_queries_of_padding_leave_the_others_alone(interpreter: Interpreter) -> 
     right, pytorch = right_answer(node, inputs), right_answer(node, inputs, "float32")
     is_padding = torch.from_numpy(kinds == 0)
     for name in ("query", "scores_by_distance"):
-        inputs[name] = inputs[name].masked_fill(is_padding[:, None, :, None], torch.nan)
+        inputs[name] = inputs[name].masked_fill(is_padding[:, :, None, None], torch.nan)
     actual = answer_of(interpreter, node, inputs)
-    assert torch.isnan(actual[is_padding[:, None]]).all()
-    real = ~is_padding[:, None]
+    assert torch.isnan(actual[is_padding]).all()
+    real = ~is_padding
     assert_as_accurate(actual[real], right[real], pytorch[real])
 
 
@@ -226,10 +226,10 @@ def test_keys_that_no_query_sees_are_not_loaded(
     inputs = tensors(node, np.ones((1, 80), np.int32), 64)
     right, pytorch = right_answer(node, inputs), right_answer(node, inputs, "float32")
     for name in ("key", "value"):
-        inputs[name][:, :, unseen] = torch.nan
+        inputs[name][:, unseen] = torch.nan
     actual = answer_of(interpreter, node, inputs)
-    assert_as_accurate(*(answer[:, :, queries_without] for answer in (actual, right, pytorch)))
-    assert torch.isnan(actual[:, :, queries_with]).all()
+    assert_as_accurate(*(answer[:, queries_without] for answer in (actual, right, pytorch)))
+    assert torch.isnan(actual[:, queries_with]).all()
 
 
 def test_the_comparison_refuses_the_answers_by_other_inputs_and_nodes(interpreter: Interpreter) -> None:
@@ -274,11 +274,11 @@ def test_a_gpu_gives_the_right_answers(node: Node) -> None:
 def clipped_shapes(
     *, batch: int = 2, heads: int = 12, tokens: int = 512, head_dim: int = 64, reach: int = 64
 ) -> dict[str, Any]:
-    state, rows = (batch, heads, tokens, head_dim), 2 * reach + 1
+    state, rows = (batch, tokens, heads, head_dim), 2 * reach + 1
     return {
         **dict.fromkeys(("query", "key", "value"), state),
         "key_mask": (batch, tokens),
-        "scores_by_distance": (batch, heads, tokens, rows),
+        "scores_by_distance": (batch, tokens, heads, rows),
         "values_by_distance": (rows, head_dim),
     }
 
@@ -287,12 +287,12 @@ def relative_shapes(
     *, batch: int = 2, heads: int = 12, tokens: int = 512, keys: int = 896, head_dim: int = 64
 ) -> dict[str, Any]:
     return {
-        "query": (batch, heads, tokens, head_dim),
-        **dict.fromkeys(("key", "value"), (batch, heads, keys, head_dim)),
+        "query": (batch, tokens, heads, head_dim),
+        **dict.fromkeys(("key", "value"), (batch, keys, heads, head_dim)),
         "key_kind": (batch, keys),
         "positions": (heads, keys + tokens - 1, head_dim),
         **dict.fromkeys(("content_bias", "position_bias"), (heads, head_dim)),
-        "segment_scores": (batch, heads, tokens),
+        "segment_scores": (batch, tokens, heads),
     }
 
 
@@ -305,10 +305,10 @@ REFUSED: list[tuple[type[Node], dict[str, Any], str]] = [
     (Clipped, {"reach": 0}, "reach is 0; it must be 1 or more"),
     (Clipped, {"reach": 63}, "scores_by_distance has 129 distances; a reach of 63 has 127"),
     (Clipped, {"scale": 0.0}, "scale is 0.0; the kernels need a finite one greater than 0"),
-    (Clipped, {"scores_by_distance": (3, 12, 512, 129)}, r"is \[3, 12, 512, 129\]; with a query .* \[1 or 2, 12, 1 or"),
-    (Clipped, {"scores_by_distance": (12, 512, 129)}, r"scores_by_distance is \[12, 512, 129\]; with a query"),
+    (Clipped, {"scores_by_distance": (3, 512, 12, 129)}, r"is \[3, 512, 12, 129\]; .* \[1 or 2, 1 or 512,"),
+    (Clipped, {"scores_by_distance": (512, 12, 129)}, r"scores_by_distance is \[512, 12, 129\]; with a query"),
     (Clipped, {"values_by_distance": (127, 64)}, r"values_by_distance is \[127, 64\]; .* it is \[129, 64\]"),
-    (Clipped, {"value": (2, 12, 511, 64)}, r"the first three are alike, \[batch, heads, tokens, head_dim\]"),
+    (Clipped, {"value": (2, 511, 12, 64)}, r"the first three are alike, \[batch, tokens, heads, head_dim\]"),
     (Clipped, {"key_mask": (2, 511)}, r"key_mask is \[2, 511\]; the first three"),
     (Clipped, dict.fromkeys(("scores_by_distance", "values_by_distance")), "Attention has 5 or 6 inputs, not 4"),
     (Clipped, clipped_shapes(tokens=0), "tokens is 0; it must be 1 or more"),
@@ -319,11 +319,11 @@ REFUSED: list[tuple[type[Node], dict[str, Any], str]] = [
     (Relative, {"reach": -1}, "reach is -1; it must be 0 or more"),
     (Relative, {"positions": (12, 1406, 64)}, "positions has 1406 distances; 1407 are needed"),
     (Relative, {"positions": (12, 895, 64), "causal": 1}, "positions has 895 distances; 896 are needed"),
-    (Relative, {"key": (2, 12, 896)}, r"query is \[2, 12, 512, 64\] and key is \[2, 12, 896\]; both have four axes"),
-    (Relative, {"value": (2, 12, 512, 64)}, r"value is \[2, 12, 512, 64\]; .* it is \[2, 12, 896, 64\]"),
+    (Relative, {"key": (2, 896, 12)}, r"query is \[2, 512, 12, 64\] and key is \[2, 896, 12\]; both have four axes"),
+    (Relative, {"value": (2, 512, 12, 64)}, r"value is \[2, 512, 12, 64\]; .* it is \[2, 896, 12, 64\]"),
     (Relative, {"key_kind": (2, 512)}, r"key_kind is \[2, 512\]; .* it is \[2, 896\]"),
     (Relative, {"content_bias": (64,)}, r"content_bias is \[64\]; .* it is \[12, 64\]"),
-    (Relative, {"segment_scores": (2, 12, 896)}, r"segment_scores is \[2, 12, 896\]; .* it is \[2, 12, 512\]"),
+    (Relative, {"segment_scores": (2, 896, 12)}, r"segment_scores is \[2, 896, 12\]; .* it is \[2, 512, 12\]"),
     (Relative, dict.fromkeys(("position_bias", "segment_scores")), "RelativeAttention has 7 or 8 inputs, not 6"),
     (Relative, relative_shapes(keys=511), "There are 511 keys for 512 tokens; the text's own must be among them"),
     (Relative, relative_shapes(batch=2**16), "too large for one launch"),
@@ -350,9 +350,9 @@ def test_numbers_that_texts_or_queries_share_are_not_stepped_over() -> None:
     node, fitting = FITTING[Clipped]
     face, attributes = face_of(node.operator), node.node_attributes
     for table, steps in (
-        ((1, 12, 1, 129), (0, 129, 0)),
-        ((2, 12, 1, 129), (12 * 129, 129, 0)),
-        ((1, 12, 512, 129), (0, 512 * 129, 129)),
+        ((1, 1, 12, 129), (0, 129, 0)),
+        ((2, 1, 12, 129), (12 * 129, 129, 0)),
+        ((1, 512, 12, 129), (0, 129, 12 * 129)),
     ):
         shapes = list((fitting | {"scores_by_distance": table}).values())
         constants = face.constants(shapes, attributes, dtype="float16", tiles=Tiles(32, 64, 8, 2, 64))

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_gpu import plugin_of
+from hdplugins import ONNX_DOMAIN_VERSION, OPERATORS
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels
@@ -74,7 +75,7 @@ def test_modules_of_one_name_have_creators_of_their_own(kernels: Path) -> None:
     first, second = Namesake(), Namesake()
     for namesake in (first, second, first):
         with plugins_with_kernels(namesake, kernels):
-            creator = trt.get_plugin_registry().get_creator(WINDOWS, "1", "hdexport")
+            creator = trt.get_plugin_registry().get_creator(WINDOWS, str(OPERATORS[WINDOWS].version), "hdexport")
             assert creator is None or creator.kernels is None
     assert first.registered == second.registered == expected
     assert plugin_of(trt, WINDOW, kernels).kernels == kernels
@@ -113,17 +114,17 @@ print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
 
 def relative_graph() -> onnx.ModelProto:
     """Keys are what is remembered and the text, as a model has them; a node with segments, and a causal one without."""
-    state = ["batch", 2, "tokens", 64]
+    state = ["batch", "tokens", 2, 64]
     half, bias = TensorProto.FLOAT16, ["content_bias", "position_bias"]
     inputs = [
         helper.make_tensor_value_info(name, kind, shape)
         for name, kind, shape in (
-            ("query", half, state), ("mems", half, ["batch", 2, "memory", 64]),
+            ("query", half, state), ("mems", half, ["batch", "memory", 2, 64]),
             ("kind", TensorProto.INT32, ["batch", "tokens"]), ("mems_kind", TensorProto.INT32, ["batch", "memory"]),
         )
     ]  # fmt: skip
     nodes = [
-        helper.make_node("Concat", ["mems", "query"], ["key"], axis=2),
+        helper.make_node("Concat", ["mems", "query"], ["key"], axis=1),
         helper.make_node("Concat", ["mems_kind", "kind"], ["key_kind"], axis=1),
         helper.make_node("Shape", ["key_kind"], ["keys"], start=1),
         helper.make_node("Shape", ["kind"], ["tokens"], start=1),
@@ -142,14 +143,19 @@ def relative_graph() -> onnx.ModelProto:
             nodes, "attentions", inputs, [helper.make_tensor_value_info("second", half, state)],
             [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
         ),
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
+        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", ONNX_DOMAIN_VERSION)],
         ir_version=10,
     )  # fmt: skip
 
 
 def plugin_node(operator: str, inputs: Sequence[str], output: str, **changes: int) -> onnx.NodeProto:
     """As lowering leaves it."""
-    own = {**ATTRIBUTES[operator], **changes, "plugin_namespace": "hdexport", "plugin_version": "1"}
+    own = {
+        **ATTRIBUTES[operator],
+        **changes,
+        "plugin_namespace": "hdexport",
+        "plugin_version": str(OPERATORS[operator].version),
+    }
     return helper.make_node(operator, inputs, [output], domain="hdexport", **own)
 
 

@@ -21,12 +21,12 @@ import tensorrt_rtx_libs
 from hdplugins.tensorrt.plugins import plugins_with_kernels
 assert tensorrt_rtx_libs.__file__.startswith({installation!r}), tensorrt_rtx_libs.__file__
 model = onnx.parser.parse_model('''
-    <ir_version: 10, opset_import: ["": 20, "hdexport": 1]>
-    graph (float16[1, 2, 9, 32] q, float16[1, 2, 9, 32] k, float16[1, 2, 9, 32] v, int32[1, 9] kinds)
-        => (float16[1, 2, 9, 32] y) {{
+    <ir_version: 10, opset_import: ["": 20, "hdexport": 2]>
+    graph (float16[1, 9, 2, 32] q, float16[1, 9, 2, 32] k, float16[1, 9, 2, 32] v, int32[1, 9] kinds)
+        => (float16[1, 9, 2, 32] y) {{
         y = hdexport.SlidingWindowAttention <
             left = 1, right = 1, dilation = [1], global_bound = 0, scale = 1.0,
-            plugin_namespace = "hdexport", plugin_version = "1"
+            plugin_namespace = "hdexport", plugin_version = "2"
         > (q, k, v, kinds)
     }}
 ''')

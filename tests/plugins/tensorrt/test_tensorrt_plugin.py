@@ -150,9 +150,9 @@ def profiled(shapes: Sequence[Sequence[int]]) -> list[Any]:
 
 
 def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts() -> None:
-    listed = shapes_of((4, 2, 1000, 64), (2, 14, 9))
+    listed = shapes_of((4, 1000, 2, 64), (2, 14, 9))
     sizes = {}
-    for operator, shapes in ((WINDOWS, shapes_of((4, 2, 1000, 32))), (LSH, ROTATED), (BLOCKS, listed)):
+    for operator, shapes in ((WINDOWS, shapes_of((4, 1000, 2, 32))), (LSH, ROTATED), (BLOCKS, listed)):
         plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
         needed = face_of(OPERATORS[operator]).workspace(shapes, ATTRIBUTES[operator])
         sizes[operator] = plugin.get_workspace_size(profiled(shapes), [])
@@ -163,7 +163,7 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts() -> 
 def test_a_build_without_a_kernel_for_it_stops() -> None:
     """All that `check` refuses: tests/plugins/kernels."""
     for operator, shapes, message in (
-        (WINDOWS, shapes_of((1, 2, 64, 48)), "not support head_dim 48; they support 32, 64, 80, 96, 128"),
+        (WINDOWS, shapes_of((1, 64, 2, 48)), "not support head_dim 48; they support 32, 64, 80, 96, 128"),
         (LSH, ROTATED[:3], "rotations are missing; LSH attention needs them"),
         (RELATIVE, remembered(300, 812)[:6], "RelativeAttention has 7 or 8 inputs, not 6"),
     ):
@@ -228,7 +228,7 @@ def test_kernels_of_other_types_or_sizes_are_not_launched(
     for operator, shapes, changes, dtype, function in (
         (BLOCKS, UNLISTED, {}, "float16", "list_blocks"),
         (BLOCKS, LISTED, {"block_size": 128}, "float16", "count_tokens"),
-        (WINDOWS, [(1, 2, 9, 128)], {}, "float16", "attend"),
+        (WINDOWS, [(1, 9, 2, 128)], {}, "float16", "attend"),
         (WINDOWS, [SHAPE], {}, "bfloat16", "attend"),
         (LSH, [SHAPE, *[()] * 2, (2, 32, 2, 3)], {}, "bfloat16", "hash_tokens"),
     ):
@@ -251,9 +251,9 @@ def test_kernels_are_loaded_once_and_before_anything_is_enqueued(driver: Simulat
         enqueue(attached, described)
     assert driver.calls == ["cuLaunchKernel"] * 6
     driver.launching_only = False
-    run(plugin, (1, 2, 9, 32))
+    run(plugin, (1, 9, 2, 32))
     assert "cuModuleLoadData" not in driver.calls
-    set_up(attached, (1, 2, 9, 64))
+    set_up(attached, (1, 9, 2, 64))
     # Heads of another size have kernels of their own, but plan_keys serves both.
     assert driver.calls.count("cuModuleLoadData") == 1
 
@@ -295,8 +295,8 @@ def test_a_tensor_that_is_not_aligned_is_refused(kernels: Path) -> None:
 
 def test_a_call_of_other_shapes_or_after_refused_ones_launches_nothing(kernels: Path) -> None:
     attached = run(plugin_of(trt, WINDOW, kernels))
-    longer = tensor_descriptions(trt, shapes_of((2, 2, 71, 32)), "float16")
-    with pytest.raises(LaunchError, match=r"set up for shapes \(\(2, 2, 70, 32\), .* but got \(\(2, 2, 71, 32\), "):
+    longer = tensor_descriptions(trt, shapes_of((2, 71, 2, 32)), "float16")
+    with pytest.raises(LaunchError, match=r"set up for shapes \(\(2, 70, 2, 32\), .* but got \(\(2, 71, 2, 32\), "):
         enqueue(attached, longer)
     with pytest.raises(LaunchError, match="no kernels to launch"):
         enqueue(attached.clone(), longer)
@@ -315,7 +315,7 @@ def test_a_call_with_a_memory_of_another_size_launches_nothing(tmp_path: Path, l
         tensor_descriptions(trt, remembered(70, keys), "float16", operator=RELATIVE) for keys in (70, 99)
     )  # fmt: skip
     attached.on_shape_change(many, many[:1])
-    with pytest.raises(LaunchError, match=r"set up for shapes .*\(2, 2, 99, 32\)\), but got .*\(2, 2, 70, 32\)\)\."):
+    with pytest.raises(LaunchError, match=r"set up for shapes .*\(2, 99, 2, 32\)\), but got .*\(2, 70, 2, 32\)\)\."):
         enqueue(attached, few)
     enqueue(attached, many)
     (launch,) = launched
@@ -325,7 +325,7 @@ def test_a_call_with_a_memory_of_another_size_launches_nothing(tmp_path: Path, l
 def test_execution_contexts_have_shapes_of_their_own(kernels: Path, launched: list[LaunchedKernel]) -> None:
     plugin = plugin_of(trt, WINDOW, kernels)
     contexts = [plugin.attach_to_context(None) for _ in range(2)]
-    described = [set_up(attached, (1, 2, tokens, 32)) for attached, tokens in zip(contexts, (70, 9), strict=True)]
+    described = [set_up(attached, (1, tokens, 2, 32)) for attached, tokens in zip(contexts, (70, 9), strict=True)]
     for attached, tensors in zip(contexts, described, strict=True):
         enqueue(attached, tensors)
     assert [launch.arguments["tokens"] for launch in launched] == [70, 70, 9, 9]

@@ -54,14 +54,14 @@ def test_up_to_the_limit_padding_changes_no_answer_of_the_operator_and_beyond_it
     rule = PaddingRule(multiple_of=4, free_up_to=dense_tokens)
 
     def attended(padded: int) -> np.ndarray:
-        values = torch.randn(3, 1, 1, tokens, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        query, key, value = torch.nn.functional.pad(values, (0, 0, 0, padded - tokens))
+        values = torch.randn(3, 1, tokens, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        query, key, value = torch.nn.functional.pad(values, (0, 0, 0, 0, 0, padded - tokens))
         token_mask = (torch.arange(padded)[None] < tokens).int()
         result = block_sparse_attention(
             query, key, value, token_mask, block_size=4, first_global=1, last_global=1,
             window=1, first_repeats=random_blocks, dense_tokens=dense_tokens, ends_by_row=0, scale=1.0,
         )  # fmt: skip
-        return result[0, 0, :tokens].numpy()
+        return result[0, :tokens].numpy()
 
     limit = limit_of(bundle_path, rule)(tokens)
     np.testing.assert_allclose(attended(limit), attended(tokens), atol=1e-12)

@@ -156,9 +156,11 @@ def test_a_newer_format_is_refused_even_with_other_keys(bundle_path: Path) -> No
 
 
 def test_the_format_of_development_versions_is_refused_with_the_way_out(bundle_path: Path) -> None:
-    (bundle_path / "manifest.json").write_text(json.dumps({"format_version": 1, "windows": []}))
-    with pytest.raises(BundleVersionError, match=rf"format version 1, .* reads {FORMAT_VERSION}\.\n.*hdexport build"):
-        open_bundle(bundle_path)
+    for older in range(1, FORMAT_VERSION):
+        (bundle_path / "manifest.json").write_text(json.dumps({"format_version": older, "windows": []}))
+        message = rf"format version {older}, .* reads {FORMAT_VERSION}\.\n.*hdexport build"
+        with named_case(older), pytest.raises(BundleVersionError, match=message):
+            open_bundle(bundle_path)
 
 
 def test_a_malformed_manifest_is_refused(bundle_path: Path) -> None:

@@ -264,7 +264,7 @@ KERNELS = KernelDescription(
         ({"last_global": 2}, "last_global is 2; it must be 0 to 1"),
         ({"last": (3, 62, 3)}, r"listed_blocks is \[3, 62, 3\]; for 12 heads it is \[1 or 12, rows, listed\]"),
         ({"last": (12, 62, 0)}, r"listed_blocks is \[12, 62, 0\]"),
-        ({"block_size": 1, "query": (1, 12, 2**20, 64), "last": (12, 9, 2**20)}, "are too many"),
+        ({"block_size": 1, "query": (1, 2**20, 12, 64), "last": (12, 9, 2**20)}, "are too many"),
     ],
 )
 

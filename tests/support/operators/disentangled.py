@@ -65,7 +65,8 @@ class Disentangled(Layer):
             "key_mask": torch.ones(1, tokens, dtype=torch.bool),
             **dict.fromkeys(("position_keys", "position_queries"), table),
         }
-        nothing, values = torch.zeros(1, self.heads, tokens, 1), torch.eye(tokens).expand(1, self.heads, -1, -1)
+        nothing = torch.zeros(1, tokens, self.heads, 1)
+        values = torch.eye(tokens)[:, None].expand(1, tokens, self.heads, tokens)
         return int((self.by_definition([nothing, nothing, values], feeds, **changes) > 0).sum())
 
 
@@ -102,7 +103,7 @@ def inputs_of(node: Disentangled, kinds: np.ndarray) -> dict[str, np.ndarray]:
         kinds: [batch, tokens], 0 for padding.
     """
     (batch, tokens), generator = kinds.shape, np.random.default_rng(kinds.shape[1])
-    state, table = (batch, node.heads, tokens, node.head_dim), (node.heads, node.number_rows, node.head_dim)
+    state, table = (batch, tokens, node.heads, node.head_dim), (node.heads, node.number_rows, node.head_dim)
     shapes = dict.fromkeys(node.operator.state_names, state)
     shapes |= dict.fromkeys(("position_keys", "position_queries"), table)
     dtype = "float16" if node.dtype == "bfloat16" else node.dtype
@@ -161,7 +162,12 @@ BODIES = BodyDescription(
             },
         },
     ),
-    counts=lambda node, order: {"MatMul": 4, "GatherElements": 2, "Scan": 1 + (order is BlockOrder.SEQUENTIAL)},
+    counts=lambda node, order: {
+        "MatMul": 4,
+        "GatherElements": 2,
+        "Scan": 1 + (order is BlockOrder.SEQUENTIAL),
+        "Transpose": 4 if order is BlockOrder.SEQUENTIAL else 8,
+    },
     names=dict.fromkeys(NODES, "DisentangledAttention"),
     undefined=(
         NODES[0],

@@ -50,12 +50,12 @@ class Clipped(Layer):
     def numbers_shape(self, batch: int, tokens: int) -> tuple[int, int, int, int]:
         """Shape of `scores_by_distance`."""
         texts, queries = (batch, tokens) if self.by_query else (1, 1)
-        return (texts, self.heads, queries, 2 * self.reach + 1)
+        return (texts, queries, self.heads, 2 * self.reach + 1)
 
     @property
     def axes(self) -> dict[str, Sequence[str | int]]:
         distances = 2 * self.reach + 1
-        queries: list[str | int] = ["batch", self.heads, "tokens"] if self.by_query else [1, self.heads, 1]
+        queries: list[str | int] = ["batch", "tokens", self.heads] if self.by_query else [1, 1, self.heads]
         return {
             **super().axes,
             "scores_by_distance": [*queries, distances],
@@ -69,7 +69,8 @@ class Clipped(Layer):
             "values_by_distance": torch.zeros(2 * self.reach + 1, tokens),
             "key_mask": torch.ones(1, tokens, dtype=torch.bool),
         }
-        nothing, values = torch.zeros(1, self.heads, tokens, 1), torch.eye(tokens).expand(1, self.heads, -1, -1)
+        nothing = torch.zeros(1, tokens, self.heads, 1)
+        values = torch.eye(tokens)[:, None].expand(1, tokens, self.heads, tokens)
         return int((self.by_definition([nothing, nothing, values], feeds, **changes) > 0).sum())
 
 
@@ -122,7 +123,7 @@ def wrong_inputs(node: Clipped, inputs: Mapping[str, np.ndarray]) -> list[dict[s
         {"key_mask": np.ones_like(mask)},
     ]
     if node.by_query:
-        wrong += [{"scores_by_distance": np.roll(numbers, 1, axis=axis)} for axis in (0, 2)]
+        wrong += [{"scores_by_distance": np.roll(numbers, 1, axis=axis)} for axis in (0, 1)]
     if node.values:
         rows = inputs["values_by_distance"]
         wrong += [
@@ -142,7 +143,7 @@ def inputs_of(node: Clipped, kinds: np.ndarray) -> dict[str, np.ndarray]:
         kinds: [batch, tokens], 0 for padding.
     """
     (batch, tokens), generator = kinds.shape, np.random.default_rng(kinds.shape[1])
-    state = (batch, node.heads, tokens, node.head_dim)
+    state = (batch, tokens, node.heads, node.head_dim)
     shapes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(node.operator.state_names, state),
         "scores_by_distance": node.numbers_shape(batch, tokens),
@@ -191,7 +192,7 @@ BODIES = BodyDescription(
         Clipped(head_dim=64, dtype="float16"),
         lambda node: (
             inputs_of(node, token_kinds("right", 140))
-            | dict.fromkeys(("query", "key"), np.full((3, node.heads, 140, 64), 60, np.float16))
+            | dict.fromkeys(("query", "key"), np.full((3, 140, node.heads, 64), 60, np.float16))
         ),
         1e-3,
     ),
@@ -221,6 +222,7 @@ BODIES = BodyDescription(
         "GatherElements": 0,
         "MatMul": 2 + node.values,
         "Scan": 1 + (order is BlockOrder.SEQUENTIAL),
+        "Transpose": 4 if order is BlockOrder.SEQUENTIAL else 7,
     },
     # Bodies read the reach from the node.
     names={

@@ -35,7 +35,7 @@ class Favor(Layer):
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
         """Features that the definition computes."""
-        nothing = torch.zeros(1, self.heads, tokens, self.head_dim)
+        nothing = torch.zeros(1, tokens, self.heads, self.head_dim)
         with _Exponentials() as seen:
             self.by_definition([nothing] * 3, {"key_mask": torch.ones(1, tokens, dtype=torch.bool)}, **changes)
         return seen.count
@@ -69,7 +69,7 @@ def wrong_nodes(node: Favor) -> list[Favor]:
 
 
 def inputs_of(node: Favor, mask: np.ndarray, *, size: float = 0.5) -> dict[str, np.ndarray]:
-    """States, [batch, heads, tokens, head_dim], and the mask, [batch, tokens], by name; half precision is float16.
+    """States, [batch, tokens, heads, head_dim], and the mask, [batch, tokens], by name; half precision is float16.
 
     Args:
         node: of them.
@@ -77,7 +77,7 @@ def inputs_of(node: Favor, mask: np.ndarray, *, size: float = 0.5) -> dict[str, 
         size: of queries and keys. With far larger ones nearly all features are epsilon, and all weights alike.
     """
     (batch, tokens), generator = mask.shape, np.random.default_rng(mask.shape[1])
-    shape = batch, node.heads, tokens, node.head_dim
+    shape = batch, tokens, node.heads, node.head_dim
     sizes = {"query": size, "key": size, "value": 1.5}
     states = {name: (size * generator.normal(size=shape)).astype(node.dtype) for name, size in sizes.items()}
     return {**states, "key_mask": mask != 0}
@@ -89,7 +89,7 @@ def by_hand(node: Favor, inputs: Mapping[str, np.ndarray], *, text: int, head: i
     Only `epsilon` tells how large the exponentials were made: each is divided by the largest product's exponential.
     """
     (projection,) = (table.astype(np.float64) for table in node.constants.values())
-    query, key, value = (inputs[name][text, head].astype(np.float64) for name in node.operator.state_names)
+    query, key, value = (inputs[name][text, :, head].astype(np.float64) for name in node.operator.state_names)
     mask = inputs["key_mask"][text]
     keys = [j for j in range(len(mask)) if mask[j] or node.compat]
     factor = node.head_dim**-0.25

@@ -45,7 +45,7 @@ class LocalGlobal(Layer):
         return {
             **super().axes,
             "local_bias": (self.heads, 2 * self.radius + 1),
-            **dict.fromkeys(("side_key", "side_value"), ("batch", self.heads, "sides", self.head_dim)),
+            **dict.fromkeys(("side_key", "side_value"), ("batch", "sides", self.heads, self.head_dim)),
             "side_bias": (self.heads, 2 * self.reach + 1),
         }
 
@@ -70,16 +70,16 @@ class LocalGlobal(Layer):
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
         """Weights above 0 of the definition where all scores are equal."""
         sides = number_of_sides(tokens, self.side) if self.side else 0
-        values = torch.eye(tokens + sides).expand(1, self.heads, -1, -1)
+        values = torch.eye(tokens + sides)[:, None].expand(1, -1, self.heads, -1)
         given = {
             "token_mask": torch.ones(1, tokens, dtype=torch.int32),
             "local_bias": torch.zeros(self.heads, 2 * self.radius + 1),
-            "side_key": torch.zeros(1, self.heads, sides, 1),
-            "side_value": values[:, :, tokens:],
+            "side_key": torch.zeros(1, sides, self.heads, 1),
+            "side_value": values[:, tokens:],
             "side_bias": torch.zeros(self.heads, 2 * self.reach + 1),
         }
-        nothing = torch.zeros(1, self.heads, tokens, 1)
-        return int((self.by_definition([nothing, nothing, values[:, :, :tokens]], given) > 0).sum())
+        nothing = torch.zeros(1, tokens, self.heads, 1)
+        return int((self.by_definition([nothing, nothing, values[:, :tokens]], given) > 0).sum())
 
 
 NODES = (
@@ -114,7 +114,7 @@ def inputs_of(node: LocalGlobal, mask: np.ndarray) -> dict[str, np.ndarray]:
     """
     (batch, tokens), generator = mask.shape, np.random.default_rng(mask.shape[1])
     sides = number_of_sides(tokens, node.side) if node.side else 0
-    state, side = ((batch, node.heads, count, node.head_dim) for count in (tokens, sides))
+    state, side = ((batch, count, node.heads, node.head_dim) for count in (tokens, sides))
     shapes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(node.operator.state_names, state),
         "local_bias": (node.heads, 2 * node.radius + 1),
@@ -140,8 +140,8 @@ def _unseen(node: LocalGlobal) -> tuple[dict[str, np.ndarray], dict[str, np.ndar
     mask = token_kinds("right", 97)
     changed = filled(inputs_of(node, mask), {"key": mask == 0, "value": mask == 0})
     for name in changed.keys() & {"side_key", "side_value"}:
-        changed[name][0, :, 49 // 16 :] = 50.0
-        changed[name][1:, :, 97 // 16 :] = 50.0
+        changed[name][0, 49 // 16 :] = 50.0
+        changed[name][1:, 97 // 16 :] = 50.0
     return inputs_of(node, mask), changed
 
 
@@ -152,7 +152,7 @@ def _wrong(node: LocalGlobal) -> Wrong:
         changes.append({"local_bias": inputs["local_bias"][:, ::-1].copy()})
     if node.side:
         changes.append({"side_bias": inputs["side_bias"][:, ::-1].copy()})
-        changes += [{name: np.roll(inputs[name], 1, axis=2)} for name in ("side_key", "side_value")]
+        changes += [{name: np.roll(inputs[name], 1, axis=1)} for name in ("side_key", "side_value")]
     wrong: list[tuple[Layer, dict[str, np.ndarray], dict[str, Any]]] = [(node, inputs | each, {}) for each in changes]
     if node.radius:
         wrong.append((node, inputs, {"scale": 1.01 * node.head_dim**-0.5}))
@@ -192,7 +192,11 @@ BODIES = BodyDescription(
             },
         },
     ),
-    counts=lambda node, order: {"MatMul": 4 if node.side else 2, "Scan": 2 * (order is BlockOrder.SEQUENTIAL)},
+    counts=lambda node, order: {
+        "MatMul": 4 if node.side else 2,
+        "Scan": 2 * (order is BlockOrder.SEQUENTIAL),
+        "Transpose": 4 + 2 * bool(node.side) if order is BlockOrder.SEQUENTIAL else 5 + 3 * bool(node.side),
+    },
     names={LocalGlobal(radius=127, side=16, reach=128): "LocalGlobalAttention_radius127_sides16"},
     distinct=[
         LocalGlobal(radius=radius, side=side, reach=128 * bool(side))

@@ -80,12 +80,12 @@ class Lsh(Chunks):
 
     def decided(self, states: torch.Tensor) -> torch.Tensor:
         """Tokens whose two largest products are close in any round are drawn again."""
-        generator = torch.Generator().manual_seed(states.shape[2])
+        generator = torch.Generator().manual_seed(states.shape[1])
         while True:
-            products = torch.einsum("bhtd,hdrn->bhtrn", states.double(), self.rotations.double())
+            products = torch.einsum("bthd,hdrn->bthrn", states.double(), self.rotations.double())
             parts = products.split([factor // 2 for factor in self.buckets], dim=-1)
             tops = [torch.cat([part, -part], dim=-1).topk(2).values for part in parts]
-            gaps = torch.stack([top[..., 0] - top[..., 1] for top in tops]).amin((0, -1))  # [batch, heads, tokens]
+            gaps = torch.stack([top[..., 0] - top[..., 1] for top in tops]).amin((0, -1))  # [batch, tokens, heads]
             close = gaps < 1e-3 * states.double().norm(dim=-1)
             if not close.any():
                 return states

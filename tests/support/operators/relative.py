@@ -39,11 +39,11 @@ class Relative(Layer):
     def axes(self) -> dict[str, Sequence[str | int]]:
         return {
             **super().axes,
-            **dict.fromkeys(("key", "value"), ("batch", self.heads, "keys", self.head_dim)),
+            **dict.fromkeys(("key", "value"), ("batch", "keys", self.heads, self.head_dim)),
             "key_kind": ("batch", "keys"),
             "positions": (self.heads, "distances", self.head_dim),
             **dict.fromkeys(("content_bias", "position_bias"), (self.heads, self.head_dim)),
-            "segment_scores": ("batch", self.heads, "tokens"),
+            "segment_scores": ("batch", "tokens", self.heads),
         }
 
     def distances(self, tokens: int, keys: int) -> int:
@@ -113,13 +113,13 @@ def inputs_of(node: Relative, kinds: np.ndarray, tokens: int, *, spare: int = 0)
     """
     (batch, keys), generator = kinds.shape, np.random.default_rng(kinds.shape[1] + tokens)
     shapes: dict[str, tuple[int, ...]] = {
-        "query": (batch, node.heads, tokens, node.head_dim),
-        "key": (batch, node.heads, keys, node.head_dim),
-        "value": (batch, node.heads, keys, node.head_dim),
+        "query": (batch, tokens, node.heads, node.head_dim),
+        "key": (batch, keys, node.heads, node.head_dim),
+        "value": (batch, keys, node.heads, node.head_dim),
         "positions": (node.heads, node.distances(tokens, keys) + spare, node.head_dim),
         "content_bias": (node.heads, node.head_dim),
         "position_bias": (node.heads, node.head_dim),
-        "segment_scores": (batch, node.heads, tokens),
+        "segment_scores": (batch, tokens, node.heads),
     }
     sizes = {"query": 1.5, "key": 1.5, "value": 1.5, "segment_scores": 5.0}
     drawn = {name: generator.normal(size=shape) * sizes.get(name, 1.0) for name, shape in shapes.items()}
@@ -205,7 +205,11 @@ BODIES = BodyDescription(
             },
         },
     ),
-    counts=lambda node, order: {"MatMul": 3, "Scan": 1 + (order is BlockOrder.SEQUENTIAL)},
+    counts=lambda node, order: {
+        "MatMul": 3,
+        "Scan": 1 + (order is BlockOrder.SEQUENTIAL),
+        "Transpose": 2 + node.segments if order is BlockOrder.SEQUENTIAL else 9 + 2 * node.segments,
+    },
     names={Relative(causal=1, reach=9): "RelativeAttention_causal_reach9_segments"},
     distinct=[
         Relative(causal=causal, reach=reach, segments=segments)
@@ -217,7 +221,7 @@ BODIES = BodyDescription(
         [
             ({"causal": 2}, "causal is 2; it must be 0 or 1"),
             ({"reach": -1}, "reach is -1; it must be 0 or more"),
-            ({"key": torch.zeros(3, 2, 4, 32)}, "There are 4 keys for 9 tokens"),
+            ({"key": torch.zeros(3, 4, 2, 32)}, "There are 4 keys for 9 tokens"),
             ({"positions": torch.zeros(2, 19, 32)}, "positions has 19 distances; 20 are needed"),
         ],
     ),

@@ -39,16 +39,17 @@ class Window(SparseLayer):
 
     def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Of its fused attention with a dense mask."""
-        heads, tokens, head_dim = states[0].shape[1:]
+        tokens, heads, head_dim = states[0].shape[1:]
         steps = torch.tensor(self.dilation * (heads // len(self.dilation)))[:, None, None]
         offset = torch.arange(tokens) - torch.arange(tokens)[:, None]
         near = (offset >= -self.left * steps) & (offset <= self.right * steps) & (offset % steps == 0)
         kind = feeds["token_kind"][:, None, None]
         seen = ((kind == 2) | ((kind == 1) & near)) & (kind != 0).mT
+        of_heads = (state.transpose(1, 2) for state in states)
         attended = torch.nn.functional.scaled_dot_product_attention(
-            *states, attn_mask=seen, scale=head_dim**-0.5, enable_gqa=self.is_grouped
+            *of_heads, attn_mask=seen, scale=head_dim**-0.5, enable_gqa=self.is_grouped
         )
-        return attended.masked_fill(~seen.any(-1, keepdim=True), 0)
+        return attended.masked_fill(~seen.any(-1, keepdim=True), 0).transpose(1, 2)
 
     @property
     def lengths(self) -> list[int]:

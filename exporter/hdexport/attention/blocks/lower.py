@@ -12,22 +12,12 @@ rows of its states by these tables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.lowering import Lowering, SharedParts
-from hdexport.lowering.multi_head_attention import choice, fused_attention
-from hdexport.lowering.nodes import (
-    Insertion,
-    attributes_of,
-    heads_of,
-    merge_heads,
-    replace_by_merged,
-    sequential_node,
-    states_tokens_first,
-)
+from hdexport.lowering.nodes import Insertion, attributes_of, heads_of, replace_result, states_of
 from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
-from hdexport.lowering.short_texts import are_dense
+from hdexport.lowering.short_texts import fuse_short_texts
 from hdruntime.backends.openvino import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
@@ -47,17 +37,10 @@ class _BlocksLowering(Lowering, OpenVinoForm):
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
         from hdplugins.attention.blocks.tables import longest_dense
 
-        insertion = Insertion(node)
-        states = states_tokens_first(insertion, node)
-        sparse = sequential_node(parts.model, node, states)
-        longest, name = (
-            longest_dense(attributes_of(node), listed=len(node.inputs) > _STATES + 1),
-            parts.new_name("blocks"),
-        )
+        super().for_onnxruntime_cpu(node, parts)
+        longest = longest_dense(attributes_of(node), listed=len(node.inputs) > _STATES + 1)
         if longest > 0:
-            is_dense = are_dense(insertion, node, parts, longest)
-            sparse = _choice(insertion, node, states, sparse, is_dense, name=name)
-        replace_by_merged(insertion, node, merge_heads(insertion, insertion.insert(sparse)))
+            fuse_short_texts(node, parts, longest=longest, name=parts.new_name("blocks"))
 
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
         from hdexport.attention.blocks.openvino_groups import attend_in_groups, group_tables
@@ -66,7 +49,6 @@ class _BlocksLowering(Lowering, OpenVinoForm):
         insertion = Insertion(node)
         attributes = attributes_of(node)
         token_mask, *listed = (value for value in node.inputs[_STATES:] if value is not None)
-        states = states_tokens_first(insertion, node)
         table = call_once(
             insertion,
             parts,
@@ -79,28 +61,11 @@ class _BlocksLowering(Lowering, OpenVinoForm):
             longest_dense=longest_dense(attributes, listed=bool(listed)),
             heads=heads_of(node.inputs[0]),
         )
-        (attended,) = call_function(insertion, parts, attend_in_groups, [*states, *table], scale=attributes["scale"])
-        replace_by_merged(insertion, node, merge_heads(insertion, attended))
+        (attended,) = call_function(
+            insertion, parts, attend_in_groups, [*states_of(node), *table], scale=attributes["scale"]
+        )
+        replace_result(node, attended)
         return False
 
 
 LOWERING = _BlocksLowering()
-
-
-def _choice(
-    insertion: Insertion,
-    node: onnx_ir.Node,
-    states: Sequence[onnx_ir.Value],
-    sparse: onnx_ir.Node,
-    is_dense: onnx_ir.Value,
-    *,
-    name: str,
-) -> onnx_ir.Node:
-    """A node that gives [batch, tokens, heads, head_dim], by the fused attention where every query sees every key."""
-    import onnx_ir as ir
-
-    fused = fused_attention(node, [merge_heads(insertion, state) for state in states])
-    # A branch that ends with a Reshape copies what it returns: here the one of short texts.
-    to_heads = insertion.integers([0, 0, heads_of(node.inputs[0]), -1])
-    split = ir.node("Reshape", [fused.outputs[0], to_heads])
-    return choice(is_dense, then=[fused, split], otherwise=[sparse], name=name, dtype=ir.DataType.FLOAT)

@@ -43,7 +43,7 @@ def block_sparse_node(
     """One ``BlockSparseAttention`` node while a graph is exported, its reference otherwise.
 
     Args:
-        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        query, key, value: [batch, tokens, heads, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         listed_blocks: [1 or heads, rows, listed], int32, for the modes ``table`` and ``lists``.
     """
@@ -51,12 +51,12 @@ def block_sparse_node(
     if not torch.compiler.is_exporting():
         # Head by head: the definition holds every pair of tokens several times.
         attended = []
-        for head in range(query.shape[1]):
+        for head in range(query.shape[2]):
             one = slice(head, head + 1)
             table = listed_blocks if listed_blocks is None or len(listed_blocks) == 1 else listed_blocks[one]
-            states = (query[:, one], key[:, one], value[:, one])
+            states = (query[:, :, one], key[:, :, one], value[:, :, one])
             attended.append(block_sparse_attention(*states, token_mask, table, **attributes))
-        return torch.cat(attended, dim=1)
+        return torch.cat(attended, dim=2)
     tables = () if listed_blocks is None else (listed_blocks,)
     return operator_node("BlockSparseAttention", (query, key, value, token_mask, *tables), attributes)
 
@@ -81,7 +81,7 @@ class BlockMask:
         listed = getattr(module, LISTED_BLOCKS)
         query = scaled(query, self.query_scale)
         sparse = block_sparse_node(query, key, value, self.token_mask, listed, spec=self.spec, scale=scale)
-        return sparse.transpose(1, 2).contiguous()
+        return sparse.contiguous()
 
 
 def block_query_factors(

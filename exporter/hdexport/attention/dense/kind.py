@@ -50,7 +50,7 @@ class DenseKind(AttentionKind):
 
     def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
         """Masked tokens attend as all others do, unless attention is causal."""
-        return not any(node.operator == "DenseAttention" and node.attributes.get("causal") for node in nodes)
+        return not any(node.operator == "DenseAttention" and node.attributes["causal"] for node in nodes)
 
 
 KIND = DenseKind()

@@ -37,7 +37,10 @@ from hdexport.lowering.nodes import (
     merged_states,
     repeat_key_heads,
     replace_by_merged,
+    replace_result,
     shape_of,
+    states_of,
+    swap_heads_and_tokens,
     token_mask_of,
 )
 from hdexport.lowering.openvino_functions import OpenVinoForm
@@ -78,24 +81,19 @@ class _DenseLowering(Lowering, OpenVinoForm):
         replace_by_merged(insertion, node, insertion.insert(attended))
 
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
-        import onnx_ir as ir
-
         insertion, causal = Insertion(node), is_causal(node)
         # OpenVINO 2026.4.1 loads no groups but one of all heads.
         repeat_key_heads(insertion, node)
-        query, key, value, key_mask = node.inputs
-        assert key_mask is not None
+        key_mask = token_mask_of(node)
         mask = parts.once(
             (_Mask, key_mask, causal), lambda: _mask(insertion, key_mask, causal=causal, padded=parts.padded)
         )
-        states = [query, key, value] if mask.bias is None else [query, key, value, mask.bias]
+        states = [swap_heads_and_tokens(insertion, state) for state in states_of(node)]
+        states += [] if mask.bias is None else [mask.bias]
         attended = insertion.op("Attention", states, {"scale": node.attributes["scale"].as_float()})
         if mask.defined is not None:
             attended = insertion.op("Mul", [attended, mask.defined])
-        attended.dtype, attended.shape = node.outputs[0].dtype, node.outputs[0].shape
-        ir.convenience.replace_all_uses_with(node.outputs[0], attended)
-        assert node.graph is not None
-        node.graph.remove(node, safe=True)
+        replace_result(node, swap_heads_and_tokens(insertion, attended))
         return True
 
 

@@ -30,5 +30,4 @@ class DenseMask:
         """[batch, tokens, heads, head_dim], of one ``DenseAttention`` node; see `LayerMask` and `operator_node`."""
         inputs = (scaled(query, self.query_scale), key, value, self.key_mask)
         attributes = {"scale": float(scale), "causal": int(self.causal)}
-        attended = operator_node("DenseAttention", inputs, attributes)
-        return attended.transpose(1, 2).contiguous()
+        return operator_node("DenseAttention", inputs, attributes).contiguous()

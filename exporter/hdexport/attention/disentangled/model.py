@@ -24,12 +24,11 @@ def attend_disentangled(
 
     Args:
         mask: shared by the layers; its factor, if there is one, is of the queries.
-        query, key, value: [batch, heads, tokens, head_dim].
+        query, key, value: [batch, tokens, heads, head_dim].
         position_keys, position_queries: [heads, rows, head_dim].
         row_of_distance: [2 * reach + 1], int64, of a key's distance from the query.
     """
     query = scaled(query, mask.query_scale)
     inputs = (query, key, value, mask.key_mask, position_keys, position_queries, row_of_distance)
     attributes = {"reach": row_of_distance.shape[0] // 2, "scale": float(scale)}
-    attended = operator_node("DisentangledAttention", inputs, attributes)
-    return attended.transpose(1, 2).contiguous()
+    return operator_node("DisentangledAttention", inputs, attributes).contiguous()

@@ -27,15 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hdexport.lowering.bias_by_distance import SCORES, bias_by_distance, has_shared_numbers
 from hdexport.lowering.lowering import ENGINES, Lowering, SharedParts
 from hdexport.lowering.multi_head_attention import KeyMask, choice, masked_choice
-from hdexport.lowering.nodes import (
-    Insertion,
-    merge_heads,
-    operator_nodes,
-    replace_by_merged,
-    sequential_node,
-    states_tokens_first,
-    token_mask_of,
-)
+from hdexport.lowering.nodes import Insertion, merged_states, operator_nodes, replace_by_merged, token_mask_of
 from hdexport.lowering.short_texts import are_at_most
 
 if TYPE_CHECKING:
@@ -67,18 +59,16 @@ class _DistanceLowering(Lowering):
             lambda: Counter(each.inputs[SCORES] for each in operator_nodes(parts.model, self.operator)),
         )
         insertion, key_mask, scores = Insertion(node), token_mask_of(node), node.inputs[SCORES]
-        states = states_tokens_first(insertion, node)
-        attended = sequential_node(parts.model, node, states)
+        super().for_onnxruntime_cpu(node, parts)
         if not has_shared_numbers(node):
-            replace_by_merged(insertion, node, merge_heads(insertion, insertion.insert(attended)))
             return
         longest = _LONGEST_FUSED if layers[scores] > 1 else _LONGEST_FUSED_ALONE
         mask = parts.once((KeyMask, key_mask), lambda: KeyMask(insertion, key_mask))
         is_short = parts.once((self, key_mask, longest), lambda: are_at_most(insertion, key_mask, longest))
         name = parts.new_name("distances")
         bias = bias_by_distance(insertion, node, parts, by_rows=True, is_short=is_short)
-        merged = [merge_heads(insertion, state) for state in states]
-        fused = masked_choice(node, merged, mask, bias=bias, name=f"{name}_fused")
+        fused = masked_choice(node, merged_states(insertion, node), mask, bias=bias, name=f"{name}_fused")
+        attended = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
         # A branch that ends with a Reshape copies what it returns: here the one that takes longer anyway.
         sequence = ir.node("Reshape", [attended.outputs[0], insertion.integers([0, 0, -1])])
         by_length = choice(is_short, then=[fused], otherwise=[attended, sequence], name=name, dtype=ir.DataType.FLOAT)

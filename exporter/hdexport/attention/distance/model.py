@@ -23,8 +23,8 @@ def attend_by_distance(
 
     Args:
         mask: shared by the layers; its factor, if there is one, is of the products of queries and keys.
-        query, key, value: [batch, heads, tokens, head_dim].
-        scores_by_distance: [1 or batch, heads, 1 or tokens, 2 * reach + 1].
+        query, key, value: [batch, tokens, heads, head_dim].
+        scores_by_distance: [1 or batch, 1 or tokens, heads, 2 * reach + 1].
         values_by_distance: [2 * reach + 1, head_dim]; None for none.
         scale: factor of the products of queries and keys.
     """
@@ -32,5 +32,4 @@ def attend_by_distance(
     if values_by_distance is not None:
         inputs.append(values_by_distance)
     attributes = {"reach": (scores_by_distance.shape[3] - 1) // 2, "scale": float(scale)}
-    attended = operator_node("ClippedDistanceAttention", inputs, attributes)
-    return attended.transpose(1, 2).contiguous()
+    return operator_node("ClippedDistanceAttention", inputs, attributes).contiguous()

@@ -34,7 +34,7 @@ def favor_node(
     """One ``FavorAttention`` node; see `operator_node`.
 
     Args:
-        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        query, key, value: [batch, tokens, heads, head_dim]; the result has the same shape and dtype.
         key_mask: [batch, tokens], bool, True for real tokens.
         projection: [features, head_dim], float32.
     """
@@ -68,7 +68,7 @@ class FavorMask:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
         query = scaled(query, self.query_scale)
         attended = favor_node(query, key, value, self.key_mask, self.projection, record=self.record, scale=scale)
-        return attended.transpose(1, 2).contiguous()
+        return attended.contiguous()
 
 
 _NUMBERS = itertools.count()

@@ -26,10 +26,10 @@ def local_global_node(
     """One ``LocalGlobalAttention`` node; see `operator_node`.
 
     Args:
-        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        query, key, value: [batch, tokens, heads, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding.
         local_bias: [heads, 2 * radius + 1].
-        side_key, side_value: [batch, heads, sides, head_dim]; None for none.
+        side_key, side_value: [batch, sides, heads, head_dim]; None for none.
         side_bias: [heads, 2 * reach + 1].
         side_tokens: tokens of a side; 0 for no sides.
     """

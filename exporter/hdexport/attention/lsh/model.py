@@ -42,7 +42,7 @@ def lsh_node(
     """One ``LSHAttention`` node; see `operator_node`.
 
     Args:
-        query_key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        query_key, value: [batch, tokens, heads, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         rotations: [heads, head_dim, rounds, directions], float32.
     """
@@ -89,7 +89,7 @@ class LshMask:
     ) -> torch.Tensor:
         """[batch, tokens, heads, head_dim], of queries that are keys as well; see `LayerMask`."""
         attended = lsh_node(query, value, self.token_mask, self.rotations, record=self.record, scale=scale)
-        return attended.transpose(1, 2).contiguous()
+        return attended.contiguous()
 
 
 def _attributes(record: LshAttention, chunks: Chunks, scale: float) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _seen(query: torch.Tensor, rotations: torch.Tensor, record: LshAttention) ->
     assert chunks is not None
     heads, tokens = query.shape[1:3]
     padded = padded_tokens(tokens, record.multiple)
-    buckets = hash_tokens(query, rotations, hashes.buckets)[0]  # [heads, rounds, tokens]
+    buckets = hash_tokens(query.transpose(1, 2), rotations, hashes.buckets)[0]  # [heads, rounds, tokens]
     buckets = torch.nn.functional.pad(buckets, (0, padded - tokens), value=int(buckets.max()) + 1)
     sorted_tokens = buckets.argsort(stable=True, dim=-1).flatten(1).unflatten(1, (-1, chunks.tokens))
     table = neighbours(sorted_tokens.shape[1], chunks.before, chunks.after)

@@ -26,12 +26,12 @@ def relative_node(
     """One ``RelativeAttention`` node; see `operator_node`.
 
     Args:
-        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
-        key, value: [batch, heads, memory + tokens, head_dim].
+        query: [batch, tokens, heads, head_dim]; the result has the same shape and dtype.
+        key, value: [batch, memory + tokens, heads, head_dim].
         key_kind: [batch, memory + tokens], int32, 0 for padding, 1 + segment for real tokens.
         positions: [heads, distances, head_dim], as `Distances.seen` gives them.
         content_bias, position_bias: [heads, head_dim].
-        segment_scores: [batch, heads, tokens]; None for none.
+        segment_scores: [batch, tokens, heads]; None for none.
     """
     attributes = {"causal": int(record.causal), "reach": record.reach, "scale": float(scale)}
     inputs = [query, key, value, key_kind, positions, content_bias, position_bias]

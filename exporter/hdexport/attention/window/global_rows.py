@@ -29,14 +29,10 @@ class GlobalRows:
     index: torch.Tensor
     present: torch.Tensor
 
-    def of(self, heads: torch.Tensor) -> torch.Tensor:
-        """The global tokens' rows of a [batch, heads, tokens, head_dim] tensor: [batch, heads, slots, head_dim]."""
-        index = self.index[:, None, :, None].expand(-1, heads.shape[1], -1, heads.shape[3])
-        return heads.gather(2, index)
-
-    def of_tokens(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The global tokens' rows of a [batch, tokens, hidden_size] tensor: [batch, slots, hidden_size]."""
-        return hidden_states.gather(1, self.index[:, :, None].expand(-1, -1, hidden_states.shape[2]))
+    def of(self, states: torch.Tensor) -> torch.Tensor:
+        """The global tokens' rows of states, [batch, tokens, ...]: [batch, slots, ...]."""
+        shape = states.shape[2:]
+        return states.gather(1, self.index.unflatten(1, (-1, *[1] * len(shape))).expand(-1, -1, *shape))
 
 
 def find_global_rows(token_kind: torch.Tensor, bound: int) -> GlobalRows:
@@ -58,12 +54,13 @@ def attend_to_all(
     """Attention of a few queries over all real tokens, its softmax in float32.
 
     Args:
-        query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.
-        key, value: [batch, heads, tokens, head_dim].
+        query: [batch, slots, heads, head_dim]; the result has the same shape and dtype.
+        key, value: [batch, tokens, heads, head_dim].
         token_kind: [batch, tokens], int32, 0 for padding.
     """
+    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
     scores = (query * scale) @ key.transpose(2, 3)  # [batch, heads, slots, tokens]
-    return softmax_over_real_tokens(scores, token_kind).to(value.dtype) @ value
+    return (softmax_over_real_tokens(scores, token_kind).to(value.dtype) @ value).transpose(1, 2)
 
 
 def attend_through_projections(
@@ -83,20 +80,20 @@ def attend_through_projections(
     per token; see `absorbs_projections`.
 
     Args:
-        query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.
+        query: [batch, slots, heads, head_dim]; the result has the same shape and dtype.
         hidden_states: [batch, tokens, hidden_size].
         token_kind: [batch, tokens], int32, 0 for padding.
         key_weight: [heads, head_dim, hidden_size], K by heads.
         value_weight: [heads, hidden_size, head_dim], V transposed, by heads.
         value_bias: [heads, 1, head_dim], c by heads.
     """
-    batch, heads, slots, _ = query.shape
-    moved = (query * scale) @ key_weight  # [batch, heads, slots, hidden_size]
+    batch, slots, heads, _ = query.shape
+    moved = (query.transpose(1, 2) * scale) @ key_weight  # [batch, heads, slots, hidden_size]
     # Heads and slots are rows of one product: all of them meet the same hidden states.
     scores = moved.flatten(1, 2) @ hidden_states.transpose(1, 2)  # [batch, heads * slots, tokens]
     weights = softmax_over_real_tokens(scores.view(batch, heads, slots, -1), token_kind).to(hidden_states.dtype)
     sums = (weights.flatten(1, 2) @ hidden_states).view(batch, heads, slots, -1)  # [batch, heads, slots, hidden_size]
-    return sums @ value_weight + value_bias
+    return (sums @ value_weight + value_bias).transpose(1, 2)
 
 
 def absorbs_projections(head_dim: int, *, slots: int) -> bool:

@@ -28,19 +28,15 @@ from typing import TYPE_CHECKING, ClassVar
 from hdexport.lowering.lowering import Lowering, SharedParts
 from hdexport.lowering.nodes import (
     Insertion,
-    add_function,
     attributes_of,
-    body_of,
     group_of,
     heads_of,
-    merge_heads,
-    replace_by_merged,
-    states_tokens_first,
+    replace_result,
+    states_of,
     token_mask_of,
 )
 from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
 from hdexport.lowering.short_texts import fuse_short_texts
-from hdplugins.attention.operator import BlockOrder
 from hdruntime.backends.openvino import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
@@ -55,8 +51,7 @@ class _WindowLowering(Lowering, OpenVinoForm):
     fuses_short_texts = True
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
-        function = add_function(parts.model, body_of(node, BlockOrder.SEQUENTIAL))
-        assert function.identifier() == node.op_identifier()
+        super().for_onnxruntime_cpu(node, parts)
         attributes, name = attributes_of(node), parts.new_name("window")
         # However short the text, a dilated head does not see all of it.
         if max(attributes["dilation"]) == 1:
@@ -72,14 +67,14 @@ class _WindowLowering(Lowering, OpenVinoForm):
         heads = heads_of(node.inputs[0])
         dilation = list(attributes["dilation"])
         steps = dilation * (heads // len(dilation))
-        states, group = states_tokens_first(insertion, node), group_of(node)
+        states, group = states_of(node), group_of(node)
         window = {"left": attributes["left"], "right": attributes["right"], "bound": attributes["global_bound"]}
-        merged = []
+        of_steps = []
         for step in sorted(set(steps)):
             of_step = [head for head in range(heads) if steps[head] == step]
             chosen, shared = states, group
             if len(of_step) != heads:
-                chosen, shared = _states_of(insertion, states, of_step, group), 1
+                chosen, shared = _states_of_heads(insertion, states, of_step, group), 1
             table = call_once(insertion, parts, window_tables, [token_kind], **window, step=step, group=shared)
             (attended,) = call_function(
                 insertion,
@@ -91,16 +86,15 @@ class _WindowLowering(Lowering, OpenVinoForm):
                 padded=parts.padded,
                 scale=attributes["scale"],
             )
-            merged.append(attended)
-        joined = merged[0] if len(merged) == 1 else _joined(insertion, merged, steps)
-        replace_by_merged(insertion, node, merge_heads(insertion, joined))
+            of_steps.append(attended)
+        replace_result(node, of_steps[0] if len(of_steps) == 1 else _joined(insertion, of_steps, steps))
         return True
 
 
 LOWERING = _WindowLowering()
 
 
-def _states_of(
+def _states_of_heads(
     insertion: Insertion, states: Sequence[onnx_ir.Value], heads: Sequence[int], group: int
 ) -> list[onnx_ir.Value]:
     """The states of some heads of queries, each with keys and values of its own."""

@@ -48,7 +48,7 @@ class WindowMask:
     ) -> torch.Tensor:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
         attended = sliding_window_node(
-            scaled(query, self.query_scale, tokens_first=False),
+            scaled(query, self.query_scale),
             key,
             value,
             self.token_kind,
@@ -58,12 +58,11 @@ class WindowMask:
             global_bound=self.window.global_tokens,
             scale=scale,
         )
-        merged = attended.transpose(1, 2)  # [batch, tokens, heads, head_dim]
         if self.global_rows is None:
-            return merged.contiguous()
-        global_query = scaled(self.global_rows.of(query), self.global_scale, tokens_first=False)
+            return attended.contiguous()
+        global_query = scaled(self.global_rows.of(query), self.global_scale)
         rows = attend_to_all(global_query, key, value, self.token_kind, scale=scale)
-        return overwrite_rows(merged, rows.transpose(1, 2), self.global_rows)
+        return overwrite_rows(attended, rows, self.global_rows)
 
 
 def window_mask(window: Window, attention_mask: torch.Tensor, query_scale: LogScale | None = None) -> WindowMask:
@@ -108,8 +107,8 @@ def sliding_window_node(
     """One ``SlidingWindowAttention`` node; see `operator_node`.
 
     Args:
-        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
-        key, value: [batch, kv_heads, tokens, head_dim]; see the operator.
+        query: [batch, tokens, heads, head_dim]; the result has the same shape and dtype.
+        key, value: [batch, tokens, kv_heads, head_dim]; see the operator.
         token_kind: [batch, tokens], int32; see the operator.
         left: steps that a window reaches before its query.
         right: steps that it reaches after its query.
@@ -157,16 +156,16 @@ class CarriedMask:
     ) -> torch.Tensor:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
         # Calls are counted, not modules: a model may use one layer several times.
-        layer, heads, head_dim = next(self.layers), query.shape[1], query.shape[3]
+        layer, heads, head_dim = next(self.layers), query.shape[2], query.shape[3]
         before = self.carried.given(layer)
-        states = torch.cat([key, value], dim=1).transpose(1, 2).flatten(2)  # [batch, tokens, 2 * width]
+        states = torch.cat([key, value], dim=2).flatten(2)  # [batch, tokens, 2 * width]
         self.carried.leave(layer, remembered(before, states, self.ends))
-        carried = before.to(key.dtype).unflatten(2, (2 * heads, head_dim)).transpose(1, 2)
-        keys, values = carried.chunk(2, dim=1)  # [batch, heads, memory, head_dim]
+        carried = before.to(key.dtype).unflatten(2, (2 * heads, head_dim))
+        keys, values = carried.chunk(2, dim=2)  # [batch, memory, heads, head_dim]
         attended = sliding_window_node(
-            torch.cat([torch.zeros_like(keys), query], dim=2),
-            torch.cat([keys, key], dim=2),
-            torch.cat([values, value], dim=2),
+            torch.cat([torch.zeros_like(keys), query], dim=1),
+            torch.cat([keys, key], dim=1),
+            torch.cat([values, value], dim=1),
             self.token_kind,
             left=self.window.tokens,
             right=self.window.after,
@@ -174,7 +173,7 @@ class CarriedMask:
             global_bound=0,
             scale=scale,
         )
-        return attended[:, :, before.shape[1] :].transpose(1, 2).contiguous()
+        return attended[:, before.shape[1] :].contiguous()
 
 
 def carried_mask(window: Window, attention_mask: torch.Tensor, carried: CallStates) -> CarriedMask:

@@ -158,7 +158,7 @@ def _flops_of_attention(
     output: onnx_ir.Value, operator: Operator, decisive: dict[str, Any], *, dense: bool = False
 ) -> int:
     """Operations for the pairs of queries and keys that see each other, by `_decisive`; for all pairs if dense."""
-    batch, heads, tokens, head_dim = _sizes(output)
+    batch, tokens, heads, head_dim = _sizes(output)
     if dense and operator.as_dense is None:
         pairs = heads * tokens * tokens
     else:

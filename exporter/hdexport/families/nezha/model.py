@@ -60,7 +60,7 @@ class NezhaSelfAttention(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any, **_: Any) -> tuple[torch.Tensor, None]:
         """[batch, tokens, hidden_size], the same of a mask that is added to scores, [batch, 1, 1 or tokens, tokens]."""
-        query, key, value = self.projected(hidden_states)
+        query, key, value = (states.transpose(1, 2) for states in self.projected(hidden_states))
         places = torch.arange(hidden_states.shape[1])
         row = (places - places[:, None]).clamp(-self.reach, self.reach) + self.reach
         by_row = query @ self.rows.T  # [batch, heads, tokens, 2 * reach + 1]
@@ -73,9 +73,9 @@ class NezhaSelfAttention(torch.nn.Module):
         return (weights @ value + by_row @ self.rows).transpose(1, 2).flatten(2), None
 
     def projected(self, hidden_states: torch.Tensor) -> list[torch.Tensor]:
-        """Query, key and value, [batch, heads, tokens, head_dim]."""
+        """Query, key and value, [batch, tokens, heads, head_dim]."""
         projections = self.query, self.key, self.value
-        return [project(hidden_states).unflatten(2, (self.heads, -1)).transpose(1, 2) for project in projections]
+        return [project(hidden_states).unflatten(2, (self.heads, -1)) for project in projections]
 
 
 def _waves(rows: int, width: int) -> torch.Tensor:

@@ -63,12 +63,12 @@ class _Waves(torch.nn.Module):
 
 
 def _turned(states: torch.Tensor, waves: torch.Tensor) -> torch.Tensor:
-    """States [batch, heads, tokens, dim_head] whose pairs of neighbours turn, computed in float32.
+    """States [batch, tokens, heads, dim_head] whose pairs of neighbours turn, computed in float32.
 
     Args:
         waves: [1 or batch, tokens, dim_head].
     """
-    sine, cosine = waves[:, None].chunk(2, dim=-1)
+    sine, cosine = waves[:, :, None].chunk(2, dim=-1)
     first, second = states.float().unflatten(3, (-1, 2)).unbind(4)
     turned = torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=4)
     return turned.flatten(3).to(states.dtype)
@@ -86,7 +86,8 @@ class _Features(torch.nn.Module):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, *, compat: bool
     ) -> torch.Tensor:
-        """[batch, heads, tokens, dim_head]; `mask` is [batch, tokens], bool."""
+        """[batch, tokens, heads, dim_head], as the states; `mask` is [batch, tokens], bool."""
+        query, key, value = (states.transpose(1, 2) for states in (query, key, value))
         real = mask[:, None, :, None]
         seen = torch.ones_like(real) if compat else real
         by_query, query_half = self._products(query)
@@ -97,7 +98,7 @@ class _Features(torch.nn.Module):
         numerators = of_query @ (of_key.transpose(2, 3) @ torch.where(real, value, 0.0))
         denominators = (of_query * of_key.sum(2, keepdim=True)).sum(-1, keepdim=True)
         # A text without keys has nothing to divide.
-        return numerators / torch.where(denominators == 0, 1.0, denominators)
+        return (numerators / torch.where(denominators == 0, 1.0, denominators)).transpose(1, 2)
 
     def _products(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scaled = states * states.shape[-1] ** -0.25
@@ -123,8 +124,7 @@ class _Attention(torch.nn.Module):
         self, states: torch.Tensor, mask: torch.Tensor, waves: torch.Tensor | None, *, compat: bool
     ) -> torch.Tensor:
         query, key, value = (
-            projection(states).unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for projection in (self.to_q, self.to_k, self.to_v)
+            projection(states).unflatten(2, (self.heads, -1)) for projection in (self.to_q, self.to_k, self.to_v)
         )
         if waves is not None:
             query, key = _turned(query, waves), _turned(key, waves)
@@ -133,7 +133,7 @@ class _Attention(torch.nn.Module):
         else:
             directions, scale = self.fast_attention.projection_matrix, query.shape[-1] ** -0.5
             attended = favor_node(query, key, value, mask, directions, record=self.record, scale=scale)
-        result: torch.Tensor = self.to_out(attended.transpose(1, 2).flatten(2))
+        result: torch.Tensor = self.to_out(attended.flatten(2))
         return result
 
 

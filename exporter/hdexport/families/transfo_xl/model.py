@@ -103,12 +103,12 @@ class _Attention(torch.nn.Module):
             positions = self.distances.seen(positions, tokens=tokens, keys=seen.shape[1])
             record = self.distances.record
             attended = relative_node(query, key, value, key_kind, positions, *biases, record=record, scale=scale)
-        added: torch.Tensor = states + self.o_net(attended.transpose(1, 2).flatten(2))
+        added: torch.Tensor = states + self.o_net(attended.flatten(2))
         return added if self.config.pre_lnorm else self.layer_norm(added)
 
     def _heads(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """[batch, heads, tokens, d_head]."""
-        return torch.nn.functional.linear(states, weight).unflatten(2, (self.config.n_head, -1)).transpose(1, 2)
+        """[batch, tokens, heads, d_head]."""
+        return torch.nn.functional.linear(states, weight).unflatten(2, (self.config.n_head, -1))
 
 
 def _attend(
@@ -124,6 +124,7 @@ def _attend(
     scale: float,
 ) -> torch.Tensor:
     """The paper's attention, with its shift of rows; see `relative_node` for the arguments."""
+    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
     tokens, keys = query.shape[2], key.shape[2]
     by_content = (query + content_bias[:, None]) @ key.transpose(2, 3)
     by_distance = (query + position_bias[:, None]) @ positions.transpose(1, 2)
@@ -134,7 +135,7 @@ def _attend(
         hidden = hidden | (distance >= reach)
     # The lowest number, where infinity would make NaN of the row of a token that sees nothing.
     scores = ((by_content + shifted) * scale).masked_fill(hidden, torch.finfo(query.dtype).min)
-    return scores.softmax(-1) @ value
+    return (scores.softmax(-1) @ value).transpose(1, 2)
 
 
 class _Layer(torch.nn.Module):

@@ -25,7 +25,7 @@ from typing import Any
 
 from hdplugins.attention.blocks.tables import BlockTables, Parts, block_tables, neighbours
 from hdplugins.attention.body_maker import Bodies, Op, Value, choose, float_attribute, scan
-from hdplugins.attention.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, wide
+from hdplugins.attention.body_parts import MASKED, attention, heads_first, rows_or_zero, steps_of_texts, wide
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
@@ -35,7 +35,9 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     """
     parts = Parts.of(attributes, listed="listed_blocks" in inputs)
     return Bodies(
-        suffix=parts.suffix, parallel=partial(_parallel, parts=parts), sequential=partial(_sequential, parts=parts)
+        suffix=parts.suffix,
+        parallel=heads_first(partial(_parallel, parts=parts)),
+        sequential=partial(_sequential, parts=parts),
     )
 
 

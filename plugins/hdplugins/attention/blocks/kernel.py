@@ -163,7 +163,7 @@ def list_blocks(
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def attend(
-    query,  # query, key, value, out: [batch, heads, tokens, head_dim]
+    query,  # query, key, value, out: [batch, tokens, heads, head_dim]
     key,
     value,
     token_mask,  # [batch, tokens] int32
@@ -313,7 +313,7 @@ def combine(
     token_mask,  # [batch, tokens] int32
     plan,  # see list_blocks
     partials,  # see _places
-    out,  # [batch, heads, tokens, head_dim]
+    out,  # [batch, tokens, heads, head_dim]
     stride_out_batch,  # in elements, as are all strides
     stride_out_head,
     stride_out_token,

@@ -83,7 +83,7 @@ def check_table(shape: Sequence[int], heads: int) -> None:
 
 OPERATOR = Operator(
     name="BlockSparseAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=("query", "key", "value", "token_mask", "listed_blocks"),
     optional_inputs=("listed_blocks",),

@@ -40,9 +40,9 @@ def block_sparse_attention(
     The query of a padding token, and one that sees no key, have the result 0.
 
     Args:
-        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, tokens, heads, head_dim].
+        value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         listed_blocks: [1 or heads, rows, listed], int32. Entries that are not blocks of the text list nothing, and
             neither do rows beyond the table.
@@ -58,7 +58,7 @@ def block_sparse_attention(
     Raises:
         ValueError: an attribute is out of its range, or the table does not fit the heads.
     """
-    heads, tokens = query.shape[1:3]
+    tokens, heads = query.shape[1:3]
     OPERATOR.check(
         block_size=block_size,
         first_global=first_global,
@@ -86,11 +86,11 @@ def block_sparse_attention(
     sees_all = keys_are_global | (ends <= dense_tokens)[:, None]  # [batch, queries]
     times = torch.where(sees_all[:, None, :, None], 1, times) * real[:, None, None, :]
 
-    scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale + times.log()
+    scores = torch.einsum("bihd,bjhd->bhij", query, key) * scale + times.log()
     # A query that sees nothing has NaN for weights. Whatever padding and such queries hold, they are defined as 0.
     nothing = ~real[:, None, :, None] | (times.amax(-1, keepdim=True) == 0)
     weights = torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0)
-    return torch.einsum("bhij,bhjd->bhid", weights, value)
+    return torch.einsum("bhij,bjhd->bihd", weights, value)
 
 
 def _times_listed(listed_blocks: torch.Tensor, block: torch.Tensor, first_global: int) -> torch.Tensor:

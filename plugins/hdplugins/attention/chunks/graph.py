@@ -30,7 +30,7 @@ from typing import Any
 from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
-from hdplugins.attention.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, wide
+from hdplugins.attention.body_parts import MASKED, attention, heads_first, rows_or_zero, steps_of_texts, wide
 
 _STEP_TOKENS = 64
 """The queries of a sequential step, of each head."""
@@ -41,7 +41,7 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
     return Bodies(
         suffix=suffix + "_causal" * attributes["causal"],
-        parallel=partial(_parallel, attributes=attributes),
+        parallel=heads_first(partial(_parallel, attributes=attributes)),
         sequential=partial(_sequential, attributes=attributes),
     )
 

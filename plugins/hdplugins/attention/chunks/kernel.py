@@ -27,7 +27,7 @@ def chunk_at(own, step, chunks):
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def attend(
-    query,  # query, key, value, out: [batch, heads, tokens, head_dim]
+    query,  # query, key, value, out: [batch, tokens, heads, head_dim]
     key,
     value,
     token_mask,  # [batch, tokens] int32

@@ -70,7 +70,7 @@ CIRCLE = {"chunk": Range(1), "before": Range(0), "after": Range(0)}
 
 OPERATOR = Operator(
     name="ChunkAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=("query", "key", "value", "token_mask"),
     attributes={**CIRCLE, "multiple": None, "causal": FLAG, "scale": None},

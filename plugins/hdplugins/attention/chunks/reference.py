@@ -31,9 +31,9 @@ def chunk_attention(
     seen, and with ``causal`` neither are those behind the query. The result of a padding token is 0.
 
     Args:
-        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, tokens, heads, head_dim].
+        value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         chunk: tokens of a chunk, 1 or more.
         before: chunks before a query's own that it sees, 0 or more.
@@ -46,9 +46,9 @@ def chunk_attention(
         ValueError: an attribute is out of its range.
     """
     OPERATOR.check(chunk=chunk, before=before, after=after, multiple=multiple, causal=causal)
-    tokens = query.shape[2]
+    tokens = query.shape[1]
     padding = padded_tokens(tokens, multiple) - tokens
-    query, key, value = (torch.nn.functional.pad(state, (0, 0, 0, padding)) for state in (query, key, value))
+    query, key, value = (torch.nn.functional.pad(state, (0, 0, 0, 0, 0, padding)) for state in (query, key, value))
     real = torch.nn.functional.pad(token_mask != 0, (0, padding))  # [batch, padded]
     places = torch.arange(tokens + padding, device=query.device)
     table = neighbours(len(places) // chunk, before, after)
@@ -60,15 +60,15 @@ def chunk_attention(
         """[..., chunks, keys of a chunk's queries, ...]"""
         return chunked(of_tokens, axis)[(slice(None),) * axis + (table,)].flatten(axis + 1, axis + 2)
 
-    scores = torch.einsum("bhcid,bhcjd->bhcij", chunked(query, 2), seen(key, 2)) * scale
+    scores = torch.einsum("bcihd,bcjhd->bhcij", chunked(query, 1), seen(key, 1)) * scale
     hidden = ~seen(real, 1)[:, None, :, None, :]
     if causal:
         hidden = hidden | (seen(places, 0)[:, None, :] > chunked(places, 0)[:, :, None])
     # A query of padding may see nothing and have NaN for weights; it is defined as 0.
     weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
     weights = weights.masked_fill(~chunked(real, 1)[:, None, :, :, None], 0.0)
-    attended = torch.einsum("bhcij,bhcjd->bhcid", weights, seen(value, 2))
-    return attended.flatten(2, 3)[:, :, :tokens]
+    attended = torch.einsum("bhcij,bcjhd->bcihd", weights, seen(value, 1))
+    return attended.flatten(1, 2)[:, :tokens]
 
 
 def neighbours(chunks: int, before: int, after: int) -> torch.Tensor:

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute
-from hdplugins.attention.body_parts import MASKED, wide
+from hdplugins.attention.body_parts import MASKED, heads_first, wide
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     """The body for nodes with these attributes, of which ``causal`` decides the body."""
-    causal = bool(attributes.get("causal", 0))
-    return Bodies(suffix="_causal" * causal, parallel=partial(_attended, causal=causal))
+    causal = bool(attributes["causal"])
+    return Bodies(suffix="_causal" * causal, parallel=heads_first(partial(_attended, causal=causal)))
 
 
 def _attended(op: Op, query: Value, key: Value, value: Value, key_mask: Value, *, causal: bool) -> Value:

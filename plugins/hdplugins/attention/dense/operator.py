@@ -1,7 +1,6 @@
 """Dense attention: every query attends to every key that is not padding, or to every one up to itself.
 
-Several heads of queries may share one of keys and values. A node without the attribute ``causal``, as in bundles
-of old, is not causal.
+Several heads of queries may share one of keys and values.
 
 It has no kernel and no plugin of ours: backends have fused operators for it, to which lowerings map
 it. Being one node in the portable graph, it is found without matching patterns.
@@ -17,12 +16,12 @@ from hdplugins.attention.operator import Operator
 
 def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """See `Operator.pairs`."""
-    return heads * (tokens * (tokens + 1) // 2 if attributes.get("causal") else tokens * tokens)
+    return heads * (tokens * (tokens + 1) // 2 if attributes["causal"] else tokens * tokens)
 
 
 OPERATOR = Operator(
     name="DenseAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=("query", "key", "value", "key_mask"),
     attributes={"scale": None, "causal": None},

@@ -20,19 +20,19 @@ def dense_attention(
     causal, so are the rows of padding.
 
     Args:
-        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, kv_heads, tokens, head_dim]; `heads` is a multiple of `kv_heads`, and head h of the queries sees
+        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, tokens, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`, and head h of the queries sees
             head h // (heads // kv_heads) of the keys.
-        value: [batch, kv_heads, tokens, head_dim].
+        value: [batch, tokens, kv_heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
         scale: factor of the scores, usually head_dim ** -0.5.
         causal: 1 where a token sees the real tokens up to itself, padding before and between them left out; 0 where it
             sees all of them.
     """
-    batch, heads, tokens, head_dim = query.shape
-    kv_heads = key.shape[1]
-    grouped = query.reshape(batch, kv_heads, heads // kv_heads, tokens, head_dim)
-    scores = torch.einsum("bkgid,bkjd->bkgij", grouped, key) * scale
+    batch, tokens, heads, _ = query.shape
+    kv_heads = key.shape[2]
+    grouped = query.unflatten(2, (kv_heads, heads // kv_heads))
+    scores = torch.einsum("bikgd,bjkd->bkgij", grouped, key) * scale
     seen = key_mask[:, None, :].expand(batch, tokens, tokens)
     if causal:
         earlier = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()
@@ -40,4 +40,4 @@ def dense_attention(
     scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
     # Rows that see no key are -inf throughout, and their softmax is NaN: those are the rows defined as 0.
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1), nan=0.0)
-    return torch.einsum("bkgij,bkjd->bkgid", weights, value).flatten(1, 2)
+    return torch.einsum("bkgij,bjkd->bikgd", weights, value).flatten(2, 3)

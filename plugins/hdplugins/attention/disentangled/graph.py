@@ -20,18 +20,18 @@ from hdplugins.attention.body_maker import Bodies, Op, Value, integer_attribute,
 from hdplugins.attention.body_parts import (
     blocks_from_start,
     column,
+    heads_first,
     join_blocks,
     join_heads,
     split_by_block,
     steps_of_texts,
-    swap_heads_and_tokens,
     wide,
 )
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     """The bodies that serve every node: they read the attributes from it."""
-    return Bodies(parallel=_parallel, sequential=_sequential)
+    return Bodies(parallel=heads_first(_parallel), sequential=heads_first(_sequential))
 
 
 def _parallel(
@@ -80,8 +80,7 @@ def _sequential(
     position_queries: Value,
     row_of_distance: Value,
 ) -> Value:
-    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
-    wide_query, wide_key, wide_value = (wide(op, state) for state in states)
+    wide_query, wide_key, wide_value = (wide(op, state) for state in (query, key, value))
     blocks = blocks_from_start(op, wide_query, key_mask, is_fixed=False)
     wide_position_keys = wide(op, position_keys)
     scaled_position_queries = op.Mul(wide(op, position_queries), blocks.scale)
@@ -133,8 +132,7 @@ def _sequential(
     queries = op.Reshape(blocks.scaled_query, blocks_shape)
     keys, values = (op.Reshape(state, keys_shape) for state in (wide_key, wide_value))
     sums = scan(op, attend_head, texts, heads, queries, keys, values, shapes=[("padded", "head_dim")])
-    attended = op.CastLike(join_heads(op, blocks, sums), query)
-    return swap_heads_and_tokens(op, attended)
+    return op.CastLike(join_heads(op, blocks, sums), query)
 
 
 def _narrow(op: Op, row_of_distance: Value) -> Value:

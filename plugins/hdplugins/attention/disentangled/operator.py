@@ -14,7 +14,7 @@ from hdplugins.attention.operator import Operator, Range
 
 OPERATOR = Operator(
     name="DisentangledAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=("query", "key", "value", "key_mask", "position_keys", "position_queries", "row_of_distance"),
     attributes={"reach": Range(1), "scale": None},

@@ -29,9 +29,9 @@ def disentangled_attention(
     A text without a single real key has no distribution to draw from: its results are 0 by definition.
 
     Args:
-        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, tokens, heads, head_dim].
+        value: [batch, tokens, heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
         position_keys: [heads, rows, head_dim], what queries meet (the paper's c2p); zeros for nothing.
         position_queries: [heads, rows, head_dim], what meets keys (the paper's p2c); zeros for nothing.
@@ -52,15 +52,15 @@ def disentangled_attention(
             f"position_keys and position_queries are {list(position_keys.shape)} and {list(position_queries.shape)}; "
             "both are [heads, rows, head_dim]."
         )
-    places = torch.arange(query.shape[2], device=query.device)
+    places = torch.arange(query.shape[1], device=query.device)
     distance = (places[None, :] - places[:, None]).clamp(-reach, reach)  # [queries, keys]
     row = row_of_distance[distance + reach]
-    scores = torch.einsum("bhid,bhjd->bhij", query, key)
-    of_queries = torch.einsum("bhid,hrd->bhir", query, position_keys)
-    of_keys = torch.einsum("hrd,bhjd->bhrj", position_queries, key)
+    scores = torch.einsum("bihd,bjhd->bhij", query, key)
+    of_queries = torch.einsum("bihd,hrd->bhir", query, position_keys)
+    of_keys = torch.einsum("hrd,bjhd->bhrj", position_queries, key)
     index = row.expand(*scores.shape)
     scores = (scores + of_queries.gather(3, index) + of_keys.gather(2, index)) * scale
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
     # A text of nothing but padding is -inf throughout, and its softmax is NaN: those rows are defined as 0.
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1), nan=0.0)
-    return torch.einsum("bhij,bhjd->bhid", weights, value)
+    return torch.einsum("bhij,bjhd->bihd", weights, value)

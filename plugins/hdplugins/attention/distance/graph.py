@@ -24,20 +24,25 @@ from hdplugins.attention.body_parts import (
     Blocks,
     RowShift,
     blocks_from_start,
+    column,
+    heads_first,
     join_blocks,
     join_heads,
     row_shift,
     shift_rows,
     split_by_block,
     steps_of_texts,
-    swap_heads_and_tokens,
     wide,
 )
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     """The bodies for nodes with ``values_by_distance`` among their inputs, or without."""
-    return Bodies(suffix="_values" * ("values_by_distance" in inputs), parallel=_parallel, sequential=_sequential)
+    return Bodies(
+        suffix="_values" * ("values_by_distance" in inputs),
+        parallel=heads_first(_parallel),
+        sequential=heads_first(_sequential),
+    )
 
 
 def _parallel(
@@ -52,6 +57,10 @@ def _parallel(
     blocks = blocks_from_start(op, query, key_mask, is_fixed=True)
     bands = _bands(op, blocks, axes=4)
     last_row_1d = _last_row_1d(op, scores_by_distance)
+    # The rows of all heads of all queries are numbered through: taking those of a block turns heads before queries.
+    rows_shape = op.Concat([0, -1], op.Shape(scores_by_distance, start=3, end=4), axis=0)
+    rows_of_numbers = op.Reshape(scores_by_distance, rows_shape)
+    head_column = column(op, op.Squeeze(blocks.heads_1d))
     value_rows = near_rows = None
     if values_by_distance is not None:
         value_rows, near_rows = _value_rows(op, bands, blocks, values_by_distance, value)
@@ -71,7 +80,8 @@ def _parallel(
     def attend(op: Op, number: Value, first_query: Value) -> tuple[Value, Value]:
         block_query = op.Gather(query_blocks, number, axis=0)
         number_rows = op.Min(op.Add(rows_of_block, first_query), last_row_1d)
-        numbers = wide(op, op.Gather(scores_by_distance, number_rows, axis=2))
+        rows_of_heads = op.Add(op.Mul(number_rows, blocks.heads_1d), head_column)  # [heads, block]
+        numbers = wide(op, op.Gather(rows_of_numbers, rows_of_heads, axis=1))
         by_distance = op.Gather(numbers, bands.rows, axis=3)  # [1 or batch, heads, 1 or block, width]
         band_numbers = shift_rows(op, bands.shift, by_distance, bands.band_1d)
         columns = op.Sub(keys_from_band, first_query)
@@ -103,8 +113,7 @@ def _sequential(
     scores_by_distance: Value,
     values_by_distance: Value | None = None,
 ) -> Value:
-    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
-    wide_query, wide_key, wide_value = (wide(op, state) for state in states)
+    wide_query, wide_key, wide_value = (wide(op, state) for state in (query, key, value))
     blocks = blocks_from_start(op, wide_query, key_mask, is_fixed=False)
     bands = _bands(op, blocks, axes=2)
     value_rows = near_rows = None
@@ -126,7 +135,7 @@ def _sequential(
         head_key: Value,
         head_value: Value,
     ) -> Value:
-        head_numbers = op.Gather(op.Gather(scores_by_distance, number_text, axis=0), head, axis=0)
+        head_numbers = op.Gather(op.Gather(scores_by_distance, number_text, axis=0), head, axis=1)
         text_bias = op.Gather(blocks.key_bias, text, axis=0)
 
         def attend(op: Op, first_query: Value, block_query: Value) -> Value:
@@ -161,8 +170,7 @@ def _sequential(
     queries = op.Reshape(blocks.scaled_query, blocks_shape)
     keys, values = (op.Reshape(state, keys_shape) for state in (wide_key, wide_value))
     sums = scan(op, attend_head, texts, heads, number_texts, queries, keys, values, shapes=[("padded", "head_dim")])
-    attended = op.CastLike(join_heads(op, blocks, sums), query)
-    return swap_heads_and_tokens(op, attended)
+    return op.CastLike(join_heads(op, blocks, sums), query)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +218,7 @@ def _bands(op: Op, blocks: Blocks, *, axes: int) -> _Bands:
 
 def _last_row_1d(op: Op, scores_by_distance: Value) -> Value:
     """Return the last row of the numbers, [1]: 0 where all queries share the numbers."""
-    return op.Sub(op.Shape(scores_by_distance, start=2, end=3), [1])
+    return op.Sub(op.Shape(scores_by_distance, start=1, end=2), [1])
 
 
 def _shifted_back(op: Op, bands: _Bands, by_key: Value) -> Value:

@@ -79,11 +79,11 @@ def _add_values_by_distance(
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def attend(
-    query,  # query, key, value, out: [batch, heads, tokens, head_dim]
+    query,  # query, key, value, out: [batch, tokens, heads, head_dim]
     key,
     value,
     key_mask,  # [batch, tokens] bool
-    scores_by_distance,  # [1 or batch, heads, 1 or tokens, 2 * reach + 1]
+    scores_by_distance,  # [1 or batch, 1 or tokens, heads, 2 * reach + 1]
     values_by_distance,  # [2 * reach + 1, head_dim], or None
     out,
     stride_query_batch,  # in elements, as are all strides

@@ -15,7 +15,7 @@ from hdplugins.attention.operator import Operator, Range
 
 OPERATOR = Operator(
     name="ClippedDistanceAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=("query", "key", "value", "key_mask", "scores_by_distance", "values_by_distance"),
     optional_inputs=("values_by_distance",),

@@ -133,10 +133,10 @@ class _Face(PluginFace):
             raise ValueError(f"{OPERATOR.name} has {most - 1} or {most} inputs, not {len(given)}.")
         super().check_shapes(shapes)
         (batch, heads, tokens, head_dim), scores = sizes(given[0]), given[4]
-        fits_query = len(scores) == 4 and scores[0] in (1, batch) and scores[1] == heads and scores[2] in (1, tokens)
+        fits_query = len(scores) == 4 and scores[0] in (1, batch) and scores[1] in (1, tokens) and scores[2] == heads
         if not fits_query or scores[3] < 3 or scores[3] % 2 == 0:
             raise ValueError(
-                f"scores_by_distance is {scores}; with a query {given[0]} it is [1 or {batch}, {heads}, 1 or {tokens}, "
+                f"scores_by_distance is {scores}; with a query {given[0]} it is [1 or {batch}, 1 or {tokens}, {heads}, "
                 "2 * reach + 1]."
             )
         if given[5:] not in ([], [[scores[3], head_dim]]):
@@ -151,7 +151,7 @@ class _Face(PluginFace):
         strides: Strides | None = None,
     ) -> tuple[Launch, ...]:
         self.check_shapes(shapes)
-        (batch, heads, tokens, head_dim), (batches, _, queries, rows) = sizes(shapes[0]), shapes[4]
+        (batch, heads, tokens, head_dim), (batches, queries, _, rows) = sizes(shapes[0]), shapes[4]
         reach, scale = (attributes[name] for name in self.FIELDS)
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale)
         OPERATOR.check(reach=reach)
@@ -165,8 +165,8 @@ class _Face(PluginFace):
         scalars = {
             **self.stride_scalars(shapes, strides),
             "table_batch": heads * queries * rows if batches > 1 else 0,
-            "table_head": queries * rows,
-            "table_query": rows if queries > 1 else 0,
+            "table_head": rows,
+            "table_query": heads * rows if queries > 1 else 0,
             "tokens": tokens,
             "reach": reach,
             "scale": scale * LOG2_E,

@@ -28,11 +28,11 @@ def clipped_distance_attention(
     A text without a single real key has no distribution to draw from: its results are 0 by definition.
 
     Args:
-        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, tokens, heads, head_dim].
+        value: [batch, tokens, heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
-        scores_by_distance: [1 or batch, heads, 1 or tokens, 2 * reach + 1], added to the scaled scores.
+        scores_by_distance: [1 or batch, 1 or tokens, heads, 2 * reach + 1], added to the scaled scores.
         values_by_distance: [2 * reach + 1, head_dim], added to the values; None for none.
         reach: the distance, in tokens and 1 or more, that all beyond it count as.
         scale: factor of the products of queries and keys; `scores_by_distance` holds its own.
@@ -40,7 +40,7 @@ def clipped_distance_attention(
     Raises:
         ValueError: the tables are not of that reach.
     """
-    tokens = query.shape[2]
+    tokens = query.shape[1]
     OPERATOR.check(reach=reach)
     for name, rows in (
         ("scores_by_distance", scores_by_distance.shape[3]),
@@ -50,14 +50,14 @@ def clipped_distance_attention(
             raise ValueError(f"{name} has {rows} distances; a reach of {reach} has {2 * reach + 1}.")
     places = torch.arange(tokens, device=query.device)
     row = (places[None, :] - places[:, None]).clamp(-reach, reach) + reach  # [queries, keys]
-    scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale
-    numbers = scores_by_distance.expand(*query.shape[:3], -1)
+    scores = torch.einsum("bihd,bjhd->bhij", query, key) * scale
+    numbers = scores_by_distance.expand(*query.shape[:3], -1).transpose(1, 2)  # [batch, heads, queries, distances]
     scores = scores + numbers.gather(3, row.expand(*scores.shape))
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
     # A text of nothing but padding is -inf throughout, and its softmax is NaN: those rows are defined as 0.
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1), nan=0.0)
-    result = torch.einsum("bhij,bhjd->bhid", weights, value)
+    result = torch.einsum("bhij,bjhd->bihd", weights, value)
     if values_by_distance is not None:
         shares = torch.zeros_like(numbers).scatter_add(3, row.expand(*weights.shape), weights)
-        result = result + shares @ values_by_distance
+        result = result + (shares @ values_by_distance).transpose(1, 2)
     return result

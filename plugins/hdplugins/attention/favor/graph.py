@@ -15,7 +15,7 @@ from typing import Any
 from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
-from hdplugins.attention.body_parts import MASKED, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.attention.body_parts import MASKED, heads_first, steps_of_texts, swap_heads_and_tokens, wide
 
 CHUNK_TOKENS = 256
 """The tokens of a chunk: with 256 features in float32, the features take 256 kB, which a CPU's cache holds."""
@@ -26,7 +26,7 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     compat = bool(attributes["compat"])
     return Bodies(
         suffix="_compat" * compat,
-        parallel=partial(_parallel, compat=compat),
+        parallel=heads_first(partial(_parallel, compat=compat)),
         sequential=partial(_sequential, compat=compat),
     )
 

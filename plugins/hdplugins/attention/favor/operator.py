@@ -31,7 +31,7 @@ def _check_fit(attributes: Mapping[str, Any]) -> None:
 
 OPERATOR = Operator(
     name="FavorAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=("query", "key", "value", "key_mask", "projection"),
     attributes={"features": Range(1), "scale": None, "epsilon": None, "compat": FLAG},

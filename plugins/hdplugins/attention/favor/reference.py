@@ -38,9 +38,9 @@ def favor_attention(
     is computed in float32 at least. A text without a single real key has the result 0 by definition.
 
     Args:
-        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, tokens, heads, head_dim].
+        value: [batch, tokens, heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
         projection: [features, head_dim], float32, P; of all heads.
         features: of a vector, 1 or more.
@@ -61,7 +61,7 @@ def favor_attention(
 
     def exponents(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """s P x, [batch, heads, tokens, features], and |s x|^2 / 2, [batch, heads, tokens, 1]."""
-        scaled = states.to(wide) * scale**0.5
+        scaled = states.transpose(1, 2).to(wide) * scale**0.5
         return scaled @ projection.to(wide).mT, scaled.square().sum(-1, keepdim=True) / 2
 
     products, half_squares = exponents(query)
@@ -69,9 +69,9 @@ def favor_attention(
     products, half_squares = exponents(key)
     highest = products.masked_fill(~seen, -torch.inf).amax((2, 3), keepdim=True)
     of_key = ((products - half_squares - highest).exp() + epsilon).masked_fill(~seen, 0)
-    sums = of_key.mT @ value.to(wide).masked_fill(~real, 0)  # [batch, heads, features, head_dim]
+    sums = of_key.mT @ value.transpose(1, 2).to(wide).masked_fill(~real, 0)  # [batch, heads, features, head_dim]
     counts = of_key.sum(2).unsqueeze(-1)  # [batch, heads, features, 1]
-    attended = (of_query @ sums) / (of_query @ counts)
+    attended = ((of_query @ sums) / (of_query @ counts)).transpose(1, 2)
     return attended.masked_fill(~key_mask.any(1)[:, None, None, None], 0).to(query.dtype)
 
 

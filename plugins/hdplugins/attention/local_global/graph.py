@@ -22,7 +22,15 @@ from typing import Any
 from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
-from hdplugins.attention.body_parts import MASKED, column, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.attention.body_parts import (
+    MASKED,
+    column,
+    heads_first,
+    rows_or_zero,
+    steps_of_texts,
+    swap_heads_and_tokens,
+    wide,
+)
 from hdplugins.attention.local_global.operator import check_sides
 
 _BLOCK_TOKENS = 64
@@ -31,16 +39,13 @@ faster."""
 
 
 def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """The bodies for nodes with these inputs and attributes; keys and values of sides have heads first.
-
-    ``radius`` and ``side_tokens`` decide the body.
-    """
+    """The bodies for nodes with these inputs and attributes: ``radius`` and ``side_tokens`` decide the body."""
     radius, side_tokens, has_sides = attributes["radius"], attributes["side_tokens"], "side_key" in inputs
     check_sides(side_tokens=side_tokens, side_reach=attributes["side_reach"], has_sides=has_sides)
     return Bodies(
         suffix=f"_radius{radius}" + f"_sides{side_tokens}" * has_sides,
-        parallel=partial(_parallel, radius=radius, side_tokens=side_tokens),
-        sequential=partial(_sequential, radius=radius, side_tokens=side_tokens),
+        parallel=heads_first(partial(_parallel, radius=radius, side_tokens=side_tokens)),
+        sequential=heads_first(partial(_sequential, radius=radius, side_tokens=side_tokens)),
     )
 
 
@@ -76,8 +81,9 @@ def _parallel(
         weights = op.CastLike(op.Softmax(scores, axis=-1), query)
         sums = op.MatMul(weights, block_value)
     else:
-        side_columns = op.Unsqueeze(op.Transpose(side_key, perm=[0, 1, 3, 2]), [2])
-        block_side_value = op.Unsqueeze(side_value, [2])
+        side_columns = op.Unsqueeze(op.Transpose(side_key, perm=[0, 2, 3, 1]), [2])
+        assert side_value is not None
+        block_side_value = op.Unsqueeze(swap_heads_and_tokens(op, side_value), [2])
         side_products = wide(op, op.MatMul(block_query, side_columns))
         own_side = op.Unsqueeze(op.Gather(sides.own, query_index, axis=1), [-1])
         rows = _rows_of_sides(op, sides, op.Sub(sides.numbers, own_side))  # [batch, blocks, block, sides]
@@ -104,8 +110,7 @@ def _sequential(
     radius: int,
     side_tokens: int,
 ) -> Value:
-    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
-    wide_query, wide_key, wide_value = (wide(op, state) for state in states)
+    wide_query, wide_key, wide_value = (wide(op, state) for state in (query, key, value))
     blocks = _blocks(op, token_mask, local_bias, radius=radius, is_fixed=False)
     sides = None if side_bias is None else _sides(op, blocks, side_bias, side_tokens)
     batch_1d, heads_1d, head_dim_1d = (op.Shape(wide_query, start=axis, end=axis + 1) for axis in (0, 1, 3))
@@ -124,7 +129,9 @@ def _sequential(
         assert side_key is not None
         assert side_value is not None
         sides_shape = op.Concat([-1], sides.count_1d, head_dim_1d, axis=0)
-        side_keys, side_values = (op.Reshape(wide(op, state), sides_shape) for state in (side_key, side_value))
+        side_keys, side_values = (
+            op.Reshape(wide(op, swap_heads_and_tokens(op, state)), sides_shape) for state in (side_key, side_value)
+        )
         side_rows = _rows_of_sides(op, sides, op.Sub(sides.numbers, op.Unsqueeze(sides.numbers, [1])))
         own_side = op.Pad(sides.own, op.Concat([0, 0, 0], blocks.behind_1d, axis=0))
         own_side_blocks = op.Reshape(own_side, op.Concat([-1], blocks.count_1d, blocks.block_1d, axis=0))
@@ -169,8 +176,7 @@ def _sequential(
     sequences = texts, heads, queries, keys, values, side_keys, side_values
     scanned = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
     padded = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, blocks.padded_1d, head_dim_1d, axis=0))
-    attended = op.CastLike(_real_rows(op, blocks, padded), query)
-    return swap_heads_and_tokens(op, attended)
+    return op.CastLike(_real_rows(op, blocks, padded), query)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
 
 OPERATOR = Operator(
     name="LocalGlobalAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=("query", "key", "value", "token_mask", "local_bias", "side_key", "side_value", "side_bias"),
     optional_inputs=("side_key", "side_value", "side_bias"),

@@ -39,13 +39,13 @@ def local_global_attention(
     is padding has the result 0.
 
     Args:
-        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, tokens, heads, head_dim].
+        value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         local_bias: [heads, 2 * radius + 1], added to the scaled scores of tokens.
-        side_key: [batch, heads, sides, head_dim], with ``sides = ceil(tokens / side_tokens)``; None for none.
-        side_value: [batch, heads, sides, head_dim].
+        side_key: [batch, sides, heads, head_dim], with ``sides = ceil(tokens / side_tokens)``; None for none.
+        side_value: [batch, sides, heads, head_dim].
         side_bias: [heads, 2 * side_reach + 1], added to the scaled scores of sides.
         radius: tokens that a query sees on each side.
         side_tokens: tokens of a block; 0 where there are no sides.
@@ -55,7 +55,7 @@ def local_global_attention(
     Raises:
         ValueError: an attribute is out of its range, or a table or the sides are of other sizes.
     """
-    tokens = query.shape[2]
+    tokens = query.shape[1]
     has_sides = side_key is not None
     OPERATOR.check(radius=radius)
     check_sides(side_tokens=side_tokens, side_reach=side_reach, has_sides=has_sides)
@@ -65,15 +65,15 @@ def local_global_attention(
     row = places[None, :] - places[:, None] + radius  # [queries, keys]
     real = token_mask != 0
     hidden = ((row < 0) | (row > 2 * radius)) | ~real[:, None, None, :]  # [batch, 1, queries, keys]
-    scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale + local_bias[:, row.clamp(0, 2 * radius)]
+    scores = torch.einsum("bihd,bjhd->bhij", query, key) * scale + local_bias[:, row.clamp(0, 2 * radius)]
     scores, values = scores.masked_fill(hidden, -torch.inf), value
     if side_key is not None:
         assert side_value is not None
         assert side_bias is not None
         sides = number_of_sides(tokens, side_tokens)
-        if side_key.shape[2] != sides or side_value.shape[2] != sides:
+        if side_key.shape[1] != sides or side_value.shape[1] != sides:
             raise ValueError(
-                f"There are {side_key.shape[2]} side keys and {side_value.shape[2]} values; {tokens} tokens have "
+                f"There are {side_key.shape[1]} side keys and {side_value.shape[1]} values; {tokens} tokens have "
                 f"{sides} blocks of {side_tokens}."
             )
         if side_bias.shape[1] != 2 * side_reach + 1:
@@ -85,12 +85,12 @@ def local_global_attention(
         own = torch.minimum(places // side_tokens, whole - 1)  # [batch, tokens]
         distance = (numbers - own[:, :, None]).clamp(-side_reach, side_reach)  # [batch, tokens, sides]
         by_distance = side_bias[:, distance + side_reach].transpose(0, 1)
-        side_scores = torch.einsum("bhid,bhgd->bhig", query, side_key) * scale + by_distance
+        side_scores = torch.einsum("bihd,bghd->bhig", query, side_key) * scale + by_distance
         side_scores = side_scores.masked_fill((numbers >= whole)[:, None, None, :], -torch.inf)
-        scores, values = torch.cat([scores, side_scores], dim=-1), torch.cat([value, side_value], dim=2)
+        scores, values = torch.cat([scores, side_scores], dim=-1), torch.cat([value, side_value], dim=1)
     # What padding sees is of no use; where it sees nothing, its weights are NaN.
     weights = torch.softmax(scores, dim=-1).masked_fill(~real[:, None, :, None], 0.0)
-    return torch.einsum("bhij,bhjd->bhid", weights, values)
+    return torch.einsum("bhij,bjhd->bihd", weights, values)
 
 
 def number_of_sides(tokens: int, side_tokens: int) -> int:

@@ -40,7 +40,14 @@ from typing import Any
 from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
-from hdplugins.attention.body_parts import biased_scores, rows_or_zero, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.attention.body_parts import (
+    biased_scores,
+    heads_first,
+    rows_or_zero,
+    steps_of_texts,
+    swap_heads_and_tokens,
+    wide,
+)
 from hdplugins.attention.chunks.graph import behind_bias, chunk_tables
 
 _EPSILON = 1.0e-6
@@ -59,7 +66,7 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     suffix += "_causal" * bool(attributes["causal"]) + "_byrow" * bool(attributes["ends_by_row"])
     return Bodies(
         suffix=suffix,
-        parallel=partial(_parallel, attributes=attributes),
+        parallel=heads_first(partial(_parallel, attributes=attributes), states=2),
         sequential=partial(_sequential, attributes=attributes),
     )
 

@@ -47,7 +47,7 @@ def _text():
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def hash_tokens(
-    query_key,  # [batch, heads, tokens, head_dim]
+    query_key,  # [batch, tokens, heads, head_dim]
     token_mask,  # [batch, tokens] int32
     rotations,  # [heads, head_dim, rounds, directions] float32
     hashes,  # [batch, heads, rounds, tokens] int32
@@ -208,7 +208,7 @@ def place(
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def attend(
-    query_key,  # query_key, value, out: [batch, heads, tokens, head_dim]
+    query_key,  # query_key, value, out: [batch, tokens, heads, head_dim]
     value,
     factors,  # [batch, heads, tokens] float32
     order,  # [batch, heads, rounds, tokens] int32

@@ -36,7 +36,7 @@ def _check_fit(attributes: Mapping[str, Any]) -> None:
 
 OPERATOR = Operator(
     name="LSHAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=("query_key", "value", "token_mask", "rotations"),
     states=2,

@@ -48,9 +48,9 @@ def lsh_attention(
     exponentials. The result of a padding token is 0.
 
     Args:
-        query_key: [batch, heads, tokens, head_dim], any float dtype, the queries, and the keys before normalisation;
+        query_key: [batch, tokens, heads, head_dim], any float dtype, the queries, and the keys before normalisation;
             the result has the same shape and dtype.
-        value: [batch, heads, tokens, head_dim].
+        value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         rotations: [heads, head_dim, rounds, sum(buckets) / 2], float32; see `hash_tokens`.
         chunk: tokens of a chunk, 1 or more.
@@ -66,7 +66,7 @@ def lsh_attention(
     Raises:
         ValueError: an attribute is out of its range, or the rotations do not fit.
     """
-    heads, tokens, head_dim = query_key.shape[1:]
+    tokens, heads, head_dim = query_key.shape[1:]
     OPERATOR.check(
         chunk=chunk,
         before=before,
@@ -80,7 +80,9 @@ def lsh_attention(
     check_rotations(rotations.shape, heads=heads, head_dim=head_dim, buckets=buckets, rounds=rounds)
     padded = padded_tokens(tokens, multiple)
     real = torch.nn.functional.pad(token_mask != 0, (0, padded - tokens))  # [batch, padded]
-    query, value = (torch.nn.functional.pad(state, (0, 0, 0, padded - tokens)) for state in (query_key, value))
+    query, value = (
+        torch.nn.functional.pad(state.transpose(1, 2), (0, 0, 0, padded - tokens)) for state in (query_key, value)
+    )  # [batch, heads, padded, head_dim]
     found = torch.nn.functional.pad(hash_tokens(query_key, rotations, buckets), (0, padded - tokens))
     sorting = torch.where(real[:, None, None], found, math.prod(buckets))  # [batch, heads, rounds, padded]
     order = sorting.argsort(stable=True, dim=-1)
@@ -111,7 +113,7 @@ def lsh_attention(
     sums = scores.logsumexp(-1).flatten(2, 3).unflatten(2, (rounds, padded)).gather(3, back)
     weights = torch.softmax(sums, dim=2)[..., None]
     attended = torch.where(weights.isnan().any(2), value, (weights.nan_to_num() * shares).sum(2))
-    return (attended * real[:, None, :, None])[:, :, :tokens]
+    return (attended * real[:, None, :, None])[:, :, :tokens].transpose(1, 2)
 
 
 def _table(end: int, padded: int, chunk: int, before: int, after: int, rounds: int, multiple: int) -> torch.Tensor:
@@ -148,14 +150,14 @@ def hash_tokens(query_key: torch.Tensor, rotations: torch.Tensor, buckets: Seque
     on.
 
     Args:
-        query_key: [batch, heads, tokens, head_dim].
+        query_key: [batch, tokens, heads, head_dim].
         rotations: [heads, head_dim, rounds, sum(buckets) / 2], float32.
         buckets: factors of the number of buckets, each even.
 
     Returns:
         [batch, heads, rounds, tokens], int64, from 0 to the product of `buckets`, exclusive.
     """
-    products = torch.einsum("bhtd,hdrn->bhrtn", query_key.float(), rotations)
+    products = torch.einsum("bthd,hdrn->bhrtn", query_key.float(), rotations)
     parts = products.split([factor // 2 for factor in buckets], dim=-1)
     of_factor = [torch.cat([part, -part], dim=-1).argmax(-1) for part in parts]
     sizes = [math.prod(buckets[:number]) for number in range(len(buckets))]

@@ -34,12 +34,12 @@ from hdplugins.attention.body_parts import (
     Blocks,
     RowShift,
     attention,
+    heads_first,
     query_blocks,
     row_shift,
     rows_or_zero,
     shift_rows,
     steps_of_texts,
-    swap_heads_and_tokens,
     wide,
 )
 
@@ -50,8 +50,8 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
     suffix = "_causal" * causal + f"_reach{reach}" * bool(reach) + "_segments" * ("segment_scores" in inputs)
     return Bodies(
         suffix=suffix,
-        parallel=partial(_parallel, causal=bool(causal), reach=reach),
-        sequential=partial(_sequential, causal=bool(causal), reach=reach),
+        parallel=heads_first(partial(_parallel, causal=bool(causal), reach=reach)),
+        sequential=heads_first(partial(_sequential, causal=bool(causal), reach=reach), states=1),
     )
 
 
@@ -84,8 +84,9 @@ def _parallel(
     kind_blocks = segment_blocks = key_kinds = None
     if segment_scores is not None:
         kinds, scores = _padded_segments(op, blocks, segment_scores)
-        kind_blocks, segment_blocks = split(kinds, [0, 1], [1]), split(scores, [0, 0], [1])
-        key_kinds = op.Unsqueeze(key_kind, [1, 2])
+        kind_blocks, key_kinds = split(kinds, [0, 1], [1]), op.Unsqueeze(key_kind, [1, 2])
+        shape = op.Concat([0], blocks.count_1d, blocks.block_1d, blocks.heads_1d, [1], axis=0)
+        segment_blocks = op.Transpose(op.Reshape(scores, shape), perm=[1, 0, 3, 2, 4])
 
     def attend(op: Op, number: Value, first_row: Value) -> tuple[Value, Value]:
         block_content = op.Gather(content_blocks, number, axis=0)
@@ -119,22 +120,25 @@ def _sequential(
     causal: bool,
     reach: int,
 ) -> Value:
-    states = [swap_heads_and_tokens(op, state) for state in (query, key, value)]
-    wide_query, wide_key, wide_value = (wide(op, state) for state in states)
-    blocks = _blocks_to_end(op, wide_query, key_kind, positions, content_bias, position_bias, axes=2)
+    blocks = _blocks_to_end(op, wide(op, query), key_kind, positions, content_bias, position_bias, axes=2)
     distance_bias = _distance_bias(op, blocks, causal=causal, reach=reach)
-    texts, heads = steps_of_texts(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
+    num_heads = op.Squeeze(blocks.heads_1d)
+    texts, heads = steps_of_texts(op, blocks.batch_1d, num_heads)
     blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
-    keys_shape = op.Concat([-1], blocks.keys_1d, blocks.head_dim_1d, axis=0)
     rows_shape = op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0)
     queries = [op.Reshape(rows, blocks_shape) for rows in (blocks.content_query, blocks.position_query)]
-    keys_and_values = [op.Reshape(state, keys_shape) for state in (wide_key, wide_value)]
+    # Keys and values are [batch, keys, heads, head_dim]. The rows of all heads of all keys of all texts are numbered
+    # through, in that order from the inside, so that a step copies those of its head alone.
+    key_rows_shape = op.Concat([-1], blocks.head_dim_1d, axis=0)
+    keys_and_values = [op.Reshape(wide(op, state), key_rows_shape) for state in (key, value)]
+    row_offsets = op.Mul(op.Range(0, blocks.keys, 1), num_heads)
+    text_rows = op.Mul(blocks.keys, num_heads)
     kind_blocks = segments = None
     if segment_scores is not None:
         columns_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, [1], axis=0)
         kinds, scores = _padded_segments(op, blocks, segment_scores)
         kind_blocks = op.Reshape(kinds, columns_shape)
-        segments = op.Reshape(scores, columns_shape)
+        segments = op.Reshape(op.Transpose(scores, perm=[0, 2, 1]), columns_shape)
 
     # A step is one head of one text, and a step of the inner loop is one block of its queries.
     def attend_head(
@@ -143,11 +147,11 @@ def _sequential(
         head: Value,
         content_queries: Value,
         position_queries: Value,
-        head_key: Value,
-        head_value: Value,
         head_segments: Value | None,
     ) -> Value:
         head_positions = op.Gather(blocks.positions, head, axis=0)
+        key_rows = op.Add(row_offsets, op.Add(op.Mul(text, text_rows), head))
+        head_key, head_value = (op.Gather(state, key_rows, axis=0) for state in keys_and_values)
         text_bias = op.Gather(blocks.key_bias, text, axis=0)
         text_kinds = own_kinds = None
         if head_segments is not None:
@@ -177,10 +181,9 @@ def _sequential(
         sequences = blocks.first_rows, content_queries, position_queries, own_kinds, head_segments
         return op.Reshape(scan(op, attend, *sequences, shapes=[("block", "head_dim")]), rows_shape)
 
-    sequences = texts, heads, *queries, *keys_and_values, segments
+    sequences = texts, heads, *queries, segments
     sums = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
-    attended = op.CastLike(_join(op, blocks, sums), query)
-    return swap_heads_and_tokens(op, attended)
+    return op.CastLike(_join(op, blocks, sums), query)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,10 +276,10 @@ def _distance_bias(op: Op, blocks: _BlocksToEnd, *, causal: bool, reach: int) ->
 
 
 def _padded_segments(op: Op, blocks: _BlocksToEnd, segment_scores: Value) -> tuple[Value, Value]:
-    """Return the kinds of the queries, [batch, padded], and scaled scores, [batch, heads, padded], float32."""
+    """Return the kinds of the queries, [batch, padded], and scaled scores, [batch, padded, heads], float32."""
     kinds = op.Pad(blocks.own_kind, op.Concat([0], blocks.missing_1d, [0, 0], axis=0))
     scaled_scores = op.Mul(wide(op, segment_scores), float_attribute(op, "scale"))
-    return kinds, op.Pad(scaled_scores, op.Concat([0, 0], blocks.missing_1d, [0, 0, 0], axis=0))
+    return kinds, op.Pad(scaled_scores, op.Concat([0], blocks.missing_1d, [0, 0, 0, 0], axis=0))
 
 
 def _join(op: Op, blocks: _BlocksToEnd, sums: Value) -> Value:

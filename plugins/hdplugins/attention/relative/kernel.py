@@ -48,14 +48,14 @@ def _position_products(
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def attend(
-    query,  # query, out: [batch, heads, tokens, head_dim]
-    key,  # key, value: [batch, heads, keys, head_dim]
+    query,  # query, out: [batch, tokens, heads, head_dim]
+    key,  # key, value: [batch, keys, heads, head_dim]
     value,
     key_kind,  # [batch, keys] int32
     positions,  # [heads, distances, head_dim]
     content_bias,  # [heads, head_dim]
     position_bias,  # [heads, head_dim]
-    segment_scores,  # [batch, heads, tokens], or None
+    segment_scores,  # [batch, tokens, heads], or None
     out,
     stride_query_batch,  # in elements, as are all strides
     stride_query_head,
@@ -108,7 +108,7 @@ def attend(
     if tail:
         content_tail = _biased(q_tail, content_bias + head, tail)
     if segment_scores is not None:
-        of_queries = (row * tl.num_programs(1) + of_head) * tokens + m
+        of_queries = (row * tokens + m) * tl.num_programs(1) + of_head
         segment = tl.load(segment_scores + of_queries, mask=is_real, other=0.0).to(tl.float32)
 
     # The keys that some query of the tile sees.

@@ -24,7 +24,7 @@ def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
 
 OPERATOR = Operator(
     name="RelativeAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=(
         "query",

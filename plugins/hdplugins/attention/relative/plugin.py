@@ -94,7 +94,7 @@ class _Face(PluginFace):
         query, key, _, _, positions, *_ = given
         if len(query) != 4 or len(key) != 4:
             raise ValueError(
-                f"query is {query} and key is {key}; both have four axes, [batch, heads, tokens, head_dim], keys "
+                f"query is {query} and key is {key}; both have four axes, [batch, tokens, heads, head_dim], keys "
                 "instead of tokens in the second."
             )
         (batch, heads, tokens, head_dim), keys = sizes(query), sizes(key).tokens
@@ -102,7 +102,7 @@ class _Face(PluginFace):
         state, bias = list(query), [heads, head_dim]
         state[sizes(range(4)).tokens] = keys
         fitting = [
-            query, state, state, [batch, keys], [heads, distances, head_dim], bias, bias, [batch, heads, tokens],
+            query, state, state, [batch, keys], [heads, distances, head_dim], bias, bias, [batch, tokens, heads],
         ]  # fmt: skip
         for name, shape, fits in zip(OPERATOR.inputs, given, fitting, strict=False):
             if shape != fits:

@@ -38,15 +38,15 @@ def relative_attention(
     Keys of padding are not seen. A query that is padding, or sees no key, has the result 0.
 
     Args:
-        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, heads, keys, head_dim], ``keys >= tokens``.
-        value: [batch, heads, keys, head_dim].
+        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, keys, heads, head_dim], ``keys >= tokens``.
+        value: [batch, keys, heads, head_dim].
         key_kind: [batch, keys], int32, 0 for padding, and for real tokens 1 or more: their segment, and 1.
         positions: [heads, distances, head_dim], of the distances ``keys - 1`` (row 0), ``keys - 2``, ..., of which
             there are ``keys`` or more where attention is causal, else ``keys + tokens - 1`` or more.
         content_bias: [heads, head_dim], u in the paper.
         position_bias: [heads, head_dim], v in the paper.
-        segment_scores: [batch, heads, tokens], what is added to a query's products with keys of other segments; None
+        segment_scores: [batch, tokens, heads], what is added to a query's products with keys of other segments; None
             for nothing.
         causal: 1 if queries see no key behind them, else 0.
         reach: distances that a query sees, its own 0 included: those below it; 0 for all. Keys behind are not affected.
@@ -55,7 +55,7 @@ def relative_attention(
     Raises:
         ValueError: an attribute is out of its range, or there are too few keys or distances.
     """
-    tokens, keys = query.shape[2], key.shape[2]
+    tokens, keys = query.shape[1], key.shape[1]
     OPERATOR.check(causal=causal, reach=reach)
     if keys < tokens:
         raise ValueError(f"There are {keys} keys for {tokens} tokens; the text's own must be among them.")
@@ -67,13 +67,13 @@ def relative_attention(
     distance = keys - tokens + places - others  # [tokens, keys]
     # Distances that are not seen have no row where attention is causal.
     row = (keys - 1 - distance).clamp(max=positions.shape[1] - 1)
-    content = torch.einsum("bhid,bhjd->bhij", query + content_bias[:, None], key)
-    by_row = torch.einsum("bhid,hpd->bhip", query + position_bias[:, None], positions)
+    content = torch.einsum("bihd,bjhd->bhij", query + content_bias, key)
+    by_row = torch.einsum("bihd,hpd->bhip", query + position_bias, positions)
     scores = content + by_row.gather(3, row.expand(*content.shape))
     own_kind = key_kind[:, keys - tokens :]  # [batch, tokens]
     if segment_scores is not None:
         differs = own_kind[:, None, :, None] != key_kind[:, None, None, :]
-        scores = scores + torch.where(differs, segment_scores[..., None], 0)
+        scores = scores + torch.where(differs, segment_scores.transpose(1, 2)[..., None], 0)
     hidden = (key_kind == 0)[:, None, None, :]
     if causal:
         hidden = hidden | (distance < 0)
@@ -82,4 +82,4 @@ def relative_attention(
     # A query that sees nothing has NaN for weights; it is defined as 0, as is one of padding.
     weights = torch.softmax((scores * scale).masked_fill(hidden, -torch.inf), dim=-1)
     weights = torch.nan_to_num(weights, nan=0.0).masked_fill((own_kind == 0)[:, None, :, None], 0.0)
-    return torch.einsum("bhij,bhjd->bhid", weights, value)
+    return torch.einsum("bhij,bjhd->bihd", weights, value)

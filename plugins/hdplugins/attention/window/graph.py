@@ -39,7 +39,7 @@ from typing import Any
 from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
-from hdplugins.attention.body_parts import MASKED, attention, rows_or_zero, steps_of_texts, wide
+from hdplugins.attention.body_parts import MASKED, attention, heads_first, rows_or_zero, steps_of_texts, wide
 from hdplugins.attention.operator import BlockOrder
 
 _NOWHERE = 1.0e9
@@ -61,12 +61,11 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: boo
         )
     if bound < 0:
         raise ValueError(f"The bound of {bound} global tokens is negative.")
-    of_order = partial(_attended, dilation=dilation, bound=bound, grouped=grouped)
+    decided: dict[str, Any] = {"dilation": dilation, "bound": bound, "grouped": grouped}
     return Bodies(
         suffix=_suffix(dilation, bound, grouped),
-        parallel=partial(of_order, order=BlockOrder.PARALLEL),
-        sequential=partial(of_order, order=BlockOrder.SEQUENTIAL),
-        tokens_first=False,
+        parallel=heads_first(partial(_parallel, **decided)),
+        sequential=partial(_sequential, **decided),
     )
 
 
@@ -76,7 +75,7 @@ def _suffix(dilation: Sequence[int], bound: int, grouped: bool) -> str:
     return suffix + ("" if steps == [1] else "_dilation" + "_".join(map(str, steps)))
 
 
-def _attended(
+def _parallel(
     op: Op,
     query: Value,
     key: Value,
@@ -86,27 +85,52 @@ def _attended(
     dilation: Sequence[int],
     bound: int,
     grouped: bool,
-    order: BlockOrder,
 ) -> Value:
     texts = _texts(op, token_kind, bound)
-    if texts.globals_ is not None and order is BlockOrder.PARALLEL:
+    if texts.globals_ is not None:
         key, value = _with_globals(op, texts.globals_, key, value)
-    in_order = _in_parallel if order is BlockOrder.PARALLEL else _in_sequence
-    steps = sorted(set(dilation))
     sums = []
-    for step in steps:
-        spans = _spans(op, texts, step, order)
-        if len(steps) == 1:
-            rows = in_order(op, texts, spans, query, key, value, grouped=grouped)
+    for step, heads in _heads_of_steps(dilation):
+        spans = _spans(op, texts, step, BlockOrder.PARALLEL)
+        if heads is None:
+            rows = _in_parallel(op, texts, spans, query, key, value, grouped=grouped)
         else:
-            heads = [head for head, of_head in enumerate(dilation) if of_head == step]
             states = _states_of_heads(op, heads, query, key, value, grouped=grouped)
-            rows = in_order(op, texts, spans, *states, grouped=False)
+            rows = _in_parallel(op, texts, spans, *states, grouped=False)
         rows = op.Reshape(rows, op.Concat([0, 0, -1], op.Shape(query, start=3), axis=0))
         sums.append(op.Slice(rows, [0], texts.tokens_1d, [2]))
     # Padding needs a rule of its own, since it may see keys.
-    real = op.Unsqueeze(op.Cast(token_kind, to=TensorProto.BOOL), [1, 3])
-    return rows_or_zero(op, real, _joined_heads(op, sums, dilation))
+    real = op.Unsqueeze(texts.real, [1, 3])
+    return rows_or_zero(op, real, _joined_heads(op, sums, dilation, axis=1))
+
+
+def _sequential(
+    op: Op,
+    query: Value,
+    key: Value,
+    value: Value,
+    token_kind: Value,
+    *,
+    dilation: Sequence[int],
+    bound: int,
+    grouped: bool,
+) -> Value:
+    texts = _texts(op, token_kind, bound)
+    sums = []
+    for step, heads in _heads_of_steps(dilation):
+        spans = _spans(op, texts, step, BlockOrder.SEQUENTIAL)
+        rows = _in_sequence(op, texts, spans, query, key, value, heads=heads, grouped=grouped)
+        rows = op.Reshape(rows, op.Concat([0, -1], op.Shape(rows, start=4), axis=0))
+        sums.append(op.Slice(rows, [0], texts.tokens_1d, [1]))
+    return _joined_heads(op, sums, dilation, axis=2)
+
+
+def _heads_of_steps(dilation: Sequence[int]) -> list[tuple[int, list[int] | None]]:
+    """Return each dilation and its heads, None for all heads."""
+    steps = sorted(set(dilation))
+    if len(steps) == 1:
+        return [(steps[0], None)]
+    return [(step, [head for head, of_head in enumerate(dilation) if of_head == step]) for step in steps]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +157,7 @@ class _Texts:
         tokens: [], the number of tokens of a text.
         tokens_1d: the same as [1].
         last_token: [], the number of the last token.
+        real: [batch, tokens], whether a token is no padding.
         visible: [batch, tokens + bound]: which tokens a window may show, and which of the global columns are filled.
         globals_: the global tokens; None for a bound of 0.
     """
@@ -141,6 +166,7 @@ class _Texts:
     tokens: Value
     tokens_1d: Value
     last_token: Value
+    real: Value
     visible: Value
     globals_: _Globals | None
 
@@ -164,6 +190,7 @@ def _texts(op: Op, token_kind: Value, bound: int) -> _Texts:
         tokens=tokens,
         tokens_1d=tokens_1d,
         last_token=last_token,
+        real=op.Cast(token_kind, to=TensorProto.BOOL),
         visible=visible,
         globals_=globals_,
     )
@@ -190,12 +217,12 @@ def _states_of_heads(
     return op.Gather(query, heads, axis=1), op.Gather(key, key_heads, axis=1), op.Gather(value, key_heads, axis=1)
 
 
-def _joined_heads(op: Op, sums: Sequence[Value], dilation: Sequence[int]) -> Value:
-    """Put the heads of all dilations, which come in the order of these, back into their own order."""
+def _joined_heads(op: Op, sums: Sequence[Value], dilation: Sequence[int], *, axis: int) -> Value:
+    """Put the heads of all dilations, which come in the order of these, back into their own order on that axis."""
     if len(sums) == 1:
         return sums[0]
     held = sorted(range(len(dilation)), key=lambda head: dilation[head])  # the sort is stable
-    return op.Gather(op.Concat(*sums, axis=1), [held.index(head) for head in range(len(dilation))], axis=1)
+    return op.Gather(op.Concat(*sums, axis=axis), [held.index(head) for head in range(len(dilation))], axis=axis)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,26 +323,28 @@ def _appended(op: Op, rows: Value, columns: Value | float, globals_: _Globals) -
     return op.Concat(rows, op.Expand(columns, shape), axis=-1)
 
 
-def _sums(op: Op, scaled_query: Value, keys: Value, values: Value, seen: Value, *, axes: int) -> Value:
-    """Compute [..., block, head_dim], 0 for a query that sees no key; `seen` broadcasts to [..., block, span].
+def _sums(op: Op, scaled_query: Value, keys: Value, values: Value, seen: Value, *, axes: int) -> tuple[Value, Value]:
+    """Compute the sums of values, [..., block, head_dim], and whether a query sees a key, [..., block, 1].
 
-    All scores of such a query are masked, and a product makes its sum 0. The factor comes from the masks, which all
-    heads share.
+    `seen` broadcasts to [..., block, span]. All scores of a query that sees no key are masked: its sum means nothing.
     """
     bias = op.Where(seen, 0.0, MASKED)
     sums = attention(op, scaled_query, keys, values, bias, axes=axes)
-    sees_any = op.Equal(op.ReduceMax(bias, [-1]), 0.0)
-    return op.Mul(sums, op.CastLike(sees_any, values))
+    # The masks, which all heads share, are less to look through than the weights.
+    return sums, op.Equal(op.ReduceMax(bias, [-1]), 0.0)
 
 
-# Both orders return [batch, heads, blocks, block, step, head_dim]: the tokens in order, and some behind the end of the
-# text. With fewer heads of keys than of queries, heads are two axes, [kv_heads, group]: keys and values have 1 in place
-# of the group, so that products broadcast and nothing is copied for each head.
+# With fewer heads of keys than of queries, heads are two axes, [kv_heads, group]: keys and values have 1 in place of
+# the group, so that products broadcast and nothing is copied for each head.
 
 
 def _in_parallel(
     op: Op, texts: _Texts, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
 ) -> Value:
+    """Compute [batch, heads, blocks, block, step, head_dim]: the tokens in order, and some behind the end of the text.
+
+    The states are [batch, heads, tokens, head_dim].
+    """
     scale = op.CastLike(float_attribute(op, "scale"), query)
     lookup = _lookup(op, texts, spans, spans.queries, spans.keys)
     visible = op.Gather(texts.visible, lookup.columns, axis=1)
@@ -327,27 +356,40 @@ def _in_parallel(
     block_keys, block_values = (op.Gather(state, lookup.columns, axis=2) for state in (key, value))
     if grouped:
         block_keys, block_values = (op.Unsqueeze(state, [2]) for state in (block_keys, block_values))
-    sums = _sums(op, op.Mul(block_query, scale), block_keys, block_values, seen, axes=6 + grouped)
+    sums, sees_any = _sums(op, op.Mul(block_query, scale), block_keys, block_values, seen, axes=6 + grouped)
+    sums = op.Mul(sums, op.CastLike(sees_any, sums))
     if grouped:
         sums = op.Reshape(sums, op.Concat([0], _heads_1d(op, query), op.Shape(sums, start=3), axis=0))
     return op.Transpose(sums, perm=[0, 1, 2, 4, 3, 5])
 
 
 def _in_sequence(
-    op: Op, texts: _Texts, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
+    op: Op,
+    texts: _Texts,
+    spans: _Spans,
+    query: Value,
+    key: Value,
+    value: Value,
+    *,
+    heads: list[int] | None,
+    grouped: bool,
 ) -> Value:
+    """Compute [batch, blocks, block, step, heads, head_dim]: the tokens in order, and some behind the end of the text.
+
+    The states are [batch, tokens, heads, head_dim]; `heads` are the queries' heads to compute, None for all.
+    """
     scale = op.CastLike(float_attribute(op, "scale"), query)
-    heads_1d = _heads_1d(op, query)
-    heads = key_heads = op.Squeeze(heads_1d)
-    head_range = op.Range(0, heads, 1)
-    if grouped:
-        key_heads_1d = _heads_1d(op, key)
-        key_heads = op.Squeeze(key_heads_1d)
-        head_numbers = op.Reshape(head_range, op.Concat(key_heads_1d, [-1, 1, 1], axis=0))
-        key_numbers = op.Unsqueeze(op.Range(0, key_heads, 1), [1, 2, 3])
-    else:
-        head_numbers = key_numbers = op.Unsqueeze(head_range, [1, 2])
-    # The rows of all heads of all texts are numbered through, so that nothing of other texts is copied.
+    num_heads, num_key_heads = (op.Squeeze(op.Shape(state, start=2, end=3)) for state in (query, key))
+    with_groups = grouped and heads is None
+    head_numbers = op.Range(0, num_heads, 1) if heads is None else heads
+    key_numbers = head_numbers
+    if with_groups:
+        head_numbers = op.Reshape(head_numbers, op.Concat(op.Shape(key, start=2, end=3), [-1], axis=0))
+        key_numbers = op.Unsqueeze(op.Range(0, num_key_heads, 1), [1])
+    elif grouped:
+        key_numbers = op.Div(heads, op.Div(num_heads, num_key_heads))
+    head_columns, key_columns = (op.Unsqueeze(numbers, [-2, -1]) for numbers in (head_numbers, key_numbers))
+    # The rows of all heads of all tokens of all texts are numbered through, in that order from the inside.
     rows_shape = op.Concat([-1], op.Shape(query, start=3), axis=0)
     all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in (query, key, value))
 
@@ -359,22 +401,26 @@ def _in_sequence(
             key_index = _appended(op, key_index, text_globals, texts.globals_)
         visible = op.Gather(op.Gather(texts.visible, text, axis=0), lookup.columns, axis=0)
         seen = op.And(op.Unsqueeze(visible, [-2]), lookup.reached)
+        first_token = op.Mul(text, texts.tokens)
 
         def rows_of(tokens: Value, heads: Value, numbers: Value) -> Value:
-            return op.Add(op.Mul(op.Add(op.Mul(text, heads), numbers), texts.tokens), tokens)
+            return op.Add(op.Mul(op.Add(tokens, first_token), heads), numbers)
 
-        block_query = op.Gather(all_queries, rows_of(lookup.queries, heads, head_numbers), axis=0)
-        key_rows = rows_of(key_index, key_heads, key_numbers)
+        block_query = op.Gather(all_queries, rows_of(lookup.queries, num_heads, head_columns), axis=0)
+        key_rows = rows_of(key_index, num_key_heads, key_columns)
         block_keys, block_values = (op.Gather(rows, key_rows, axis=0) for rows in (all_keys, all_values))
-        sums = _sums(op, op.Mul(block_query, scale), block_keys, block_values, seen, axes=4 + grouped)
-        if grouped:
-            sums = op.Reshape(sums, op.Concat(heads_1d, op.Shape(sums, start=2), axis=0))
-        return wide(op, sums)
+        scaled_query = op.Mul(block_query, scale)
+        sums, sees_any = _sums(op, scaled_query, block_keys, block_values, seen, axes=4 + with_groups)
+        if with_groups:
+            sums = op.Reshape(sums, op.Concat([-1], op.Shape(sums, start=2), axis=0))
+        # Padding needs a rule of its own, since it may see keys.
+        real = op.Gather(op.Gather(texts.real, text, axis=0), lookup.queries, axis=0)
+        answers = rows_or_zero(op, op.And(sees_any, op.Unsqueeze(real, [-1])), sums)
+        return wide(op, op.Transpose(answers, perm=[2, 1, 0, 3]))
 
     step_texts, _ = steps_of_texts(op, texts.batch_1d, spans.blocks)
     repeats = op.Concat(texts.batch_1d, [1, 1], axis=0)
     queries, keys = (op.Tile(table, repeats) for table in (spans.queries, spans.keys))
-    scanned = scan(op, attend, step_texts, queries, keys, shapes=[("heads", "step", "block", "head_dim")])
+    scanned = scan(op, attend, step_texts, queries, keys, shapes=[("block", "step", "heads", "head_dim")])
     sums = op.CastLike(scanned, query)
-    shape = op.Concat(texts.batch_1d, op.Unsqueeze(spans.blocks, [0]), op.Shape(sums, start=1), axis=0)
-    return op.Transpose(op.Reshape(sums, shape), perm=[0, 2, 1, 4, 3, 5])
+    return op.Reshape(sums, op.Concat(texts.batch_1d, [-1], op.Shape(sums, start=1), axis=0))

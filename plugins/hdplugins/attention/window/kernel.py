@@ -120,8 +120,8 @@ def _run_around(begins, ends, at, begin, end, residue, dilation):
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def attend(
-    query,  # query, out: [batch, heads, tokens, head_dim]
-    key,  # key, value: [batch, heads / group, tokens, head_dim]
+    query,  # query, out: [batch, tokens, heads, head_dim]
+    key,  # key, value: [batch, tokens, heads / group, head_dim]
     value,
     token_kind,  # [batch, tokens] int32
     plan,  # see plan_keys

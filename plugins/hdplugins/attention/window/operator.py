@@ -63,7 +63,7 @@ def steps_of_heads(dilation: Sequence[int], heads: int) -> list[int]:
 
 OPERATOR = Operator(
     name="SlidingWindowAttention",
-    version=1,
+    version=2,
     package=__package__,
     inputs=("query", "key", "value", "token_kind"),
     groups_heads=True,

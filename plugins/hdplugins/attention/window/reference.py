@@ -29,10 +29,10 @@ def sliding_window_attention(
     divides ``j - i``. The query of a padding token, and one that sees no key, has the result 0.
 
     Args:
-        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, kv_heads, tokens, head_dim]; `heads` is a multiple of `kv_heads`, and head h of the queries sees
+        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, tokens, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`, and head h of the queries sees
             head h // (heads // kv_heads) of the keys.
-        value: [batch, kv_heads, tokens, head_dim].
+        value: [batch, tokens, kv_heads, head_dim].
         token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones, which every query
             sees, -1 for unseen ones, whose queries are answered and whose keys no query sees.
         left: steps that a window reaches before its query, in units of the dilation, 0 or more.
@@ -45,14 +45,14 @@ def sliding_window_attention(
         ValueError: an invalid window or dilation, heads that are no multiple of the key's, or a text with more global
             tokens than the bound.
     """
-    heads, tokens = query.shape[1:3]
+    tokens, heads = query.shape[1:3]
     steps = steps_of_heads(dilation, heads)
     if left < 0 or right < 0:
         raise ValueError(f"A window of {left} left and {right} right is invalid: both are 0 or more.")
-    if heads % key.shape[1]:
-        raise ValueError(f"{heads} heads of queries are no multiple of {key.shape[1]} heads of keys.")
-    group = heads // key.shape[1]
-    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    if heads % key.shape[2]:
+        raise ValueError(f"{heads} heads of queries are no multiple of {key.shape[2]} heads of keys.")
+    group = heads // key.shape[2]
+    key, value = key.repeat_interleave(group, dim=2), value.repeat_interleave(group, dim=2)
     most = int((token_kind == _GLOBAL).sum(dim=1).max())
     if global_bound is not None and most > global_bound:
         raise ValueError(f"A text has {most} global tokens; the bound is {global_bound}.")
@@ -62,9 +62,9 @@ def sliding_window_attention(
     near = (offset >= -left * step) & (offset <= right * step) & (offset % step == 0)
     kinds = token_kind[:, None, None, :]  # [batch, 1, 1, keys]
     seen = (kinds == _GLOBAL) | ((kinds == _LOCAL) & near)  # [batch, heads, queries, keys]
-    scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale
+    scores = torch.einsum("bihd,bjhd->bhij", query, key) * scale
     scores = scores.masked_fill(~seen, -torch.inf)
     # The softmax of a query that sees no key is NaN.
     unanswered = (token_kind == _PADDING)[:, None, :, None] | ~seen.any(dim=-1, keepdim=True)
     weights = torch.softmax(scores, dim=-1).masked_fill(unanswered, 0.0)
-    return torch.einsum("bhij,bhjd->bhid", weights, value)
+    return torch.einsum("bhij,bjhd->bihd", weights, value)

@@ -48,8 +48,8 @@ each_changed = pytest.mark.parametrize(
 def feeds_of(kinds: np.ndarray, *layers: Dense | SparseLayer, head_dim: int = 32) -> dict[str, np.ndarray]:
     states = states_of(*kinds.shape, head_dim=head_dim, layer=layers[0])
     first = layers[0].operator.state_names[0]
-    heads = torch.from_numpy(states[first]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-    states[first] = layers[0].decided(heads).transpose(1, 2).flatten(2).numpy()
+    heads = torch.from_numpy(states[first]).unflatten(-1, (HEADS, -1))
+    states[first] = layers[0].decided(heads).flatten(2).numpy()
     masks = {"token_kind": kinds, "token_mask": kinds, "key_mask": kinds != 0}
     names = {name for layer in layers for name in layer.inputs}
     return states | {name: mask for name, mask in masks.items() if name in names}
@@ -102,14 +102,6 @@ def test_lowered_dense_attention_matches_the_definition(layer: Dense, head_dim: 
             assert_close(got, answer_by_definition([layer], feeds), atol=atol_of(layer))
             if mask == "all":
                 assert (got[0] == 0).all()
-
-
-def test_a_node_of_a_bundle_of_old_has_no_attribute_causal_and_is_not() -> None:
-    model, feeds = portable_graph(Dense()), feeds_of(token_kinds("right", 65), Dense())
-    for node in model.graph:
-        node.attributes.pop("causal", None)
-    (got,) = session_of(lower_for_onnxruntime_cpu(model)).run(None, feeds)
-    assert_close(got, answer_by_definition([Dense()], feeds), atol=atol_of(Dense()))
 
 
 def test_causal_attentions_share_where_tokens_go_and_repeat_no_keys() -> None:
@@ -238,6 +230,7 @@ def test_a_graph_holds_one_body_for_layers_alike_and_asks_about_the_text_once(de
     lowered = lower_for_onnxruntime_cpu(portable_graph(*layers))
     counts = node_types(lowered)
     assert (counts["If"], counts["MultiHeadAttention"], counts["ReduceMin"]) == (fused, fused, min(fused, 1))
+    assert counts["Transpose"] == 0, "bodies alone swap heads and tokens"
     bodies = [function.graph.all_nodes() for function in lowered.functions.values()]
     assert tuple(sum(node.op_type == "Scan" for node in nodes) for nodes in bodies) == scans
 

@@ -88,7 +88,7 @@ def test_lowered_attention_matches_the_definition(layer: Layer) -> None:
     runs = _by_the_standard(lowered), _by_onnxruntime(lowered)
     for tokens, kind in itertools.product((1, 2, 63, 64, 65, 257), PADDINGS):
         generator = np.random.default_rng(tokens)
-        shapes = {name: (3, layer.heads_of(name), tokens, 32) for name in ("query", "key", "value")}
+        shapes = {name: (3, tokens, layer.heads_of(name), 32) for name in ("query", "key", "value")}
         feeds = {name: generator.normal(size=shape).astype(np.float16) for name, shape in shapes.items()}
         feeds["key_mask"] = token_kinds(kind, tokens) != 0
         exact = [torch.from_numpy(feeds[name]).double() for name in ("query", "key", "value")]
@@ -106,12 +106,12 @@ def test_lowered_attention_matches_the_definition(layer: Layer) -> None:
 def test_content_of_padding_does_not_change_other_tokens() -> None:
     lowered = tensorrt_graph(attention_model(_DENSE), dtype="float16")
     generator = np.random.default_rng(0)
-    feeds = {name: generator.normal(size=(2, HEADS, 65, 32)).astype(np.float16) for name in ("query", "key", "value")}
+    feeds = {name: generator.normal(size=(2, 65, HEADS, 32)).astype(np.float16) for name in ("query", "key", "value")}
     feeds["key_mask"] = token_kinds("right", 65, batch=2) != 0
     run = _by_onnxruntime(lowered)
     (before,) = run(None, feeds)
-    feeds["value"][0, :, 40:] = np.inf
-    feeds["key"][0, :, 40:] = 100
+    feeds["value"][0, 40:] = np.inf
+    feeds["key"][0, 40:] = 100
     (after,) = run(None, feeds)
     np.testing.assert_array_equal(before, after)
 
@@ -215,7 +215,7 @@ def _builds_fused(layer: Layer, tmp_path: Path) -> bool:
         profile = builder.create_optimization_profile()
         for name in ("query", "key", "value"):
             heads = (layer.heads_of(name), layer.head_dim)
-            shapes = [(batch, heads[0], length, heads[1]) for batch, length in ((1, 1), (2, tokens), (8, tokens))]
+            shapes = [(batch, length, *heads) for batch, length in ((1, 1), (2, tokens), (8, tokens))]
             profile.set_shape(name, *shapes)
         profile.set_shape("key_mask", (1, 1), (2, tokens), (8, tokens))
         config.add_optimization_profile(profile)
@@ -228,7 +228,7 @@ def test_windowed_attention_is_a_plugin_without_a_body() -> None:
     ours = plugin_nodes(lowered)
     assert [node.op_type for node in ours] == ["SlidingWindowAttention"] * 2
     assert {node.attributes["plugin_namespace"].as_string() for node in ours} == {"hdexport"}
-    assert {node.attributes["plugin_version"].as_string() for node in ours} == {"1"}
+    assert {node.attributes["plugin_version"].as_string() for node in ours} == {"2"}
     assert ours[0].attributes["left"].as_int() == 16
     assert [node.op_type for node in lowered.graph if node.op_type == "Attention"] == ["Attention"]
     assert not lowered.functions

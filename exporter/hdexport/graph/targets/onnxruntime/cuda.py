@@ -41,7 +41,6 @@ from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, choice, fused_attention
 from hdexport.lowering.nodes import (
-    SWAP_HEADS_AND_TOKENS,
     Insertion,
     is_causal,
     merged_states,
@@ -149,10 +148,8 @@ class _Fusion:
 
         node = self._node
         body = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
-        tokens_first = ir.node("Transpose", [body.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})
-        merged = ir.node("Reshape", [tokens_first.outputs[0], self.insertion.integers([0, 0, -1])])
-        otherwise = [body, tokens_first, merged]
-        return choice(is_short, then=[fused], otherwise=otherwise, name=self._name, dtype=self._dtype)
+        merged = ir.node("Reshape", [body.outputs[0], self.insertion.integers([0, 0, -1])])
+        return choice(is_short, then=[fused], otherwise=[body, merged], name=self._name, dtype=self._dtype)
 
 
 class _Mask:

@@ -42,12 +42,14 @@ from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes, use_plugi
 from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.nodes import (
-    SWAP_HEADS_AND_TOKENS,
     Insertion,
     is_causal,
     merge_heads,
     operator_nodes,
-    states_tokens_first,
+    replace_by_merged,
+    replace_result,
+    states_of,
+    swap_heads_and_tokens,
     token_mask_of,
 )
 from hdexport.lowering.packed_tokens import PackedTokens
@@ -171,7 +173,7 @@ def _fusible_nodes(model: onnx_ir.Model, *, longest: int | None) -> list[onnx_ir
 
 
 def _why_not_fused(node: onnx_ir.Node) -> str | None:
-    heads, size = _axis(node, 1), _axis(node, 3)
+    heads, size = _axis(node, 2), _axis(node, 3)
     if size is not None and size not in _FUSED_HEAD_DIMS:
         return f"heads of {size}"
     # TensorRT-RTX 1.7.1 builds it for 2 heads of 32 and of 64, and fails for 1.
@@ -200,8 +202,8 @@ def _raise_opset(model: onnx_ir.Model) -> None:
 def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, bias: onnx_ir.Value | None, dtype: str) -> None:
     import onnx_ir as ir
 
-    query, key, value = node.inputs[:3]
     insertion, scores = Insertion(node), mask.scores
+    query, key, value = (swap_heads_and_tokens(insertion, state) for state in states_of(node))
     # Rows without any real key are 0 by definition. Zeroed values give that, and here TensorRT can fuse it
     # with the projection that makes them.
     kept = insertion.op("Where", [mask.keep, value, mask.zero])
@@ -209,26 +211,24 @@ def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, bias: onnx_ir.Value |
         typed_bias = insertion.op("Cast", [bias], {"to": int(ir.DataType[dtype.upper()])})
         scores = insertion.op("Add", [typed_bias, mask.scores])
     attributes = {"scale": node.attributes["scale"].as_float()}
-    attention = ir.node("Attention", [query, key, kept, scores], attributes, name=node.name)
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [attention], node.outputs, attention.outputs)
+    attention = insertion.insert(ir.node("Attention", [query, key, kept, scores], attributes, name=node.name))
+    replace_result(node, swap_heads_and_tokens(insertion, attention))
 
 
 def _replace_by_causal_attention(node: onnx_ir.Node, packed: PackedTokens, dtype: str) -> None:
     """Replace a node of causal attention: TensorRT's layer takes no mask then, so the texts are packed."""
     import onnx_ir as ir
 
-    insertion, swap = Insertion(node), {"perm": SWAP_HEADS_AND_TOKENS}
+    insertion = Insertion(node)
     zero = insertion.op("Constant", [], {"value": ir.tensor(0.0, ir.DataType[dtype.upper()])})
-    packs = packed.pack(states_tokens_first(insertion, node))
-    states = [insertion.op("Transpose", [insertion.insert(pack)], swap) for pack in packs]
+    packs = packed.pack(states_of(node))
+    states = [swap_heads_and_tokens(insertion, insertion.insert(pack)) for pack in packs]
     attributes = {"scale": node.attributes["scale"].as_float(), "is_causal": 1}
-    turned = insertion.op("Transpose", [insertion.op("Attention", states, attributes)], swap)
-    back, kept = packed.unpack(merge_heads(insertion, turned), zero)
+    attention = insertion.insert(ir.node("Attention", states, attributes, name=node.name))
+    merged = merge_heads(insertion, swap_heads_and_tokens(insertion, attention))
+    back, kept = packed.unpack(merged, zero)
     insertion.insert(back)
-    heads = insertion.integers([0, 0, int(_axis(node, 1) or 0), -1])
-    split = insertion.op("Reshape", [insertion.insert(kept), heads])
-    last = ir.node("Transpose", [split], swap, name=node.name)
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [last], node.outputs, last.outputs)
+    replace_by_merged(insertion, node, insertion.insert(kept))
 
 
 def _check_selections(model: onnx_ir.Model) -> None:

@@ -17,9 +17,10 @@ class StepMask:
     real: torch.Tensor  # [batch, tokens], bool
 
     def attend(self, module, query, key, value, scale):
-        place = torch.arange(query.shape[2], device=query.device)
+        place = torch.arange(query.shape[1], device=query.device)
         near = (place[:, None] - place[None, :]) % self.step == 0  # [tokens, tokens]
         seen = near & self.real[:, None, None, :]  # [batch, 1, tokens, tokens]
+        query, key, value = (states.transpose(1, 2) for states in (query, key, value))  # [batch, heads, tokens, ...]
         scores = (query @ key.transpose(2, 3) * scale).float().masked_fill(~seen, -1.0e30)
         weights = torch.softmax(scores, dim=-1) * seen
         return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous()
