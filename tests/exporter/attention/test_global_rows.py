@@ -79,6 +79,14 @@ def by_definition(projections: Projections, kinds: torch.Tensor) -> np.ndarray:
     return out
 
 
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_few_slots_and_many_give_the_definitions_answers(kinds: torch.Tensor, slots: int) -> None:
+    """The softmax is of float32, whose rounding of values of about 20 is 2e-6."""
+    projections = Projections(torch.float64)
+    projections.query = randn(BATCH, slots, HEADS, HEAD_DIM, seed=7)
+    assert_close(projections.direct(kinds).numpy(), by_definition(projections, kinds), atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_moving_the_projections_costs_no_accuracy_in_half_precision(kinds: torch.Tensor, dtype: torch.dtype) -> None:
     projections = Projections(dtype)

@@ -90,11 +90,11 @@ def test_half_precision_keeps_directions(tiny_bundles) -> None:
 
 
 def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:
-    """The one product of queries and keys left in the graph is that of the global rows."""
+    """The one product of queries and keys left in the graph is that of the global rows: one of each head."""
     bundle = tiny_bundles("bert", attention=ONE_GLOBAL)
     assert bundle.manifest.operators == {"hdexport::SlidingWindowAttention": 2}
     softmaxes = [node for node in bundle.graph.graph if node.op_type == "Softmax"]
-    assert [node.outputs[0].shape[2] for node in softmaxes] == [1, 1]
+    assert [node.outputs[0].shape[2] for node in softmaxes] == 2 * [bundle.manifest.num_heads]
 
 
 def test_the_manifest_says_what_became_of_the_attention(tiny_bundles) -> None:

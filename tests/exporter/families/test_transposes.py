@@ -17,9 +17,9 @@ OF_LAYER = {"led": 3, "longformer": 3, "transfo-xl": 1, "xlnet": 1}
 """Model type -> nodes per layer that transpose what no operator takes or gives: a few global tokens' queries and
 result, and hidden states for their scores; a table of positions, which has no batch."""
 
-OF_GLOBAL_TOKENS = 4
-"""Nodes per layer that transpose for a few global tokens, which attend in products beside our operator: their queries,
-all keys and values, and the result."""
+OF_GLOBAL_TOKENS = 1
+"""Nodes per layer that transpose for one global token, which attends in products beside our operator: its keys are the
+columns of one, as runtimes read them where they are."""
 
 NO_GLOBAL_TOKENS = "window:16,right:0,global:0"
 
