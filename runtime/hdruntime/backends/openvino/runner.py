@@ -32,7 +32,14 @@ from hdruntime.process_limits import chosen_threads, cpu_quota
 
 logger = logging.getLogger(__name__)
 
-_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate", "out of memory", "Could not allocate", "not enough memory")
+_OUT_OF_MEMORY = (
+    "bad_alloc",
+    "Failed to allocate",
+    "Could not allocate",
+    "can't alloc",
+    "out of memory",
+    "not enough memory",
+)
 """Words of OpenVINO's out-of-memory errors, which have no class of their own."""
 
 _NUMPY_NAME = {"i64": "int64", "f32": "float32"}
@@ -125,6 +132,9 @@ class _Model:
         self._lock = threading.Lock()
         self._request: Any = None
         self._has_run = False
+        self._released: tuple[int, int] | None = None
+        """Rows and tokens of the batch after which memory returned to the system; None once other sizes have run."""
+        self._of_tokens = {spec.name for spec in bundle.manifest.inputs if spec.has_tokens_axis}
         self._is_closed = False
         with self._loading() as path:
             # At once, so that later changes of the file change nothing; by path, so that OpenVINO finds and maps
@@ -134,9 +144,11 @@ class _Model:
         check_interface(bundle, graph, inputs=inputs, outputs=outputs)
 
     def compile(self) -> None:
-        """Make the graph ready to run."""
+        """Make the graph ready to run, at first or after an error."""
         start_threads(Backend.OPENVINO)
-        with self._loading():
+        with self._loading() as path:
+            if self._model is None:
+                self._model = self._core.read_model(os.fspath(path))
             compiled = self._core.compile_model(self._model, self._device, self._options)
             self._request, self._model = compiled.create_infer_request(), None
         self._release_weights()
@@ -170,23 +182,44 @@ class _Model:
             if self._request is None:
                 self.compile()
             try:
-                # Shared: the caller's arrays, which do not change until the results are there.
-                self._request.infer(
-                    {name: np.ascontiguousarray(array) for name, array in inputs.items()},
-                    share_inputs=True,
-                    share_outputs=True,
-                )
+                if self._released is not None:
+                    self._infer(self._of_other_sizes(inputs, *self._released))
+                    self._released = None
+                self._infer(inputs)
                 results = {name: np.array(self._request.get_tensor(name).data) for name in outputs}
             except (RuntimeError, MemoryError) as error:
+                # Compiled again: nodes that a failed run did not reach may fail in all later ones (OpenVINO 2026.4.1).
+                self._request = self._released = None
+                give_memory_back()
                 raise _run_error(error, *shape) from error
             if not self._has_run:
                 # The first run lays out the weights that compiling left in the file.
                 self._has_run = True
                 self._release_weights()
             if math.prod(shape) > _LARGE_RUN_TOKENS:
+                self._released = shape
                 self._request.get_compiled_model().release_memory()
                 give_memory_back()
         return results
+
+    def _infer(self, inputs: Inputs) -> None:
+        # Shared: the caller's arrays, which do not change until the results are there.
+        arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        # Not OpenVINO's `infer`: with one thread it loses errors (2026.4.1), such as one for want of memory, and the
+        # results stay those of the batch before.
+        self._request.start_async(arrays, share_inputs=True)
+        self._request.wait()
+
+    def _of_other_sizes(self, inputs: Inputs, rows: int, tokens: int) -> Inputs:
+        """A smallest batch, of the first row and token, whose rows and tokens are not so many.
+
+        OpenVINO (2026.4.1) allocates released memory again only for nodes that see other sizes than before, or whose
+        sizes its own rules infer, of which rotary positions have none. In a batch of the same sizes those find none,
+        which is an error, or too little, which ends the process. One token is avoided; see `OpenVinoRunner`.
+        """
+        first_row = {name: array[[0] * (2 if rows == 1 else 1)] for name, array in inputs.items()}
+        columns = [0] * (3 if tokens == 2 else 2)
+        return {name: array[:, columns] if name in self._of_tokens else array for name, array in first_row.items()}
 
     def close(self) -> None:
         """Free memory when the batch that runs has ended; repeated calls do nothing."""
@@ -232,7 +265,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _said(error: Exception) -> str:
     """OpenVINO's message, without the lines of its own source that it names."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip().removeprefix("Caught exception: ") for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith("Exception from ")]
     return " ".join(said) or type(error).__name__
 
