@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help install demo test test-all test-random test-oldest lint docs clean
+.PHONY: help install demo test test-all test-random test-oldest lint docs wheels clean
 
 help:
 	@echo "make demo         build the sample model to 4096 tokens, embed long documents, ask a question"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-random  the suite in another order; SEED=... repeats one"
 	@echo "make test-oldest  what needs no exact versions, with every dependency at its lower bound"
 	@echo "make lint         ruff, mypy, import-linter, hadolint, the documentation's links"
+	@echo "make wheels       a release's wheels, for Linux on x86_64 and aarch64 and for all others: dist/"
 	@echo "make docs         build the documentation: site/index.html"
 	@echo "make clean        remove what these made"
 
@@ -135,6 +136,9 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(MKDOCS)
+
+wheels:
+	PYTHON=$(PYTHON) .ci/wheels
 
 clean:
 	rm -rf $(VENV) demo-output site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -102,10 +103,7 @@ def run_model(job: Job, model: str) -> None:
 
     The latency is of a session: ids come from the CPU, and all hidden states go back to it.
     """
-    import numpy as np
-
     import hdruntime
-    from benchmarks.gpu.models import sizes_of
 
     backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
     bundle = _model_bundle(job, model)
@@ -113,37 +111,110 @@ def run_model(job: Job, model: str) -> None:
     if refusal is not None:
         raise SkippedError(refusal.partition("\n")[0])
     about = {"case": "onnxruntime", "provider": backend.value, "model": model}
-    generator, vocab_size = np.random.default_rng(0), sizes_of(rehearsal=job.rehearsal).vocab_size
-
-    def batch(rows: int, tokens: int) -> dict[str, Any]:
-        return {"input_ids": generator.integers(5, vocab_size, (rows, tokens))}
-
+    batch = _batches(job)
     with hdruntime.load(bundle, backend=backend) as session:
         with hdruntime.load(bundle, backend="onnxruntime") as right:
-            feeds = batch(2, _REHEARSED_TOKENS if job.rehearsal else _CHECKED_TOKENS)
-            feeds["attention_mask"] = np.ones_like(feeds["input_ids"])
-            feeds["attention_mask"][1, 40:] = 0
-            outputs, expected = session(**feeds), right(**feeds)
-        found = [compare(outputs[name], expected[name], half_precision=True) for name in expected]
-        job.write(case="answers", model=model, **asdict(found[0]))
-        if not all(one.passed for one in found):
-            raise StepFailedError(f"a wrong answer: cosine {found[0].min_cosine:.4f}")
+            feeds = _padded(batch(2, _REHEARSED_TOKENS if job.rehearsal else _CHECKED_TOKENS))
+            _check(job, session(**feeds), right(**feeds), model=model)
         for rows, tokens in ((1, _REHEARSED_TOKENS),) if job.times_nothing else _MODEL_SHAPES:
-            call = functools.partial(session, **batch(rows, tokens))
-            watch = GpuMemoryWatch()
-            try:
-                with watch:
-                    call()
-                    times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=job.least_s(_LEAST_SECONDS))
-                    watch.look()
-            except OutOfMemoryError as error:
-                job.write(**about, status="OOM", reason=str(error)[:300], batch=rows, tokens=tokens)
-                continue
-            latency = latency_of([times], is_stable=True)
-            job.write(
-                **about, status="ok", batch=rows, tokens=tokens, p50_ms=latency.p50_ms, p95_ms=latency.p95_ms,
-                vram_bytes=watch.peak_bytes,
-            )  # fmt: skip
+            _time_session(job, session, batch(rows, tokens), **about)
+
+
+def compare_kernels(job: Job) -> None:
+    """A Longformer's bundle in ONNX Runtime on the GPU, by its kernels and by the bodies of standard operators.
+
+    Both sides' answers are compared with the CPU's, and the kernels' with the bodies', at every shape that is timed; a
+    rehearsal runs the bodies twice. Latency is of a session, as in `run_model`.
+    """
+    import hdruntime
+
+    model, backend = "longformer-base", Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
+    bundle = _model_bundle(job, model)
+    refusal = why_unavailable(bundle, backend)
+    if refusal is not None:
+        raise SkippedError(refusal.partition("\n")[0])
+    if not job.rehearsal:
+        _check_kernels_serve(bundle)
+    without = Bundle(bundle.path, dataclasses.replace(bundle.manifest, kernel_nodes=()))
+    batch, checked = _batches(job), _REHEARSED_TOKENS if job.rehearsal else _CHECKED_TOKENS
+    calls = [_padded(batch(2, checked)), *(batch(rows, tokens) for rows, tokens in _kernel_shapes(job))]
+    with hdruntime.load(without, backend="onnxruntime") as right:
+        expected = right(**calls[0])
+    of_bodies: list[Mapping[str, Any]] = []
+    for attention, opened in (("bodies", without), ("kernels", bundle)):
+        about = {"provider": backend.value, "model": model, "attention": attention}
+        with hdruntime.load(opened, backend=backend) as session:
+            answers = [session(**feeds) for feeds in calls]
+            _check(job, answers[0], expected, **about, right="cpu")
+            for found, bodies, feeds in zip(answers, of_bodies or (), calls, strict=False):
+                _check(job, found, bodies, **about, right="bodies", shape=feeds["input_ids"].shape)
+            of_bodies = answers
+            for feeds in calls[1:]:
+                _time_session(job, session, feeds, case="onnxruntime", **about)
+
+
+def _kernel_shapes(job: Job) -> tuple[tuple[int, int], ...]:
+    return ((1, _REHEARSED_TOKENS),) if job.rehearsal else ((1, 4096), (8, 4096))
+
+
+def _check_kernels_serve(bundle: Bundle) -> None:
+    """Raise where a session would run the bodies: then there is nothing to compare."""
+    import onnxruntime
+
+    from hdruntime.backends.onnxruntime import CUDA_PROVIDER
+    from hdruntime.backends.onnxruntime.kernels import use_kernels
+
+    gpu = this_machine().gpu
+    assert gpu is not None  # the backend is available
+    architecture = int(gpu.architecture.removeprefix("sm"))
+    options = onnxruntime.SessionOptions()
+    if not use_kernels(bundle, options, architecture=architecture, provider=CUDA_PROVIDER):
+        raise StepFailedError("no kernels for this GPU, or nothing that launches them: see hdexport doctor")
+
+
+def _batches(job: Job) -> Callable[[int, int], dict[str, Any]]:
+    """Makes ids, [rows, tokens]."""
+    import numpy as np
+
+    from benchmarks.gpu.models import sizes_of
+
+    generator, vocab_size = np.random.default_rng(0), sizes_of(rehearsal=job.rehearsal).vocab_size
+    return lambda rows, tokens: {"input_ids": generator.integers(5, vocab_size, (rows, tokens))}
+
+
+def _padded(feeds: dict[str, Any]) -> dict[str, Any]:
+    """The same, whose second text ends after 40 tokens."""
+    import numpy as np
+
+    mask = np.ones_like(feeds["input_ids"])
+    mask[1, 40:] = 0
+    return {**feeds, "attention_mask": mask}
+
+
+def _check(job: Job, outputs: Mapping[str, Any], expected: Mapping[str, Any], **about: Any) -> None:
+    found = [compare(outputs[name], expected[name], half_precision=True) for name in expected]
+    job.write(case="answers", **about, **asdict(found[0]))
+    if not all(one.passed for one in found):
+        raise StepFailedError(f"a wrong answer: cosine {found[0].min_cosine:.4f}")
+
+
+def _time_session(job: Job, session: Any, feeds: dict[str, Any], **about: Any) -> None:
+    """A row: latency, and the GPU's memory at its peak; running out of it is a result."""
+    rows, tokens = feeds["input_ids"].shape
+    call, watch = functools.partial(session, **feeds), GpuMemoryWatch()
+    try:
+        with watch:
+            call()
+            times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=job.least_s(_LEAST_SECONDS))
+            watch.look()
+    except OutOfMemoryError as error:
+        job.write(**about, status="OOM", reason=str(error)[:300], batch=rows, tokens=tokens)
+        return
+    latency = latency_of([times], is_stable=True)
+    job.write(
+        **about, status="ok", batch=rows, tokens=tokens, p50_ms=latency.p50_ms, p95_ms=latency.p95_ms,
+        vram_bytes=watch.peak_bytes,
+    )  # fmt: skip
 
 
 def _model_bundle(job: Job, model: str) -> Bundle:

@@ -160,6 +160,7 @@ def _call_line(row: Row) -> str:
     """A call of a whole model or bundle."""
     what = f"{row['model']}, {row.get('variant') or row.get('flavour') or row.get('provider')}"
     what += " with our plugin" if row.get("windowed") else ""
+    what += f" by {row['attention']}" if "attention" in row else ""
     what += " as a CUDA graph" if row["case"] == "graph" else ""
     what += f", {row['batch']} x {row['tokens']}" if "tokens" in row else ""
     if row["status"] != "ok":

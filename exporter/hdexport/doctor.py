@@ -8,9 +8,11 @@ import platform
 import subprocess
 import sys
 
+from hdplugins.onnxruntime.operators import library_path
 from hdruntime import __version__
 from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.findings import Finding, FindingStatus, Probed
+from hdruntime.backends.onnxruntime.kernels import INSTALL_LAUNCHER
 from hdruntime.backends.registry import backends
 from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, why_no_gpu
 from hdruntime.optional import installed_version
@@ -23,10 +25,13 @@ _TO_BUILD = "needed to build bundles, not to run them"
 
 _OPTIONAL_PACKAGES = {
     "triton": (
-        "compiles the attention kernels of engines, except those with --attention-impl native",
+        "compiles attention kernels for GPUs; without, builds take --attention-impl native",
         "pip install triton (on Linux)",
     ),
-    "cuda-bindings": ("runs engines on a GPU, and hdexport's attention kernels in them", "pip install cuda-bindings"),
+    "cuda-bindings": (
+        "runs engines on a GPU, and hdexport's attention kernels in them and in ONNX Runtime",
+        "pip install cuda-bindings",
+    ),
     "nvidia-ml-py": ("shows a job's GPU memory", "pip install nvidia-ml-py"),
     "ray": ("runs jobs on many machines", "pip install 'hdexport[ray]'"),
 }
@@ -58,6 +63,7 @@ def diagnose() -> tuple[Finding, ...]:
         *(_package(name, _NEEDED, f"pip install {name}", FindingStatus.BROKEN) for name in _RUNTIME_PACKAGES),
         *(_package(name, _TO_BUILD, "pip install 'hdexport[export]'") for name in _EXPORT_PACKAGES),
         *(_package(name, purpose, fix) for name, (purpose, fix) in _OPTIONAL_PACKAGES.items()),
+        _launcher(),
     ]
     probed = {name: _probed(process) for name, process in loading.items()}
     findings += (entry.finding(probed.get(entry.name), found[0] if found else None) for entry in entries)
@@ -105,6 +111,14 @@ def _gpu(found: tuple[Gpu, ...]) -> Finding:
         return Finding("GPU", FindingStatus.MISSING, why_no_gpu(listed), fix)
     names = [f"{gpu.name}, {gpu.architecture}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in found]
     return Finding("GPU", FindingStatus.OK, "; ".join(names))
+
+
+def _launcher() -> Finding:
+    part = "kernel launcher"
+    if library_path() is None:
+        missing = "not built; ONNX Runtime on a GPU computes attention by standard operators, which are slower"
+        return Finding(part, FindingStatus.MISSING, missing, INSTALL_LAUNCHER)
+    return Finding(part, FindingStatus.OK, "built: ONNX Runtime on a GPU runs hdexport's attention kernels")
 
 
 def _package(name: str, missing: str, fix: str, status: FindingStatus = FindingStatus.MISSING) -> Finding:

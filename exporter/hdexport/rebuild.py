@@ -14,6 +14,7 @@ from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.registry import targets_named
 from hdexport.graph.targets.target import GraphRequest
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.quantize import Int8Options
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
@@ -72,11 +73,22 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
     with staged_directory(options.output, BUNDLE_DIRECTORY, force=options.force or in_place) as directory:
         kept = [engine for engine in bundle.manifest.engines if Backend(engine.flavour) not in options.engines.flavours]
         graphs = _graphs_to_keep(bundle.manifest, options)
-        files = _files_to_keep(bundle, kept, graphs)
+        files = _files_to_keep(bundle, kept, graphs, keeps_kernels=bool(kept) or not options.engines.flavours)
         _copy(bundle, directory, files)
         manifest = bundle.manifest
+        if options.engines.flavours and options.engines.attention_impl is AttentionImpl.NATIVE:
+            manifest = dataclasses.replace(manifest, kernel_nodes=())
         portable = read_portable_graph(bundle, directory=directory)
         built = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
+        if options.engines.flavours:
+            # Those of the bundle are compiled again: another version's may be others.
+            engine_builder.write_kernels(
+                portable,
+                directory,
+                manifest=manifest,
+                progress=progress,
+                architectures=manifest.kernel_architectures,
+            )
         for target in targets_named(options.targets):
             progress.step(f"Lowering for {target.title}")
             graphs += target.write(portable, directory, GraphRequest(manifest.dtype, manifest.num_layers))
@@ -108,15 +120,17 @@ def _graphs_to_keep(manifest: Manifest, options: RebuildOptions) -> list[GraphFi
     ]
 
 
-def _files_to_keep(bundle: Bundle, kept: Sequence[EngineFile], graphs: Sequence[GraphFile]) -> list[str]:
-    """All files but replaced graphs and engines, their passports, and kernels that no remaining engine uses."""
+def _files_to_keep(
+    bundle: Bundle, kept: Sequence[EngineFile], graphs: Sequence[GraphFile], *, keeps_kernels: bool
+) -> list[str]:
+    """All files but replaced graphs and engines, their passports, and kernels that are written again."""
     dropped = {
         name for engine in bundle.manifest.engines if engine not in kept for name in (engine.file, engine.passport)
     } | {graph.file for graph in bundle.manifest.graphs if graph not in graphs}
     return [
         name
         for name in bundle.manifest.files
-        if name not in dropped and (kept or not name.startswith(f"{KERNELS_FOLDER}/"))
+        if name not in dropped and (keeps_kernels or not name.startswith(f"{KERNELS_FOLDER}/"))
     ]
 
 

@@ -78,13 +78,14 @@ def _needed(manifest: Manifest, backend: str, precision: str) -> set[str]:
     entry = backend_named(backend)
     flavour = None if entry is None else entry.flavour
     has_engine = {engine.file: engine.flavour for engine in manifest.engines}
-    flavours = set(has_engine.values()) if backend == _AUTO and gpus() else {flavour}
+    on_gpu = bool(gpus()) if entry is None else entry.needs_gpu
+    flavours = set(has_engine.values()) if entry is None and on_gpu else {flavour}
 
     def is_needed(name: str) -> bool:
         if name in has_engine:
             return has_engine[name] in flavours
         if name.startswith(f"{KERNELS_FOLDER}/"):
-            return flavours != {None}
+            return on_gpu
         if name.endswith((".onnx", ".onnx.data")):
             return flavour is None and (_INT8 not in name or precision == _INT8)
         return not name.endswith(_OF_LIBRARIES)

@@ -47,6 +47,7 @@ _REHEARSED_CASES = {
         "bigbird", "FlexAttention bigbird", "bigbird, table", "FlexAttention bigbird, table",
         "torch SDPA dense, cuDNN",
     ],
+    "onnxruntime-kernels": ["answers", "onnxruntime", *["answers"] * 3, "onnxruntime"],
     "shipped-kernels": ["shipped kernels"] * len(FAMILIES),
     "machine": ["machine"],
 }  # fmt: skip
@@ -261,6 +262,28 @@ def test_a_refusal_of_tensorrt_is_recorded_word_by_word(given: Any, monkeypatch:
     assert (row["flavour"], row["status"], row["reason"]) == ("tensorrt", "refused", str(refusal))
     (line,) = lines_of([row | {"rehearsal": False}])
     assert line.endswith(f", tensorrt with our plugin: refused: {refusal}")
+
+
+def test_kernels_that_answer_otherwise_than_the_bodies_are_an_error(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = Mock(side_effect=backends.compare)
+    monkeypatch.setattr(backends, "compare", compared)
+    backends.compare_kernels(job)
+    ends = [(row["case"], row["attention"], row.get("right")) for row in rows_of(job.output)]
+    of_kernels = [("answers", "kernels", right) for right in ("cpu", "bodies", "bodies")]
+    assert ends == [
+        ("answers", "bodies", "cpu"), ("onnxruntime", "bodies", None), *of_kernels, ("onnxruntime", "kernels", None),
+    ]  # fmt: skip
+    line = list(lines_of([row | {"rehearsal": False} for row in rows_of(job.output)]))[-1]
+    assert line.startswith("longformer-base, onnxruntime by kernels, 1 x 128: ")
+    most, compare = 2 * compared.call_count, compared.side_effect
+
+    def compare_but_the_last(*arguments: Any, **options: Any) -> Any:
+        """The last one is of kernels with bodies."""
+        return dataclasses.replace(compare(*arguments, **options), passed=compared.call_count < most)
+
+    compared.side_effect = compare_but_the_last
+    with pytest.raises(StepFailedError, match="a wrong answer"):
+        backends.compare_kernels(job)
 
 
 def test_the_plan_for_half_an_hour_leaves_no_step_out_and_says_what_each_proves(

@@ -18,11 +18,13 @@ import pytest
 import hdruntime
 from hdexport.build import BuildOptions
 from hdexport.cli.build import _print_summary
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
+from hdruntime.gpu.driver import Gpu
 from support.commands import HDEXPORT, Command, Refused
 from support.forks import Fork
 from support.full_disks import on_full_disks
 from support.stored_builds import build_of_stored_graph, take_stored_graph
+from support.tiny_models import save_tiny_model
 
 BUILD = ("build", "--max-len", "100", "--target", "onnx")
 """The command and options of the tiny BERT's bundle, whose stored graph serves these tests."""
@@ -170,6 +172,66 @@ def test_verbose_says_why_there_is_no_engine(
     assert "engines to build: none" in done.stderr
 
 
+# Kernels without an engine
+
+
+@pytest.fixture(scope="module")
+def with_heads_of_32(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("with-kernels") / "checkpoint"
+    save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION, num_attention_heads=1)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "architectures", "has_nodes"),
+    [
+        (("--attention", "window:8", "--sm", "86"), {"sm86"}, True),
+        (("--attention", "window:8"), set(), True),
+        (("--attention", "window:8", "--attention-impl", "native", "--sm", "86"), set(), False),
+        (("--sm", "86"), set(), False),
+    ],
+)
+def test_kernels_are_compiled_for_onnx_runtime_where_no_engine_is_built(
+    hdexport: Command,
+    with_heads_of_32: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    architectures: set[str],
+    has_nodes: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton", reason="compiles kernels, and has no wheel for this platform")
+    monkeypatch.setattr("hdexport.engines.build.gpus", lambda: ())
+    output = tmp_path / "bundle"
+    done = hdexport("build", with_heads_of_32, "--target", "onnx", "--no-verify", *options, "-o", output)
+    assert (done.returncode, done.stderr) == (0, "")
+    manifest = hdruntime.open_bundle(output).manifest
+    assert set(manifest.kernel_architectures) == architectures
+    assert bool(manifest.kernel_nodes) is has_nodes
+    shown = [" ".join(line.split()) for line in hdexport("inspect", output).stdout.splitlines()]
+    assert ("kernels for sm86, in ONNX Runtime" in shown) is bool(architectures)
+    says_none = any(line.startswith("kernels none: ") for line in shown)
+    assert says_none is (has_nodes and not architectures)
+
+
+@pytest.mark.parametrize(("architecture", "expected"), [("sm86", ("sm86",)), ("sm75", ())])
+def test_kernels_are_for_this_machines_gpu_if_there_are_any_for_it(
+    hdexport: Command,
+    with_heads_of_32: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    expected: tuple[str, ...],
+) -> None:
+    pytest.importorskip("triton", reason="compiles kernels, and has no wheel for this platform")
+    gpu = Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
+    monkeypatch.setattr("hdexport.engines.build.gpus", lambda: (gpu,))
+    options = ("--target", "onnx", "--no-verify", "--attention", "window:8", "-o", tmp_path / "bundle")
+    done = hdexport("build", with_heads_of_32, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert hdruntime.open_bundle(tmp_path / "bundle").manifest.kernel_architectures == expected
+
+
 # Options that do not fit
 
 
@@ -181,7 +243,7 @@ REFUSED = [
         r"--max-len 4097 is above 4096: .*64 x 64.*\nUse --max-len 4096 or less, or .* interpolate",
     ),
     (["--task", "fill_mask"], r"invalid choice: 'fill_mask' .*\nDid you mean fill-mask\?\nSee: hdexport build --h"),
-    (["--target", "onnx", "--sm", "86"], r"--sm describes an engine, but no engine is built: .*\nLeave it out, or"),
+    (["--target", "onnx", "--profiles", "9"], r"--profiles describes an engine, but no engine .*\nLeave it out, or"),
     (["--profiles", "65", "--target", "tensorrt-rtx"], r"--profiles asks for 65 tokens.*\nTake at most 64, or"),
     (["--fp16", "--bf16"], r"--bf16: not allowed with argument --fp16\nSee: hdexport build --help"),
 ]

@@ -97,6 +97,19 @@ def test_the_limits_of_a_container_are_said(tmp_path: Path, monkeypatch: pytest.
     assert of_after["memory"] == "0.2 GB free; the container's limit is 0.3 GB"
 
 
+@pytest.mark.parametrize("library", [Path("_launcher.so"), None])
+def test_it_says_whether_the_launcher_of_kernels_was_built(
+    library: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "backends", list)
+    monkeypatch.setattr(doctor, "library_path", lambda: library)
+    found = {finding["part"]: finding for finding in json.loads(run_here("doctor", "--json").stdout)["findings"]}
+    launcher = found["kernel launcher"]
+    assert launcher["status"] == ("ok" if library else "missing")
+    if library is None:
+        assert launcher["fix"].startswith("pip install --force-reinstall --no-deps hdexport")
+
+
 def test_a_base_installation_is_healthy_and_nothing_heavy_is_loaded() -> None:
     blocked = ["torch", "transformers", "onnx", "onnx_ir", "onnxscript", "polygraphy", "tensorrt_rtx"]
     result = subprocess.run(

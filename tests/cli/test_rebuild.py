@@ -60,7 +60,9 @@ def test_an_engine_is_rebuilt_for_another_gpu_without_the_checkpoint(hdexport, c
     assert after.engines[0].profiles == before.engines[0].profiles
     passport = json.loads((copy / after.engines[0].passport).read_text())
     assert passport["plugins"] == {"SlidingWindowAttention": 2}
-    assert "sm120" in kernels_of(copy)
+    assert kernels_of(copy) == {"sm86", "sm120"}
+    assert after.kernel_architectures == ("sm86", "sm120")
+    assert after.kernel_nodes == before.kernel_nodes != ()
     assert after.made_by["rebuilt by"] == f"hdexport rebuild {copy.name} --sm 86,120"
     unchanged = ("model.onnx", "model.onnx.data", "onnxruntime_cpu.onnx", "tokenizer.json", "config.json")
     assert {name: after.files[name] for name in unchanged} == {name: before.files[name] for name in unchanged}
@@ -81,6 +83,7 @@ def test_what_is_given_replaces_what_the_engine_had(hdexport, copy: Path, tmp_pa
     assert [profile.tokens for profile in engine.profiles] == [(1, 100, 100)]
     assert json.loads((tmp_path / "other" / engine.passport).read_text())["plugins"] == {}
     assert kernels_of(tmp_path / "other") == set(), "kernels that no engine is left for"
+    assert manifest_of(tmp_path / "other").kernel_nodes == (), "nor does ONNX Runtime look for them"
     assert kernels_of(copy) != set(), "the bundle itself stays as it was"
     # What it had is where the next rebuild starts from.
     kept = previous_engines(open_bundle(tmp_path / "other"), [Backend.TENSORRT_RTX])

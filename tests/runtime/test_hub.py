@@ -86,6 +86,7 @@ def test_a_bundle_is_downloaded_once_and_gives_its_answers(hub: HubServer, pushe
         ("auto", "auto", 0, GRAPHS),
         ("auto", "auto", 1, GRAPHS | ENGINES | KERNELS),
         ("onnxruntime", "float32", 1, GRAPHS),
+        ("onnxruntime_cuda", "auto", 0, GRAPHS | KERNELS),
         ("onnxruntime", "int8", 0, GRAPHS | INT8),
         ("openvino", "bfloat16", 1, GRAPHS),
         ("tensorrt", "auto", 0, {"engines/trt.engine"} | KERNELS),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.support.bundle_writer import seal
-from hdruntime.bundle.manifest import Default, Fill, PaddingRule
+from hdruntime.bundle.manifest import Default, Fill, KernelNode, PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TemplatePart, Wording
 from support.tiny_bundle import INPUTS, engine_file, make_bundle
@@ -19,6 +19,12 @@ VERIFICATION = {
     "level": "known to later versions only",
     "graphs": {"model.onnx": {"passed": 4, "checks": 4, "max_abs_error": 2e-6, "tolerance": "<= 1e-04", "failed": []}},
 }
+KERNEL_NODE = KernelNode(
+    op_type="SlidingWindowAttention_1",
+    operator="SlidingWindowAttention",
+    shapes=((1, 1, 2, 32), (1, 1)),
+    attributes={"left": 3, "scale": 0.5, "dilation": [1, 2]},
+)
 PASSPORT = {
     "plugins": {"SlidingWindowAttention": 1},
     "engine_sha256": "0" * 64,
@@ -75,6 +81,7 @@ def bundles_of_every_key(folder: Path) -> dict[str, Path]:
         "blocks": {
             "labels": ("a", "b", "c", "d"),
             "verification": VERIFICATION,
+            "kernel_nodes": (KERNEL_NODE,),
             "attention": ({"kind": "blocks", "pattern": "bigbird", **BLOCKS, "converted": True},),
         },
         "pairs": {"sentence": PAIRS},

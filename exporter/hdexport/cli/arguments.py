@@ -25,7 +25,8 @@ PRECISIONS = tuple(precision.value for precision in Precision)
 
 _BOUNDS = ("min", "opt", "max")
 _SHAPE_OPTIONS = ("profiles", "batch", *(f"{bound}Shapes" for bound in _BOUNDS))
-_ENGINE_OPTIONS = (*_SHAPE_OPTIONS, "sm", "attention_impl", "version_compatible")
+_ENGINE_OPTIONS = (*_SHAPE_OPTIONS, "version_compatible")
+_KERNEL_OPTIONS = ("sm", "attention_impl")
 
 
 def add_attention_arguments(parser: argparse._ArgumentGroup, *, effect: str) -> None:
@@ -211,10 +212,13 @@ def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
         "--attention-impl",
         choices=["plugin", "native"],
         help="what computes windows, blocks, chunks, hashes and distances in an engine: plugin (default), hdexport's "
-        "kernels; native, TensorRT from standard operators",
+        "kernels, in ONNX Runtime on a GPU too; native, standard operators",
     )
     engines.add_argument(
-        "--sm", metavar="SM,SM,...", help="GPU architectures, e.g. 86,89 (default: all that TensorRT-RTX supports)"
+        "--sm",
+        metavar="SM,SM,...",
+        help="GPU architectures, e.g. 86,90, of engines and of the kernels by which they and ONNX Runtime compute "
+        "attention (default: all that TensorRT-RTX supports, and this machine's GPUs)",
     )
     engines.add_argument(
         "--version-compatible",
@@ -262,9 +266,11 @@ def engine_options(
     )
 
 
-def refuse_engine_options(options: argparse.Namespace, *, why: str) -> None:
-    """Refuse options that describe an engine where none is built, and say why that is."""
-    given = [f"--{name.replace('_', '-')}" for name in _ENGINE_OPTIONS if getattr(options, name)]
+def refuse_engine_options(options: argparse.Namespace, *, why: str, has_kernels: bool = False) -> None:
+    """Refuse options that describe an engine where none is built, and say why that is; those of kernels too, unless
+    there are kernels all the same."""
+    names = _ENGINE_OPTIONS if has_kernels else (*_ENGINE_OPTIONS, *_KERNEL_OPTIONS)
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
     if given:
         raise InputError(
             f"{', '.join(given)} describes an engine, but no engine is built: {why}.\n"

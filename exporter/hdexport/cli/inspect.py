@@ -152,6 +152,8 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     operators = ", ".join(f"{name} x{count}" for name, count in manifest.operators.items())
     yield "attention", operators or "standard operators"
     yield from _attention(manifest)
+    if manifest.kernel_nodes or manifest.kernel_architectures:
+        yield "kernels", _kernels(manifest)
     yield from _carried(manifest)
     if manifest.adapter is not None:
         yield "adapter", f"{manifest.adapter}, in the weights"
@@ -229,6 +231,13 @@ def _attention(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if marks is not None:
         default = _MARKED[marks.default.fill.value]
         yield "global tokens", f"{default} unless given" + ("" if marks.bound is None else f", at most {marks.bound}")
+
+
+def _kernels(manifest: Manifest) -> str:
+    if not manifest.kernel_architectures:
+        return "none: in ONNX Runtime on a GPU, standard operators compute attention; build with --sm"
+    users = [*(["engines"] if manifest.engines else []), *(["ONNX Runtime"] if manifest.kernel_nodes else [])]
+    return f"for {', '.join(manifest.kernel_architectures)}, in {' and '.join(users)}"
 
 
 def _carried(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,13 @@ from hdruntime.bundle.manifest import Backend, EngineFile, Manifest, ProfileShap
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
+from hdruntime.gpu.driver import gpus
+from hdruntime.optional import is_installed
 
 if TYPE_CHECKING:
     import onnx_ir
+
+logger = logging.getLogger(__name__)
 
 _ENGINES_FOLDER = "engines"
 """Folder of a bundle with one engine for each flavour, and its passport."""
@@ -34,10 +40,11 @@ class EngineOptions:
 
     Attributes:
         flavours: flavours of TensorRT to build an engine for; empty for no engine.
-        attention_impl: which code computes attention that has a plugin: the plugin, or TensorRT itself.
+        attention_impl: which code computes attention that has kernels: the kernels, or standard operators.
         profiles: optimisation profiles of every engine, whose sizes of carried states come from the bundle; empty for
             those of `default_profiles`.
-        architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; empty for its default.
+        architectures: GPU architectures of TensorRT-RTX engines and of kernels, e.g. ``("sm86", "sm89")``; empty for
+            TensorRT-RTX's default and this machine's GPUs.
         version_compatible: build TensorRT engines that later versions and the lean runtime also run.
     """
 
@@ -76,6 +83,7 @@ class EngineBuilder:
         from hdexport.graph.targets.tensorrt.builder import build_engine
         from hdexport.graph.targets.tensorrt.kernels import write_kernels
         from hdexport.graph.targets.tensorrt.lowering import tensorrt_graph
+        from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes
 
         dtype = manifest.dtype
         chosen = self._options.profiles or default_profiles(manifest)
@@ -83,7 +91,9 @@ class EngineBuilder:
         longest = max(profile.tokens[-1] for profile in profiles)
         graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl, longest=longest)
         architectures = sorted({name for target in self._targets for name in target.architectures})
-        has_kernels = write_kernels(graph, directory, dtype=dtype, architectures=architectures, progress=progress.step)
+        has_kernels = write_kernels(
+            plugin_nodes(graph), directory, dtype=dtype, architectures=architectures, progress=progress.step
+        )
         # The lowered graph shares the weights beside it. TensorRT reads it once; the bundle does not keep it.
         lowered = directory / _LOWERED_FILE
         ir.save(graph, lowered)
@@ -105,6 +115,36 @@ class EngineBuilder:
             engines.append(engine)
         lowered.unlink()
         return tuple(engines)
+
+    def write_kernels(
+        self,
+        portable: onnx_ir.Model,
+        directory: Path,
+        *,
+        manifest: Manifest,
+        progress: Progress,
+        architectures: Sequence[str] = (),
+    ) -> None:
+        """Write the kernels by which ONNX Runtime computes attention on a GPU; engines' kernels are among them.
+
+        They are for these architectures, and for those that the options name, else for this machine's GPUs as far as
+        there are kernels for them.
+        """
+        from hdexport.graph.targets.tensorrt.kernels import write_kernels
+        from hdexport.lowering.kernel_nodes import kernel_nodes
+
+        if not manifest.kernel_nodes:
+            return
+        nodes, asked = kernel_nodes(portable), {*self._options.architectures, *architectures}
+        write = functools.partial(write_kernels, nodes, directory, dtype=manifest.dtype, progress=progress.step)
+        if asked:
+            write(architectures=sorted(asked))
+        if not self._options.architectures and is_installed("triton"):
+            here = {gpu.architecture for gpu in gpus()} - asked
+            try:
+                write(architectures=sorted(here))
+            except InputError as error:
+                logger.info("no kernels for this machine's GPUs: %s", error)
 
 
 def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptions | None:

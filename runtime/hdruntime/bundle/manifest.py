@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,7 +12,10 @@ from msgspec import Meta
 
 from hdruntime.bundle.checked_json import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings
+from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.optional import registered_backends, registered_tasks
+
+_ARCHITECTURE_OF_KERNEL = re.compile(rf"^{KERNELS_FOLDER}/.*-sm(\d+)-\w+\.cubin$")
 
 # Types of values. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
 
@@ -247,6 +251,23 @@ class GraphFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelNode:
+    """Nodes of the graphs for a GPU that compiled kernels can compute; one for those that are alike.
+
+    Attributes:
+        op_type: the nodes' type, which is the name of their function in the graph.
+        operator: name of the operator.
+        shapes: of the inputs, axes that vary are 1.
+        attributes: of the nodes, a list for several numbers.
+    """
+
+    op_type: Name
+    operator: Name
+    shapes: tuple[tuple[Size, ...], ...]
+    attributes: dict[str, int | float | list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class HalfRange:
     """The largest activation of a float16 graph, on text that was run in float32.
 
@@ -389,6 +410,7 @@ class Manifest:
     Attributes:
         dtype: of the portable graph, ``float32``, ``float16`` or ``bfloat16``; outputs are float32 always.
         operators: operator of ours -> number of nodes, in the portable graph.
+        kernel_nodes: of the graphs' attention, what kernels can compute.
         attention: the record of each kind of attention in the model: JSON objects, the kind's name in ``kind``, the
             rest for users of the kind. The runtime ignores it.
         inputs: of the graphs; a session obeys their roles, defaults and bounds.
@@ -432,6 +454,7 @@ class Manifest:
     verification: dict[str, object] | None
     made_by: dict[str, str]
     files: dict[str, FileRecord]
+    kernel_nodes: tuple[KernelNode, ...] = ()
     padding: PaddingRule | None = None
     half_range: HalfRange | None = None
     sentence: SentenceSettings | None = None
@@ -475,6 +498,12 @@ class Manifest:
     def operator_names(self) -> frozenset[str]:
         """Names of the operators, without their domain."""
         return frozenset(name.rpartition("::")[2] for name in self.operators)
+
+    @property
+    def kernel_architectures(self) -> tuple[str, ...]:
+        """The GPU architectures that the bundle's kernels were compiled for, e.g. ``("sm86", "sm120")``."""
+        found = {int(number) for name in self.files for number in _ARCHITECTURE_OF_KERNEL.findall(name)}
+        return tuple(f"sm{number}" for number in sorted(found))
 
     @property
     def memories(self) -> tuple[InputSpec, ...]:

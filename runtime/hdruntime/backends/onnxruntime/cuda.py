@@ -17,12 +17,14 @@ import numpy as np
 from hdruntime.arrays import IntArray
 from hdruntime.backends.bundle_runner import HostStates, Inputs, Outputs, chosen_graph
 from hdruntime.backends.onnxruntime import CUDA_LOWERING, CUDA_PROVIDER, ZEROED_OUTPUTS
+from hdruntime.backends.onnxruntime.kernels import use_kernels
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, capsule_of, contiguous_strides
+from hdruntime.gpu.driver import gpus
 from hdruntime.gpu.options import GpuOptions
 
 logger = logging.getLogger(__name__)
@@ -60,7 +62,11 @@ class OnnxRuntimeCudaRunner(GraphRunner):
         gpu = gpu or GpuOptions()
         graph = chosen_graph(bundle, (CUDA_LOWERING, PORTABLE_LOWERING), where="a GPU")
         _preload_libraries()
-        session = open_session(bundle, graph, session_options(threads), providers=_providers(gpu))
+        options, found = session_options(threads), gpus()
+        if gpu.device < len(found):
+            architecture = int(found[gpu.device].architecture.removeprefix("sm"))
+            use_kernels(bundle, options, architecture=architecture, provider=CUDA_PROVIDER)
+        session = open_session(bundle, graph, options, providers=_providers(gpu))
         _check_provider(session)
         super().__init__(bundle, session)
         self.device = _DEVICE, gpu.device

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
 from hdexport.graph.targets.tensorrt.packages import load_flavour
-from hdexport.graph.targets.tensorrt.plugin_nodes import plan_use_of, plugin_nodes, shapes_of_inputs
+from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes, plan_use_of, plugin_nodes
 from hdplugins.attention.plugin_face import PlanUse
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
@@ -272,7 +272,7 @@ def test_a_shared_plan_is_the_last_input() -> None:
     assert second.inputs[0] is result
     assert second.inputs[-1] is plan
     assert len(second.inputs) == len(first.inputs) + 1
-    assert shapes_of_inputs(second) == shapes_of_inputs(first)
+    assert own_shapes(second) == own_shapes(first)
 
 
 def test_native_windowed_attention_keeps_its_body_and_has_no_plugin() -> None:

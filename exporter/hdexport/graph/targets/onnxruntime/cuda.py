@@ -2,8 +2,9 @@
 
 It computes in the bundle's own type and reads the portable graph's weights. Layer normalisations of half precision have
 no casts around them: ONNX Runtime's kernel computes them in float32, with the sum before them. Other attention keeps
-its bodies of standard operators, as does attention with a bias for longer texts: shorter texts are fused with a bias
-for every query and key.
+its functions: a session runs compiled kernels in their place where the bundle has them for the GPU, and their bodies of
+standard operators elsewhere. Attention with a bias keeps its function for longer texts: shorter texts are fused with a
+bias for every query and key.
 
 Which kernel ``com.microsoft::MultiHeadAttention`` takes there depends on its mask (read in the sources of ONNX
 Runtime's CUDA provider; float16 and float32 since 1.16, bfloat16 since 1.24):

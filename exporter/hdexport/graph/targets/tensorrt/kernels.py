@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes, shapes_of_inputs
+from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes
 from hdexport.lowering.nodes import attributes_of, operator_of
 from hdplugins import Operator
 from hdplugins.attention.plugin_face import face_of
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OTHERWISE = "Or use TensorRT's own layers for attention: --attention-impl native"
+_OTHERWISE = "Or leave attention to standard operators: --attention-impl native"
 
 
 def write_kernels(
-    lowered: onnx_ir.Model,
+    nodes: Sequence[onnx_ir.Node],
     bundle: Path,
     *,
     dtype: str,
     architectures: Sequence[str],
     progress: Callable[[str], None] | None = None,
 ) -> tuple[str, ...]:
-    """Compile the kernels that the plugins of a lowered graph launch, or take them from the cache, and copy them.
+    """Compile the kernels that compute these nodes, or take them from the cache, and copy them.
 
     Each becomes a cubin and a JSON file in the bundle's folder ``kernels``. Returns the files, relative to the bundle;
-    none for a graph without plugins, which gets no folder.
+    without nodes there are none, and no folder.
 
     Raises:
         InputError: there is no kernel for an architecture.
         ExportError: a kernel cannot be compiled.
     """
-    wanted = _sources(lowered, dtype, [int(name.removeprefix("sm")) for name in architectures])
+    wanted = _sources(nodes, dtype, [int(name.removeprefix("sm")) for name in architectures])
     if not wanted:
         return ()
     if not is_installed("triton"):
@@ -75,15 +75,17 @@ def write_kernels(
     return tuple(files)
 
 
-def _sources(lowered: onnx_ir.Model, dtype: str, architectures: Sequence[int]) -> list[tuple[Operator, KernelSource]]:
-    """The kernels that the graph's plugins need, without duplicates."""
+def _sources(
+    nodes: Sequence[onnx_ir.Node], dtype: str, architectures: Sequence[int]
+) -> list[tuple[Operator, KernelSource]]:
+    """The kernels that the nodes need, without duplicates."""
     wanted: list[tuple[Operator, KernelSource]] = []
-    for node in plugin_nodes(lowered):
+    for node in nodes:
         operator, attributes = operator_of(node), attributes_of(node)
         face = face_of(operator)
         try:
             sources = face.kernel_sources(
-                shapes_of_inputs(node),
+                own_shapes(node),
                 {name: attributes[name] for name in face.FIELDS},
                 dtype=dtype,
                 architectures=architectures,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hdexport.lowering.kernel_nodes import kernel_nodes, shapes_of_inputs
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import ONNX_DOMAIN
-from hdplugins.attention.plugin_face import PLAN_USE, PLUGIN_FACE, PlanUse, face_of, sizes
+from hdplugins.attention.plugin_face import PLAN_USE, PlanUse, face_of, sizes
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def use_plugins(model: onnx_ir.Model, *, dtype: str) -> int:
     """
     import onnx_ir as ir
 
-    nodes = [node for node in operator_nodes(model) if operator_of(node).has_face(PLUGIN_FACE)]
+    nodes = kernel_nodes(model)
     for node in nodes:
         _check(node, dtype)
         operator = operator_of(node)
@@ -44,17 +45,9 @@ def plugin_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
     return [node for node in operator_nodes(model) if _NAMESPACE in node.attributes]
 
 
-def shapes_of_inputs(node: onnx_ir.Node) -> list[list[int]]:
-    """The shape of each input that a node's operator has; axes that vary are 1."""
-    shapes = []
-    for value in node.inputs[:-1] if plan_use_of(node) is PlanUse.TAKES else node.inputs:
-        if value is None or value.shape is None:
-            raise ExportError(
-                f"The graph does not state the shapes that {node.op_type} {node.name} takes, and a kernel is chosen by "
-                "them.\nBuild with --attention-impl native, and please report the model."
-            )
-        shapes.append([axis if isinstance(axis, int) else 1 for axis in value.shape])
-    return shapes
+def own_shapes(node: onnx_ir.Node) -> list[list[int]]:
+    """The shapes of a plugin's inputs, without a plan behind them; see `shapes_of_inputs`."""
+    return shapes_of_inputs(node, node.inputs[:-1] if plan_use_of(node) is PlanUse.TAKES else node.inputs)
 
 
 def plan_use_of(node: onnx_ir.Node) -> PlanUse:
@@ -72,7 +65,7 @@ def _share_plans(nodes: list[onnx_ir.Node]) -> None:
     sharing: dict[Any, list[onnx_ir.Node]] = {}
     for node in nodes:
         operator, attributes = operator_of(node), attributes_of(node)
-        face, shapes = face_of(operator), shapes_of_inputs(node)
+        face, shapes = face_of(operator), own_shapes(node)
         if face.plan_size(shapes, attributes) is not None:
             given = dict(zip(operator.inputs, node.inputs, strict=False))
             inputs = [value for name, value in given.items() if name in face.planned_inputs]
@@ -109,7 +102,7 @@ def _check(node: onnx_ir.Node, dtype: str) -> None:
         face = face_of(operator)
         if dtype not in face.DTYPES:
             raise ValueError(f"The kernel has no {dtype}; it has {', '.join(face.DTYPES)}.")
-        face.check(shapes_of_inputs(node), attributes)
+        face.check(own_shapes(node), attributes)
     except ValueError as error:
         raise ExportError(
             f"TensorRT cannot run {operator.name} by our plugin here. {error}\n"

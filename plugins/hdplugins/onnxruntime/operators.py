@@ -1,0 +1,220 @@
+"""A bundle's operators in ONNX Runtime's CUDA provider: planned by their faces, launched by a library in C.
+
+ONNX Runtime takes a registered operator in the place of a function of that name in the model, and never looks at the
+function then. So an operator is registered only where its kernels are there, which `KernelOperators` looks for first;
+everything else runs the function's body.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import logging
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+from hdplugins.attention.operator import Operator
+from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, face_of
+from hdplugins.kernels.cuda_launch import Launch, LaunchError, LoadedKernel, load_kernels
+
+logger = logging.getLogger(__name__)
+
+_LIBRARY = "_launcher"
+"""The library's name, without the platform's suffix; setuptools builds it where there is a C compiler."""
+
+_TYPES = {"float32": 1, "int32": 6, "bool": 9, "float16": 10, "bfloat16": 16}
+"""Our name of a type -> ONNX's number."""
+
+_DTYPES = {number: name for name, number in _TYPES.items()}
+
+_FIELD_TYPES = {FieldType.INT: 0, FieldType.INTS: 1, FieldType.FLOAT: 2}
+_INPUT, _OUTPUT, _SCRATCH, _VALUE = range(4)
+
+_ALIGNMENT = 256
+"""Bytes between the scratch buffers of one call."""
+
+_THREADS_OF_WARP = 32
+
+_SCALARS = {"i32": "<ixxxx", "i64": "<q", "fp32": "<fxxxx"}
+"""Triton's type of a scalar -> how its bits lie in a word."""
+
+_PLANNER = ctypes.CFUNCTYPE(
+    ctypes.c_int64,
+    ctypes.POINTER(ctypes.c_int64), ctypes.c_int64,  # what is asked
+    ctypes.POINTER(ctypes.c_int64), ctypes.c_int64,  # the answer, and the room for it
+    ctypes.c_void_p, ctypes.c_int64,  # an error's text, and its bytes
+)  # fmt: skip
+
+
+def library_path() -> Path | None:
+    """The library in C; None where the package was installed without a compiler and without a wheel that has it."""
+    folder = Path(__file__).parent
+    found = (folder / f"{_LIBRARY}{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in found if path.exists()), None)
+
+
+class KernelOperators:
+    """The operators of one bundle, for the sessions of one provider.
+
+    Args:
+        library: see `library_path`.
+        kernels: the bundle's folder of kernels.
+        node_types: type of a node in the graph -> its operator; the type has the name of the node's function.
+        provider: ONNX Runtime's name of the provider that runs them.
+    """
+
+    def __init__(
+        self,
+        library: Path,
+        kernels: Path,
+        *,
+        node_types: Mapping[str, Operator],
+        provider: str = "CUDAExecutionProvider",
+    ) -> None:
+        self._path, self._kernels = library, kernels.absolute()
+        self._library = _opened(library)
+        self._operators: list[tuple[Operator, PluginFace]] = []
+        self._loaded: dict[tuple[int, int], Mapping[str, LoadedKernel]] = {}
+        self._lock = threading.Lock()
+        # The library calls it as long as a session lives, and sessions may outlive this object.
+        planner = _PLANNER(self._answer)
+        _planners.append(planner)
+        self._registry = self._library.hd_new_registry(planner)
+        if not self._registry:
+            raise MemoryError("There is no memory for the operators of a session.")
+        for op_type, operator in node_types.items():
+            self._add(op_type, operator, provider)
+
+    def register(self, options: Any) -> None:
+        """Let sessions with these ``SessionOptions`` find the operators."""
+        # ONNX Runtime calls the library back in this thread, before it returns.
+        self._library.hd_register_next(self._registry)
+        options.register_custom_ops_library(str(self._path))
+
+    def _add(self, op_type: str, operator: Operator, provider: str) -> None:
+        """One operator of ONNX Runtime's for each dtype: the types of an operator's inputs are fixed."""
+        face = face_of(operator)
+        names, kinds = list(face.FIELDS), [_FIELD_TYPES[kind] for kind in face.FIELDS.values()]
+        for dtype in face.DTYPES:
+            types = [_TYPES[kind or dtype] for kind in face.INPUT_DTYPES]
+            number = self._library.hd_add_operator(
+                self._registry, op_type.encode(), provider.encode(),
+                len(types), _ints(types), len(types) - len(operator.optional_inputs),
+                len(names), (ctypes.c_char_p * len(names))(*(name.encode() for name in names)), _ints(kinds),
+            )  # fmt: skip
+            if number != len(self._operators):
+                raise ValueError(f"The library has no room for {op_type}, with {len(types)} inputs and {names}.")
+            self._operators.append((operator, face))
+
+    def _answer(self, asked: Any, words: int, answer: Any, room: int, error: int, error_bytes: int) -> int:
+        try:
+            planned = list(self._planned(asked[:words]))
+            if len(planned) > room:
+                raise LaunchError(f"a call takes {len(planned)} words; there is room for {room}.")
+            ctypes.memmove(answer, (ctypes.c_int64 * len(planned))(*planned), 8 * len(planned))
+        except Exception as problem:  # an exception would end in C, unseen
+            logger.debug("a call was refused", exc_info=True)
+            said = str(problem).encode()[: error_bytes - 1] + b"\0"
+            ctypes.memmove(error, said, len(said))
+            return -1
+        return len(planned)
+
+    def _planned(self, asked: Sequence[int]) -> Iterator[int]:
+        """The answer to what is asked, as ``launcher.c`` describes both."""
+        words = iter(asked)
+        number, context = next(words), next(words)
+        operator, face = self._operators[number]
+        attributes = {name: _value(kind, _counted(words)) for name, kind in face.FIELDS.items()}
+        inputs = [(next(words), tuple(_counted(words))) for _ in range(next(words))]
+        while not inputs[-1][0]:  # left out
+            inputs.pop()
+        shapes, dtype = [shape for _, shape in inputs], _DTYPES[inputs[0][0]]
+        loaded = self._kernels_of(number, context, shapes, attributes, dtype)
+        constants = {name: kernel.compiled.constants for name, kernel in loaded.items()}
+        workspace = face.workspace(shapes, attributes)
+        sizes = [-(-max(1, size) // _ALIGNMENT) * _ALIGNMENT for size in workspace.values()]
+        offsets = list(itertools.accumulate(sizes, initial=0))
+        places = {name: (_INPUT, place) for place, name in enumerate(operator.inputs[: len(shapes)])}
+        places |= {name: (_SCRATCH, offset) for name, offset in zip(workspace, offsets, strict=False)}
+        places[face.OUTPUT] = _OUTPUT, 0
+        launches = face.launches(shapes, attributes, constants=constants)
+        yield offsets[-1]
+        yield len(launches)
+        for launch in launches:
+            yield from _described(loaded[launch.kernel], launch, places)
+
+    def _kernels_of(
+        self, number: int, context: int, shapes: Shapes, attributes: Attributes, dtype: str
+    ) -> Mapping[str, LoadedKernel]:
+        operator, face = self._operators[number]
+
+        def serves(kernel: Any) -> bool:
+            return face.serves(kernel, shapes, attributes, dtype=dtype)
+
+        with self._lock:
+            loaded = self._loaded.get((number, context))
+            if loaded is None or not all(serves(kernel.compiled) for kernel in loaded.values()):
+                loaded = load_kernels(self._kernels, f"{operator.name}-", face.kernels, serves=serves)
+                self._loaded[number, context] = loaded
+        return loaded
+
+
+_planners: list[Any] = []
+"""Functions that the library may call until the process ends."""
+
+
+@functools.cache
+def _opened(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.hd_new_registry.restype = ctypes.c_void_p
+    library.hd_register_next.argtypes = [ctypes.c_void_p]
+    integers = ctypes.POINTER(ctypes.c_int)
+    library.hd_add_operator.argtypes = [
+        ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p,
+        ctypes.c_int, integers, ctypes.c_int,
+        ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), integers,
+    ]  # fmt: skip
+    library.hd_flaw_of.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.c_int]
+    library.hd_flaw_of.restype = ctypes.c_char_p
+    return library
+
+
+def _counted(words: Iterator[int]) -> list[int]:
+    """The values behind their number."""
+    return list(itertools.islice(words, next(words)))
+
+
+def _value(kind: FieldType, words: list[int]) -> Any:
+    if kind is FieldType.INTS:
+        return tuple(words)
+    return _float(words[0]) if kind is FieldType.FLOAT else words[0]
+
+
+def _described(kernel: LoadedKernel, launch: Launch, places: Mapping[str, tuple[int, int]]) -> Iterator[int]:
+    """A launch as words."""
+    compiled = kernel.compiled
+    arguments: list[tuple[int, int]] = []
+    for name, kind in compiled.arguments:
+        arguments.append(places[name] if kind[0] == "*" else (_VALUE, _bits(kind, launch.scalars[name])))
+    # For buffers of Triton's, which these kernels do not use.
+    arguments += [(_VALUE, 0)] * compiled.scratch_pointers
+    yield from (int(kernel.function), *launch.grid, compiled.num_warps * _THREADS_OF_WARP, compiled.shared_bytes)
+    yield len(arguments)
+    yield from itertools.chain.from_iterable(arguments)
+
+
+def _bits(kind: str, number: float) -> int:
+    return int.from_bytes(struct.pack(_SCALARS[kind], number), "little", signed=True)
+
+
+def _float(bits: int) -> float:
+    return float(struct.unpack("<fxxxx", bits.to_bytes(8, "little", signed=True))[0])
+
+
+def _ints(values: Sequence[int]) -> Any:
+    return (ctypes.c_int * len(values))(*values)

@@ -1,0 +1,78 @@
+"""Compiled kernels for a bundle's attention in ONNX Runtime on an NVIDIA GPU, where there are any for the GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from hdplugins import OPERATORS
+from hdplugins.attention.operator import Operator
+from hdplugins.attention.plugin_face import face_of
+from hdplugins.kernels.aot import KernelError
+from hdplugins.kernels.cuda_launch import find_kernels
+from hdplugins.onnxruntime.operators import KernelOperators, library_path
+from hdruntime.bundle.manifest import KernelNode
+from hdruntime.bundle.reader import Bundle
+from hdruntime.constants import KERNELS_FOLDER
+from hdruntime.optional import installed_version
+
+logger = logging.getLogger(__name__)
+
+INSTALL_LAUNCHER = "pip install --force-reinstall --no-deps hdexport (a wheel for this platform, or with a C compiler)"
+"""Gets the library that launches kernels, which an installation without a compiler lacks."""
+
+
+def use_kernels(bundle: Bundle, options: Any, *, architecture: int, provider: str) -> bool:
+    """Let sessions with these ``SessionOptions`` run the bundle's attention by its compiled kernels; returns whether
+    they do.
+
+    Where a kernel is missing, or what launches kernels, all attention runs by the bodies of standard operators: an
+    operator that is registered and has no kernel would fail. A log line says what is missing. `architecture` is the
+    GPU's compute capability, sm_90 is 90, and `provider` ONNX Runtime's name of its provider.
+    """
+    manifest = bundle.manifest
+    if not manifest.kernel_nodes:
+        return False
+    missing = _what_is_missing(bundle, architecture)
+    if missing is not None:
+        logger.warning("attention runs by standard operators on the GPU, which is slower: %s", missing)
+        return False
+    library = library_path()
+    assert library is not None
+    types: Mapping[str, Operator] = {node.op_type: OPERATORS[node.operator] for node in manifest.kernel_nodes}
+    KernelOperators(library, bundle.path / KERNELS_FOLDER, node_types=types, provider=provider).register(options)
+    logger.info("kernels for sm_%d compute %s", architecture, ", ".join(sorted({each.name for each in types.values()})))
+    return True
+
+
+def _what_is_missing(bundle: Bundle, architecture: int) -> str | None:
+    if library_path() is None:
+        return (
+            "the library that launches kernels was not built when hdexport was installed; "
+            f"build it with: {INSTALL_LAUNCHER}"
+        )
+    if installed_version("cuda-bindings") is None:
+        return "the package 'cuda-bindings' is not installed; install it with: pip install cuda-bindings"
+    try:
+        for node in bundle.manifest.kernel_nodes:
+            _check(bundle, node, architecture)
+    except KernelError as error:
+        return str(error)
+    return None
+
+
+def _check(bundle: Bundle, node: KernelNode, architecture: int) -> None:
+    operator = OPERATORS[node.operator]
+    face, attributes = face_of(operator), {name: _plain(value) for name, value in node.attributes.items()}
+
+    def serves(kernel: Any) -> bool:
+        return face.serves(kernel, node.shapes, attributes, dtype=bundle.manifest.dtype)
+
+    find_kernels(
+        bundle.path / KERNELS_FOLDER, f"{operator.name}-", face.kernels, architecture=architecture, serves=serves
+    )
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value

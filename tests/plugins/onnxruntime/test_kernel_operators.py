@@ -1,0 +1,427 @@
+"""Compiled kernels as operators of ONNX Runtime: the library in C and its planner, on a stand-in for the driver.
+
+ONNX Runtime's CPU provider runs the operators here, on memory of the process; what the launcher gives the driver starts
+the kernels themselves in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from fakes.simulated_cuda import write_simulated_kernels
+from fakes.stand_in_driver import StandInDriver, build_stand_in
+from hdplugins import OPERATORS
+from hdplugins.attention.plugin_face import face_of
+from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.onnxruntime import operators
+from hdplugins.onnxruntime.operators import KernelOperators, library_path
+from hdplugins.tensorrt.plugins import plugin_operators
+from support.attention_graphs import chain_of
+from support.attention_layers import Layer, token_kinds
+from support.comparators import assert_close, named_case
+from support.interpreted_kernel import Interpreter
+from support.kernel_cases import inputs_of
+from support.operators import distance, relative
+from support.operators.blocks import Blocks
+from support.operators.chunks import Chunks
+from support.operators.distance import Clipped
+from support.operators.lsh import Lsh
+from support.operators.relative import Relative, key_kinds
+from support.operators.window import Window
+
+pytest.importorskip("triton", reason="the kernels are written in Triton, which has no wheel for this platform")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler on Linux"),
+    pytest.mark.skipif(library_path() is None, reason="the launcher was not built: pip install --editable ."),
+]
+
+PROVIDER = "CPUExecutionProvider"
+TILES = Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
+SOURCE = Path(operators.__file__).with_name("launcher.c")
+
+Feeds = Mapping[str, np.ndarray]
+
+
+def feeds_of(layer: Layer, kinds: np.ndarray) -> Feeds:
+    """The inputs of a node, by the operator's names; those that the node has as constants are among them."""
+    if isinstance(layer, Clipped):
+        return distance.inputs_of(layer, kinds)
+    if isinstance(layer, Relative):
+        return relative.inputs_of(layer, key_kinds("left", kinds.shape[1], 5), kinds.shape[1])
+    inputs: dict[str, torch.Tensor] = inputs_of(layer, torch.from_numpy(kinds))  # type: ignore[arg-type, assignment]
+    return {name: tensor.numpy() for name, tensor in inputs.items()}
+
+
+CASES: dict[str, tuple[Layer, Sequence[np.ndarray]]] = {
+    "windows of grouped heads": (
+        Window(left=9, right=5, dilation=(1, 1, 3, 3), heads=4, kv_heads=2, bound=3),
+        [token_kinds(padding, 37, globals_="scattered", bound=3, batch=batch)
+         for padding, batch in (("left", 1), ("holes", 3), ("all", 1))],
+    ),
+    "windows, float16": (
+        Window(left=9, right=5, bound=1, dtype="float16"), [token_kinds("right", tokens) for tokens in (1, 15, 16, 17)],
+    ),
+    "blocks": (Blocks(block=16), [np.minimum(token_kinds("holes", 90), 1)]),
+    "blocks with a table, float16": (
+        Blocks(block=16, listed=(2, 3, 2), dtype="float16"), [np.minimum(token_kinds("right", 70), 1)],
+    ),
+    "chunks": (Chunks(chunk=16, after=1), [np.minimum(token_kinds("holes", 37), 1)]),
+    "hashes": (Lsh(chunk=16), [np.minimum(token_kinds("right", 37), 1)]),
+    "distances": (Clipped(reach=16), [np.minimum(token_kinds("left", 37), 1)]),
+    "distances with values": (Clipped(by_query=True, values=True, reach=16), [np.minimum(token_kinds("holes", 37), 1)]),
+    "relative": (Relative(), [token_kinds("none", 31)]),
+    "relative without segments, float16": (
+        Relative(segments=False, causal=1, dtype="float16"), [token_kinds("none", 16, batch=1)],
+    ),
+}  # fmt: skip
+"""A node, and masks of its calls."""
+
+ATOL = {"float32": 2e-6, "float16": 4e-3}
+"""For values of about 1, and larger ones in proportion: some roundings of float32; of float16 more than twice what was
+measured (1.6e-3)."""
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_stand_in(tmp_path_factory.mktemp("driver"))
+
+
+def write_kernels(folder: Path, layer: Layer, feeds: Feeds, architecture: int = 86) -> Path:
+    """A bundle's folder of kernels for a node."""
+    face, count = face_of(layer.operator), layer.operator.states + len(layer.inputs)
+    shapes = [feeds[name].shape for name in layer.operator.inputs[:count]]
+    sources = face.kernel_sources(
+        shapes, layer.node_attributes, dtype=layer.dtype, architectures=[architecture], tiles=TILES
+    )
+    write_simulated_kernels(folder, layer.operator.name, sources)
+    return folder
+
+
+def session_of(
+    proto: onnx.ModelProto, kernels: Path | None, node_types: Mapping[str, str]
+) -> tuple[onnxruntime.InferenceSession, KernelOperators | None]:
+    """By kernels; by the functions of the model where there are none."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    found = None
+    if kernels is not None:
+        library = library_path()
+        assert library is not None
+        own = {name: OPERATORS[operator] for name, operator in node_types.items()}
+        found = KernelOperators(library, kernels, node_types=own, provider=PROVIDER)
+        found.register(options)
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=[PROVIDER]), found
+
+
+def with_useless_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A model whose functions answer 7 everywhere: what runs a body shows."""
+    for function in proto.functions:
+        del function.node[:]
+        query = function.input[0]
+        function.node.extend(
+            [
+                helper.make_node("Sub", [query, query], ["nothing"]),
+                helper.make_node("Constant", [], ["number"], value_float=7.0),
+                helper.make_node("CastLike", ["number", query], ["typed"]),
+                helper.make_node("Add", ["nothing", "typed"], list(function.output)),
+            ]
+        )
+    return proto
+
+
+def answer(
+    stand_in: Path, proto: bytes, kernels: Path | None, types: dict[str, str], calls: Sequence[Feeds]
+) -> tuple[list[np.ndarray], list[str]]:
+    """The answers to some calls, and the kernels that were started; in a process in which Triton interprets."""
+    driver = StandInDriver(stand_in)
+    session, _ = session_of(onnx.load_from_string(proto), kernels, types)
+    names = [value.name for value in session.get_inputs()]
+    return [session.run(None, {name: feeds[name] for name in names})[0] for feeds in calls], driver.launches
+
+
+@pytest.mark.parametrize(("layer", "masks"), CASES.values(), ids=CASES)
+def test_kernels_give_the_right_answers_in_the_place_of_functions(
+    layer: Layer, masks: Sequence[np.ndarray], stand_in: Path, interpreter: Interpreter, tmp_path: Path
+) -> None:
+    calls = [feeds_of(layer, kinds) for kinds in masks]
+    kernels = write_kernels(tmp_path / "kernels", layer, calls[0])
+    proto = with_useless_functions(chain_of((layer,)))
+    answers, launches = interpreter.run(
+        answer, stand_in, proto.SerializeToString(), kernels, {layer.name: layer.operator.name}, calls
+    )
+    assert set(launches) <= set(face_of(layer.operator).kernels)
+    assert launches.count("attend") >= len(calls)
+    for feeds, found in zip(calls, answers, strict=True):
+        tensors = {name: torch.from_numpy(array) for name, array in feeds.items()}
+        states = [tensors[name].double().nan_to_num() for name in layer.operator.state_names]
+        wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        right = layer.by_definition(states, wide).numpy()
+        with named_case(found.shape):
+            assert_close(found, right, atol=ATOL[layer.dtype] * max(1.0, np.abs(right).max()))
+
+
+def test_every_operator_with_kernels_is_tried() -> None:
+    assert {layer.operator.name for layer, _ in CASES.values()} == {operator.name for operator in plugin_operators()}
+
+
+# One node, called in all the ways that sessions are.
+
+NODE = Window(left=4, right=3, bound=2)
+TYPES = {NODE.name: NODE.operator.name}
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    return write_kernels(tmp_path / "kernels", NODE, feeds_of(NODE, token_kinds("none", 9)))
+
+
+def model(layer: Layer = NODE) -> bytes:
+    return with_useless_functions(chain_of((layer,))).SerializeToString()  # type: ignore[no-any-return]
+
+
+def test_without_the_library_the_functions_run(stand_in: Path, interpreter: Interpreter) -> None:
+    """The test above could pass by no other way than kernels."""
+    (found,), launches = interpreter.run(
+        answer, stand_in, model(), None, TYPES, [feeds_of(NODE, token_kinds("none", 9))]
+    )
+    assert not launches
+    assert (found == 7).all()
+
+
+def _planning(stand_in: Path, kernels: Path) -> list[tuple[int, int]]:
+    driver = StandInDriver(stand_in)
+    session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
+    assert found is not None
+    planned: list[int] = []
+    plan = found._planned
+
+    def counted(asked: Sequence[int]) -> Iterator[int]:
+        planned.append(len(asked))
+        return plan(asked)
+
+    found._planned = counted  # type: ignore[method-assign]
+    seen = []
+    for context, tokens in ((1, 9), (1, 9), (1, 12), (1, 9), (2, 9), (2, 9), (1, 12)):
+        driver.enter(context)
+        session.run(None, dict(feeds_of(NODE, token_kinds("none", tokens))))
+        seen.append((len(planned), driver.calls.count("cuModuleLoadData")))
+    return seen
+
+
+def test_python_is_entered_once_for_a_shape_and_a_gpu(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
+    """Kernels are two, and each context has its own."""
+    assert interpreter.run(_planning, stand_in, kernels) == [(1, 2), (1, 2), (2, 2), (2, 2), (3, 4), (3, 4), (3, 4)]
+
+
+def _by_threads(stand_in: Path, kernels: Path, calls: Sequence[Feeds]) -> list[list[np.ndarray]]:
+    StandInDriver(stand_in)
+    session, _ = session_of(onnx.load_from_string(model()), kernels, TYPES)
+    answers: list[list[np.ndarray]] = [[] for _ in range(6)]
+
+    def work(number: int) -> None:
+        for turn in range(len(calls)):
+            feeds = calls[(number + turn) % len(calls)]
+            answers[number].append(session.run(None, dict(feeds))[0])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def test_threads_share_a_session(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
+    calls = [feeds_of(NODE, token_kinds("right", tokens, batch=batch)) for tokens, batch in ((5, 1), (9, 3), (17, 1))]
+    one_by_one, _ = interpreter.run(answer, stand_in, model(), kernels, TYPES, calls)
+    answers = interpreter.run(_by_threads, stand_in, kernels, calls)
+    for number, found in enumerate(answers):
+        for turn, array in enumerate(found):
+            assert np.array_equal(array, one_by_one[(number + turn) % len(calls)])
+
+
+def test_a_batch_without_texts_or_tokens_launches_nothing(
+    stand_in: Path, kernels: Path, interpreter: Interpreter
+) -> None:
+    feeds = feeds_of(NODE, token_kinds("none", 9))
+    empty = [{name: array[:0] for name, array in feeds.items()}, {name: array[:, :0] for name, array in feeds.items()}]
+    answers, launches = interpreter.run(answer, stand_in, model(), kernels, TYPES, empty)
+    assert [found.shape for found in answers] == [(0, 9, 2, 32), (3, 0, 2, 32)]
+    assert not launches
+
+
+def _failing(stand_in: Path, kernels: Path, layer: Layer, failing: dict[str, int], context: int) -> str:
+    driver = StandInDriver(stand_in, context=context)
+    driver.failing = failing
+    session, _ = session_of(onnx.load_from_string(model(layer)), kernels, {layer.name: layer.operator.name})
+    with pytest.raises(Exception, match="SlidingWindowAttention") as error:
+        session.run(None, dict(feeds_of(layer, token_kinds("none", 9))))
+    return str(error.value)
+
+
+def damaged(kernels: Path) -> Path:
+    next(kernels.glob("*attend*.cubin")).write_bytes(b"damaged")
+    return kernels
+
+
+def without_files(kernels: Path) -> Path:
+    shutil.rmtree(kernels)
+    return kernels
+
+
+def of_another_gpu(kernels: Path) -> Path:
+    return write_kernels(without_files(kernels), NODE, feeds_of(NODE, token_kinds("none", 9)), architecture=90)
+
+
+@pytest.mark.parametrize(
+    ("layer", "changed", "failing", "context", "message"),
+    [
+        (NODE, Path, {"cuLaunchKernel": 719}, 1,
+         r"CUDA error 719 at launch 0 of a call on \[3, 9, 2, 32\]: the reason for 719"),
+        (NODE, Path, {"cuModuleLoadData": 200}, 101, "CUDA error 200 at cuModuleLoadData: the reason for 200"),
+        (NODE, Path, {"cuModuleGetFunction": 500}, 102, "CUDA error 500 at cuModuleGetFunction"),
+        (NODE, Path, {"cuFuncSetAttribute": 1}, 103, "CUDA error 1 at cuFuncSetAttribute"),
+        (NODE, Path, {}, 0, "this thread has no CUDA context"),
+        (NODE, damaged, {}, 1, "is not the file that .* describes"),
+        (NODE, without_files, {}, 1, "This GPU is an sm_86; in .* hdexport build --sm 86"),
+        (NODE, of_another_gpu, {}, 1, "of these types and sizes is for sm_90"),
+        (replace(NODE, head_dim=64), Path, {}, 1, "of these types and sizes is for none"),
+        (replace(NODE, left=-1), Path, {}, 1, "left is -1; it must be 0 or more"),
+    ],
+)  # fmt: skip
+def test_what_fails_is_an_error_that_names_the_operator(
+    layer: Layer,
+    changed: Callable[[Path], Path],
+    failing: dict[str, int],
+    context: int,
+    message: str,
+    stand_in: Path,
+    kernels: Path,
+    interpreter: Interpreter,
+) -> None:
+    said = interpreter.run(_failing, stand_in, changed(kernels), layer, failing, context)
+    with named_case(said):
+        assert re.search(message, said, re.DOTALL)
+
+
+def test_two_sessions_of_two_bundles_have_kernels_of_their_own(
+    stand_in: Path, kernels: Path, tmp_path: Path, interpreter: Interpreter
+) -> None:
+    wide = replace(NODE, head_dim=64)
+    others = write_kernels(tmp_path / "others", wide, feeds_of(wide, token_kinds("none", 9)))
+    assert interpreter.run(_two_sessions, stand_in, kernels, others, wide) == [(3, 9, 2, 32), (3, 9, 2, 64)] * 2
+
+
+def _two_sessions(stand_in: Path, kernels: Path, others: Path, wide: Layer) -> list[tuple[int, ...]]:
+    StandInDriver(stand_in)
+    sessions = [
+        (session_of(onnx.load_from_string(model(layer)), folder, TYPES), feeds_of(layer, token_kinds("none", 9)))
+        for layer, folder in ((NODE, kernels), (wide, others))
+    ]
+    return [session.run(None, dict(feeds))[0].shape for _ in range(2) for (session, _), feeds in sessions]
+
+
+# What the library in C takes from a planner.
+
+
+def flaw_of(words: Sequence[int], inputs: int = 4) -> str | None:
+    library = library_path()
+    assert library is not None
+    found = operators._opened(library).hd_flaw_of((ctypes.c_int64 * len(words))(*words), len(words), inputs)
+    return None if found is None else found.decode()
+
+
+LAUNCH = [0xB0, 2, 3, 4, 128, 0, 4, 0, 3, 1, 0, 2, 256, 3, -5]
+"""A function, its grid, its threads, and four arguments: an input, the output, scratch memory and a scalar."""
+
+
+def test_an_answer_that_names_what_is_not_there_is_refused() -> None:
+    right = [512, 2, *LAUNCH, *LAUNCH]
+    assert flaw_of(right) is None
+    assert flaw_of([0, 0]) is None
+    for changes, message in (
+        ({0: -1}, "bytes of scratch"),
+        ({1: 3}, "a launch is cut off"),
+        ({1: 1}, "words behind"),
+        ({2: 0}, "no function"),
+        ({3: -1}, "out of range"),
+        ({6: 0}, "or no threads"),
+        ({7: 2**31}, "out of range"),
+        ({8: 5}, "none of the call's"),
+        ({8: 97}, "cut off, or too many"),
+        ({10: 4}, "none of the call's"),
+        ({12: 1}, "none of the call's"),
+        ({14: 512}, "none of the call's"),
+        ({15: 4}, "none of the call's"),
+    ):
+        wrong = [changes.get(place, word) for place, word in enumerate(right)]
+        with named_case(changes):
+            assert message in (flaw_of(wrong) or "")
+    assert all(flaw_of(right[:end]) for end in range(len(right)))
+
+
+def is_well_formed(words: Sequence[int], inputs: int = 4) -> bool:
+    """The same check, in Python."""
+    left = list(words)
+    if len(left) < 2 or min(left[:2]) < 0:
+        return False
+    scratch, launches = left[:2]
+    left = left[2:]
+    for _ in range(launches):
+        if len(left) < 7:
+            return False
+        (function, *sizes, count), left = left[:7], left[7:]
+        if not function or not sizes[3] or any(not 0 <= size < 2**31 for size in sizes):
+            return False
+        if not 0 <= count <= 96 or len(left) < 2 * count:
+            return False
+        arguments, left = left[: 2 * count], left[2 * count :]
+        pairs = zip(arguments[::2], arguments[1::2], strict=True)
+        limits = {0: inputs, 1: 1, 2: scratch}
+        if any(kind != 3 and not (kind in limits and 0 <= value < limits[kind]) for kind, value in pairs):
+            return False
+    return not left
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(
+    places=st.lists(
+        st.tuples(st.integers(0, 31), st.integers(-1, 8) | st.sampled_from([2**31, -(2**63), 2**63 - 1, 97, 512])),
+        max_size=4,
+    ),
+    end=st.none() | st.integers(0, 32),
+)
+def test_any_answer_is_either_well_formed_or_refused(places: list[tuple[int, int]], end: int | None) -> None:
+    words = [512, 2, *LAUNCH, *LAUNCH]
+    for place, word in places:
+        words[place] = word
+    assert (flaw_of(words[:end]) is None) == is_well_formed(words[:end])
+
+
+def test_the_library_compiles_without_a_warning(tmp_path: Path) -> None:
+    strict = "-std=c11 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -shared -fPIC -fvisibility=hidden"
+    library = tmp_path / "launcher.so"
+    subprocess.run(["cc", *strict.split(), "-o", str(library), str(SOURCE), "-ldl", "-lpthread"], check=True)
+    shown = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
+    assert sorted(line.split()[-1] for line in shown.stdout.splitlines()) == [
+        "RegisterCustomOps", "hd_add_operator", "hd_flaw_of", "hd_new_registry", "hd_register_next",
+    ]  # fmt: skip
+    assert math.ceil(library.stat().st_size / 1024) < 64
