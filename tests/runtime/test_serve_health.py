@@ -180,7 +180,7 @@ def test_a_closed_session_is_neither_alive_nor_ready_and_requests_say_so(bundle:
 
 
 def test_a_queue_that_has_ended_is_neither_alive_nor_ready_and_requests_say_so(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
         told = Told(bundle)
@@ -197,6 +197,9 @@ def test_a_queue_that_has_ended_is_neither_alive_nor_ready_and_requests_say_so(
         assert (await told.embed("read"))[0] == (await lost)[0] == 503
 
     asyncio.run(story())
+    [said] = [record for record in caplog.records if "the queue of texts has ended" in record.getMessage()]
+    assert said.exc_info is not None
+    assert "a fault of the queue" in str(said.exc_info[1])
 
 
 def in_fork(story: Callable[[], bytes]) -> bytes:

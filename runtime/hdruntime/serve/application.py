@@ -319,7 +319,9 @@ class _Server:
         if tokenizer is None:
             self._inferences[key] = inference
         # Begun here: an application in which this one is mounted runs no lifespan of it.
-        self._running = self._running or asyncio.create_task(self.queue.run())
+        if self._running is None:
+            self._running = asyncio.create_task(self.queue.run())
+            self._running.add_done_callback(_log_fault)
         client = request.client
         items = await self.queue.answer(
             inference, task, texts, client="" if client is None else f"{client.host}:{client.port}"
@@ -405,3 +407,9 @@ class _Call:
     def __init__(self, server: _Server, request: Request) -> None:
         self.tokenizer, self.check_number = server.tokenizer, server.check_number
         self.answered = functools.partial(server.answered, request)
+
+
+def _log_fault(queue: asyncio.Task[None]) -> None:
+    """Say why the queue of texts has ended, if it was not asked to."""
+    if not queue.cancelled() and (fault := queue.exception()) is not None:
+        logger.error("the queue of texts has ended", exc_info=fault)
