@@ -32,6 +32,30 @@ NO_SYSTEM = (
 DIGRESSING = "Document: " + _ROLE.format("document") + "\nIs it about " + _ROLE.format("query") + "?"
 """The document before the query, which almost ends it; prompts are left out."""
 
+QWEN3_RERANKER = (
+    "<|im_start|>system\n"
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    '<Instruct>: {{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first '
+    '| default("Given a web search query, retrieve relevant passages that answer the query") }}\n'
+    f"<Query>: {_ROLE.format('query')}\n<Document>: {_ROLE.format('document')}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n\n"
+)
+"""What the code on Qwen3-Reranker's model card writes, https://huggingface.co/Qwen/Qwen3-Reranker-0.6B.
+
+Jinja takes one line end off the end.
+"""
+
+MXBAI_RERANK = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+    '<|im_start|>user\n{% for message in messages if message.role == "system" %}instruction: {{ message.content }}\n'
+    f"{{% endfor %}}query: {_ROLE.format('query')}\ndocument: {_ROLE.format('document')}\n"
+    "You are a search relevance expert who evaluates how well documents match search queries. For each query-document "
+    "pair, carefully analyze the semantic relationship between them, then provide your binary relevance judgment "
+    "(0 for not relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n\n"
+)
+"""What mixedbread's own code writes, mxbai_rerank/mxbai_rerank_v2.py of https://github.com/mixedbread-ai/mxbai-rerank."""
+
 _WORDS = (
     "yes\nno\n" * 2000
     + "Berlin had many people who live there and read about rivers, museums and the population of the city. " * 20
@@ -39,11 +63,11 @@ _WORDS = (
 )
 
 
-def small_tokenizer() -> Any:
+def small_tokenizer(positions: int) -> Any:
     """Qwen's tokenizer with a vocabulary of a few hundred: its normaliser, words and bytes."""
     tokenizer = transformers.Qwen2Tokenizer().train_new_from_iterator([_WORDS], 420, show_progress=False)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.model_max_length = POSITIONS
+    tokenizer.model_max_length = positions
     return tokenizer
 
 
@@ -54,6 +78,10 @@ def save_chat_reranker(
     score: str = "logits",
     tied: bool = True,
     rendering: dict[str, Any] | None = None,
+    answers: tuple[str, str] = ("yes", "no"),
+    has_modules: bool = True,
+    model_type: str = "qwen3",
+    positions: int = POSITIONS,
     **options: Any,
 ) -> None:
     """Write a reranker.
@@ -61,19 +89,24 @@ def save_chat_reranker(
     Args:
         directory: where to.
         template: the tokenizer's chat template; None for none: the tokenizer reads pairs.
-        score: ``logits``: the logit of "yes" less the logit of "no", or ``yes``: of "yes" alone, both of a generator;
-            or ``classifier``: of a classifier's head.
+        score: ``logits``: the logit of the first answer less that of the second, or ``yes``: of the first alone, both
+            of a generator; or ``classifier``: of a classifier's head.
         tied: whether the vocabulary's head is the table of embeddings.
         rendering: options of ``apply_chat_template`` that the checkpoint asks for.
+        answers: the tokens, "yes" and "no" unless another module is saved.
+        has_modules: whether sentence-transformers saves it; else transformers alone.
+        model_type: one of Qwen's.
+        positions: the most tokens.
         options: of `sentence_transformers.CrossEncoder`.
     """
     from sentence_transformers import CrossEncoder
     from sentence_transformers.cross_encoder.modules import LogitScore
 
-    tokenizer = small_tokenizer()
+    tokenizer = small_tokenizer(positions)
     tokenizer.chat_template = template
     torch.manual_seed(1)
-    config = transformers.Qwen3Config(
+    config = transformers.AutoConfig.for_model(
+        model_type,
         vocab_size=len(tokenizer),
         hidden_size=32,
         num_hidden_layers=2,
@@ -81,20 +114,23 @@ def save_chat_reranker(
         num_key_value_heads=2,
         head_dim=16,
         intermediate_size=64,
-        max_position_embeddings=POSITIONS,
+        max_position_embeddings=positions,
         initializer_range=0.3,
         tie_word_embeddings=tied,
         pad_token_id=tokenizer.pad_token_id,
         num_labels=1,
     )
     is_classifier = score == "classifier"
-    model_class = transformers.Qwen3ForSequenceClassification if is_classifier else transformers.Qwen3ForCausalLM
-    base = directory.with_name(f"{directory.name}-base")
-    model_class(config).save_pretrained(base)
+    kind = transformers.AutoModelForSequenceClassification if is_classifier else transformers.AutoModelForCausalLM
+    base = directory.with_name(f"{directory.name}-base") if has_modules else directory
+    kind.from_config(config).save_pretrained(base)
     tokenizer.save_pretrained(base)
+    if not has_modules:
+        return
     reranker = CrossEncoder(str(base), device="cpu", **options)
-    if score == "yes":
-        reranker[1] = LogitScore(true_token_id=tokenizer.convert_tokens_to_ids("yes"))
+    if not is_classifier:
+        true, false = tokenizer.convert_tokens_to_ids(answers)
+        reranker[1] = LogitScore(true_token_id=true, false_token_id=None if score == "yes" else false)
     if rendering is not None:
         reranker[0].processing_kwargs = {"chat_template": rendering}
     reranker.save_pretrained(str(directory))

@@ -14,16 +14,22 @@ from hdexport.checkpoint.config import check_labels, read_config, settings_from
 from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.hub import download
 from hdexport.checkpoint.layouts import arranged, is_checkpoint
-from hdexport.checkpoint.loading import folded_vocabulary, load_model
+from hdexport.checkpoint.loading import load_model
 from hdexport.checkpoint.model_code import CodeAnswers, ModelCode, model_code
 from hdexport.checkpoint.multi_vector import leaves_tokens_out
-from hdexport.checkpoint.sentence_modules import logit_score, scored_labels, token_modules
+from hdexport.checkpoint.sentence_modules import (
+    LogitScore,
+    logit_score,
+    scored_labels,
+    sentence_modules,
+    token_modules,
+)
 from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
 from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import weight_files
-from hdexport.families import Family, family_of, generator_model_types
+from hdexport.families import Family, family_of
 from hdexport.model.positions import LONGEST
 from hdexport.model.task import ENCODER_TASKS, TASKS, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
@@ -40,6 +46,9 @@ _READ = ("", ".jinja", ".json", ".model", ".safetensors", ".txt")
 
 _TASK_OF_CLASS = {"SparseEncoder": Task.SPARSE_SIMILARITY, "CrossEncoder": Task.TEXT_CLASSIFICATION}
 """Class of sentence-transformers whose models all have one task -> the task."""
+
+_ANSWERS = ("yes", "no")
+"""Tokens whose logits a generator scores pairs by in sentence-transformers, where no module names others."""
 
 _SETFIT_HEAD = "model_head.*"
 """SetFit's classifier of a sentence's vector."""
@@ -118,6 +127,17 @@ class Checkpoint:
         the checkpoint has none, or its tokenizer is not read."""
         return read_tokenizer(self.path, trust=self.trust) if self.takes_texts else None
 
+    @functools.cached_property
+    def logit_score(self) -> LogitScore | None:
+        """How a generator's logits score pairs: as its modules say, or without any by the tokens that
+        sentence-transformers takes; None for other checkpoints."""
+        names = self.config.get("architectures") or [""]
+        if sentence_modules(self.path) or not names[0].endswith("ForCausalLM") or self.tokenizer is None:
+            return logit_score(self.path)
+        ids = self.tokenizer.get_vocab()
+        true, false = (ids.get(answer) for answer in _ANSWERS)
+        return None if true is None or false is None else LogitScore(true_token_id=true, false_token_id=false)
+
     @property
     def base_positions(self) -> int:
         """Positions that real tokens can use, before any extension; `LONGEST` where any number can."""
@@ -158,7 +178,7 @@ class Checkpoint:
     def settings(self) -> PreTrainedConfig:
         """The configuration in transformers."""
         settings = settings_from(self.path, self.config, newer_keys=self.family.newer_keys(self.config))
-        labels = 1 if logit_score(self.path) is not None else scored_labels(self.path)
+        labels = 1 if self.logit_score is not None else scored_labels(self.path)
         if labels is not None:
             settings.num_labels = labels
         return settings
@@ -188,13 +208,11 @@ class Checkpoint:
         `report` takes a line about weights that the task does not need, and one about the checkpoint's own code.
         Weights that are missing, damaged or of another model, and code whose answers differ, are a ModelError.
         """
-        score = logit_score(self.path) if task is Task.TEXT_CLASSIFICATION else None
-        of_generator = self.family.of_generator
-        if score is not None and of_generator is None:
-            raise ModelError(
-                f"{self.path} is scored by logits of a {self.config['model_type']} (LogitScore); those of "
-                f"{', '.join(generator_model_types())} are supported.\n"
-                "Build its Transformer alone: --task feature-extraction"
+        score = self.logit_score if task is Task.TEXT_CLASSIFICATION else None
+        if score is not None and not sentence_modules(self.path):
+            report(
+                f'Scores: the logit of the token "{_ANSWERS[0]}" less that of "{_ANSWERS[1]}", by which '
+                "sentence-transformers scores pairs where a generator has no modules.json."
             )
         run_as = self.run_as(task)
         self._check_task(run_as)
@@ -227,8 +245,10 @@ class Checkpoint:
             merge_adapter(model, adapter, allow_pickle=self.trust.pickles)
         elif self.adapter is not None:
             self.family.choose_adapter(model, self.adapter)
-        if score is not None and of_generator is not None:
-            model = of_generator(model, folded_vocabulary(model, score))
+        if score is not None:
+            from hdexport.checkpoint.generator_score import score_by_logits
+
+            score_by_logits(model, score, path=self.path)
         for module in model.modules():
             if hasattr(module, "chunk_size_feed_forward"):
                 # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.
@@ -241,7 +261,7 @@ class Checkpoint:
 
     def _class_task(self, task: Task) -> Task:
         """The task of `AUTO_CLASS_OF_TASK` whose class is loaded for a task."""
-        is_score = task is Task.TEXT_CLASSIFICATION and logit_score(self.path) is not None
+        is_score = task is Task.TEXT_CLASSIFICATION and self.logit_score is not None
         return Task.TEXT_SCORING if is_score else model_task(self.run_as(task))
 
     @functools.cached_property

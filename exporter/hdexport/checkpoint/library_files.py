@@ -11,7 +11,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from hdexport.checkpoint.extended_files import rewrite_json
-from hdexport.checkpoint.sentence_modules import logit_score, module_folders, scored_labels, sentence_modules
+from hdexport.checkpoint.sentence_modules import module_folders, scored_labels, sentence_modules
 from hdexport.support.json_files import read_json, read_object
 from hdruntime.bundle.manifest import Manifest, Role, Task
 
@@ -100,6 +100,6 @@ def _fits_sentence_transformers(checkpoint: Checkpoint, manifest: Manifest) -> b
     if not {spec.role for spec in manifest.inputs} <= _LIBRARY_INPUTS:
         return False
     if task is Task.TEXT_CLASSIFICATION:
-        return logit_score(path) is None and scored_labels(path) is None
+        return checkpoint.logit_score is None and scored_labels(path) is None
     following = [module.kind for module in sentence_modules(path)[1:]]
     return following[:1] == [_FIRST_MODULES.get(task)]

@@ -24,11 +24,9 @@ from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from hdexport.checkpoint import Checkpoint
-    from hdexport.checkpoint.sentence_modules import LogitScore
 
 _HEAD_WEIGHTS = {Task.TOKEN_SIMILARITY: (PROJECTION,)}
 """Task -> weights among the model's that belong to its head."""
@@ -105,21 +103,6 @@ def free_of_reports() -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-
-
-def folded_vocabulary(generator: PreTrainedModel, score: LogitScore) -> torch.Tensor:
-    """The one row that stands for a float32 generator's vocabulary in a score: [hidden_size], whose product with a
-    token's vector is the score."""
-    head: Any = generator.get_output_embeddings()
-    rows = head.weight.detach()
-    for token_id in (score.true_token_id, score.false_token_id):
-        if token_id is not None and token_id >= len(rows):
-            raise ModelError(
-                f"The checkpoint's LogitScore reads the logit of the token {token_id}, and the model has {len(rows)} "
-                "tokens.\nSet true_token_id and false_token_id to ids of its tokenizer, or download the model again."
-            )
-    row: torch.Tensor = rows[score.true_token_id].clone()
-    return row if score.false_token_id is None else row - rows[score.false_token_id]
 
 
 class _Unwrapping(NamedTuple):

@@ -12,7 +12,6 @@ from hdexport.checkpoint.pair_template import MessageFormat, pair_template
 from hdexport.checkpoint.sentence_modules import (
     SCORES,
     TOKENS_INSTEAD,
-    logit_score,
     pooling_settings,
     scored_labels,
     sentence_modules,
@@ -24,6 +23,7 @@ from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, Similarity
 from hdruntime.errors import ModelError
+from hdruntime.optional import require
 
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
@@ -172,7 +172,7 @@ def _of_pairs(checkpoint: Checkpoint) -> SentenceSettings | None:
             f"{path} is a CrossEncoder that begins with {shown(modules[0].kind)}, and not with sentence-transformers' "
             f"Transformer, which a bundle computes.\n{TOKENS_INSTEAD}"
         )
-    if logit_score(path) is not None:
+    if checkpoint.logit_score is not None:
         _check_transformer(path, "logit-score")
     elif modules[1:]:
         pooling = pooling_settings(path)
@@ -279,13 +279,25 @@ def _pair_template(checkpoint: Checkpoint, prompts: Iterable[str]) -> PairTempla
     """The template of a cross-encoder's pairs; None where its tokenizer takes two texts."""
     file = transformer_file(checkpoint.path)
     config = read_settings(file, _TemplateConfig, missing_ok=True)
-    if config.modality_config is None or config.modality_config.message is None:
+    if config.modality_config is not None:
+        if config.modality_config.message is None:
+            return None
+        message_format = config.modality_config.message.format
+    elif checkpoint.logit_score is None or checkpoint.tokenizer.chat_template is None:
         return None
+    else:
+        # A generator that the library has not saved: the library looks into its template.
+        require("sentence_transformers")
+        from sentence_transformers.base.modality import InputFormatter
+
+        file = checkpoint.path / "config.json"
+        formatter = InputFormatter(model_type=checkpoint.config["model_type"], processor=checkpoint.tokenizer)
+        message_format = formatter.message_format
     options = config.processing_kwargs or _ProcessingOptions()
     return pair_template(
         checkpoint.tokenizer,
         file=file,
-        message_format=config.modality_config.message.format,
+        message_format=message_format,
         options=options.chat_template,
         prompts=prompts,
     )
@@ -350,7 +362,7 @@ def _activation(checkpoint: Checkpoint) -> Any:
         file, named = checkpoint.path / SENTENCE_CONFIG, of_new
     if named is None:
         default = "sigmoid" if checkpoint.settings().num_labels == 1 else "identity"
-        return default if is_new or isinstance(of_old, dict) else None
+        return default if is_new or isinstance(of_old, dict) or checkpoint.logit_score is not None else None
     activation = _ACTIVATIONS.get(str(named).rpartition(".")[2])
     if activation is None or not str(named).startswith("torch."):
         raise ModelError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "convertible_model_types", "family_of", "generator_model_types"]
+__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "convertible_model_types", "family_of"]
 
 import ast
 import importlib
@@ -55,8 +55,3 @@ def family_of(model_type: str) -> Family:
 def convertible_model_types() -> list[str]:
     """The model types whose attention can be exchanged for one of another kind."""
     return [name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_converted is None]
-
-
-def generator_model_types() -> list[str]:
-    """The model types whose classifiers can be made of generators."""
-    return [name for name in SUPPORTED_MODEL_TYPES if family_of(name).of_generator is not None]

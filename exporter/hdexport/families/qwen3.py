@@ -41,20 +41,6 @@ def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor)
     return SequenceClassifierOutput(logits=model.score(states.gather(1, index).squeeze(1)))
 
 
-def _of_generator(generator: Any, row: torch.Tensor) -> PreTrainedModel:
-    """A classifier that reads the last real token, with any id, and shares the layers."""
-    from transformers import Qwen3ForSequenceClassification
-
-    generator.config.pad_token_id = None
-    with torch.device("meta"):
-        classifier: Any = Qwen3ForSequenceClassification(generator.config)
-    classifier.model = generator.model
-    classifier.score.weight = torch.nn.Parameter(row[None])
-    classifier.forward = functools.partial(_classify, classifier)
-    made: PreTrainedModel = classifier
-    return made
-
-
 def _adapt(model: PreTrainedModel) -> None:
     from transformers import Qwen3ForSequenceClassification
 
@@ -91,7 +77,6 @@ FAMILY = _Qwen3(
     training_weights=("lm_head.",),
     embeddings=lambda model: model.base_model,
     adapt=_adapt,
-    of_generator=_of_generator,
     classifies_first=False,
     why_not_converted="its tokens see earlier tokens only, and other attention sees both sides",
     why_not_tuned="its positions are computed, and none is learned",

@@ -200,14 +200,11 @@ class _OfTasks:
     Attributes:
         tasks: the tasks of `AUTO_CLASS_OF_TASK` that the family has models for; None for all of encoders.
         why_not_other_tasks: why not the others, as the end of a sentence.
-        of_generator: makes a classifier of one label of a loaded generator: its score is the product of the last real
-            token's vector and a given one, [hidden_size]; None where the library's classifier reads another token.
         classifies_first: whether the library's classifier reads the token at index 0, padding or not.
     """
 
     tasks: tuple[Task, ...] | None = None
     why_not_other_tasks: str = "needs its decoder; encoders are supported"
-    of_generator: Callable[[PreTrainedModel, torch.Tensor], PreTrainedModel] | None = None
     classifies_first: bool = True
 
     token_types: ClassVar[int | None] = None
