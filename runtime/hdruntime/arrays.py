@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,3 +18,9 @@ FloatingArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
 WideArray = npt.NDArray[np.float64]
+
+Inputs = Mapping[str, AnyArray]
+"""The inputs of a batch by name."""
+
+Outputs = dict[str, FloatArray]
+"""The outputs of a batch by name."""

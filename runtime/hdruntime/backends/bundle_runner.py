@@ -10,15 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.arrays import AnyArray, FloatArray, IntArray
+from hdruntime.arrays import Inputs, IntArray, Outputs
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendUnavailableError, BundleCorruptError, OutOfMemoryError
-
-Inputs = Mapping[str, AnyArray]
-Outputs = dict[str, FloatArray]
 
 
 class BundleRunner(abc.ABC):

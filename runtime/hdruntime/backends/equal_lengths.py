@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.arrays import AnyArray, IntArray
-from hdruntime.backends.bundle_runner import BundleRunner, HostStates, Inputs, Outputs
+from hdruntime.arrays import AnyArray, Inputs, IntArray, Outputs
+from hdruntime.backends.bundle_runner import BundleRunner, HostStates
 
 _Group = tuple[npt.NDArray[np.intp], int | None]
 """Indices of rows, and their length; None for rows that run with their mask."""

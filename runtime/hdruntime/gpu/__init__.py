@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: what there is, and arrays in their memory."""
+"""NVIDIA GPUs: what there is, arrays in their memory, and the way of batches there and back."""

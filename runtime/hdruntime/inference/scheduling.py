@@ -10,15 +10,13 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hdruntime.arrays import IntArray
+from hdruntime.arrays import Inputs, IntArray, Outputs
 from hdruntime.backends import CarriedStates, Runner
 from hdruntime.backends.forking import keep_for_ever, tell_of_forks
 from hdruntime.bundle.manifest import Backend
@@ -29,9 +27,6 @@ logger = logging.getLogger(__name__)
 
 _CHECKED_VALUES = 2**18
 """Values that are looked at together for NaN and infinity."""
-
-Inputs = Mapping[str, npt.NDArray[Any]]
-Outputs = dict[str, npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, kw_only=True)

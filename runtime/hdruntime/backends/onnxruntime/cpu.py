@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hdruntime.arrays import AnyArray, FloatArray
-from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph
+from hdruntime.arrays import AnyArray, FloatArray, Inputs, Outputs
+from hdruntime.backends.bundle_runner import chosen_graph
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork
 from hdruntime.backends.onnxruntime import CPU_LOWERING

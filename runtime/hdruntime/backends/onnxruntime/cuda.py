@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.arrays import IntArray
-from hdruntime.backends.bundle_runner import HostStates, Inputs, Outputs, chosen_graph
+from hdruntime.arrays import Inputs, IntArray, Outputs
+from hdruntime.backends.bundle_runner import HostStates, chosen_graph
 from hdruntime.backends.onnxruntime import CUDA_LOWERING, CUDA_PROVIDER, ZEROED_OUTPUTS
 from hdruntime.backends.onnxruntime.kernels import use_kernels
 from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options

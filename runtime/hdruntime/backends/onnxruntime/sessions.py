@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.arrays import AnyArray
-from hdruntime.backends.bundle_runner import BundleRunner, Inputs, Outputs, out_of_memory
+from hdruntime.arrays import AnyArray, Inputs, Outputs
+from hdruntime.backends.bundle_runner import BundleRunner, out_of_memory
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle

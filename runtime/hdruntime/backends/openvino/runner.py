@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph, out_of_memory
+from hdruntime.arrays import Inputs, Outputs
+from hdruntime.backends.bundle_runner import chosen_graph, out_of_memory
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork, start_threads
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING

@@ -8,17 +8,17 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends.bundle_runner import Inputs, Outputs
-from hdruntime.backends.tensorrt.carried import Carried
-from hdruntime.backends.tensorrt.device_inputs import DeviceInput, copy_to_device, values_of
+from hdruntime.arrays import Inputs, Outputs
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
-from hdruntime.backends.tensorrt.layout import Layout, padding_ranges
 from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.shapes import ShapeChoice
-from hdruntime.backends.tensorrt.slots import Slot
+from hdruntime.gpu.carried import Carried
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.device_arrays import DeviceArray
+from hdruntime.gpu.device_inputs import DeviceInput, copy_to_device, values_of
+from hdruntime.gpu.layout import Layout, padding_ranges
+from hdruntime.gpu.slots import Slot
 
 
 class Batches:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hdruntime.backends.tensorrt.engine import LoadedEngine
-from hdruntime.backends.tensorrt.layout import Layout
-from hdruntime.backends.tensorrt.memory import Block
 from hdruntime.backends.tensorrt.shapes import ShapeChoice
 from hdruntime.errors import BackendError
 from hdruntime.gpu.cuda import Device
+from hdruntime.gpu.layout import Layout
+from hdruntime.gpu.memory import Block
 
 
 class ExecutionContext:

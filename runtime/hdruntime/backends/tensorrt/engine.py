@@ -17,13 +17,12 @@ import numpy as np
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from hdplugins.tensorrt.plugins import plugins_with_kernels
-from hdruntime.backends.tensorrt.layout import Layout, layout_of
 from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
-from hdruntime.backends.tensorrt.shapes import Shape
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape, Role, TensorSpec
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, HdexportError, OutOfMemoryError
+from hdruntime.gpu.layout import Layout, Shape, layout_of
 from hdruntime.optional import require
 
 logger = logging.getLogger(__name__)

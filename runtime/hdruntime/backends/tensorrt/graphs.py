@@ -13,11 +13,11 @@ from typing import Any
 from hdruntime.arrays import FloatArray
 from hdruntime.backends.tensorrt.contexts import ExecutionContext
 from hdruntime.backends.tensorrt.graph_policy import same_answers
-from hdruntime.backends.tensorrt.layout import Layout
-from hdruntime.backends.tensorrt.memory import Block
 from hdruntime.backends.tensorrt.shapes import ShapeChoice
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.gpu.cuda import Device
+from hdruntime.gpu.layout import Layout
+from hdruntime.gpu.memory import Block
 
 _NAN_BYTE = 0xFF
 """Floating-point numbers of only such bytes are NaN."""

@@ -11,12 +11,12 @@ from hdruntime.backends.tensorrt.contexts import ExecutionContext
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
 from hdruntime.backends.tensorrt.graphs import BatchGraph, CaptureError
-from hdruntime.backends.tensorrt.layout import Layout
-from hdruntime.backends.tensorrt.memory import Block
 from hdruntime.backends.tensorrt.shapes import ShapeChoice
-from hdruntime.backends.tensorrt.slots import Slot
 from hdruntime.errors import OutOfMemoryError
 from hdruntime.gpu.cuda import Device
+from hdruntime.gpu.layout import Layout
+from hdruntime.gpu.memory import Block
+from hdruntime.gpu.slots import Slot
 
 logger = logging.getLogger(__name__)
 

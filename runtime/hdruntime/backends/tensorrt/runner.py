@@ -9,25 +9,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from hdruntime.arrays import IntArray
-from hdruntime.backends.bundle_runner import Inputs, Outputs
+from hdruntime.arrays import Inputs, IntArray, Outputs
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.tensorrt.batches import Batches
-from hdruntime.backends.tensorrt.carried import Carried
-from hdruntime.backends.tensorrt.device_inputs import device_inputs, size_of_memory
 from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
 from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
 from hdruntime.backends.tensorrt.shapes import ShapeChoice, check_limits, choose_profile, longest, most_rows
-from hdruntime.backends.tensorrt.slots import PendingBatch, Slot
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
+from hdruntime.gpu.carried import Carried
 from hdruntime.gpu.cuda import open_device
 from hdruntime.gpu.device_arrays import DeviceArray
+from hdruntime.gpu.device_inputs import device_inputs, size_of_memory
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.gpu.slots import PendingBatch, Slot
 from hdruntime.text.checks import checked_choice
 
 logger = logging.getLogger(__name__)

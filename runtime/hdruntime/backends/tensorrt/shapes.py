@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.errors import BackendUnavailableError, InputError
+from hdruntime.gpu.layout import Shape
 
 _SHORTEST_STEP = 16
 """Tokens; rows of a matrix product that a tensor core computes at once."""
@@ -18,14 +19,6 @@ _STEPS_OF_OCTAVE = 16
 Every new shape costs: TensorRT updates its state, TensorRT-RTX compiles kernels, CUDA graphs are captured, and some
 versions leak (NVIDIA/TensorRT#4849). Texts have any length, so without steps nearly every batch has a shape of its own.
 """
-
-
-class Shape(NamedTuple):
-    """Shape [batch, tokens] of a batch after padding, and its axis ``memory``, which is not padded; 0 without one."""
-
-    batch: int
-    tokens: int
-    memory: int = 0
 
 
 class ShapeChoice(NamedTuple):

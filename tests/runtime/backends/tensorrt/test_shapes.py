@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdruntime.backends.tensorrt.layout import layout_of, padding_ranges, rounded_up
-from hdruntime.backends.tensorrt.shapes import Shape, ShapeChoice, check_limits, choose_profile, longest, most_rows
+from hdruntime.backends.tensorrt.shapes import ShapeChoice, check_limits, choose_profile, longest, most_rows
 from hdruntime.bundle.manifest import ProfileShape, TensorSpec
 from hdruntime.errors import BackendUnavailableError, InputError
+from hdruntime.gpu.layout import Shape, layout_of, padding_ranges, rounded_up
 from support.comparators import named_case
 
 BUCKETS = tuple(ProfileShape(batch=(1, 1, 8), tokens=(1, length, length)) for length in (128, 512, 4096))

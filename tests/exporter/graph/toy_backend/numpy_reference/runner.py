@@ -9,7 +9,8 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 import hdruntime
-from hdruntime.backends.bundle_runner import Inputs, Outputs, chosen_graph
+from hdruntime.arrays import Inputs, Outputs
+from hdruntime.backends.bundle_runner import chosen_graph
 from hdruntime.backends.equal_lengths import EqualLengthRunner
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError

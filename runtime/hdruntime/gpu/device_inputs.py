@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hdruntime.arrays import AnyArray
-from hdruntime.backends.tensorrt.layout import Place
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.errors import BackendError, InputError
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.dlpack import CUDA, DlTensor, contiguous_strides, open_capsule
+from hdruntime.gpu.layout import Place
 
 _TYPES = {"int64": (np.dtype(np.int64), np.dtype(np.int32)), "float32": (np.dtype(np.float32),)}
 """Type in the manifest -> accepted types of arrays."""

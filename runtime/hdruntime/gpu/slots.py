@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hdruntime.backends.bundle_runner import Outputs
-from hdruntime.backends.tensorrt.layout import Layout
-from hdruntime.backends.tensorrt.memory import Block
+from hdruntime.arrays import Outputs
 from hdruntime.gpu.cuda import Device
+from hdruntime.gpu.layout import Layout
+from hdruntime.gpu.memory import Block
 
 _WITHOUT_TIMES = 2
 """``CU_EVENT_DISABLE_TIMING``."""

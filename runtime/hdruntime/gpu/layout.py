@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends.tensorrt.shapes import Shape
 from hdruntime.bundle.manifest import TensorSpec
 
 _ALIGNMENT = 256
@@ -17,6 +16,14 @@ _ALIGNMENT = 256
 
 _SMALLEST_STEP = 1 << 16
 """Bytes that a block grows by at least."""
+
+
+class Shape(NamedTuple):
+    """Shape [batch, tokens] of a batch after padding, and its axis ``memory``, which is not padded; 0 without one."""
+
+    batch: int
+    tokens: int
+    memory: int = 0
 
 
 class Place(NamedTuple):

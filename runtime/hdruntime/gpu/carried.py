@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.bundle.manifest import Fill, Manifest
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.device_arrays import DeviceArray
+from hdruntime.gpu.layout import Layout
 
 _ITEM_BYTES = 4
 """Of float32."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from hdruntime.arrays import AnyArray
-from hdruntime.backends.tensorrt.layout import Layout, rounded_up
 from hdruntime.errors import OutOfMemoryError
 from hdruntime.gpu.cuda import Device
+from hdruntime.gpu.layout import Layout, rounded_up
 
 
 class Block:
